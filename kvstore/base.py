@@ -1,0 +1,325 @@
+"""KVStore, the interface, and the registry behind ``create``. Imports torch only when a store is made."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kvstore.arguments import group, one_kind
+from kvstore.errors import UnknownName, Unsupported, UsageError
+from kvstore.spec import Key
+from kvstore.tickets import Ticket
+
+T = TypeVar("T", bound="type[KVStore]")
+
+# name -> (module, class, the name it is an alias of)
+_BUILTIN: dict[str, tuple[str, str, str]] = {
+    name: (module, cls, names[0])
+    for module, cls, names in (
+        ("kvstore.local", "LocalStore", ("local", "local_update_cpu", "local_allreduce_cpu")),
+        ("kvstore.local", "DeviceStore", ("device", "local_allreduce_device")),
+        ("kvstore.dist", "DistStore", ("dist_sync", "dist")),
+        ("kvstore.dist", "DistStore", ("dist_device_sync", "dist_sync_device")),
+        ("kvstore.dist", "DistStore", ("dist_async", "dist_async_device", "dist_device_async")),
+    )
+    for name in names
+}
+_REGISTERED: dict[str, type[KVStore]] = {}
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a store has done.
+
+    Attributes:
+        keys: how many have been initialised.
+        pushes, pulls: how many keys have been pushed and pulled, repeats counted.
+        bytes_pushed, bytes_pulled: bytes of gradients sent and values received (in dist stores), headers apart.
+        outstanding: pushes that have not taken effect yet.
+        server_bytes: bytes of the parameters that each server holds; empty for local stores.
+    """
+
+    keys: int = 0
+    pushes: int = 0
+    pulls: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    outstanding: int = 0
+    server_bytes: tuple[int, ...] = ()
+
+
+class KVStore:
+    """Arrays by key: pushed values are summed, and assigned or handed to an optimizer; pulled ones are the result.
+
+    A key is an ``int`` or a ``str``; one store has keys of one kind. A value is a numpy array, a torch tensor on any
+    device, a cupy array or anything with DLPack; a list of them holds one per device, whose sum counts. Every method
+    that takes a key also takes a list of keys, with a list of values.
+
+    To add a store, subclass and register it (as MXNet's ``KVStoreBase.register``)::
+
+        @kv.KVStore.register
+        class Mine(kv.KVStore):
+            def pushpull(self, key, value, out=None, priority=0, *, wait=True): ...
+
+        kv.create("mine")
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name or type(self).__name__.lower()
+        self._kind: type | None = None
+
+    # ---- values
+
+    def init(self, key: Any, value: Any) -> None:
+        """Give new keys their first values; on all workers, once for each key.
+
+        Rank 0's values are the ones that count. On the others this returns when they are there.
+
+        Raises:
+            AlreadyInitialised: a key was initialised before; nothing has changed.
+            Mismatch: another worker initialised a key with another shape or dtype.
+            DeadlineExceeded: rank 0 has not called ``init`` for these keys in time.
+        """
+        self._init(self._pairs(key, value), self._keys(key))
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> Ticket:
+        """Contribute values: their sum over devices and workers is assigned, or handed to the optimizer if one is set.
+
+        Returns at once; the values have been copied.
+
+        Args:
+            key: one key or a list of them.
+            value: for each key, a value or a list of them (one per device).
+            priority: higher ones are served first where there is a choice.
+
+        Returns:
+            A ticket that is done when the push has taken effect.
+
+        Raises:
+            KeyNotInitialised: this worker has not passed a key to ``init``.
+            Mismatch: a value has another shape or dtype than its key.
+        """
+        return self._push(self._pairs(key, value), priority)
+
+    def pull(self, key: Any, out: Any, priority: int = 0, *, wait: bool = True) -> Ticket:
+        """Write current values into ``out``: with ``dist_sync``, those that include every push of this worker so far.
+
+        Args:
+            key: one key or a list of them.
+            out: for each key, an array of its shape and dtype, or a list of them, to write into.
+            priority: higher ones are served first where there is a choice.
+            wait: return when ``out`` is written; if False, at once, and ``out`` is written by the ticket's ``wait``.
+
+        Raises:
+            KeyNotInitialised, Mismatch: as for ``push``.
+            DeadlineExceeded: the value did not come in time; the message names who is missing.
+        """
+        return _finish(self._pull(self._pairs(key, out), priority), wait)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True) -> Ticket:
+        """``push`` and ``pull`` in one message; without an optimizer, an all-reduce.
+
+        Args:
+            key: one key or a list of them.
+            value: as for ``push``.
+            out: as for ``pull``; None writes into ``value``.
+            priority: higher ones are served first where there is a choice.
+            wait: as for ``pull``.
+        """
+        values = self._pairs(key, value)
+        return _finish(self._pushpull(values, values if out is None else self._pairs(key, out), priority), wait)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """``init`` with ``value``, then ``pull`` into ``out``: every worker gets rank 0's values."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    # ---- updates
+
+    def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
+        """Update with this optimizer from now on, instead of assigning.
+
+        Every worker may call it, with the same arguments, or rank 0 alone; it acts once. Called again with other
+        numbers it keeps the optimizer's state; another optimizer drops it, with a warning.
+
+        Args:
+            optimizer: the name of one in ``torch.optim`` (``sgd``, ``nag``, ``adam``, ``adamw``, ...), its class, or an
+                instance that has not been used, whose defaults are taken.
+            hyperparameters: by torch's names or MXNet's (``learning_rate``, ``wd``); also ``rescale_grad``,
+                ``clip_gradient``, and ``lr_mult`` and ``wd_mult``, factors by key.
+
+        Raises:
+            UnknownName: no such optimizer or hyper-parameter.
+            ServerError: a server could not make it; carries the server's message.
+            Mismatch: this worker's arguments are not rank 0's.
+        """
+        raise self._unsupported("set_optimizer")
+
+    def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
+        """Update with ``updater(key, pushed, stored)``, which changes ``stored`` in place; local stores only."""
+        raise self._unsupported("set_updater")
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate that this worker has set."""
+        raise self._unsupported("learning_rate")
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Use ``lr`` from this worker's next push on; momentum and other state stay.
+
+        With ``dist_sync`` all workers that set one must set the same for the same round.
+        """
+        self.set_hyperparameters(learning_rate=lr)
+
+    def set_hyperparameters(self, *, learning_rate: float | None = None, rescale_grad: float | None = None) -> None:
+        """Use these from this worker's next push on; None leaves one as it is. See ``set_learning_rate``."""
+        raise self._unsupported("set_hyperparameters")
+
+    def save_optimizer_states(self, path: str | os.PathLike[str]) -> None:
+        """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices."""
+        raise self._unsupported("save_optimizer_states")
+
+    def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
+        """Take the optimizer's state from ``path``; all workers may call it, rank 0's file is the one that counts."""
+        raise self._unsupported("load_optimizer_states")
+
+    # ---- the job
+
+    @property
+    def type(self) -> str:
+        """The name that the store was created with."""
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return 1
+
+    def barrier(self) -> None:
+        """Return when all workers have come to this call.
+
+        Raises:
+            DeadlineExceeded: they have not, in time; the message names the missing.
+        """
+
+    def is_capable(self, capability: str) -> bool:
+        """Whether the store has an ability; ``optimizer`` is the only one there is to ask for."""
+        if capability.lower() != "optimizer":
+            raise UnknownName(f"no capability {capability!r}; choose from optimizer")
+        return type(self).set_optimizer is not KVStore.set_optimizer
+
+    def num_dead_nodes(self) -> int:
+        """How many members of the job are lost."""
+        return 0
+
+    def statistics(self) -> Statistics:
+        """What the store has done so far."""
+        return Statistics()
+
+    def close(self) -> None:
+        """Wait for outstanding pushes and end the use of the store. May be called again.
+
+        Raises:
+            KVStoreError: a push had failed, and nobody had waited for it.
+        """
+
+    def __enter__(self) -> KVStore:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            self.close()
+
+    # MXNet's names for these, which its scripts use.
+    def _barrier(self) -> None:
+        self.barrier()
+
+    def _set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
+        self.set_updater(updater)
+
+    # ---- for subclasses: keys are checked and grouped, values are lists with one entry per device
+
+    def _init(self, values: dict[Key, list[Any]], listed: list[Key]) -> None:
+        raise self._unsupported("init")
+
+    def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
+        raise self._unsupported("push")
+
+    def _pull(self, outs: dict[Key, list[Any]], priority: int) -> Ticket:
+        raise self._unsupported("pull")
+
+    def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int) -> Ticket:
+        raise self._unsupported("pushpull")
+
+    def _unsupported(self, what: str) -> Unsupported:
+        return Unsupported(f"a {self._name!r} store has no {what}")
+
+    def _keys(self, key: Any) -> list[Key]:
+        return list(key) if isinstance(key, list | tuple) else [key]
+
+    def _pairs(self, key: Any, value: Any) -> dict[Key, list[Any]]:
+        pairs = group(key, value)
+        self._kind = one_kind(pairs, self._kind)
+        return pairs
+
+    @staticmethod
+    def register(cls: T) -> T:
+        """Class decorator: make ``create`` know the class by its lower-case name, and call it with its options."""
+        if not (isinstance(cls, type) and issubclass(cls, KVStore)):
+            raise UsageError(f"{cls!r} is no subclass of KVStore")
+        _REGISTERED[cls.__name__.lower()] = cls
+        return cls
+
+
+def create(name: str = "local", **options: Any) -> KVStore:
+    """Return a new store.
+
+    Args:
+        name: ``local``, ``device``, ``dist_sync`` (or ``dist``), ``dist_device_sync``, ``dist_async``, one of MXNet's
+            other names for these, or a registered one; upper or lower case.
+        options: for dist stores ``timeout_s``, the deadline of every wait in seconds, and ``bigarray_bound``, the
+            number of elements from which an array is cut across all servers; a registered store's own.
+
+    Raises:
+        UnknownName: no such store, or no such option; the message lists those there are.
+        ConfigError: a dist store outside a job.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a store is a str, not {type(name).__name__}")
+    lowered = name.lower()
+    if lowered in _REGISTERED:
+        return _REGISTERED[lowered](**options)
+    if lowered not in _BUILTIN:
+        raise UnknownName(f"no store {name!r}; choose from {', '.join(store_names())}")
+    module, cls, canonical = _BUILTIN[lowered]
+    made: KVStore = getattr(importlib.import_module(module), cls).create(lowered, canonical, options)
+    return made
+
+
+def store_names() -> list[str]:
+    """The names that ``create`` knows."""
+    return [*_BUILTIN, *sorted(_REGISTERED)]
+
+
+def require_options(name: str, options: Mapping[str, Any], valid: tuple[str, ...]) -> None:
+    """Raise ``UnknownName`` if there is an option that is not among the ``valid`` ones."""
+    for option in options:
+        if option not in valid:
+            raise UnknownName(
+                f"a {name!r} store has no option {option!r}"
+                + (f"; choose from {', '.join(valid)}" if valid else "; it has none")
+            )
+
+
+def _finish(ticket: Ticket, wait: bool) -> Ticket:
+    if wait:
+        ticket.wait()
+    return ticket

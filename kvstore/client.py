@@ -1,0 +1,227 @@
+"""Requests out, replies in: what a member does with the links to the scheduler and the servers.
+
+Callers' own threads do the work: a request is sent by the thread that makes it, and replies are taken in by whoever
+waits, so nothing is handed between threads on the way. ``_Turns`` makes sure that one thread at a time is at the
+transport; a sender interrupts a waiting one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from kvstore.errors import DeadlineExceeded, KVStoreError, WireError, rebuild
+from kvstore.tickets import Outstanding, Ticket
+from kvstore.transport import Peer, Transport
+from kvstore.wire import Explain, Explanation, Failure, Message, Node, Reply, decode, encode
+
+log = logging.getLogger(__name__)
+
+SLICE_S = 0.5  # the longest single wait on the transport
+Me: TypeAlias = tuple[str, int, int, int, int]  # a request's role, rank, incarnation, seq and done
+
+EXPLAIN_S = 1.0  # how long a peer may take to say what a late request waits for
+
+
+class _Turns:
+    """One thread at a time; those who want to send go before those who wait for messages."""
+
+    def __init__(self, interrupt: Callable[[], None]) -> None:
+        self._interrupt = interrupt
+        self._changed = threading.Condition()
+        self._busy = self._receiving = False
+        self._senders = 0
+
+    @contextmanager
+    def send(self) -> Iterator[None]:
+        with self._changed:
+            self._senders += 1
+            if self._receiving:
+                self._interrupt()
+            while self._busy:
+                self._changed.wait()
+            self._busy = True
+        try:
+            yield
+        finally:
+            self._end(sender=True)
+
+    @contextmanager
+    def receive(self, timeout: float) -> Iterator[bool]:
+        """Yields whether it is this thread's turn; if not, something may have arrived through another's."""
+        with self._changed:
+            mine = not self._busy and not self._senders
+            if mine:
+                self._busy = self._receiving = True
+            else:
+                self._changed.wait(timeout)
+        try:
+            yield mine
+        finally:
+            if mine:
+                self._end(sender=False)
+
+    def wake(self) -> None:
+        """Let everybody look again."""
+        with self._changed:
+            if self._receiving:
+                self._interrupt()
+            self._changed.notify_all()
+
+    def _end(self, *, sender: bool) -> None:
+        with self._changed:
+            self._busy = self._receiving = False
+            self._senders -= sender
+            self._changed.notify_all()
+
+
+class Client:
+    """Asks peers over one transport, and waits for their answers.
+
+    Args:
+        transport: the links; only this object uses it from now on.
+        clock: seconds, monotonic.
+        timeout_s: the deadline of a wait that gives none.
+        incarnation: who this is until the scheduler has said it.
+    """
+
+    def __init__(
+        self, transport: Transport, clock: Callable[[], float], timeout_s: float, role: str, incarnation: int
+    ) -> None:
+        self.node = Node(role, -1, incarnation)
+        self.timeout_s = timeout_s
+        self.failure: KVStoreError | None = None
+        self._transport = transport
+        self._clock = clock
+        self._turns = _Turns(transport.interrupt)
+        self._outstanding = Outstanding()
+        self._names: dict[Peer, str] = {}
+
+    def connect(self, endpoint: str, name: str) -> Peer:
+        """Make a link to ``name``, which is what messages call it."""
+        with self._turns.send():
+            peer = self._transport.connect(endpoint)
+        self._names[peer] = name
+        return peer
+
+    def ask(
+        self,
+        peer: Peer,
+        ticket: Ticket,
+        make: Callable[[Me], Message],
+        on_reply: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Send a request on behalf of ``ticket``.
+
+        Args:
+            peer: whom to ask.
+            ticket: is done when all its requests are answered.
+            make: the message, from its first five fields.
+            on_reply: takes the answer, unless it is a failure, in the thread that received it.
+        """
+        self.check()
+        node = self.node
+        with self._turns.send():
+            done = self._outstanding.done
+            seq = self._outstanding.add(peer, ticket, on_reply)
+            self._transport.send(peer, encode(make((node.role, node.rank, node.incarnation, seq, done))))
+            self._drain()
+
+    def call(self, peer: Peer, what: str, make: Callable[[Me], Message], timeout: float | None = None) -> Any:
+        """Ask and wait; return the reply."""
+        ticket = Ticket(what, (), self)
+
+        def take(reply: Reply) -> None:
+            ticket.result = reply
+
+        self.ask(peer, ticket, make, take)
+        return ticket.wait(timeout)
+
+    def check(self) -> None:
+        """Raise what has ended the job, if anything has."""
+        if self.failure is not None:
+            raise self.failure
+
+    def fail(self, error: KVStoreError) -> None:
+        """Make all waits, now and later, raise ``error``. Any thread may call it; the first error stays."""
+        if self.failure is None:
+            self.failure = error
+        self._turns.wake()
+
+    def poll(self) -> None:
+        """Take in what has arrived."""
+        with self._turns.send():
+            self._drain()
+
+    def wait(self, ticket: Ticket, timeout: float | None = None) -> None:
+        """Return when ``ticket`` is done; see ``Ticket.wait``."""
+        timeout = self.timeout_s if timeout is None else timeout
+        if not self._wait_until(lambda: not ticket.open, timeout):
+            raise self._overdue(ticket, timeout)
+
+    def wait_all(self, tickets: list[Ticket], timeout: float | None = None) -> None:
+        """Return when all ``tickets`` are done, without raising their errors."""
+        deadline = self._clock() + (self.timeout_s if timeout is None else timeout)
+        for ticket in tickets:
+            self.wait(ticket, max(0.0, deadline - self._clock()))
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close the links."""
+        with self._turns.send():
+            self._transport.close(linger)
+
+    def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        deadline = self._clock() + timeout
+        while not condition():
+            self.check()
+            left = deadline - self._clock()
+            if left <= 0:
+                return False
+            with self._turns.receive(min(left, SLICE_S)) as mine:
+                if mine and not condition() and self.failure is None:
+                    received = self._transport.recv(min(left, SLICE_S))
+                    if received is not None:
+                        self._take(*received)
+                        self._drain()
+        return True
+
+    def _drain(self) -> None:
+        while (received := self._transport.recv(0)) is not None:
+            self._take(*received)
+
+    def _take(self, peer: Peer, frames: list[Any]) -> None:
+        try:
+            reply = decode(frames)
+        except WireError as exc:
+            log.warning("dropped a bad message from %s: %s", self._names.get(peer, "a stranger"), exc)
+            return
+        if not isinstance(reply, Reply):
+            log.warning("dropped an unexpected %s from %s", type(reply).__name__, self._names.get(peer, "a stranger"))
+            return
+        error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
+        self._outstanding.settle(peer, reply, error)
+
+    def _overdue(self, ticket: Ticket, waited: float) -> DeadlineExceeded:
+        """Ask those who have not answered what they wait for, and put it into words."""
+        missing = self._outstanding.of(ticket)
+        silence = "does not answer"
+        answers: dict[Peer, str] = {}
+        question = Ticket("explanation", (), self)
+
+        def ask_about(seq: int, peer: Peer) -> None:
+            def take(reply: Explanation) -> None:
+                answers[peer] = reply.text or "has not answered yet"
+
+            answers[peer] = silence
+            self.ask(peer, question, lambda me: Explain(*me, about=seq), take)
+
+        for seq, peer in missing.items():
+            if peer not in answers:
+                ask_about(seq, peer)
+        self._wait_until(lambda: not question.open, EXPLAIN_S)
+        reasons = "; ".join(f"{self._names[peer]} {text}" for peer, text in answers.items())
+        silent = tuple(self._names[peer] for peer, text in answers.items() if text is silence)
+        return DeadlineExceeded(f"{ticket} is not done after {waited:.3g} s: {reasons}", silent)

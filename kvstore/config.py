@@ -1,0 +1,132 @@
+"""Settings, read from the environment once: the only reader of environment variables in the package.
+
+The rendezvous contract is MXNet's (``DMLC_*``), so that existing job scripts and cluster operators work; all else is
+``KVSTORE_*``. ``DMLC_PS_ROOT_URI`` is a host name or address (with ``DMLC_PS_ROOT_PORT``), or a whole ``ipc://``
+endpoint, which needs no port.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kvstore.errors import ConfigError
+
+ROLES = ("worker", "server", "scheduler")
+BIGARRAY_BOUND = 1_000_000
+
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What one process needs to know of its job.
+
+    Attributes:
+        role: ``worker``, ``server`` or ``scheduler``.
+        root: the scheduler's endpoint, ``ipc://path`` or ``tcp://host:port``; empty outside a job.
+        num_workers, num_servers: how many the job has; 0 outside a job.
+        node_host: the address that this process binds to and tells the others, for TCP; empty for the default.
+        rank_hint: the rank to ask for, -1 for any.
+        root_fd: a listening socket that was opened for the scheduler, -1 for none.
+        timeout_s: the deadline of every wait, in seconds.
+        heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.
+        bigarray_bound: arrays of at least so many elements are cut across all servers.
+        update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
+    """
+
+    role: str = "worker"
+    root: str = ""
+    num_workers: int = 0
+    num_servers: int = 0
+    node_host: str = ""
+    rank_hint: int = -1
+    root_fd: int = -1
+    timeout_s: float = 60.0
+    heartbeat_s: float = 1.0
+    heartbeat_timeout_s: float = 10.0
+    bigarray_bound: int = BIGARRAY_BOUND
+    update_on_kvstore: bool = True
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_timeout_s < 2 * self.heartbeat_s:
+            raise ConfigError(
+                f"KVSTORE_HEARTBEAT_TIMEOUT_S={self.heartbeat_timeout_s:g} must be at least twice "
+                f"KVSTORE_HEARTBEAT_S={self.heartbeat_s:g}, or one late beat is a death"
+            )
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
+        """Read ``env`` (the process's environment by default).
+
+        Raises:
+            ConfigError: a variable has a value that cannot be used; the message says which would.
+        """
+        env = os.environ if env is None else env
+        role = env.get("DMLC_ROLE", "worker")
+        if role not in ROLES:
+            raise ConfigError(f"DMLC_ROLE={role!r}; it must be one of {', '.join(ROLES)}")
+        return cls(
+            role=role,
+            root=_root(env),
+            num_workers=_number(env, ("DMLC_NUM_WORKER",), int, 0, 0),
+            num_servers=_number(env, ("DMLC_NUM_SERVER",), int, 0, 0),
+            node_host=env.get("DMLC_NODE_HOST", ""),
+            rank_hint=_number(env, ("DMLC_TASK_ID", "DMLC_RANK"), int, -1, -1),
+            root_fd=_number(env, ("KVSTORE_ROOT_FD",), int, -1, -1),
+            timeout_s=_number(env, ("KVSTORE_TIMEOUT_S",), float, cls.timeout_s, 0.001),
+            heartbeat_s=_number(env, ("KVSTORE_HEARTBEAT_S",), float, cls.heartbeat_s, 0.01),
+            heartbeat_timeout_s=_number(env, ("KVSTORE_HEARTBEAT_TIMEOUT_S",), float, cls.heartbeat_timeout_s, 0.02),
+            bigarray_bound=_number(
+                env, ("KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_BIGARRAY_BOUND"), int, cls.bigarray_bound, 1
+            ),
+            update_on_kvstore=_number(env, ("MXNET_UPDATE_ON_KVSTORE",), int, 1, 0) != 0,
+        )
+
+    def require_job(self, role: str) -> Config:
+        """Return self if it describes a job that a ``role`` can join.
+
+        Raises:
+            ConfigError: outside a job, or for another role; the message says what to set or run.
+        """
+        if not self.root or self.num_workers < 1 or self.num_servers < 1:
+            raise ConfigError(
+                "this process is not part of a distributed job: DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER "
+                'and DMLC_NUM_SERVER are not all set. Start it with launch.py -n 2 -s 2 "python script.py", '
+                "or use a 'local' or 'device' store"
+            )
+        if role != self.role:
+            raise ConfigError(
+                f"DMLC_ROLE={self.role}, but this is what a {role} does"
+                + ("; start servers and the scheduler with `python -m servers`" if role == "worker" else "")
+            )
+        return self
+
+
+def _root(env: Mapping[str, str]) -> str:
+    uri = env.get("DMLC_PS_ROOT_URI", "")
+    if not uri or uri.startswith("ipc://"):
+        return uri
+    if "://" in uri:
+        raise ConfigError(f"DMLC_PS_ROOT_URI={uri!r} must be a host, an address or an ipc:// endpoint")
+    port = _number(env, ("DMLC_PS_ROOT_PORT",), int, 0, 1)
+    if not 0 < port < 65536:
+        raise ConfigError(f"DMLC_PS_ROOT_PORT must be 1 to 65535 when DMLC_PS_ROOT_URI is {uri!r}")
+    return f"tcp://[{uri}]:{port}" if ":" in uri else f"tcp://{uri}:{port}"
+
+
+def _number(env: Mapping[str, str], names: tuple[str, ...], kind: Callable[[str], T], default: T, least: T) -> T:
+    for name in names:
+        text = env.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ConfigError(f"{name}={text!r} is not a number") from None
+        if not least <= value < float("inf"):
+            raise ConfigError(f"{name}={text} must be at least {least}")
+        return value
+    return default

@@ -1,0 +1,111 @@
+"""Every error the system raises, named by whose fault it is.
+
+    KVStoreError
+    ├── UsageError                the caller's: fix the call
+    │   ├── UnknownName           no such store, optimizer, ...: the message lists those there are
+    │   ├── KeyNotInitialised     a push or pull of a key that this worker has not passed to init()
+    │   ├── AlreadyInitialised    a second init() of a key
+    │   ├── Mismatch              shapes, dtypes or settings that do not agree
+    │   ├── Unsupported           this store cannot do that
+    │   └── ConfigError           an environment variable is missing or wrong
+    ├── PeerError                 a peer's: look at its output
+    │   ├── NodeLost              a process died, fell silent or failed, and the job with it
+    │   ├── ServerError           an exception on a server, with its text
+    │   └── WireError             bytes that are not a message of this protocol
+    └── DeadlineExceeded          nobody's: an answer did not come in time; names who is missing
+
+Errors cross the wire as a name from ``BY_NAME`` and a text; nothing else is rebuilt from bytes.
+"""
+
+from __future__ import annotations
+
+
+class KVStoreError(Exception):
+    """The root of the tree; catch it to catch whatever this package raises on purpose."""
+
+
+class UsageError(KVStoreError):
+    """The call was wrong; nothing has changed."""
+
+
+class UnknownName(UsageError, ValueError):
+    """A name that is not among the valid ones, which the message lists."""
+
+
+class KeyNotInitialised(UsageError, KeyError):
+    """The key was never passed to ``init`` by this worker."""
+
+    def __str__(self) -> str:
+        return Exception.__str__(self)  # KeyError would show the repr
+
+
+class AlreadyInitialised(UsageError):
+    """The key was passed to ``init`` before."""
+
+
+class Mismatch(UsageError, ValueError):
+    """A shape, dtype or setting differs from what was agreed before, or between workers."""
+
+
+class Unsupported(UsageError, NotImplementedError):
+    """The store has no such ability."""
+
+
+class ConfigError(UsageError):
+    """The environment does not describe a job this process can join."""
+
+
+class PeerError(KVStoreError):
+    """Another process failed."""
+
+
+class NodeLost(PeerError):
+    """A member of the job died, fell silent or failed; the job cannot go on."""
+
+
+class ServerError(PeerError):
+    """An exception on a server while it served this worker's request."""
+
+
+class WireError(PeerError):
+    """A frame that is not a valid message."""
+
+
+class DeadlineExceeded(KVStoreError, TimeoutError):
+    """No answer within the deadline; the message names the keys and the peers that are missing.
+
+    Attributes:
+        silent: the peers that did not even say what they wait for.
+    """
+
+    def __init__(self, text: str, silent: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.silent = silent
+
+
+BY_NAME: dict[str, type[KVStoreError]] = {
+    cls.__name__: cls
+    for cls in (
+        UsageError,
+        UnknownName,
+        KeyNotInitialised,
+        AlreadyInitialised,
+        Mismatch,
+        Unsupported,
+        ConfigError,
+        NodeLost,
+        ServerError,
+        WireError,
+        DeadlineExceeded,
+    )
+}
+
+
+def rebuild(name: str, text: str) -> KVStoreError:
+    """Return the error that a peer described as ``name`` and ``text``; unknown names become ``ServerError``."""
+    return BY_NAME.get(name, ServerError)(text)
+
+
+def choices(valid: object) -> str:
+    """Render valid names for a message: sorted, comma-separated."""
+    return ", ".join(sorted(map(str, valid)))  # type: ignore[call-overload]

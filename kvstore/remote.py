@@ -1,0 +1,226 @@
+"""A store's messages: what a worker says to the scheduler and the servers about one store, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kvstore.client import Me
+from kvstore.optim import Optimizer
+from kvstore.session import Session
+from kvstore.shares import Entry, Piece, Share
+from kvstore.spec import Key, Spec
+from kvstore.tickets import Ticket
+from kvstore.values import from_buffer, spec_of, to_buffer
+from kvstore.wire import (
+    Barrier,
+    Buffer,
+    Declare,
+    GetStates,
+    Init,
+    Message,
+    Open,
+    Placed,
+    Pull,
+    Push,
+    PutStates,
+    Ready,
+    SetOptimizer,
+    States,
+    Values,
+    join,
+    tear,
+)
+
+
+class Remote:
+    """The far side of one store. Methods that take a ticket return at once; the others wait for the answer.
+
+    Args:
+        session: this process's membership in the job.
+        timeout_s: the deadline of every wait.
+    """
+
+    def __init__(self, session: Session, timeout_s: float) -> None:
+        self.number = session.new_store()
+        self._session = session
+        self._client = session.client
+        self._timeout_s = timeout_s
+
+    def open(self, mode: str) -> None:
+        """Tell all servers that this worker uses the store, and how."""
+        self._all(Ticket("opening the store", (), self._client), lambda me: Open(*me, store=self.number, mode=mode))
+
+    def declare(self, specs: Mapping[Key, Spec], bound: int) -> dict[Key, Entry]:
+        """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers."""
+        keys = list(specs)
+        placed: Placed = self._one(
+            self._session.scheduler,
+            Ticket("init", keys, self._client),
+            lambda me: Declare(
+                *me,
+                store=self.number,
+                keys=keys,
+                shapes=[list(spec.shape) for spec in specs.values()],
+                dtypes=[spec.dtype for spec in specs.values()],
+                bound=bound,
+            ),
+        )
+        return {
+            key: Entry(spec, [Piece(number, server, key, start, stop) for number, server, start, stop in segments])
+            for (key, spec), segments in zip(specs.items(), placed.segments, strict=True)
+        }
+
+    def put_values(
+        self, shares: Sequence[Share], entries: Mapping[Key, Entry], flats: Mapping[Key, torch.Tensor]
+    ) -> None:
+        """Give the servers the first values of new keys (flat host tensors), then tell the scheduler."""
+        ticket = Ticket("init", list(entries), self._client)
+        for share in shares:
+            self._init(ticket, share, entries, flats)
+        ticket.wait(self._timeout_s)
+        keys = list(entries)
+        self._one(
+            self._session.scheduler,
+            Ticket("init", keys, self._client),
+            lambda me: Ready(*me, store=self.number, keys=keys),
+        )
+
+    def _init(
+        self, ticket: Ticket, share: Share, entries: Mapping[Key, Entry], flats: Mapping[Key, torch.Tensor]
+    ) -> None:
+        specs = [entries[piece.key].spec for piece in share.pieces]
+        shapes = [
+            [piece.stop - piece.start] if entries[piece.key].cut else list(spec.shape)
+            for piece, spec in zip(share.pieces, specs, strict=True)
+        ]
+        self._client.ask(
+            self._session.servers[share.server],
+            ticket,
+            lambda me: Init(
+                *me,
+                store=self.number,
+                ids=share.ids,
+                keys=[piece.key for piece in share.pieces],
+                shapes=shapes,
+                dtypes=[spec.dtype for spec in specs],
+                buffers=join([to_buffer(flats[piece.key][piece.start : piece.stop]) for piece in share.pieces]),
+            ),
+        )
+
+    def push(
+        self,
+        ticket: Ticket,
+        share: Share,
+        clocks: list[int],
+        buffers: list[Buffer],
+        lr: float | None,
+        rescale: float | None,
+        take: Callable[[Values], None] | None,
+    ) -> None:
+        """Send this worker's contribution to a share; ``take`` gets the new values, if it is given."""
+        self._client.ask(
+            self._session.servers[share.server],
+            ticket,
+            lambda me: Push(
+                *me,
+                store=self.number,
+                ids=share.ids,
+                clocks=clocks,
+                want=take is not None,
+                lr=lr,
+                rescale=rescale,
+                buffers=buffers,
+            ),
+            take,
+        )
+
+    def pull(self, ticket: Ticket, share: Share, clocks: list[int], take: Callable[[Values], None]) -> None:
+        """Ask for the values of a share that include the contributions up to ``clocks``."""
+        self._client.ask(
+            self._session.servers[share.server],
+            ticket,
+            lambda me: Pull(*me, store=self.number, ids=share.ids, clocks=clocks),
+            take,
+        )
+
+    def set_optimizer(self, version: int, optimizer: Optimizer) -> None:
+        """Have all servers update with ``optimizer``."""
+        self._all(
+            Ticket("set_optimizer", (), self._client),
+            lambda me: SetOptimizer(
+                *me,
+                store=self.number,
+                version=version,
+                name=optimizer.name,
+                hyper=[[name, value] for name, value in optimizer.hyper.items()],
+                clip_gradient=optimizer.clip_gradient,
+                lr_mult=[[key, value] for key, value in optimizer.lr_mult.items()],
+                wd_mult=[[key, value] for key, value in optimizer.wd_mult.items()],
+                lr=optimizer.lr,
+                rescale=optimizer.rescale_grad,
+            ),
+        )
+
+    def optimizer(self) -> str | None:
+        """Return the name of the optimizer that the servers have, or None."""
+        reply: States = self._one(
+            self._session.servers[0],
+            Ticket("asking for the optimizer", (), self._client),
+            lambda me: GetStates(*me, store=self.number, ids=[]),
+        )
+        return reply.optimizer
+
+    def get_states(self, share: Share) -> dict[tuple[Piece, str], torch.Tensor]:
+        """Return the optimizer's states of a share's pieces, by (piece, name of the state)."""
+        reply: States = self._one(
+            self._session.servers[share.server],
+            Ticket("save_optimizer_states", (), self._client),
+            lambda me: GetStates(*me, store=self.number, ids=share.ids),
+        )
+        by_id = {piece.id: piece for piece in share.pieces}
+        specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(reply.shapes, reply.dtypes, strict=True)]
+        parts = tear(reply.buffers, [spec.nbytes for spec in specs])
+        return {
+            (by_id[number], name): from_buffer(part, spec.dtype).view(spec.shape)
+            for number, name, spec, part in zip(reply.ids, reply.names, specs, parts, strict=True)
+        }
+
+    def put_states(self, server: int, states: Mapping[tuple[Piece, str], torch.Tensor]) -> None:
+        """Give a server the optimizer's states of pieces that it holds."""
+        specs = [spec_of(value) for value in states.values()]
+        self._one(
+            self._session.servers[server],
+            Ticket("load_optimizer_states", (), self._client),
+            lambda me: PutStates(
+                *me,
+                store=self.number,
+                ids=[piece.id for piece, _ in states],
+                names=[name for _, name in states],
+                shapes=[list(spec.shape) for spec in specs],
+                dtypes=[spec.dtype for spec in specs],
+                buffers=join([to_buffer(value.contiguous()) for value in states.values()]),
+            ),
+        )
+
+    def barrier(self, number: int) -> None:
+        """Return when all workers have come to the store's barrier ``number``."""
+        self._one(
+            self._session.scheduler,
+            Ticket("barrier", (), self._client),
+            lambda me: Barrier(*me, store=self.number, number=number),
+        )
+
+    def _one(self, peer: bytes, ticket: Ticket, make: Callable[[Me], Message]) -> Any:
+        def take(reply: Any) -> None:
+            ticket.result = reply
+
+        self._client.ask(peer, ticket, make, take)
+        return ticket.wait(self._timeout_s)
+
+    def _all(self, ticket: Ticket, make: Callable[[Me], Message]) -> None:
+        for peer in self._session.servers:
+            self._client.ask(peer, ticket, make)
+        ticket.wait(self._timeout_s)

@@ -1,0 +1,90 @@
+"""What an array is apart from its numbers: shape and dtype. Needs neither numpy nor torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvstore.errors import Mismatch, UsageError, choices
+
+Key: TypeAlias = "int | str"
+
+ITEMSIZE = {
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+}
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
+MAX_DIMS = 32
+MAX_ELEMENTS = 2**48
+MAX_KEY_CHARS = 1024
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The shape and dtype of one array; ``size`` in elements, ``nbytes`` in bytes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEMSIZE:
+            raise UsageError(f"dtype {self.dtype} cannot be stored; choose from {choices(ITEMSIZE)}")
+        if len(self.shape) > MAX_DIMS or any(n < 0 for n in self.shape) or self.size > MAX_ELEMENTS:
+            raise UsageError(f"shape {self.shape} cannot be stored: at most {MAX_DIMS} dimensions, 2^48 elements")
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return self.size * self.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def check_key(key: object) -> Key:
+    """Return ``key`` if it can name an array: a str of 1 to 1024 characters, or an int of 64 bits.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(key, str):
+        if 0 < len(key) <= MAX_KEY_CHARS:
+            return key
+        raise UsageError(f"a key must have 1 to {MAX_KEY_CHARS} characters, this one has {len(key)}")
+    if isinstance(key, int) and not isinstance(key, bool):
+        if -(2**63) <= key < 2**63:
+            return key
+        raise UsageError(f"key {key} does not fit into 64 bits")
+    raise UsageError(f"a key is an int or a str, not {type(key).__name__}")
+
+
+def require_same(key: Key, known: Spec, given: Spec, who: str) -> None:
+    """Raise ``Mismatch`` unless ``given`` (described by ``who``) is what is ``known`` of ``key``."""
+    if known != given:
+        raise Mismatch(f"key {key!r} is {known}, but {who} {given}")
+
+
+def require_floats(specs: Iterable[tuple[Key, Spec]]) -> None:
+    """Raise ``Mismatch`` unless all are floating point, as an optimizer needs them."""
+    for key, spec in specs:
+        if spec.dtype not in FLOATS:
+            raise Mismatch(f"key {key!r} is {spec}; an optimizer updates floating point only")

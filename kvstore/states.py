@@ -1,0 +1,111 @@
+"""Optimizer states in a file: safetensors, with the keys and the optimizer's name in its metadata. No pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from kvstore.errors import UsageError
+from kvstore.shares import Entry, Piece
+from kvstore.spec import Key, Spec, check_key
+
+States: TypeAlias = dict[tuple[Key, str], torch.Tensor]
+
+FORMAT = "kvstore optimizer states 1"
+
+
+def write(path: str | os.PathLike[str], optimizer: str, states: States) -> None:
+    """Write the states, by (key, name of the state), to ``path``: the old file or the new one, never half of one."""
+    keys = list(dict.fromkeys(key for key, _ in states))
+    number = {key: i for i, key in enumerate(keys)}
+    tensors = {
+        f"{number[key]}/{name}": value.detach().cpu().contiguous().clone() for (key, name), value in states.items()
+    }
+    target = Path(path)
+    handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        save_file(tensors, scratch, {"format": FORMAT, "optimizer": optimizer, "keys": json.dumps(keys)})
+        Path(scratch).replace(target)
+    finally:
+        Path(scratch).unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[str, States]:
+    """Return the optimizer's name and the states that ``write`` wrote.
+
+    Raises:
+        UsageError: the file is not one of these.
+        OSError: it cannot be read.
+    """
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise UsageError(f"{path} holds no optimizer states of this package")
+            keys = [check_key(key) for key in json.loads(metadata["keys"])]
+            states: States = {}
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                number, _, state = name.partition("/")
+                states[keys[int(number)], state] = file.get_tensor(name)
+            return metadata["optimizer"], states
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as exc:
+        raise UsageError(f"{path} is damaged: {exc}") from None
+
+
+def require_optimizer(found: str, current: str, path: str | os.PathLike[str]) -> None:
+    """Raise ``UsageError`` unless the states in ``path`` are those of the ``current`` optimizer."""
+    if found != current:
+        raise UsageError(f"{path} holds the states of {found}, but the optimizer is {current}")
+
+
+def require_keys(states: States, specs: Mapping[Key, Spec], path: str | os.PathLike[str]) -> None:
+    """Raise ``UsageError`` unless every key with state in ``path`` has been initialised, and its state can be its."""
+    for (key, name), value in states.items():
+        if key not in specs:
+            raise UsageError(f"{path} holds state of key {key!r}, which has not been initialised")
+        if value.dim() == len(specs[key].shape) and value.dim() and tuple(value.shape) != specs[key].shape:
+            raise UsageError(f"{path} holds {name} of shape {list(value.shape)} for key {key!r}, which is {specs[key]}")
+
+
+def assemble(pieces: Mapping[tuple[Piece, str], torch.Tensor], entries: Mapping[Key, Entry]) -> States:
+    """Put the states of pieces together to those of whole arrays, as if one server had held all."""
+    by_state: dict[tuple[Key, str], list[tuple[Piece, torch.Tensor]]] = {}
+    for (piece, name), value in pieces.items():
+        by_state.setdefault((piece.key, name), []).append((piece, value))
+    whole: States = {}
+    for (key, name), parts in by_state.items():
+        parts.sort(key=lambda part: part[0].start)
+        values = [value for _, value in parts]
+        if len(values) > 1 and values[0].dim():
+            whole[key, name] = torch.cat([value.reshape(-1) for value in values]).view(entries[key].spec.shape)
+        else:  # one piece, or a number that all pieces have alike (a step count)
+            whole[key, name] = values[0]
+    return whole
+
+
+def cut(states: States, entries: Mapping[Key, Entry]) -> dict[tuple[Piece, str], torch.Tensor]:
+    """Cut the states of whole arrays into those of their pieces; the inverse of ``assemble`` for any placement.
+
+    Raises:
+        UsageError: a state is not element by element, and its array is held in pieces.
+    """
+    pieces: dict[tuple[Piece, str], torch.Tensor] = {}
+    for (key, name), value in states.items():
+        entry = entries[key]
+        for piece in entry.pieces:
+            if not entry.cut or not value.dim():
+                pieces[piece, name] = value
+            elif value.numel() == entry.spec.size:
+                pieces[piece, name] = value.reshape(-1)[piece.start : piece.stop]
+            else:
+                raise UsageError(f"{name} of key {key!r} cannot be cut over {len(entry.pieces)} servers")
+    return pieces

@@ -1,0 +1,6 @@
+"""Moving frames between members of a job: one narrow interface, and the ways to do it."""
+
+from kvstore.transport.base import Frames, Peer, Transport
+from kvstore.transport.inproc import InprocNetwork, InprocTransport
+
+__all__ = ["Frames", "InprocNetwork", "InprocTransport", "Peer", "Transport"]

@@ -1,0 +1,44 @@
+"""The interface between the logic and whatever moves its frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from kvstore.wire import Buffer
+
+Peer: TypeAlias = bytes
+Frames: TypeAlias = "list[Buffer]"
+
+
+class Transport(Protocol):
+    """One member's end of its links: it may listen, connect to others, or both.
+
+    A ``Peer`` names a link at this end only: ``connect`` returns one, and ``recv`` gives one with each message, to
+    answer by. Frames arrive whole, in order and once on each link; a message to a peer that is gone is dropped. The
+    buffers that are sent must not change afterwards. One thread at a time may call the methods, except ``interrupt``.
+    """
+
+    def bind(self, endpoint: str) -> str:
+        """Listen, and return the endpoint that others can connect to."""
+        ...
+
+    def connect(self, endpoint: str) -> Peer:
+        """Make a link to whoever listens, or will listen, at ``endpoint``; returns at once."""
+        ...
+
+    def send(self, peer: Peer, frames: Sequence[Buffer]) -> None:
+        """Queue ``frames`` for ``peer``; never blocks."""
+        ...
+
+    def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
+        """Return the next message, or None after ``timeout`` seconds or an interrupt."""
+        ...
+
+    def interrupt(self) -> None:
+        """Make a ``recv`` that another thread is in, or the next one, return soon. Any thread may call it."""
+        ...
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close all links, having waited at most ``linger`` seconds for what is queued to leave. May be repeated."""
+        ...

@@ -1,0 +1,125 @@
+"""Links inside one process: queues, no sockets. Ships with the package; every unit test of the logic uses it."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from kvstore.errors import ConfigError
+from kvstore.transport.base import Frames, Peer
+from kvstore.wire import Buffer
+
+
+class InprocNetwork:
+    """The endpoints of one process that transports made from it share.
+
+    ``deliver`` may be replaced, to lose, repeat, delay or reorder messages: it is called with a function that puts the
+    message into the receiver's queue.
+    """
+
+    def __init__(self) -> None:
+        self.deliver: Callable[[Callable[[], None]], None] = lambda put: put()
+        self._lock = threading.Lock()
+        self._listeners: dict[str, InprocTransport] = {}
+        self._waiting: dict[str, list[Callable[[InprocTransport], None]]] = {}
+        self._numbers = itertools.count()
+
+    def transport(self) -> InprocTransport:
+        """Return a new member's end."""
+        return InprocTransport(self)
+
+    def new_peer(self) -> Peer:
+        """Return a name for one end of a link."""
+        return b"%d" % next(self._numbers)
+
+    def listen(self, endpoint: str, transport: InprocTransport) -> None:
+        """Make ``transport`` the one that links to ``endpoint`` reach, those made before included."""
+        with self._lock:
+            if endpoint in self._listeners:
+                raise ConfigError(f"{endpoint} is in use")
+            self._listeners[endpoint] = transport
+            waiting = self._waiting.pop(endpoint, [])
+        for link in waiting:
+            link(transport)
+
+    def when_listening(self, endpoint: str, link: Callable[[InprocTransport], None]) -> None:
+        """Call ``link`` with the transport that listens at ``endpoint``, now or when there is one."""
+        with self._lock:
+            listener = self._listeners.get(endpoint)
+            if listener is None:
+                self._waiting.setdefault(endpoint, []).append(link)
+                return
+        link(listener)
+
+    def forget(self, transport: InprocTransport) -> None:
+        """Free the endpoints of a transport that closes."""
+        with self._lock:
+            self._listeners = {name: t for name, t in self._listeners.items() if t is not transport}
+
+
+class InprocTransport:
+    """One member's end of an ``InprocNetwork``; see ``Transport``."""
+
+    def __init__(self, network: InprocNetwork) -> None:
+        self._network = network
+        self._inbox: queue.SimpleQueue[tuple[Peer, Frames] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._links: dict[Peer, tuple[InprocTransport, Peer]] = {}
+        self._unsent: dict[Peer, list[Frames]] = {}
+        self._closed = False
+
+    def bind(self, endpoint: str) -> str:
+        """Listen at ``inproc://name``; a name that ends in ``*`` gets a number instead of it."""
+        if endpoint.endswith("*"):
+            endpoint = endpoint[:-1] + self._network.new_peer().decode()
+        self._network.listen(endpoint, self)
+        return endpoint
+
+    def connect(self, endpoint: str) -> Peer:
+        """Make a link; what is sent before anyone listens waits."""
+        mine, theirs = self._network.new_peer(), self._network.new_peer()
+        self._unsent[mine] = []
+
+        def link(listener: InprocTransport) -> None:
+            listener._links[theirs] = (self, mine)
+            with self._lock:
+                unsent = self._unsent.pop(mine, [])
+                self._links[mine] = (listener, theirs)
+            for frames in unsent:
+                self.send(mine, frames)
+
+        self._network.when_listening(endpoint, link)
+        return mine
+
+    def send(self, peer: Peer, frames: Sequence[Buffer]) -> None:
+        """Put ``frames`` into the inbox of whoever is at the other end, if it is still there."""
+        with self._lock:
+            if peer in self._unsent:
+                self._unsent[peer].append(list(frames))
+                return
+            if self._closed or peer not in self._links:
+                return
+            other, name = self._links[peer]
+        self._network.deliver(lambda: other._receive(name, list(frames)))
+
+    def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
+        """Return the next message, or None."""
+        try:
+            return self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
+        except queue.Empty:
+            return None
+
+    def interrupt(self) -> None:
+        """Wake ``recv``."""
+        self._inbox.put(None)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Forget all links; ``linger`` has no meaning here, for nothing is ever in between."""
+        self._closed = True
+        self._network.forget(self)
+
+    def _receive(self, peer: Peer, frames: Frames) -> None:
+        if not self._closed:
+            self._inbox.put((peer, frames))

@@ -1,0 +1,195 @@
+"""Links over ZeroMQ: ``ipc://`` in a private directory on one host, ``tcp://`` across hosts.
+
+Each member has one ROUTER socket, which both listens and connects: a link it made has a name it chose, a link it
+accepted one that ZeroMQ chose, so no peer can pass for another by claiming a name. Large buffers are neither copied
+on the way out nor on the way in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import os
+import socket
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from kvstore.errors import ConfigError
+from kvstore.transport.base import Frames, Peer
+from kvstore.wire import Buffer
+
+COPY_BELOW = 1 << 14  # smaller buffers are cheaper to copy than to track
+MAX_FRAME = 1 << 36  # bytes; a peer that announces more is disconnected
+MAX_IPC_PATH = 107  # bytes of a unix socket's path
+
+
+@functools.cache
+def _keep_memory() -> None:
+    """Tell glibc to keep freed memory: libzmq allocates every message, and fresh pages cost 20 % of a transfer."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, (1 << 31) - 1)
+
+
+class ZmqTransport:
+    """One member's end of its ZeroMQ links; see ``Transport``.
+
+    Args:
+        root_fd: a listening socket to use at the first ``bind`` to TCP, opened by whoever started this process.
+    """
+
+    def __init__(self, root_fd: int = -1) -> None:
+        _keep_memory()
+        self._root_fd = root_fd
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME)
+        self._socket.set(zmq.IPV6, 1)
+        self._socket.set(zmq.RECONNECT_IVL, 20)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._bell, self._wake = socket.socketpair()
+        self._bell.setblocking(False)
+        self._wake.setblocking(False)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
+        self._numbers = itertools.count()
+        self._closed = False
+
+    def bind(self, endpoint: str) -> str:
+        """Listen at ``ipc://path``, whose directory must be this user's alone, or at ``tcp://address:port``.
+
+        Port 0 takes a free one. Host names are resolved first, which ZeroMQ would not do.
+
+        Raises:
+            ConfigError: the endpoint cannot be bound; the message says why.
+        """
+        if endpoint.startswith("ipc://"):
+            _require_private(Path(endpoint.removeprefix("ipc://")))
+        elif self._root_fd >= 0:
+            self._socket.set(zmq.USE_FD, self._root_fd)
+        else:
+            endpoint = _resolve(endpoint)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as exc:
+            raise ConfigError(f"cannot listen at {endpoint}: {exc}") from None
+        if self._root_fd >= 0:
+            self._socket.set(zmq.USE_FD, -1)
+            self._root_fd = -1
+            return endpoint
+        return str(self._socket.get_string(zmq.LAST_ENDPOINT))
+
+    def connect(self, endpoint: str) -> Peer:
+        """Make a link; ZeroMQ goes on trying until someone listens there."""
+        peer = b"to:%d" % next(self._numbers)
+        self._socket.set(zmq.CONNECT_ROUTING_ID, peer)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as exc:
+            raise ConfigError(f"cannot connect to {endpoint}: {exc}") from None
+        return peer
+
+    def send(self, peer: Peer, frames: Sequence[Buffer]) -> None:
+        """Queue ``frames``; large ones are read by ZeroMQ's thread later, so they must stay as they are."""
+        self._socket.send(peer, zmq.SNDMORE)
+        last = len(frames) - 1
+        for i, frame in enumerate(frames):
+            self._socket.send(frame, zmq.SNDMORE if i < last else 0, copy=len(frame) < COPY_BELOW)
+
+    def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
+        """Return the next message; large frames are views of ZeroMQ's own buffers."""
+        try:
+            parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            if timeout <= 0 or not self._wait(timeout):
+                return None
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return None
+        return parts[0].bytes, [part.buffer for part in parts[1:]]
+
+    def interrupt(self) -> None:
+        """Wake ``recv``."""
+        with contextlib.suppress(OSError):  # full: a wake-up is already there; closed: nobody waits
+            self._bell.send(b"\0")
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close the socket; what is queued has ``linger`` seconds to leave."""
+        if self._closed:
+            return
+        self._closed = True
+        self._socket.close(linger=int(linger * 1000))
+        self._context.term()
+        self._bell.close()
+        self._wake.close()
+
+    def _wait(self, timeout: float) -> bool:
+        """Wait for the socket or the bell; return whether the socket has something."""
+        ready = dict(self._poller.poll(max(1, int(timeout * 1000))))
+        if self._wake.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._wake.recv(4096)
+        return self._socket in ready
+
+
+def listening_socket(host: str) -> socket.socket:
+    """Return a socket that listens on a free port of ``host``, for a process that is started with it."""
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.bind(address[:2])
+    sock.listen(1024)
+    return sock
+
+
+def endpoint_for(root: str, node_host: str, name: str) -> str:
+    """Return where a member may listen: beside the scheduler's ipc socket, or on the address it was told.
+
+    Raises:
+        ConfigError: the scheduler is on another host, and no address was given.
+    """
+    if root.startswith("ipc://"):
+        return f"ipc://{Path(root.removeprefix('ipc://')).parent / name}"
+    if not node_host:
+        host = root.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        if not _is_loopback(host):
+            raise ConfigError(
+                f"the scheduler is at {root}: set DMLC_NODE_HOST to the address by which the other hosts reach this one"
+            )
+        node_host = host
+    return f"tcp://[{node_host}]:0" if ":" in node_host else f"tcp://{node_host}:0"
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _resolve(endpoint: str) -> str:
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot listen at {endpoint}: {exc}") from None
+    numeric = str(address[0])
+    return f"tcp://[{numeric}]:{port}" if family == socket.AF_INET6 else f"tcp://{numeric}:{port}"
+
+
+def _require_private(path: Path) -> None:
+    if len(os.fsencode(path)) > MAX_IPC_PATH:
+        raise ConfigError(f"{path} is longer than the {MAX_IPC_PATH} bytes that a unix socket's path may have")
+    try:
+        info = path.parent.stat()
+    except OSError as exc:
+        raise ConfigError(f"cannot listen at {path}: {exc.strerror}") from None
+    if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
+        raise ConfigError(f"{path.parent} must belong to this user alone (mode 0700) to hold the job's sockets")

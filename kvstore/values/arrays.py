@@ -1,0 +1,114 @@
+"""numpy, torch, cupy and DLPack arrays as torch tensors over the same memory, and tensors as bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.dlpack
+
+from kvstore.errors import UsageError, choices
+from kvstore.spec import ITEMSIZE, Spec
+from kvstore.wire import Buffer
+
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
+_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype that ``name`` (a key of ``ITEMSIZE``) stands for."""
+    return _DTYPES[name]
+
+
+def spec_of(tensor: torch.Tensor) -> Spec:
+    """Return the shape and dtype of ``tensor``."""
+    return Spec(tuple(tensor.shape), _NAMES[tensor.dtype])
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """Return ``value`` as a tensor to read from: over the same memory, or over a copy where torch cannot.
+
+    Args:
+        value: a numpy array, a torch tensor on any device, a cupy array, or anything with DLPack.
+
+    Raises:
+        UsageError: it is none of these, or of a dtype that cannot be stored.
+    """
+    if isinstance(value, torch.Tensor):
+        return _checked(value.detach())
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.asarray(value)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+            array = array.copy()
+        return _from_numpy(array)
+    if hasattr(value, "__dlpack__"):
+        return _checked(torch.utils.dlpack.from_dlpack(value))
+    raise UsageError(
+        f"a value is a numpy array, a torch tensor, a cupy array or has DLPack; this is {type(value).__name__}"
+    )
+
+
+def as_output(out: Any) -> torch.Tensor:
+    """Return ``out`` as a tensor to write to, over the same memory.
+
+    Raises:
+        UsageError: it is no array, or one that cannot be written through (read-only, negative strides, byte-swapped).
+    """
+    if isinstance(out, np.ndarray):
+        if not out.flags.writeable:
+            raise UsageError("out is a read-only numpy array")
+        if not out.dtype.isnative or any(stride < 0 for stride in out.strides):
+            raise UsageError("out has negative strides or foreign byte order; pass a plain array and copy from it")
+        return _from_numpy(out)
+    if isinstance(out, torch.Tensor) or hasattr(out, "__dlpack__"):
+        return as_tensor(out)
+    raise UsageError(f"out must be an array to write to, not {type(out).__name__}")
+
+
+def as_tensors(value: Any) -> list[torch.Tensor]:
+    """Return ``value``, an array or a list of them (one per device), as tensors to read from.
+
+    Raises:
+        UsageError: the list is empty, or its arrays differ in shape or dtype.
+    """
+    if not isinstance(value, list | tuple):
+        return [as_tensor(value)]
+    if not value:
+        raise UsageError("an empty list of values")
+    tensors = [as_tensor(item) for item in value]
+    first = spec_of(tensors[0])
+    for tensor in tensors[1:]:
+        if spec_of(tensor) != first:
+            raise UsageError(f"the values of one key differ: {first} and {spec_of(tensor)}")
+    return tensors
+
+
+def to_buffer(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor, without a copy."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+
+
+def from_buffer(buffer: Buffer, dtype: str) -> torch.Tensor:
+    """Return a flat tensor over the memory of ``buffer``, whose length must be a multiple of the item size."""
+    if not len(buffer):
+        return torch.empty(0, dtype=_DTYPES[dtype])
+    return torch.frombuffer(buffer, dtype=_DTYPES[dtype])
+
+
+def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    if array.dtype.name == "bfloat16":  # ml_dtypes; torch knows it by another name
+        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    if array.dtype.name not in ITEMSIZE:
+        raise UsageError(f"dtype {array.dtype} cannot be stored; choose from {choices(ITEMSIZE)}")
+    return torch.from_numpy(array)
+
+
+def _checked(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype not in _NAMES:
+        raise UsageError(f"dtype {tensor.dtype} cannot be stored; choose from {choices(ITEMSIZE)}")
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        raise UsageError(f"a {tensor.layout} tensor on {tensor.device} has no plain memory to move")
+    return tensor

@@ -1,0 +1,147 @@
+"""Checks for the fields of messages: a value that came from the wire is used only after its check has passed.
+
+Each check is a function that returns nothing and raises ``WireError``; the ones below build them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from kvstore.errors import WireError
+from kvstore.spec import ITEMSIZE, MAX_DIMS, MAX_ELEMENTS, MAX_KEY_CHARS
+
+Check: TypeAlias = Callable[[Any], None]
+
+MAX_ITEMS = 1 << 20
+MAX_TEXT = 1 << 16
+
+
+def _refuse(value: Any, wanted: str) -> WireError:
+    return WireError(f"expected {wanted}, got {type(value).__name__} {str(value)[:40]!r}")
+
+
+def integer(low: int = 0, high: int = 2**63 - 1) -> Check:
+    """An int (never a bool) from ``low`` to ``high``."""
+
+    def check(value: Any) -> None:
+        if type(value) is not int or not low <= value <= high:
+            raise _refuse(value, f"an integer from {low} to {high}")
+
+    return check
+
+
+def text(longest: int = MAX_TEXT) -> Check:
+    """A str of at most ``longest`` characters."""
+
+    def check(value: Any) -> None:
+        if type(value) is not str or len(value) > longest:
+            raise _refuse(value, f"a text of at most {longest} characters")
+
+    return check
+
+
+def choice(*valid: str) -> Check:
+    """One of the ``valid`` strings."""
+
+    def check(value: Any) -> None:
+        if type(value) is not str or value not in valid:
+            raise _refuse(value, f"one of {', '.join(valid)}")
+
+    return check
+
+
+def flag(value: Any) -> None:
+    """A bool."""
+    if type(value) is not bool:
+        raise _refuse(value, "a bool")
+
+
+def number(value: Any) -> None:
+    """A finite float or int."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise _refuse(value, "a finite number")
+
+
+def key(value: Any) -> None:
+    """A key of the store: a short str, or an int of 64 bits."""
+    if type(value) is int and -(2**63) <= value < 2**63:
+        return
+    if type(value) is not str or not 0 < len(value) <= MAX_KEY_CHARS:
+        raise _refuse(value, "a key")
+
+
+def shape(value: Any) -> None:
+    """A shape: a list of dimensions whose product is bounded."""
+    if type(value) is not list or len(value) > MAX_DIMS:
+        raise _refuse(value, f"a shape of at most {MAX_DIMS} dimensions")
+    if any(type(n) is not int or n < 0 for n in value) or math.prod(value) > MAX_ELEMENTS:
+        raise _refuse(value, "a shape of sane size")
+
+
+dtype = choice(*ITEMSIZE)
+
+
+def optional(check: Check) -> Check:
+    """``None``, or what ``check`` allows."""
+
+    def checked(value: Any) -> None:
+        if value is not None:
+            check(value)
+
+    return checked
+
+
+def list_of(check: Check, longest: int = MAX_ITEMS) -> Check:
+    """A list of at most ``longest`` values, each of which passes ``check``."""
+
+    def checked(value: Any) -> None:
+        if type(value) is not list or len(value) > longest:
+            raise _refuse(value, f"a list of at most {longest}")
+        for item in value:
+            check(item)
+
+    return checked
+
+
+def tuple_of(*checks: Check) -> Check:
+    """A list of exactly ``len(checks)`` values, each of which passes its own check."""
+
+    def checked(value: Any) -> None:
+        if type(value) is not list or len(value) != len(checks):
+            raise _refuse(value, f"a list of {len(checks)}")
+        for item, check in zip(value, checks, strict=True):
+            check(item)
+
+    return checked
+
+
+def ids(value: Any) -> None:
+    """A list of distinct segment ids. Checked in bulk: a message may hold thousands."""
+    if type(value) is not list or len(value) > MAX_ITEMS:
+        raise _refuse(value, "a list of segment ids")
+    if not all(type(item) is int for item in value) or (value and not 0 <= min(value) <= max(value) < 2**32):
+        raise _refuse(value, "segment ids of 32 bits")
+    if len(set(value)) != len(value):
+        raise _refuse(value, "distinct segment ids")
+
+
+def clocks(value: Any) -> None:
+    """A list of clocks: how often a key has been pushed."""
+    if type(value) is not list or len(value) > MAX_ITEMS:
+        raise _refuse(value, "a list of clocks")
+    if not all(type(item) is int for item in value) or (value and not 0 <= min(value) <= max(value) < 2**62):
+        raise _refuse(value, "clocks of 62 bits")
+
+
+def hyperparameter(value: Any) -> None:
+    """What an optimizer may be told: a number, a bool, None, a short text, or a short list of numbers."""
+    if value is None or type(value) is bool:
+        return
+    if type(value) is str:
+        text(64)(value)
+    elif type(value) is list:
+        list_of(optional(number), 8)(value)
+    else:
+        number(value)

@@ -1,0 +1,91 @@
+"""Bytes to messages and back: frame 0 is a msgpack list, the frames after it are raw buffers, never copied.
+
+Frame 0 is ``[VERSION, code, field, field, ...]`` with the fields of the message's class in order. ``decode`` trusts
+nothing: every field passes the check its class declares before a message exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar, get_type_hints
+
+import msgpack
+
+from kvstore.errors import WireError
+from kvstore.wire.fields import Check
+
+VERSION = 1
+MAX_HEADER = 64 << 20
+MAX_FRAMES = 1 << 16
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+T = TypeVar("T")
+
+_BY_CODE: dict[int, type[Any]] = {}
+_CODE: dict[type[Any], int] = {}
+_FIELDS: dict[type[Any], tuple[tuple[str, Check], ...]] = {}
+
+
+def message(code: int) -> Callable[[type[T]], type[T]]:
+    """Class decorator: a frozen dataclass whose fields are ``Annotated[type, check]`` becomes message ``code``.
+
+    A field named ``buffers`` takes the frames after the header and is not part of it.
+    """
+
+    def register(cls: type[T]) -> type[T]:
+        hints = get_type_hints(cls, include_extras=True)
+        hints.pop("buffers", None)
+        _FIELDS[cls] = tuple((name, hint.__metadata__[0]) for name, hint in hints.items())
+        if code in _BY_CODE:
+            raise AssertionError(f"message code {code} is taken by {_BY_CODE[code].__name__}")
+        _BY_CODE[code], _CODE[cls] = cls, code
+        return cls
+
+    return register
+
+
+def encode(msg: Any) -> list[Buffer]:
+    """Return the frames of ``msg``."""
+    cls = type(msg)
+    header = [VERSION, _CODE[cls], *(getattr(msg, name) for name, _ in _FIELDS[cls])]
+    return [msgpack.packb(header), *getattr(msg, "buffers", ())]
+
+
+def decode(frames: Sequence[Buffer]) -> Any:
+    """Return the message that ``frames`` hold; its buffers are views of theirs.
+
+    Raises:
+        WireError: they hold none: too short, too long, not msgpack, another version, an unknown code, wrong fields.
+    """
+    if not 1 <= len(frames) <= MAX_FRAMES:
+        raise WireError(f"a message of {len(frames)} frames")
+    if len(frames[0]) > MAX_HEADER:
+        raise WireError(f"a header of {len(frames[0])} bytes")
+    try:
+        header = msgpack.unpackb(frames[0], ext_hook=_no_extensions)
+    except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as exc:
+        raise WireError(f"a header that is not msgpack: {exc}") from None
+    if type(header) is not list or len(header) < 2:
+        raise WireError("a header that is not a list of version, code and fields")
+    if header[0] != VERSION or type(header[0]) is not int:
+        raise WireError(f"protocol version {str(header[0])[:20]!r}; this is version {VERSION}")
+    cls = _BY_CODE.get(header[1]) if type(header[1]) is int else None
+    if cls is None:
+        raise WireError(f"unknown message code {str(header[1])[:20]!r}")
+    fields, values = _FIELDS[cls], header[2:]
+    if len(values) != len(fields):
+        raise WireError(f"{cls.__name__} has {len(fields)} fields, not {len(values)}")
+    for (name, check), value in zip(fields, values, strict=True):
+        try:
+            check(value)
+        except WireError as exc:
+            raise WireError(f"{cls.__name__}.{name}: {exc}") from None
+    if "buffers" in cls.__dataclass_fields__:
+        return cls(*values, buffers=list(frames[1:]))
+    if len(frames) > 1:
+        raise WireError(f"{cls.__name__} carries no buffers, but {len(frames) - 1} came")
+    return cls(*values)
+
+
+def _no_extensions(code: int, _data: bytes) -> Any:
+    raise WireError(f"a msgpack extension ({code})")

@@ -1,0 +1,45 @@
+"""``python -m servers``: be the server or the scheduler that ``DMLC_ROLE`` says."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from types import FrameType
+
+from kvstore.config import Config
+from kvstore.errors import KVStoreError
+from kvstore.transport.zeromq import ZmqTransport, endpoint_for
+
+
+def main() -> int:
+    """Run until the job is over; return the exit code: 0, 1 if the job failed, 2 if the environment is wrong."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends servers in order
+    try:
+        config = Config.from_env()
+        from servers.server import run_scheduler, run_server
+
+        if config.role == "scheduler":
+            return run_scheduler(config.require_job("scheduler"), ZmqTransport(config.root_fd))
+        config = config.require_job("server")
+        name = f"server-{config.rank_hint}" if config.rank_hint >= 0 else f"server-{_unique()}"
+        return run_server(config, ZmqTransport, endpoint_for(config.root, config.node_host, name))
+    except KVStoreError as exc:
+        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
+        return 1
+
+
+def _unique() -> str:
+    import secrets
+
+    return secrets.token_hex(4)
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

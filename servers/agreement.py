@@ -1,0 +1,53 @@
+"""Calls that all workers make, or rank 0 alone, and that act once: rank 0's acts, the others' are compared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from kvstore.errors import Mismatch
+
+T = TypeVar("T")  # what is proposed
+A = TypeVar("A")  # who asks
+
+
+class Agreement(Generic[T, A]):
+    """One kind of call. ``version`` counts each worker's calls, so that the n-th of one meets the n-th of the others.
+
+    Args:
+        what: the call, as messages name it.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._decided: dict[int, tuple[T, Exception | None]] = {}
+        self._waiting: dict[int, list[tuple[A, T]]] = {}
+
+    @property
+    def waiting(self) -> list[A]:
+        """Those whose call rank 0 has not made yet."""
+        return [who for waiting in self._waiting.values() for who, _ in waiting]
+
+    def decide(self, version: int, proposal: T, who: A, act: Callable[[T], None]) -> list[tuple[A, Exception | None]]:
+        """Rank 0's call: act, and return the outcome for ``who`` and for those who waited for it."""
+        error: Exception | None = None
+        try:
+            act(proposal)
+        except Exception as exc:
+            error = exc
+        self._decided[version] = (proposal, error)
+        waiting = [(other, self._outcome(version, theirs)) for other, theirs in self._waiting.pop(version, [])]
+        return [(who, error), *waiting]
+
+    def propose(self, version: int, proposal: T, who: A) -> list[tuple[A, Exception | None]]:
+        """Another rank's call: return its outcome if rank 0 has called, else nothing yet."""
+        if version in self._decided:
+            return [(who, self._outcome(version, proposal))]
+        self._waiting.setdefault(version, []).append((who, proposal))
+        return []
+
+    def _outcome(self, version: int, theirs: T) -> Exception | None:
+        decided, error = self._decided[version]
+        if theirs != decided:
+            return Mismatch(f"{self._what} differs from worker 0's: {theirs} here, {decided} there")
+        return error

@@ -1,0 +1,49 @@
+"""Who has contributed to which round of one segment. Pure.
+
+Each worker's n-th push is its contribution to round n. A round is complete when every worker has contributed; rounds
+complete in order, whatever order contributions come in, and give them in the order of ranks, so that their sum has the
+same bits every time. ``dist_sync`` applies a round when it is complete; ``version`` says how many have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Rounds(Generic[T]):
+    """The rounds of one segment among ``workers``, given by rank."""
+
+    def __init__(self, workers: Collection[int]) -> None:
+        self.version = 0
+        self._workers = frozenset(workers)
+        self._open: dict[int, dict[int, T]] = {}
+
+    def contribute(self, rank: int, clock: int, item: T) -> bool:
+        """Take the contribution of ``rank`` to round ``clock``; False if it came before."""
+        if clock <= self.version or rank not in self._workers:
+            return False
+        contributions = self._open.setdefault(clock, {})
+        if rank in contributions:
+            return False
+        contributions[rank] = item
+        return True
+
+    def complete(self) -> list[T] | None:
+        """Close the next round if it is complete, and return its contributions in rank order."""
+        contributions = self._open.get(self.version + 1)
+        if contributions is None or len(contributions) < len(self._workers):
+            return None
+        self.version += 1
+        del self._open[self.version]
+        return [contributions[rank] for rank in sorted(contributions)]
+
+    def missing(self, clock: int) -> dict[int, int]:
+        """Return what must still come before round ``clock`` is complete: by rank, the first round it is missing in."""
+        missing: dict[int, int] = {}
+        for number in range(self.version + 1, clock + 1):
+            for rank in self._workers - self._open.get(number, {}).keys():
+                missing.setdefault(rank, number)
+        return missing

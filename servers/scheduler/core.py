@@ -1,0 +1,266 @@
+"""The scheduler's logic: messages and the time in, messages out. No I/O."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kvstore.errors import NodeLost, UsageError, WireError
+from kvstore.wire import (
+    Ack,
+    Alive,
+    Barrier,
+    Beat,
+    Census,
+    Counted,
+    Declare,
+    Explain,
+    Explanation,
+    Fault,
+    JobFailed,
+    Join,
+    Leave,
+    Lost,
+    Message,
+    Placed,
+    Ready,
+    Reply,
+    Request,
+    Roster,
+    Stop,
+    Welcome,
+)
+from servers.ledger import Ledger, Verdict
+from servers.replies import Answer, refuse
+from servers.scheduler.barriers import Barriers
+from servers.scheduler.keys import Keys, Outcome
+from servers.scheduler.members import Event, Member, Members, State
+
+log = logging.getLogger(__name__)
+
+Outbox = list[tuple[bytes, Message]]
+
+
+class Scheduler:
+    """One job's rendezvous.
+
+    Args:
+        num_workers, num_servers: how many there will be.
+        limit_s: the silence, in seconds, after which a member is lost.
+    """
+
+    def __init__(self, num_workers: int, num_servers: int, limit_s: float) -> None:
+        self.members = Members(num_workers, num_servers, limit_s)
+        self.failure: str | None = None
+        self._failed_at = 0.0
+        self._now = 0.0
+        self._epoch = 0
+        self._workers = range(num_workers)
+        self._loads = [0] * num_servers
+        self._keys: dict[int, Keys] = {}
+        self._barriers: dict[int, Barriers] = {}
+        self._ledger: Ledger[Reply] = Ledger()
+        self._notices: Outbox = []
+
+    def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
+        """Return what to send, and to whom, because ``message`` came from ``peer``."""
+        self._now = now
+        if isinstance(message, Beat):
+            self._beat(peer, message)
+            return self._flush([])
+        if isinstance(message, Lost):
+            self._lost(message)
+            return self._flush([])
+        if not isinstance(message, Request):
+            log.warning("dropped a %s, which is nothing to tell a scheduler", type(message).__name__)
+            return []
+        if isinstance(message, Explain):
+            return [(peer, Explanation(message.seq, self._explain(message)))]
+        if isinstance(message, Join):  # not in the ledger: whoever joins has no rank yet to be known by
+            return self._flush(self._answers(peer, message, self._join))
+        verdict = self._ledger.admit(message)
+        if verdict is Verdict.STALE:
+            return []
+        if verdict is Verdict.REPEAT:
+            before = self._ledger.recall(message)
+            return [] if before is None else [(peer, before)]
+        return self._flush(self._answers(peer, message, self._serve))
+
+    def tick(self, now: float) -> Outbox:
+        """Return what to send because time has passed. Call it only when no message is left to handle."""
+        self._now = now
+        for member in self.members.overdue(now):
+            member.happens(Event.DIES)
+            self._fail(f"{member.node} is lost: it has been silent for {now - member.heard:.1f} s")
+        return self._flush([])
+
+    @property
+    def finished(self) -> bool:
+        """Whether nobody needs the scheduler any more."""
+        if self.failure is not None and self._now - self._failed_at > self.members.limit_s:
+            return True
+        started = self.members.complete or (self.failure is not None and bool(self.members.everyone))
+        return started and all(m.state in (State.LEFT, State.LOST) for m in self.members.everyone)
+
+    # ---- members
+
+    def _join(self, peer: bytes, message: Join) -> list[Answer]:
+        member = self.members.by_nonce(message.incarnation)
+        if member is None:
+            if self.failure is not None:
+                raise NodeLost(self.failure)
+            member = Member(message.role, message.incarnation, message.rank, message.address, peer, message.seq)
+            self.members.join(member)
+            if self.members.settle(self._now):
+                log.info("all members have joined")
+                for other in self.members.everyone:
+                    self._notices.append((other.join_peer, self._welcome(other)))
+        elif self.members.complete:
+            self._notices.append((peer, self._welcome(member)))
+        return []
+
+    def _welcome(self, member: Member) -> Welcome:
+        return Welcome(
+            member.join_seq,
+            rank=member.rank,
+            incarnation=member.incarnation,
+            num_workers=len(self._workers),
+            servers=[server.address for server in self.members.of("server")],
+        )
+
+    def _beat(self, peer: bytes, message: Beat) -> None:
+        member = self.members.find(message.role, message.rank)
+        if member is None or member.node != message.node or member.state is State.LOST:
+            self._notices.append((peer, JobFailed(f"{message.node} is not a member of this job, or was given up")))
+            return
+        member.peer, member.heard = peer, self._now
+        if self.failure is not None and member.state is State.READY:
+            self._notices.append((peer, JobFailed(self.failure)))
+        self._notices.append((peer, Alive()))
+        self._notices += [(peer, notice) for notice in member.notices]
+        member.notices.clear()
+
+    def _lost(self, message: Lost) -> None:
+        member = self.members.find(message.role, message.rank)
+        who = f"{message.role} {message.rank}" if message.role != "scheduler" else "the scheduler"
+        if member is not None and not member.happens(Event.DIES):
+            return  # it had left in order, or was known to be lost
+        self._fail(f"{who} {message.how}")
+
+    def _leave(self, member: Member, message: Leave) -> None:
+        if not member.happens(Event.LEAVES):
+            return
+        if message.error is not None:
+            self._fail(f"{member.node} failed: {message.error}")
+        elif member.role == "server" and not self.members.all_gone("worker"):
+            self._fail(f"{member.node} has left while workers need it")
+        if member.role != "worker" or self.failure is not None:
+            return
+        departed = [m.rank for m in self.members.of("worker") if m.state is State.LEFT]
+        self._epoch += 1
+        done = self.members.all_gone("worker")
+        for server in self.members.of("server"):
+            self._notify(server, Stop() if done else Roster(self._epoch, departed))
+
+    def _fail(self, text: str) -> None:
+        """End the job: tell everybody who is still there why."""
+        if self.failure is not None:
+            return
+        log.error("the job has failed: %s", text)
+        self.failure, self._failed_at = text, self._now
+        for member in self.members.everyone:
+            if member.state is State.READY and member.peer is not None:
+                self._notices.append((member.peer, JobFailed(text)))
+            elif member.state is State.JOINED:
+                member.happens(Event.LEAVES)
+                failed = Leave(member.role, member.hint, member.nonce, member.join_seq, 0, error=None)
+                self._notices.append((member.join_peer, refuse(member.join_peer, failed, NodeLost(text)).reply))
+
+    def _notify(self, member: Member, notice: Message) -> None:
+        if member.peer is None:
+            member.notices.append(notice)
+        else:
+            self._notices.append((member.peer, notice))
+
+    # ---- requests of members
+
+    def _serve(self, peer: bytes, message: Request) -> list[Answer]:
+        member = self.members.find(message.role, message.rank) if self.members.complete else None
+        if member is None or member.node != message.node:
+            raise UsageError(f"{message.node} is no member of this job")
+        if isinstance(message, Leave):
+            self._leave(member, message)
+            answers = [Answer(peer, message, Ack(message.seq))]
+            return answers + self._abandoned()
+        if isinstance(message, Census):
+            lost = sum(m.state is State.LOST for m in self.members.everyone)
+            return [Answer(peer, message, Counted(message.seq, lost))]
+        if self.failure is not None:
+            raise NodeLost(self.failure)
+        if message.role == "worker" and isinstance(message, Declare):
+            outcomes, fault = self._keys_of(message.store).declare(peer, message)
+            if fault is not None:
+                owner = self.members.find("worker", 0)
+                if owner is not None:
+                    self._notify(owner, Fault(message.store, type(fault).__name__, str(fault)))
+            return _placed(outcomes)
+        if message.role == "worker" and message.rank == 0 and isinstance(message, Ready):
+            outcomes = self._keys_of(message.store).ready(message.keys)
+            return [Answer(peer, message, Ack(message.seq)), *_placed(outcomes)]
+        if message.role == "worker" and isinstance(message, Barrier):
+            here = self._barriers.setdefault(message.store, Barriers(self._workers)).arrive(peer, message)
+            return [Answer(whom, request, Ack(request.seq)) for whom, request in here] + self._abandoned()
+        raise UsageError(f"a {type(message).__name__} is nothing for {message.node} to ask a scheduler")
+
+    def _keys_of(self, store: int) -> Keys:
+        return self._keys.setdefault(store, Keys(self._loads))
+
+    def _abandoned(self) -> list[Answer]:
+        """Fail those who wait at a barrier for workers that have left."""
+        departed = {m.rank for m in self.members.of("worker") if m.state is State.LEFT}
+        answers: list[Answer] = []
+        for barriers in self._barriers.values():
+            for peer, request, missing in barriers.abandon(departed):
+                names = ", ".join(f"worker {rank}" for rank in sorted(missing))
+                answers.append(
+                    refuse(peer, request, NodeLost(f"{names} has left the job without coming to the barrier"))
+                )
+        return answers
+
+    def _explain(self, message: Explain) -> str:
+        joining = self.members.by_nonce(message.incarnation)
+        if joining is not None and not self.members.complete:
+            return f"waits for {self.members.absent()} to join"
+        for explain in [*(k.explain for k in self._keys.values()), *(b.explain for b in self._barriers.values())]:
+            text = explain(message.rank, message.about)
+            if text:
+                return text
+        return ""
+
+    # ---- answers
+
+    def _answers(self, peer: bytes, message: Request, serve: Callable[..., list[Answer]]) -> list[Answer]:
+        try:
+            return serve(peer, message)
+        except Exception as exc:
+            if not isinstance(exc, UsageError | WireError | NodeLost):
+                log.exception("a request of %s failed", message.node)
+            return [refuse(peer, message, exc)]
+
+    def _flush(self, answers: list[Answer]) -> Outbox:
+        """Note the answers for repeats, and return them with the notices that have come up."""
+        for _, request, reply in answers:
+            self._ledger.note(request, reply)
+        outbox: Outbox = [(answer.peer, answer.reply) for answer in answers]
+        outbox += self._notices
+        self._notices = []
+        return outbox
+
+
+def _placed(outcomes: list[Outcome]) -> list[Answer]:
+    return [
+        refuse(asker.peer, asker.request, outcome)
+        if isinstance(outcome, Exception)
+        else Answer(asker.peer, asker.request, Placed(asker.request.seq, outcome))
+        for asker, outcome in outcomes
+    ]

@@ -1,0 +1,127 @@
+"""Which keys a store has: what every worker says of them, and where rank 0's values are. Pure.
+
+Rank 0's declaration places a key; the others' wait until its value is on the servers. Whoever declares a key with
+another shape or dtype than someone else fails, and so does the one it contradicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvstore.errors import AlreadyInitialised, Mismatch, UsageError
+from kvstore.placement import place
+from kvstore.spec import Key, Spec
+from kvstore.tickets import shorten
+from kvstore.wire import Declare
+
+
+class Asker(NamedTuple):
+    """Who waits for the answer to ``request``."""
+
+    peer: bytes
+    request: Declare
+
+
+Segments = list[list[int]]
+Outcome = tuple[Asker, "list[Segments] | Exception"]
+
+
+@dataclass
+class _Placed:
+    spec: Spec
+    segments: Segments
+    ready: bool = False
+
+
+class Keys:
+    """The keys of one store.
+
+    Args:
+        loads: bytes by server, shared by all stores of the job.
+    """
+
+    def __init__(self, loads: list[int]) -> None:
+        self._loads = loads
+        self._placed: dict[Key, _Placed] = {}
+        self._waiting: list[tuple[Asker, dict[Key, Spec]]] = []
+        self._next_id = 0
+
+    def declare(self, peer: bytes, request: Declare) -> tuple[list[Outcome], Exception | None]:
+        """Take a worker's declaration.
+
+        Returns:
+            The outcomes, for this worker and for those it contradicts: segments for each key, or an error; and what
+            rank 0, whose own call was answered before, must be told.
+        """
+        asker = Asker(peer, request)
+        specs = {
+            key: Spec(tuple(shape), dtype)
+            for key, shape, dtype in zip(request.keys, request.shapes, request.dtypes, strict=True)
+        }
+        if len(specs) < len(request.keys):
+            return [(asker, UsageError("a key is declared twice in one call"))], None
+        contradicted = self._contradicted(request.rank, specs)
+        if contradicted:
+            self._waiting = [entry for entry in self._waiting if entry[0] not in contradicted]
+            error = next(iter(contradicted.values()))
+            return [(asker, error), *contradicted.items()], None
+        if request.rank == 0:
+            return self._place(asker, specs, request.bound), None
+        for key, spec in specs.items():
+            known = self._placed.get(key)
+            if known is not None and known.spec != spec:
+                error = Mismatch(f"key {key!r} is {known.spec} on worker 0, but {spec} on worker {request.rank}")
+                return [(asker, error)], error
+        if self._ready(specs):
+            return [(asker, self._segments(specs))], None
+        self._waiting.append((asker, specs))
+        return [], None
+
+    def ready(self, keys: Sequence[Key]) -> list[Outcome]:
+        """Note that rank 0's values of ``keys`` are on the servers; return the outcomes of those who waited for it."""
+        for key in keys:
+            if key in self._placed:
+                self._placed[key].ready = True
+        done = [(asker, specs) for asker, specs in self._waiting if self._ready(specs)]
+        self._waiting = [entry for entry in self._waiting if not self._ready(entry[1])]
+        return [(asker, self._segments(specs)) for asker, specs in done]
+
+    def explain(self, rank: int, seq: int) -> str:
+        """Say what the declaration ``seq`` of worker ``rank`` waits for."""
+        for asker, specs in self._waiting:
+            if (asker.request.rank, asker.request.seq) == (rank, seq):
+                missing = [key for key in specs if key not in self._placed or not self._placed[key].ready]
+                return f"waits for worker 0 to init {shorten(missing)}"
+        return ""
+
+    def _place(self, asker: Asker, specs: Mapping[Key, Spec], bound: int) -> list[Outcome]:
+        for key in specs:
+            if key in self._placed:
+                return [(asker, AlreadyInitialised(f"key {key!r} is initialised already"))]
+        for key, segments in place(specs, self._loads, bound).items():
+            numbered = []
+            for segment in segments:
+                numbered.append([self._next_id, segment.server, segment.start, segment.stop])
+                self._next_id += 1
+            self._placed[key] = _Placed(specs[key], numbered)
+        return [(asker, self._segments(specs))]
+
+    def _contradicted(self, rank: int, specs: Mapping[Key, Spec]) -> dict[Asker, Exception]:
+        """Those who wait, and said something else of a key."""
+        found: dict[Asker, Exception] = {}
+        for asker, theirs in self._waiting:
+            for key in theirs.keys() & specs.keys():
+                if theirs[key] != specs[key]:
+                    other = asker.request.rank
+                    found[asker] = Mismatch(
+                        f"key {key!r} is {theirs[key]} on worker {other}, but {specs[key]} on worker {rank}"
+                    )
+        return found
+
+    def _ready(self, specs: Mapping[Key, Spec]) -> bool:
+        return all(key in self._placed and self._placed[key].ready for key in specs)
+
+    def _segments(self, specs: Mapping[Key, Spec]) -> list[Segments]:
+        return [self._placed[key].segments for key in specs]

@@ -1,0 +1,86 @@
+"""The loop around a pure core: receive, decode, let it decide, encode, send. All I/O and time of a server is here."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from collections.abc import Callable
+
+from kvstore.errors import WireError
+from kvstore.transport import Transport
+from kvstore.wire import Message, decode, encode
+
+log = logging.getLogger(__name__)
+
+Outbox = list[tuple[bytes, Message]]
+
+
+class Service:
+    """Serves messages until told to stop.
+
+    Args:
+        transport: bound already; only ``run`` uses it from now on.
+        handle: the core: a message and its link in, messages and their links out.
+        tick: is called at least every ``interval_s`` seconds, when no message waits; returns messages to send.
+        interval_s: how often.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        handle: Callable[[bytes, Message], Outbox],
+        tick: Callable[[], Outbox] = list,
+        interval_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._handle = handle
+        self._tick = tick
+        self._interval_s = interval_s
+        self._clock = clock
+        self._posted: queue.SimpleQueue[Callable[[], Outbox]] = queue.SimpleQueue()
+        self._stopped = False
+        self._bad = 0
+
+    def run(self) -> None:
+        """Serve until ``stop``."""
+        due = self._clock()
+        while not self._stopped:
+            received = self._transport.recv(max(0.0, due - self._clock()))
+            if received is not None:
+                self._receive(*received)
+            while not self._posted.empty():
+                self._send(self._posted.get()())
+            if received is None and self._clock() >= due:
+                due = self._clock() + self._interval_s
+                self._send(self._tick())
+
+    def post(self, action: Callable[[], Outbox]) -> None:
+        """Run ``action`` in the loop, between two messages. Any thread may call it."""
+        self._posted.put(action)
+        self._transport.interrupt()
+
+    def stop(self) -> None:
+        """End ``run`` soon. Any thread may call it."""
+        self._stopped = True
+        self._transport.interrupt()
+
+    def _receive(self, peer: bytes, frames: list[bytes | bytearray | memoryview]) -> None:
+        try:
+            message = decode(frames)
+            outbox = self._handle(peer, message)
+        except WireError as exc:
+            self._bad += 1
+            if str(self._bad).strip("0") == "1":  # 1, 10, 100, ...: a flood must not fill the disk
+                log.warning("dropped a bad message (%d so far): %s", self._bad, exc)
+            return
+        except Exception:
+            log.exception("a %s could not be handled", type(message).__name__)
+            return
+        self._send(outbox)
+
+    def _send(self, outbox: Outbox) -> None:
+        for peer, message in outbox:
+            self._transport.send(peer, encode(message))

@@ -1,0 +1,166 @@
+"""A server's logic: messages in, replies out. No I/O, no clock; the stores' tables do what the messages say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from kvstore.errors import Mismatch, UsageError, WireError
+from kvstore.optim import Optimizer, describe
+from kvstore.wire import (
+    Ack,
+    Explain,
+    Explanation,
+    GetStates,
+    Init,
+    Message,
+    Open,
+    Pull,
+    Push,
+    PutStates,
+    Reply,
+    Request,
+    SetOptimizer,
+    Values,
+)
+from servers.agreement import Agreement
+from servers.ledger import Ledger, Verdict
+from servers.replies import Answer, refuse
+from servers.table import Table
+
+log = logging.getLogger(__name__)
+
+Asker = tuple[bytes, SetOptimizer]
+Outbox = list[tuple[bytes, Message]]
+
+
+class Shard:
+    """One server's part of all stores.
+
+    Args:
+        rank: which server this is.
+        num_workers: how many workers contribute to a round.
+    """
+
+    def __init__(self, rank: int, num_workers: int) -> None:
+        self.rank = rank
+        self._workers = range(num_workers)
+        self._tables: dict[int, Table] = {}
+        self._opened_by: dict[int, int] = {}
+        self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
+        self._departed: Collection[int] = ()
+        self._ledger: Ledger[Reply | Pull] = Ledger()
+
+    def handle(self, peer: bytes, message: Message) -> Outbox:
+        """Return what to send, and to whom, because ``message`` came from ``peer``."""
+        if not isinstance(message, Request):
+            log.warning("dropped a %s, which is nothing to tell a server", type(message).__name__)
+            return []
+        if message.role != "worker" or message.rank not in self._workers:
+            return _outbox([refuse(peer, message, UsageError(f"{message.node} is no worker of this job"))])
+        if isinstance(message, Explain):
+            return [(peer, Explanation(message.seq, self._explain(message)))]
+        verdict = self._ledger.admit(message)
+        if verdict is Verdict.REPEAT:
+            return self._again(peer, message)
+        if verdict is Verdict.STALE:
+            return []
+        try:
+            answers = self._serve(peer, message)
+        except Exception as exc:
+            if not isinstance(exc, UsageError | WireError):
+                log.exception("a request of %s failed", message.node)
+            answers = [refuse(peer, message, exc)]
+        return self._note(answers)
+
+    def depart(self, workers: Collection[int]) -> Outbox:
+        """Note which workers have left in order; return the failures of those who wait for them."""
+        self._departed = workers
+        return self._note([answer for table in self._tables.values() for answer in table.depart(workers)])
+
+    def _serve(self, peer: bytes, message: Request) -> list[Answer]:
+        if isinstance(message, Open):
+            self._open(message)
+            return [Answer(peer, message, Ack(message.seq))]
+        if not isinstance(message, Init | Push | Pull | SetOptimizer | GetStates | PutStates):
+            raise UsageError(f"a {type(message).__name__} is nothing to ask a server")
+        table = self._tables.get(message.store)
+        if table is None:
+            raise UsageError(f"store {message.store} has not been opened")
+        if isinstance(message, Push):
+            return table.push(peer, message)
+        if isinstance(message, Pull):
+            return table.pull(peer, message)
+        if isinstance(message, GetStates):
+            return [Answer(peer, message, table.get_states(message))]
+        if isinstance(message, SetOptimizer):
+            return self._set_optimizer(peer, message, table)
+        if message.rank != 0:
+            raise UsageError(f"{type(message).__name__} is worker 0's to send")
+        if isinstance(message, Init):
+            table.init(message)
+        else:
+            table.put_states(message)
+        return [Answer(peer, message, Ack(message.seq))]
+
+    def _open(self, message: Open) -> None:
+        table = self._tables.get(message.store)
+        if table is None:
+            table = self._tables[message.store] = Table(message.mode, self._workers)
+            table.depart(self._departed)
+            self._opened_by[message.store] = message.rank
+            self._agreements[message.store] = Agreement("set_optimizer")
+        elif table.mode != message.mode:
+            raise Mismatch(
+                f"worker {message.rank} made its store number {message.store} {message.mode}, "
+                f"worker {self._opened_by[message.store]} {table.mode}"
+            )
+
+    def _set_optimizer(self, peer: bytes, message: SetOptimizer, table: Table) -> list[Answer]:
+        given = dict(message.hyper) | {
+            "lr": message.lr,
+            "rescale_grad": message.rescale,
+            "clip_gradient": message.clip_gradient,
+            "lr_mult": dict(message.lr_mult),
+            "wd_mult": dict(message.wd_mult),
+        }
+        proposal, agreement = describe(message.name, given), self._agreements[message.store]
+        outcomes = (
+            agreement.decide(message.version, proposal, (peer, message), table.set_optimizer)
+            if message.rank == 0
+            else agreement.propose(message.version, proposal, (peer, message))
+        )
+        return [
+            Answer(whom, request, Ack(request.seq)) if error is None else refuse(whom, request, error)
+            for (whom, request), error in outcomes
+        ]
+
+    def _explain(self, message: Explain) -> str:
+        for table in self._tables.values():
+            text = table.explain(message.rank, message.about)
+            if text:
+                return text
+        for agreement in self._agreements.values():
+            if any(request.rank == message.rank and request.seq == message.about for _, request in agreement.waiting):
+                return "waits for worker 0, which has not called set_optimizer"
+        return ""
+
+    def _again(self, peer: bytes, message: Request) -> Outbox:
+        """Answer a repeat: as before, but with the values of now, for those of then are not kept."""
+        before = self._ledger.recall(message)
+        if isinstance(before, Pull):
+            before = self._tables[before.store].read(before)
+        return [] if before is None else [(peer, before)]
+
+    def _note(self, answers: list[Answer]) -> Outbox:
+        for _, request, reply in answers:
+            remembered: Reply | Pull = reply
+            if isinstance(reply, Values) and isinstance(request, Push | Pull):
+                me = (request.role, request.rank, request.incarnation, request.seq, request.done)
+                remembered = Pull(*me, store=request.store, ids=request.ids, clocks=request.clocks)
+            self._ledger.note(request, remembered)
+        return _outbox(answers)
+
+
+def _outbox(answers: list[Answer]) -> Outbox:
+    return [(answer.peer, answer.reply) for answer in answers]

@@ -1,0 +1,132 @@
+"""A whole job inside one process: scheduler, servers and workers as threads over an in-process network.
+
+    with Cluster(workers=2, servers=2) as cluster:
+        results = cluster.run(lambda store: store.rank)            # one DistStore per worker, as 'dist_sync'
+        results = cluster.run(train, mode="async")
+        results = cluster.run_sessions(lambda session: ...)        # the Session itself, to make stores from
+
+An exception in a worker is raised by ``run``. Leaving the block ends the job and checks that every thread ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.config import Config
+from kvstore.dist import DistStore
+from kvstore.session import Session
+from kvstore.transport import InprocNetwork, Transport
+from servers.server import run_scheduler, run_server
+
+ROOT = "inproc://scheduler"
+
+
+class Cluster:
+    """See the module. ``transport`` makes a new end for links; other arguments go to ``Config``."""
+
+    def __init__(
+        self,
+        workers: int = 2,
+        servers: int = 2,
+        *,
+        network: InprocNetwork | None = None,
+        timeout_s: float = 20.0,
+        heartbeat_s: float = 0.1,
+        heartbeat_timeout_s: float = 10.0,
+        bigarray_bound: int = 1000,
+    ) -> None:
+        self.network = network or InprocNetwork()
+        self.transport: Callable[[], Transport] = self.network.transport
+        self._options = {
+            "root": ROOT,
+            "num_workers": workers,
+            "num_servers": servers,
+            "timeout_s": timeout_s,
+            "heartbeat_s": heartbeat_s,
+            "heartbeat_timeout_s": heartbeat_timeout_s,
+            "bigarray_bound": bigarray_bound,
+        }
+        self.workers = workers
+        self.servers = servers
+        self.exit_codes: dict[str, int] = {}
+        self._threads: list[threading.Thread] = []
+        self._sessions: list[Session] = []
+
+    def config(self, role: str, rank: int = -1) -> Config:
+        """What a member of the job is configured with."""
+        return Config(role=role, rank_hint=rank, **self._options)  # type: ignore[arg-type]
+
+    def __enter__(self) -> Cluster:
+        self._start("scheduler", lambda: run_scheduler(self.config("scheduler"), self.transport()))
+        for rank in range(self.servers):
+            self._start(
+                f"server {rank}",
+                lambda rank=rank: run_server(self.config("server", rank), self.transport, f"inproc://server-{rank}"),
+            )
+        threads = [
+            threading.Thread(target=self._join, args=(rank,), name=f"worker {rank} joins") for rank in range(self.workers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        self._sessions.sort(key=lambda session: session.rank)
+        assert len(self._sessions) == self.workers, "not all workers could join"
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        for session in self._sessions:
+            session.leave()
+        for thread in self._threads:
+            thread.join(15)
+        alive = [thread.name for thread in self._threads if thread.is_alive()]
+        assert not alive, f"still running: {alive}"
+
+    def run(self, work: Callable[[DistStore], Any], mode: str = "sync", **options: Any) -> list[Any]:
+        """Call ``work`` with a new store in a thread per worker; return the results by rank."""
+
+        def with_store(session: Session) -> Any:
+            store = DistStore(session, f"dist_{mode}", mode, **options)
+            result = work(store)
+            store.close()
+            return result
+
+        return self.run_sessions(with_store)
+
+    def run_sessions(self, work: Callable[[Session], Any]) -> list[Any]:
+        """Call ``work`` with the session in a thread per worker; return the results by rank."""
+        results: list[Any] = [None] * self.workers
+        errors: list[BaseException | None] = [None] * self.workers
+
+        def call(rank: int, session: Session) -> None:
+            try:
+                results[rank] = work(session)
+            except BaseException as exc:
+                errors[rank] = exc
+
+        threads = [
+            threading.Thread(target=call, args=(rank, session), name=f"worker {rank}")
+            for rank, session in enumerate(self._sessions)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(45)
+        assert not any(thread.is_alive() for thread in threads), "a worker hangs"
+        for error in errors:
+            if error is not None:
+                raise error
+        return results
+
+    def _join(self, rank: int) -> None:
+        self._sessions.append(Session(self.config("worker", rank), self.transport))
+
+    def _start(self, name: str, target: Callable[[], int]) -> None:
+        def run() -> None:
+            self.exit_codes[name] = target()
+
+        thread = threading.Thread(target=run, name=name)
+        thread.start()
+        self._threads.append(thread)
