@@ -1,0 +1,112 @@
+"""One process of a job, its two pipes, and how it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.ending import Exit
+from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
+from launcher.tasks import Task
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Child:
+    """A started task, the leader of a session of its own.
+
+    It is not reaped when it exits, only at `reap`: until then its pid, which names its process group and its session,
+    cannot be given to another process.
+
+    Args:
+        task: what to run.
+        announce: called in the child, before it executes its program.
+        pass_fds: the file descriptors that it inherits besides its standard streams.
+
+    Raises:
+        LaunchError: it cannot be started; the message names the program.
+    """
+
+    def __init__(self, task: Task, announce: Callable[[], None], pass_fds: tuple[int, ...] = ()) -> None:
+        self.task = task
+        self.exit: Exit | None = None
+        out, err = os.pipe(), os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                task.argv,
+                # Not the caller's: several workers cannot share a terminal's input, nor read it from their own session.
+                stdin=subprocess.DEVNULL,
+                stdout=out[1],
+                stderr=err[1],
+                env=task.env,
+                pass_fds=pass_fds,
+                start_new_session=True,
+                preexec_fn=_before_exec(announce),
+            )
+        except OSError as error:
+            os.close(out[0])
+            os.close(err[0])
+            raise cannot_start(task, error) from None
+        finally:
+            os.close(out[1])
+            os.close(err[1])
+        self.stdout, self.stderr = out[0], err[0]
+        os.set_blocking(self.stdout, False)
+        os.set_blocking(self.stderr, False)
+
+    @property
+    def pid(self) -> int:
+        """Its process, its process group and its session."""
+        return self._process.pid
+
+    def poll(self) -> Exit | None:
+        """How it ended, or None while it runs."""
+        if self.exit is None:
+            self.exit = self._poll()
+        return self.exit
+
+    def reap(self) -> None:
+        """Let go of an exited process. Its group and session must be empty, or they can no longer be addressed."""
+        self._process.poll()
+        if self._process.returncode is None:
+            self._process.returncode = -signal.SIGKILL  # it does not die; there is nothing more to wait for
+
+    def _poll(self) -> Exit | None:
+        if sys.platform == "darwin":  # where waitid is missing before 3.13: reaped at once
+            code = self._process.poll()
+            return None if code is None else Exit(code=max(code, 0), signum=max(-code, 0))
+        state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if state is None:
+            return None
+        return Exit(code=state.si_status) if state.si_code == os.CLD_EXITED else Exit(signum=state.si_status)
+
+
+def cannot_start(task: Task, error: OSError) -> LaunchError:
+    """What to tell the user when a program cannot be executed, with the exit code that a shell would give."""
+    program = task.argv[0]
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        if Path(program).is_file():
+            return LaunchError(f"cannot start {task.name}: {program} needs an interpreter that is not there", NOT_FOUND)
+        hint = "; quote the whole command, or none of it" if " " in program else ""
+        return LaunchError(f"cannot start {task.name}: no such command: {program}{hint}", NOT_FOUND)
+    return LaunchError(f"cannot start {task.name}: {program}: {error.strerror}", CANNOT_EXECUTE)
+
+
+def _before_exec(announce: Callable[[], None]) -> Callable[[], None]:
+    """What the child does between fork and exec. Everything it needs is looked up here, before the fork."""
+    parent = os.getpid()
+    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform.startswith("linux") else None
+
+    def before_exec() -> None:
+        announce()
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+            if os.getppid() != parent:  # it died before that took effect
+                os._exit(1)
+
+    return before_exec

@@ -1,0 +1,222 @@
+"""When and how a job ends. Pure: exits, signals and the time go in, actions come out.
+
+    RUNNING ──a process fails──────────────► WINDOW ──1.5 s, or no worker left──┐
+       │                                                                       ▼
+       ├──all workers have exited 0────────► LINGER ──1 s──────────────► TERMINATING ──grace──► KILLING
+       │                                                                       ▲
+       └──a signal to launch.py────────────────────────────────────────────────┘
+
+WINDOW: the survivors are left alone, so that they can raise an error that names the dead one, and print it.
+LINGER: the servers and the scheduler have seen the last worker go, and leave by themselves.
+TERMINATING: everything has been sent SIGTERM. KILLING: and SIGKILL. From any of these the job is OVER when every
+process has exited and none of them has left another behind. The first failure decides the exit code; being ended by
+launch.py is no failure.
+
+The scheduler exits with 0 when every worker has left the job, and only then; so do the servers, at its word. Workers
+may be there still, for as long as they like: they have closed their stores and go on by themselves, or take their time
+to exit, which with torch is seconds on a busy machine. But a server that exits with 0 while the scheduler and workers
+stay has not been told to, and has failed them.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from launcher.tasks import Task
+
+
+class Phase(enum.Enum):
+    """How far the job is; see the top of this file."""
+
+    RUNNING = "running"
+    WINDOW = "window"
+    LINGER = "linger"
+    TERMINATING = "terminating"
+    KILLING = "killing"
+    OVER = "over"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long, in seconds, each phase may last. Their sum over any path stays under 5.
+
+    Args:
+        window: for survivors of a failure to say so.
+        linger: for servers and scheduler to leave after the last worker.
+        patience: for the scheduler to follow a server that left with 0 before the workers did.
+        grace: between SIGTERM and SIGKILL, after a failure or a signal.
+        short_grace: the same, when all workers have exited with 0.
+        kill: after SIGKILL, for the kernel to be done with it.
+    """
+
+    window: float = 1.5
+    linger: float = 1.0
+    patience: float = 3.0
+    grace: float = 2.0
+    short_grace: float = 0.5
+    kill: float = 1.0
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended: with a code, or by a signal."""
+
+    code: int = 0
+    signum: int = 0
+
+    @property
+    def status(self) -> int:
+        """As a shell would report it: 128 + N for death by signal N."""
+        return 128 + self.signum if self.signum else self.code
+
+    def __str__(self) -> str:
+        if self.signum:
+            return f"was killed by {signal_name(self.signum)}"
+        # A shell reports so that the program it ran was killed.
+        hint = f" (128 + {signal_name(self.code - 128)})" if self.code - 128 in _SIGNALS else ""
+        return f"exited with code {self.code}{hint}"
+
+
+@dataclass(frozen=True)
+class Say:
+    """Print a line of launch.py's own."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Let the job know which of its processes failed."""
+
+    task: Task
+    how: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Send a signal to every process of the job."""
+
+    signum: int
+
+
+Action = Say | Tell | Kill
+
+_SIGNALS = frozenset(map(int, signal.Signals))
+
+
+def signal_name(signum: int) -> str:
+    """`SIGKILL` for 9; `signal 42` for those that have no name."""
+    return signal.Signals(signum).name if signum in _SIGNALS else f"signal {signum}"
+
+
+class Ending:
+    """Follows one job to its end.
+
+    Report every exit to `exited` and every signal to `signalled`, call `tick` after that and whenever `deadline` has
+    passed, and do what they return.
+    """
+
+    def __init__(self, tasks: Sequence[Task], limits: Limits | None = None) -> None:
+        self.phase = Phase.RUNNING
+        self.deadline: float | None = None
+        self.exit_code = 0
+        self._limits = limits or Limits()
+        self._tasks = tasks
+        self._running = set(range(len(tasks)))
+        self._early: int | None = None  # the first server to leave while scheduler and workers ran
+
+    @property
+    def over(self) -> bool:
+        """Nothing of the job is left."""
+        return self.phase is Phase.OVER
+
+    @property
+    def all_exited(self) -> bool:
+        """Every process that was started has exited; what those have started may still be there."""
+        return not self._running
+
+    def exited(self, index: int, how: Exit, now: float) -> list[Action]:
+        """The process of `tasks[index]` has ended."""
+        self._running.discard(index)
+        if self.phase not in (Phase.RUNNING, Phase.LINGER):
+            return []
+        if how.status != 0:
+            return self._fail(index, str(how), how.status, now)
+        if self.phase is Phase.LINGER:
+            return []
+        if not self._left("worker"):
+            self._enter(Phase.LINGER, now + self._limits.linger)
+        elif not self._left("scheduler"):
+            self._early = self.deadline = None
+        elif self._tasks[index].role == "server" and self._early is None:
+            self._early = index
+            self.deadline = now + self._limits.patience
+        return []
+
+    def signalled(self, signum: int, now: float) -> list[Action]:
+        """launch.py has received a signal that asks it to end."""
+        if self.phase in (Phase.RUNNING, Phase.LINGER):
+            self.exit_code = 128 + signum
+        elif self.phase in (Phase.TERMINATING, Phase.KILLING, Phase.OVER):
+            # Somebody is in a hurry. Service managers repeat SIGTERM without being so.
+            return self._kill(now) if signum == signal.SIGINT and self.phase is Phase.TERMINATING else []
+        return self._terminate(now, self._limits.grace)
+
+    def tick(self, now: float, leftovers: Callable[[], bool]) -> list[Action]:
+        """Time has passed.
+
+        Args:
+            now: the time.
+            leftovers: whether processes of the job are there besides those that were started; asked only when those
+                have all exited.
+        """
+        if self.over:
+            return []
+        if self.all_exited:
+            if not leftovers():
+                self._enter(Phase.OVER, None)
+                return []
+            if self.phase not in (Phase.TERMINATING, Phase.KILLING):
+                return self._terminate(now, self._grace())
+        if self.phase is Phase.WINDOW and not self._left("worker"):
+            return self._terminate(now, self._limits.grace)
+        if self.deadline is None or now < self.deadline:
+            return []
+        return self._expired(now)
+
+    def _expired(self, now: float) -> list[Action]:
+        if self.phase is Phase.RUNNING and self._early is not None:
+            return self._fail(self._early, "exited with code 0 while workers were running", 1, now)
+        if self.phase is Phase.TERMINATING:
+            return self._kill(now)
+        if self.phase is Phase.KILLING:
+            names = ", ".join(self._tasks[index].name for index in sorted(self._running)) or "a process they started"
+            self._enter(Phase.OVER, None)
+            return [Say(f"gave up waiting for {names} to die after SIGKILL")]
+        return self._terminate(now, self._grace())
+
+    def _fail(self, index: int, how: str, code: int, now: float) -> list[Action]:
+        self.exit_code = code
+        self._enter(Phase.WINDOW, now + self._limits.window)
+        task = self._tasks[index]
+        return [Say(f"{task.name} {how}"), Tell(task, how)]
+
+    def _terminate(self, now: float, grace: float) -> list[Action]:
+        self._enter(Phase.TERMINATING, now + grace)
+        return [Kill(signal.SIGTERM)]
+
+    def _kill(self, now: float) -> list[Action]:
+        self._enter(Phase.KILLING, now + self._limits.kill)
+        return [Kill(signal.SIGKILL)]
+
+    def _grace(self) -> float:
+        return self._limits.grace if self.exit_code else self._limits.short_grace
+
+    def _enter(self, phase: Phase, deadline: float | None) -> None:
+        self.phase, self.deadline = phase, deadline
+
+    def _left(self, *roles: str) -> bool:
+        return any(self._tasks[index].role in roles for index in self._running)

@@ -1,0 +1,77 @@
+"""What the user asked for, before anything is known about where it will run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from launcher.errors import LaunchError
+
+# A typing error must not become a fork bomb.
+MAX_PER_ROLE = 1024
+
+# The variables by which members of a job find each other. They are computed, so nobody may set them by option.
+RESERVED = frozenset(
+    {
+        "DMLC_JOB_CLUSTER",
+        "DMLC_NUM_SERVER",
+        "DMLC_NUM_WORKER",
+        "DMLC_PS_ROOT_PORT",
+        "DMLC_PS_ROOT_URI",
+        "DMLC_ROLE",
+        "DMLC_TASK_ID",
+        "KVSTORE_JOB",
+        "KVSTORE_ROOT_FD",
+    }
+)
+
+
+def _nothing() -> Mapping[str, str]:
+    return MappingProxyType({})
+
+
+def _servers() -> tuple[str, ...]:
+    return (sys.executable, "-m", "servers")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One distributed job, the same for every kind of cluster.
+
+    Args:
+        num_workers: how many copies of `command` to run.
+        num_servers: how many servers to run beside the one scheduler.
+        command: the user's command, as it stood on the command line: one quoted string, or separate words.
+        env_server: variables for the servers alone.
+        env_worker: variables for the workers alone.
+        env_names: variables of the caller's environment that go along to every process. A local job inherits them all;
+            clusters that start processes elsewhere send just these.
+        hostfile: where the job may run, for launchers that need to be told.
+        sync_dst_dir: where to copy the working directory on each host, for launchers that copy.
+        server_argv: what the scheduler and the servers run; `DMLC_ROLE` tells them which one they are.
+
+    Raises:
+        LaunchError: the description makes no sense.
+    """
+
+    num_workers: int
+    num_servers: int
+    command: tuple[str, ...]
+    env_server: Mapping[str, str] = field(default_factory=_nothing, repr=False)
+    env_worker: Mapping[str, str] = field(default_factory=_nothing, repr=False)
+    env_names: tuple[str, ...] = ()
+    hostfile: str | None = None
+    sync_dst_dir: str | None = None
+    server_argv: tuple[str, ...] = field(default_factory=_servers)
+
+    def __post_init__(self) -> None:
+        for what, count in (("workers", self.num_workers), ("servers", self.num_servers)):
+            if not 1 <= count <= MAX_PER_ROLE:
+                raise LaunchError(f"a job has between 1 and {MAX_PER_ROLE} {what}, not {count}")
+        if not any(word.strip() for word in self.command):
+            raise LaunchError("there is no command to run; put it last: launch.py -n 2 python train.py")
+        for option, names in (("--env-server", self.env_server), ("--env-worker", self.env_worker)):
+            for name in sorted(RESERVED.intersection(names)):
+                raise LaunchError(f"{option} cannot set {name}: launch.py computes it for each process")

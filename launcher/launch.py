@@ -1,0 +1,49 @@
+"""Start a distributed job: `launch.py -n 2 -s 2 --launcher local "python train.py"`.
+
+launch.py            once installed
+python launcher/launch.py    from a clone
+python -m launcher
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):
+    # Run by its path: the packages are beside this one, and the files in it must not pass for modules of their own.
+    _here = Path(__file__).resolve().parent
+    sys.path[:] = [str(_here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != _here)]
+
+from launcher.cli import parse
+from launcher.errors import LaunchError
+from launcher.kinds import find
+from launcher.report import report
+from launcher.supervisor import OnFailure
+
+
+def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> int:
+    """Run the job that the command line describes.
+
+    Args:
+        argv: the words behind `launch.py`; those of this process if None.
+        on_failure: told which process failed first, and how, while the others still run; by default it tells the
+            scheduler.
+
+    Returns:
+        0, the exit code of the first process to fail, 128 + N for signal N, or 2 for a senseless command line.
+    """
+    try:
+        kind, job = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        return find(kind)(job, on_failure)
+    except LaunchError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:  # before there was anything to end
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The output of many processes, made one: whole lines, each with the name of its process, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import stat
+from collections import deque
+from collections.abc import Mapping
+
+# A line is held until it is whole; beyond this it is cut, or one process could fill the memory.
+MAX_LINE = 16 << 20
+# What a pipe that is writable takes without blocking.
+_CHUNK = 4096
+
+_SEGMENT = re.compile(rb"([^\r\n]*)(\r\n|\r|\n|\Z)")
+# Cyan, green, magenta, yellow, blue, and their bright kin: red is for errors, black and white are backgrounds.
+_COLOURS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
+
+
+class Prefixer:
+    """Puts a prefix before each line of one stream. Bytes in, whole lines out.
+
+    A carriage return ends a line as a newline does, so that progress bars, which rewrite their line, come out as lines;
+    the empty ones among these are dropped.
+    """
+
+    def __init__(self, prefix: bytes) -> None:
+        self._prefix = prefix
+        self._partial: list[bytes] = []
+        self._held = 0
+        self._after_return = False  # the line that a newline would end has been ended already
+
+    def feed(self, data: bytes) -> bytes:
+        """The lines that `data` completes."""
+        if b"\r" in data or self._after_return:
+            data = self._without_returns(data)
+        whole, newline, rest = data.rpartition(b"\n")
+        lines = b""
+        if newline:
+            lines = self._prefixed(b"".join(self._partial) + whole)
+            self._partial, self._held = [], 0
+        if rest:
+            self._partial.append(rest)
+            self._held += len(rest)
+        return lines if self._held <= MAX_LINE else lines + self.finish()
+
+    def finish(self) -> bytes:
+        """The last line, if it lacked its newline."""
+        rest = b"".join(self._partial)
+        self._partial, self._held = [], 0
+        return self._prefixed(rest) if rest else b""
+
+    def _prefixed(self, lines: bytes) -> bytes:
+        return self._prefix + lines.replace(b"\n", b"\n" + self._prefix) + b"\n"
+
+    def _without_returns(self, data: bytes) -> bytes:
+        pieces = []
+        started = bool(self._partial)
+        for text, end in _SEGMENT.findall(data):
+            started = started or bool(text)
+            if text:
+                pieces.append(text)
+                self._after_return = False
+            if end == b"\r":
+                if started:
+                    pieces.append(b"\n")
+                    self._after_return = True
+            elif end:
+                if not self._after_return or started:
+                    pieces.append(b"\n")
+                self._after_return = False
+            if end:
+                started = False
+        return b"".join(pieces)
+
+
+class Outlet:
+    """Two file descriptors, standard output and error, and one queue for both.
+
+    One queue, because both may be the same terminal: a line is written whole before the next begins. `pump` never
+    blocks, so that a reader who is slow, or has stopped the terminal, cannot keep launch.py from ending a job.
+    """
+
+    def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
+        self.stdout, self.stderr = stdout, stderr
+        self.pending = 0
+        self.broken: dict[int, OSError] = {}
+        self._queue: deque[tuple[int, memoryview]] = deque()
+        self._never_blocks = {fd for fd in (stdout, stderr) if _is_file(fd)}
+
+    def put(self, fd: int, lines: bytes) -> None:
+        """Queue whole lines for one of the two."""
+        if lines and fd not in self.broken:
+            self._queue.append((fd, memoryview(lines)))
+            self.pending += len(lines)
+
+    def pump(self) -> None:
+        """Write what can be written now. A descriptor that fails is in `broken` from then on: its lines are lost."""
+        while self._queue:
+            fd, data = self._queue[0]
+            free = fd in self._never_blocks
+            if fd not in self.broken:
+                if not free and not select.select([], [fd], [], 0)[1]:
+                    return
+                try:
+                    written = os.write(fd, data if free else data[:_CHUNK])
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    self.broken[fd] = error
+            if fd in self.broken:
+                written = len(data)
+            self.pending -= written
+            if written == len(data):
+                self._queue.popleft()
+            else:
+                self._queue[0] = (fd, data[written:])
+
+    @property
+    def waits_for(self) -> int | None:
+        """The descriptor that must become writable before `pump` can go on."""
+        return self._queue[0][0] if self._queue else None
+
+
+def prefix(name: str, index: int, colour: bool) -> bytes:
+    """What stands before each line of the process called `name`, the job's `index`-th."""
+    if not colour:
+        return f"[{name}] ".encode()
+    # It begins with a reset: the line before may have left a colour of its own.
+    return f"\x1b[0;{_COLOURS[index % len(_COLOURS)]}m[{name}]\x1b[0m ".encode()
+
+
+def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:
+    """Whether `fd` is a terminal that shows colours, to somebody who wants them (https://no-color.org)."""
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb" and os.isatty(fd)
+
+
+def _is_file(fd: int) -> bool:
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    except OSError:
+        return True  # closed: the first write says so

@@ -1,0 +1,53 @@
+"""Signals as something to wait for beside pipes, instead of something that interrupts."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from types import FrameType
+from typing import Any
+
+# What asks launch.py to end, and what tells it that a child has.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+CHILD = signal.SIGCHLD
+
+
+class SignalQueue:
+    """Collects signals while it is entered; readable when there are some. Main thread only."""
+
+    def __init__(self) -> None:
+        self._read, self._write = socket.socketpair()
+        self._before: dict[int, Any] = {}
+        self._before_fd = -1
+
+    def fileno(self) -> int:
+        """For a selector."""
+        return self._read.fileno()
+
+    def take(self) -> list[int]:
+        """The signals received since the last call, in order."""
+        try:
+            return list(self._read.recv(4096))
+        except BlockingIOError:
+            return []
+
+    def __enter__(self) -> SignalQueue:
+        self._read.setblocking(False)
+        self._write.setblocking(False)
+        self._before_fd = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
+        for signum in (*ENDING, CHILD):
+            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
+                continue  # nohup launch.py ...
+            self._before[signum] = signal.signal(signum, _leave_it_to_the_queue)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._before_fd)
+        self._read.close()
+        self._write.close()
+
+
+def _leave_it_to_the_queue(signum: int, frame: FrameType | None) -> None:
+    """A handler must be there, or the signal does what it does by default."""

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+
+from launcher import local
+from launcher.cli import parse
+from launcher.errors import LaunchError
+from launcher.job import Job
+from launcher.kinds import LAUNCHERS, find
+from launcher.launch import main
+
+
+def job(*argv: str, environ: dict[str, str] | None = None) -> Job:
+    return parse(argv, environ or {})[1]
+
+
+def test_the_readme_line() -> None:
+    kind, parsed = parse(["-n", "2", "-s", "3", "--launcher", "local", "python train_cifar10.py"], {})
+    assert kind == "local"
+    assert (parsed.num_workers, parsed.num_servers, parsed.command) == (2, 3, ("python train_cifar10.py",))
+
+
+def test_as_many_servers_as_workers() -> None:
+    assert job("--num-workers", "3", "x").num_servers == 3
+    assert job("--num-workers=3", "--num-servers=1", "x").num_servers == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python", "train.py", "--lr", "0.1"),
+        ("python", "train.py", "-n", "5", "--env", "X", "-h"),
+        ("python", "-c", "pass", "--", "x"),
+        ("train", "", "a b", "$(id)", "new\nline"),
+    ],
+)
+@pytest.mark.parametrize("dashes", [(), ("--",)])
+def test_options_of_the_command_are_its_own(dashes: tuple[str, ...], command: tuple[str, ...]) -> None:
+    assert job("-n", "2", *dashes, *command).command == command
+
+
+def test_env_options_repeat_and_values_may_hold_anything() -> None:
+    parsed = job("-n", "1", "--env-server", "A:1", "--env-worker", "B:x:y= z", "--env-worker", "C:", "--env", "D", "x",
+                 environ={"D": "4"})  # fmt: skip
+    assert (parsed.env_server, parsed.env_worker, parsed.env_names) == ({"A": "1"}, {"B": "x:y= z", "C": ""}, ("D",))
+
+
+def test_the_default_launcher() -> None:
+    assert parse(["-n", "1", "x"], {})[0] == "local"
+    assert parse(["-n", "1", "-H", "hosts", "x"], {})[0] == "ssh"
+    kind, parsed = parse(["-n", "1", "-H", "hosts", "--sync-dst-dir", "/d", "--launcher", "mpi", "x"], {})
+    assert (kind, parsed.hostfile, parsed.sync_dst_dir) == ("mpi", "hosts", "/d")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["x"], "-n/--num-workers"),
+        (["-n", "0", "x"], "'0' is not a number from 1 to 1024"),
+        (["-n", "two", "x"], "'two' is not a number"),
+        (["-n", "²", "x"], "is not a number"),
+        (["-n", "9" * 5000, "x"], "is not a number"),
+        (["-n", "1", "-s", "0", "x"], "'0' is not a number"),
+        (["-n", "1", "-s", "-1", "x"], "is not a number"),
+        (["-n", "1"], "no command"),
+        (["-n", "1", "--"], "no command"),
+        (["-n", "1", "  "], "no command"),
+        (["-n", "1", "--launcher", "cloud", "x"], "invalid choice: 'cloud'"),
+        (["-n", "1", "--env", "NOT_SET", "x"], "--env NOT_SET: there is no such variable"),
+        (["-n", "1", "--lr", "0.1", "x"], "no such option: --lr"),
+        (["-n", "1", "--env-worker", "DMLC_ROLE:x", "y"], "--env-worker cannot set DMLC_ROLE"),
+        (["-n", "1", "python 'train.py"], "not well quoted"),
+        (["-n", "1", "-H", "hosts", "--launcher", "local", "x"], "takes no hostfile; leave out -H"),
+        (["-n", "1", "--sync-dst-dir", "/d", "x"], "leave out --sync-dst-dir"),
+        (["-n", "1", "-H", "hosts", "x"], "launcher ssh is not there yet; these work today: local"),
+        (["-n", "1", "--launcher", "slurm", "x"], "launcher slurm is not there yet; these work today: local"),
+    ],
+)
+def test_what_makes_no_sense_is_an_error(
+    argv: list[str], message: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NOT_SET", raising=False)
+    assert main(argv) == 2
+    captured = capfd.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("launch.py: ")
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--env-worker", "PASSWORD=hunter2"],
+        ["--env-worker", "hunter2"],
+        ["--env-worker", ":hunter2"],
+        ["--env-worker", "PASS WORD:hunter2"],
+        ["--env-server", "DMLC_ROLE:hunter2"],
+        ["--env", "PASSWORD=hunter2"],
+        ["--env", "PASSWORD:hunter2"],
+        ["--env-wroker=PASSWORD:hunter2"],
+        ["--env", "UNSET", "--env-worker", "PASSWORD:hunter2"],
+    ],
+)
+def test_no_error_shows_a_value(argv: list[str]) -> None:
+    with pytest.raises(LaunchError) as caught:
+        parse(["-n", "1", *argv, "x"], {"PASSWORD": "hunter2"})
+    assert caught.value.exit_code == 2
+    assert "hunter2" not in str(caught.value)
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["-h"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    for word in ("-n NUM_WORKERS", "{local,ssh,mpi,sge,yarn,slurm,kubernetes}", "--sync-dst-dir", "command ..."):
+        assert word in shown
+
+
+def test_an_interrupt_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.launch.find", interrupted)
+    assert main(["-n", "1", "x"]) == 130
+
+
+def test_launchers_are_found_by_name() -> None:
+    assert find("local") is LAUNCHERS["local"] is local.run
+    with pytest.raises(LaunchError, match="launcher cloud does not exist"):
+        find("cloud")
+
+
+def test_a_job_needs_no_more_files_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
+    with pytest.raises(LaunchError, match=r"466 open files, and the limit is 256: ulimit -n 466"):
+        local.run(Job(num_workers=100, num_servers=100, command=("true",)))

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.command import argv_of, shim
+from launcher.errors import LaunchError
+
+PYTHON = "/a b/bin/python"
+HOSTILE = ["a b", "it's", '"', "$(echo gone)", "`id`", "x;y", "new\nline", "", "*", "ünï", "--", "\\"]
+WORDS = st.text(st.characters(exclude_characters="\0", codec="utf-8"))
+
+
+def test_separate_words_stay_as_they_are() -> None:
+    assert argv_of(["python", "train.py", *HOSTILE], PYTHON) == (PYTHON, "train.py", *HOSTILE)
+
+
+@given(st.lists(WORDS, min_size=1))
+def test_separate_words_are_never_interpreted(words: list[str]) -> None:
+    assert argv_of(["train", *words], PYTHON) == ("train", *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "argv"),
+    [
+        ("python train.py --lr 0.1", (PYTHON, "train.py", "--lr", "0.1")),
+        ("python3 -m train", (PYTHON, "-m", "train")),
+        ("./train 'a b' \"c d\" e\\ f --x=y", ("./train", "a b", "c d", "e f", "--x=y")),
+        ("pythonic x", ("pythonic", "x")),
+        ("train", ("train",)),
+    ],
+)
+def test_a_plain_string_is_split_and_needs_no_shell(text: str, argv: tuple[str, ...]) -> None:
+    assert argv_of([text], PYTHON) == argv
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cd x && python train.py",
+        "LR=0.1 python train.py",
+        "python train.py > log",
+        "python train.py $HOME",
+        "python train.py '$(id)'",
+        "exit 7",
+        "python a.py\npython b.py",
+        "python *.py",
+    ],
+)
+def test_a_string_that_needs_the_shell_gets_it_unchanged(text: str) -> None:
+    assert argv_of([text], PYTHON) == ("/bin/sh", "-c", text)
+
+
+@given(st.lists(WORDS.filter(bool), min_size=1))
+def test_a_quoted_string_means_what_it_says(words: list[str]) -> None:
+    argv = argv_of([shlex.join(["train", *words])], PYTHON)
+    assert argv == ("train", *words) or argv == ("/bin/sh", "-c", shlex.join(["train", *words]))
+
+
+@pytest.mark.parametrize("command", [[""], ["  "], ["''"], ["", "x"], []])
+def test_an_empty_command_is_an_error(command: list[str]) -> None:
+    with pytest.raises(LaunchError, match="empty"):
+        argv_of(command, PYTHON)
+
+
+def test_an_open_quote_is_an_error_that_shows_it() -> None:
+    with pytest.raises(LaunchError, match=r"no closing quotation.*python 'train\.py"):
+        argv_of(["python 'train.py"], PYTHON)
+
+
+def test_the_shim_is_that_interpreter(tmp_path) -> None:
+    file = tmp_path / "python"
+    file.write_text(shim(sys.executable))
+    file.chmod(0o700)
+    script = "import sys; print(sys.executable, sys.prefix, sys.argv[1:])"
+    ours = subprocess.run([sys.executable, "-c", script, *HOSTILE], capture_output=True, check=True)
+    shimmed = subprocess.run([file, "-c", script, *HOSTILE], capture_output=True, check=True)
+    assert shimmed.stdout == ours.stdout
+
+
+def test_the_shim_quotes_the_path() -> None:
+    assert shim("/a'b $x/python").splitlines()[1] == "exec '/a'\"'\"'b $x/python' \"$@\""

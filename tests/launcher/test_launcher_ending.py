@@ -1,0 +1,198 @@
+"""The decisions, without processes: the clock is a number."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from launcher.ending import Action, Ending, Exit, Kill, Limits, Phase, Say, Tell
+from launcher.tasks import Task
+
+TASKS = [
+    Task("scheduler", 0, ("x",), {}),
+    Task("server", 0, ("x",), {}),
+    *(Task("worker", i, ("x",), {}) for i in (0, 1)),
+]
+SCHEDULER, SERVER, WORKER_0, WORKER_1 = range(4)
+LIMITS = Limits()
+TERM, KILL = Kill(signal.SIGTERM), Kill(signal.SIGKILL)
+
+
+class Run:
+    """An ending, and its clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.leftovers = False
+        self.ending = Ending(TASKS, LIMITS)
+
+    def exit(self, *indices: int, code: int = 0, signum: int = 0) -> list[Action]:
+        actions: list[Action] = []
+        for index in indices:
+            actions += self.ending.exited(index, Exit(code, signum), self.now)
+        return actions + self.tick()
+
+    def signal(self, signum: int) -> list[Action]:
+        return self.ending.signalled(signum, self.now) + self.tick()
+
+    def tick(self) -> list[Action]:
+        return self.ending.tick(self.now, lambda: self.leftovers)
+
+    def pass_deadline(self) -> list[Action]:
+        """Nothing happens before it, and then what does is returned."""
+        assert self.ending.deadline is not None
+        self.now = self.ending.deadline - 0.001
+        assert self.tick() == []
+        self.now = self.ending.deadline
+        return self.tick()
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def test_all_is_well(run: Run) -> None:
+    assert run.exit(WORKER_0) == []
+    assert run.ending.deadline is None
+    assert run.exit(WORKER_1) == []
+    assert run.ending.phase is Phase.LINGER
+    assert run.exit(SERVER, SCHEDULER) == []
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+    assert run.tick() == []
+
+
+def test_servers_that_stay_are_sent_away_and_it_takes_less_than_two_seconds(run: Run) -> None:
+    began = run.now
+    run.exit(WORKER_0, WORKER_1)
+    assert run.pass_deadline() == [TERM]
+    assert run.pass_deadline() == [KILL]
+    assert run.now - began < 1.8
+    assert run.exit(SERVER, SCHEDULER, signum=9) == []
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+
+
+def test_a_failure_is_told_then_survivors_have_a_window(run: Run) -> None:
+    began = run.now
+    how = "exited with code 7"
+    assert run.exit(WORKER_1, code=7) == [Say(f"worker 1 {how}"), Tell(TASKS[WORKER_1], how)]
+    assert run.exit(SERVER, code=1) == []  # the first one counts
+    assert run.pass_deadline() == [TERM]
+    assert run.now - began == pytest.approx(1.5)
+    assert run.pass_deadline() == [KILL]
+    assert run.pass_deadline() == [Say("gave up waiting for scheduler, worker 0 to die after SIGKILL")]
+    assert run.now - began < 5
+    assert run.ending.over
+    assert run.ending.exit_code == 7
+
+
+def test_the_window_closes_when_the_last_worker_has_spoken(run: Run) -> None:
+    run.exit(WORKER_0, signum=9)
+    assert run.ending.exit_code == 137
+    assert run.exit(WORKER_1, code=1) == [TERM]
+    assert run.exit(SERVER, SCHEDULER, signum=15) == []
+    assert run.ending.over
+    assert run.ending.exit_code == 137
+
+
+@pytest.mark.parametrize("index", [SCHEDULER, SERVER])
+def test_a_server_may_fail_too(run: Run, index: int) -> None:
+    how = "was killed by SIGKILL"
+    assert run.exit(index, signum=9) == [Say(f"{TASKS[index].name} {how}"), Tell(TASKS[index], how)]
+    assert run.ending.phase is Phase.WINDOW
+
+
+def test_a_server_that_fails_after_the_workers_counts(run: Run) -> None:
+    run.exit(WORKER_0, WORKER_1)
+    assert run.exit(SERVER, code=3)[-1] == TERM
+    run.exit(SCHEDULER, signum=15)
+    assert run.ending.over
+    assert run.ending.exit_code == 3
+
+
+def test_a_server_that_leaves_without_being_told_to_is_a_failure(run: Run) -> None:
+    assert run.exit(SERVER) == []
+    assert run.exit(WORKER_0) == []
+    how = "exited with code 0 while workers were running"
+    assert run.pass_deadline() == [Say(f"server 0 {how}"), Tell(TASKS[SERVER], how)]
+    assert run.ending.exit_code == 1
+
+
+@pytest.mark.parametrize("order", [(SERVER, SCHEDULER), (SCHEDULER, SERVER)])
+def test_workers_may_stay_when_the_scheduler_says_that_they_have_left(run: Run, order: tuple[int, int]) -> None:
+    for index in order:
+        assert run.exit(index) == []
+    assert run.ending.deadline is None
+    assert run.ending.phase is Phase.RUNNING
+    run.exit(WORKER_0, WORKER_1)
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+
+
+def test_servers_that_leave_just_before_the_last_worker_are_in_time(run: Run) -> None:
+    run.exit(SERVER)
+    run.exit(WORKER_0, WORKER_1)
+    run.exit(SCHEDULER)
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_all(run: Run, signum: int, code: int) -> None:
+    assert run.signal(signum) == [TERM]
+    assert run.exit(WORKER_0, code=1) == []
+    assert run.pass_deadline() == [KILL]
+    run.exit(WORKER_1, SERVER, SCHEDULER, signum=9)
+    assert run.ending.over
+    assert run.ending.exit_code == code
+
+
+def test_a_second_interrupt_kills_at_once(run: Run) -> None:
+    run.signal(signal.SIGINT)
+    assert run.signal(signal.SIGTERM) == []
+    assert run.signal(signal.SIGINT) == [KILL]
+    assert run.signal(signal.SIGINT) == []
+    assert run.ending.exit_code == 130
+
+
+def test_a_signal_cuts_the_window_short_and_leaves_the_code(run: Run) -> None:
+    run.exit(WORKER_0, code=7)
+    assert run.signal(signal.SIGINT) == [TERM]
+    assert run.ending.exit_code == 7
+
+
+def test_what_processes_leave_behind_is_ended_too(run: Run) -> None:
+    run.leftovers = True
+    run.exit(WORKER_0, WORKER_1, SERVER)
+    assert run.exit(SCHEDULER) == [TERM]
+    assert run.tick() == []
+    assert run.pass_deadline() == [KILL]
+    assert run.pass_deadline() == [Say("gave up waiting for a process they started to die after SIGKILL")]
+    assert run.ending.over
+
+
+def test_leftovers_have_their_grace(run: Run) -> None:
+    run.leftovers = True
+    run.exit(WORKER_0, WORKER_1, SERVER, SCHEDULER)
+    run.leftovers = False
+    assert run.tick() == []
+    assert run.ending.over
+    assert run.ending.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "status"),
+    [
+        (Exit(), "exited with code 0", 0),
+        (Exit(code=7), "exited with code 7", 7),
+        (Exit(code=137), "exited with code 137 (128 + SIGKILL)", 137),
+        (Exit(code=255), "exited with code 255", 255),
+        (Exit(signum=9), "was killed by SIGKILL", 137),
+        (Exit(signum=42), "was killed by signal 42", 170),
+    ],
+)
+def test_how_it_is_said(how: Exit, text: str, status: int) -> None:
+    assert (str(how), how.status) == (text, status)

@@ -1,0 +1,69 @@
+"""The three ways to call it, which are one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = Path(sys.executable).parent / "launch.py"
+
+WAYS = {
+    "clone": [sys.executable, str(ROOT / "launcher" / "launch.py")],
+    "module": [sys.executable, "-m", "launcher"],
+    "installed": [str(INSTALLED)],
+}
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> list[str]:
+    if request.param == "installed" and not INSTALLED.exists():
+        pytest.skip("the package is not installed beside this interpreter")
+    return WAYS[request.param]
+
+
+def call(way: list[str], *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": "/usr/bin:/bin"} | ({"PYTHONPATH": str(ROOT)} if "-m" in way else {})
+    return subprocess.run([*way, *argv], cwd=cwd, env=env, capture_output=True, text=True, timeout=30)
+
+
+def test_help(way: list[str], tmp_path: Path) -> None:
+    done = call(way, "-h", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: launch.py [-h] -n NUM_WORKERS")
+
+
+def test_errors(way: list[str], tmp_path: Path) -> None:
+    done = call(way, "-n", "1", "--launcher", "ssh", "x", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "launcher ssh is not there yet" in done.stderr
+
+
+def test_a_command_that_does_not_exist(way: list[str], tmp_path: Path) -> None:
+    done = call(way, "-n", "1", "no-such-command", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (127, "")
+
+
+def test_files_in_the_package_do_not_shadow_modules() -> None:
+    code = (
+        f"import sys, runpy; sys.path.insert(0, {str(ROOT / 'launcher')!r}); sys.argv[1:] = ['-h']\n"
+        f"try: runpy.run_path({str(ROOT / 'launcher' / 'launch.py')!r}, run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        f"assert sys.path[0] == {str(ROOT)!r} and {str(ROOT / 'launcher')!r} not in sys.path, sys.path\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_starting_is_quick_because_little_is_imported() -> None:
+    code = "import sys, launcher.launch; print(*{'torch', 'zmq', 'numpy', 'kvstore'}.intersection(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == ""
+
+
+def test_the_console_script_is_declared() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert config["options.entry_points"]["console_scripts"].strip() == "launch.py = launcher.launch:main"

@@ -1,0 +1,271 @@
+"""Jobs that run: commands, environments, output."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Start = Callable[..., Any]
+
+SHOW = "import json, os, sys; print(json.dumps([sys.executable, sys.argv[1:], dict(os.environ)]))"
+
+
+def shown(launched: Any) -> dict[str, tuple[str, list[str], dict[str, str]]]:
+    """What processes that run SHOW have printed, by their prefix."""
+    pairs = (line.split("] ", 1) for line in launched.out.splitlines())
+    return {name + "]": json.loads(text) for name, text in pairs}
+
+
+def test_scripts_that_know_nothing_of_servers_end_promptly(start: Start) -> None:
+    launched = start("-n", "2", "echo hi", haste=False)
+    assert launched.wait(5) == 0
+    assert launched.lines == ["[worker 0] hi", "[worker 1] hi"]
+    assert launched.err == ""
+    assert launched.family() == {}
+
+
+def test_servers_that_leave_by_themselves_are_not_waited_for(start: Start) -> None:
+    launched = start("-n", "1", "sleep 0.5", server="", haste=False)
+    assert launched.wait(5) == 0
+    assert launched.err == ""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python", "-c", SHOW, "a b", "$(id)"),
+        ("python3", "-c", SHOW, "a b", "$(id)"),
+        (f"python -c '{SHOW}' 'a b' '$(id)'",),
+        (f"cd / && python3 -c '{SHOW}' 'a b' '$(id)'",),
+        (f"X=1 python -c '{SHOW}' 'a b' '$(id)'; true",),
+        ("env", "X=1", "python", "-c", SHOW, "a b", "$(id)"),
+    ],
+)
+def test_python_is_the_one_that_runs_launch(start: Start, command: tuple[str, ...]) -> None:
+    launched = start("-n", "1", *command)
+    assert launched.wait() == 0
+    executable, argv, _ = shown(launched)["[worker 0]"]
+    assert (executable, argv) == (sys.executable, ["a b", "$(id)"])
+
+
+def test_each_process_gets_its_environment(start: Start, short: Path) -> None:
+    launched = start(
+        "-n", "2", "-s", "1", "--env-server", "S:x:y", "--env-worker", "W:$(id) 'q", "--env", "MINE",
+        "python", "-c", SHOW,
+        server=f"{SHOW}; import signal; signal.pause()",
+        env={"MINE": "m", "OMP_NUM_THREADS": "3"},
+    )  # fmt: skip
+    assert launched.wait() == 0
+    processes = {name: env for name, (_, _, env) in shown(launched).items()}
+    assert set(processes) == {"[scheduler]", "[server 0]", "[worker 0]", "[worker 1]"}
+    for name, env in processes.items():
+        assert env["MINE"] == "m"
+        assert env["OMP_NUM_THREADS"] == "3"
+        assert env["DMLC_PS_ROOT_URI"].startswith(f"ipc://{short}/kvstore-")
+        assert env["DMLC_PS_ROOT_URI"].endswith("/scheduler")
+        assert env["DMLC_ROLE"] == name.strip("[]").split()[0]
+        assert (env["DMLC_NUM_WORKER"], env["DMLC_NUM_SERVER"], env["DMLC_NODE_HOST"]) == ("2", "1", "127.0.0.1")
+    assert [processes[f"[worker {rank}]"]["DMLC_TASK_ID"] for rank in (0, 1)] == ["0", "1"]
+    assert processes["[worker 1]"]["W"] == "$(id) 'q"
+    assert processes["[server 0]"]["S"] == "x:y"
+    assert "S" not in processes["[worker 0]"]
+    assert "W" not in processes["[server 0]"]
+
+
+def test_the_directory_is_there_while_the_job_is(start: Start, short: Path, until: Callable[..., Any]) -> None:
+    launched = start("-n", "1", "sleep", "60")
+    (path,) = until(lambda: [path for path in short.glob("kvstore-*") if path.name.split("-")[2].isdigit()])
+    assert path.stat().st_mode & 0o777 == 0o700
+    launched.kill(15)
+    assert launched.wait() == 143
+    assert list(short.iterdir()) == []
+
+
+TAKES_OVER = """
+import os, socket
+if os.environ["DMLC_ROLE"] == "scheduler":
+    listener = socket.socket(fileno=int(os.environ["KVSTORE_ROOT_FD"]))
+    assert listener.getsockname() == (os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"]))
+    link, _ = listener.accept()
+    link.sendall(b"welcome")
+    link.close()
+import signal; signal.pause()
+"""
+CALLS = """
+import os, socket
+assert "KVSTORE_ROOT_FD" not in os.environ
+print(socket.create_connection((os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"]))).recv(99))
+"""
+
+
+def test_over_tcp_the_scheduler_inherits_a_listening_socket(start: Start) -> None:
+    launched = start("-n", "1", "python", "-c", CALLS, server=TAKES_OVER, env={"KVSTORE_TRANSPORT": "tcp"})
+    assert launched.wait() == 0
+    assert launched.lines == ["[worker 0] b'welcome'"]
+
+
+NOISY = """
+import os, sys
+name = sys.argv[1]
+for i in range(2000):
+    line = f"{i}:" + name * 50 + "\\n"
+    # In pieces, which is how lines get mixed.
+    for fd in (1, 2):
+        os.write(fd, line[:20].encode())
+        os.write(fd, line[20:].encode())
+"""
+
+
+def test_nothing_is_lost_or_mixed(start: Start) -> None:
+    launched = start("-n", "3", f"python -c '{NOISY}' $DMLC_TASK_ID")
+    assert launched.wait(40) == 0
+    for text in (launched.out, launched.err):
+        lines = text.splitlines()
+        for rank in ("0", "1", "2"):
+            mine = [line for line in lines if line.startswith(f"[worker {rank}] ")]
+            assert mine == [f"[worker {rank}] {i}:{rank * 50}" for i in range(2000)]
+        assert len(lines) == 6000
+
+
+def test_nothing_is_mixed_where_output_and_error_are_one(start: Start, until: Callable[..., Any]) -> None:
+    read, write = os.pipe()
+    launched = start("-n", "2", f"python -c '{NOISY}' $DMLC_TASK_ID", stdout=write, stderr=write)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        lines = pipe.read().decode().splitlines()
+    assert launched.wait() == 0
+    for rank in ("0", "1"):
+        expected = [f"[worker {rank}] {i}:{rank * 50}" for i in range(2000)]
+        assert sorted(line for line in lines if f"worker {rank}" in line) == sorted(expected * 2)
+
+
+def test_odd_output(start: Start) -> None:
+    code = r"""
+import os
+os.write(1, b"\xff\xfe\n\r 50%\r100%\n" + b"x" * 3_000_000 + b"\nlast")
+"""
+    launched = start("-n", "1", "python", "-c", code)
+    assert launched.wait() == 0
+    out = (launched._directory / "out").read_bytes()
+    assert out.split(b"\n") == [
+        b"[worker 0] \xff\xfe",
+        b"[worker 0]  50%",
+        b"[worker 0] 100%",
+        b"[worker 0] " + b"x" * 3_000_000,
+        b"[worker 0] last",
+        b"",
+    ]
+
+
+def test_a_grandchild_that_keeps_the_pipe_is_not_waited_for(start: Start) -> None:
+    launched = start("-n", "1", "sleep 60 & yes | head -c 100000000 > /dev/null & echo early; printf late")
+    assert launched.wait(10) == 0
+    assert launched.lines == ["[worker 0] early", "[worker 0] late"]
+    assert launched.family() == {}
+
+
+@pytest.mark.parametrize(("no_color", "colours"), [("", 1), ("1", 0)])
+def test_colours_on_a_terminal(start: Start, no_color: str, colours: int) -> None:
+    ours, theirs = pty.openpty()
+    launched = start("-n", "1", "echo hi", env={"NO_COLOR": no_color, "TERM": "xterm"}, stdout=theirs)
+    os.close(theirs)
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        seen = terminal.read(100)
+        assert launched.wait() == 0
+    assert seen.count(b"\x1b[0m hi\r\n") == colours
+    assert b"[worker 0]" in seen
+
+
+def test_a_reader_that_pauses_loses_nothing(start: Start, until: Callable[..., Any], tmp_path: Path) -> None:
+    read, write = os.pipe()
+    size = 12_000_000  # more than launch.py holds before it stops reading
+    code = f"print(('x' * 99 + '\\n') * {size // 100}, end='', flush=True); open('done', 'w')"
+    launched = start("-n", "1", "python", "-c", code, stdout=write)
+    os.close(write)
+    until(lambda: launched.family())
+    received = 0
+    with os.fdopen(read, "rb", buffering=0) as pipe:
+        while data := pipe.read(1 << 20):
+            if not received:
+                assert not (tmp_path / "done").exists()  # the worker is held back
+            received += len(data)
+    assert launched.wait() == 0
+    assert received == size // 100 * (100 + len("[worker 0] "))
+
+
+def test_a_reader_that_leaves_ends_the_job(start: Start) -> None:
+    read, write = os.pipe()
+    launched = start("-n", "1", "yes", stdout=write)
+    os.close(write)
+    os.read(read, 100)
+    os.close(read)
+    assert launched.wait(10) == 141
+    assert launched.family() == {}
+
+
+def test_a_reader_that_is_stuck_does_not_keep_a_job_alive(start: Start) -> None:
+    read, write = os.pipe()
+    launched = start("-n", "1", "yes", stdout=write, haste=False)
+    os.close(write)
+    os.read(read, 1)
+    launched.kill(15)
+    assert launched.wait(6) == 143
+    assert launched.family() == {}
+    os.close(read)
+
+
+def test_a_full_disk_costs_the_output_and_not_the_job(start: Start, until: Callable[..., Any]) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    launched = start("-n", "1", "echo hi", stdout=full)
+    os.close(full)
+    assert launched.wait() == 0
+    assert "cannot write to standard output: No space left on device" in launched.err
+
+
+def test_closed_standard_streams_take_no_pipe_for_theirs(start: Start) -> None:
+    launched = start("-n", "1", "echo lost; echo kept >&2", prelude="import os; os.close(0); os.close(1)")
+    assert launched.wait() == 0
+    assert (launched.out, launched.err) == ("", "[worker 0] kept\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        (("no-such-command", "x"), 127, "cannot start worker 0: no such command: no-such-command"),
+        (("./no-such-file",), 127, "no such command: ./no-such-file"),
+        (("python train.py", "--lr"), 127, "no such command: python train.py; quote the whole command, or none of it"),
+        (("./plain",), 126, "./plain: is not executable"),
+        (("./no-interpreter",), 127, "./no-interpreter needs an interpreter that is not there"),
+        (("./not-a-program",), 126, "./not-a-program: Exec format error"),
+    ],
+)
+def test_a_command_that_cannot_run(
+    start: Start, short: Path, tmp_path: Path, command: tuple[str, ...], code: int, message: str
+) -> None:
+    for name, text, mode in (
+        ("plain", "", 0o600),
+        ("no-interpreter", "#!/no/such\n", 0o700),
+        ("not-a-program", "\0", 0o700),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(mode)
+    launched = start("-n", "2", *command, env={"SECRET": "hunter2"})
+    assert launched.wait() == code
+    assert message in launched.err
+    assert "Traceback" not in launched.err
+    assert "hunter2" not in launched.err
+    assert launched.family() == {}
+    assert list(short.iterdir()) == []
+
+
+def test_a_shell_says_itself_that_a_command_is_missing(start: Start) -> None:
+    launched = start("-n", "1", "no-such-command; exit $?")
+    assert launched.wait() == 127
+    assert "launch.py: worker 0 exited with code 127" in launched.err

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from launcher.errors import LaunchError
+from launcher.job import MAX_PER_ROLE, RESERVED, Job
+from launcher.tasks import Rendezvous, Surroundings, Task, contract, render
+
+AT = Rendezvous(uri="ipc:///t/scheduler", port=0, mark="kvstore-0-1-x")
+HERE = Surroundings(environ={"HOME": "/h"}, python="/py", cores=8)
+
+
+def job(**options: object) -> Job:
+    return Job(**{"num_workers": 2, "num_servers": 1, "command": ("python", "train.py"), **options})  # type: ignore[arg-type]
+
+
+def by_name(tasks: list[Task]) -> dict[str, Task]:
+    return {task.name: task for task in tasks}
+
+
+def test_scheduler_then_servers_then_workers() -> None:
+    tasks = render(job(num_servers=2), AT, HERE)
+    assert [task.name for task in tasks] == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
+    assert [task.argv for task in tasks] == [(sys.executable, "-m", "servers")] * 3 + [("/py", "train.py")] * 2
+
+
+def test_the_whole_environment_of_a_worker() -> None:
+    assert by_name(render(job(), AT, HERE))["worker 1"].env == {
+        "HOME": "/h",
+        "DMLC_ROLE": "worker",
+        "DMLC_TASK_ID": "1",
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_NUM_SERVER": "1",
+        "DMLC_PS_ROOT_URI": "ipc:///t/scheduler",
+        "DMLC_PS_ROOT_PORT": "0",
+        "DMLC_NODE_HOST": "127.0.0.1",
+        "DMLC_JOB_CLUSTER": "local",
+        "KVSTORE_JOB": "kvstore-0-1-x",
+        "OMP_NUM_THREADS": "4",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
+    at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", cluster="ssh", node_host=None, fd=5)
+    assert set(contract(job(), at, "scheduler", 0)) == RESERVED
+    assert set(contract(job(), at, "worker", 0)) == RESERVED - {"KVSTORE_ROOT_FD"}
+
+
+def test_only_the_scheduler_gets_the_socket_even_inside_another_job() -> None:
+    at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", fd=5)
+    around = Surroundings(environ={"KVSTORE_ROOT_FD": "3", "DMLC_ROLE": "worker"}, python="/py", cores=1)
+    tasks = by_name(render(job(), at, around))
+    assert tasks["scheduler"].env["KVSTORE_ROOT_FD"] == "5"
+    assert tasks["scheduler"].env["DMLC_ROLE"] == "scheduler"
+    assert "KVSTORE_ROOT_FD" not in tasks["server 0"].env
+    assert "KVSTORE_ROOT_FD" not in tasks["worker 0"].env
+
+
+def test_options_reach_their_role_alone_and_values_are_taken_literally() -> None:
+    hostile = 'a\'b "c" $(id) `x`\n:=ünï'
+    tasks = by_name(render(job(env_server={"S": hostile}, env_worker={"W": hostile, "HOME": "/w"}), AT, HERE))
+    assert tasks["server 0"].env["S"] == tasks["worker 0"].env["W"] == hostile
+    assert tasks["worker 0"].env["HOME"] == "/w"
+    assert "W" not in tasks["server 0"].env
+    assert "S" not in tasks["worker 0"].env
+    assert "S" not in tasks["scheduler"].env
+    assert tasks["scheduler"].env["HOME"] == "/h"
+
+
+@pytest.mark.parametrize(("workers", "servers", "threads"), [(2, 1, ("4", "8")), (3, 16, ("2", "1"))])
+def test_the_cores_are_shared(workers: int, servers: int, threads: tuple[str, str]) -> None:
+    tasks = by_name(render(job(num_workers=workers, num_servers=servers), AT, HERE))
+    assert (tasks["worker 0"].env["OMP_NUM_THREADS"], tasks["server 0"].env["OMP_NUM_THREADS"]) == threads
+
+
+def test_what_the_user_has_set_stays() -> None:
+    around = Surroundings(environ={"OMP_NUM_THREADS": "5", "PYTHONUNBUFFERED": ""}, python="/py", cores=8)
+    tasks = by_name(render(job(env_server={"OMP_NUM_THREADS": "6"}), AT, around))
+    assert tasks["worker 0"].env["OMP_NUM_THREADS"] == "5"
+    assert tasks["server 0"].env["OMP_NUM_THREADS"] == "6"
+    assert tasks["worker 0"].env["PYTHONUNBUFFERED"] == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "path", "pythonpath"),
+    [
+        ({}, f"/shims:{os.defpath}", "/clone"),
+        ({"PATH": "/bin", "PYTHONPATH": ""}, "/shims:/bin", "/clone"),
+        ({"PATH": "/bin", "PYTHONPATH": "/mine"}, "/shims:/bin", "/mine:/clone"),
+    ],
+)
+def test_python_and_the_packages_are_found(before: dict[str, str], path: str, pythonpath: str) -> None:
+    around = Surroundings(environ=before, python="/py", cores=8, shims="/shims", source_root="/clone")
+    tasks = by_name(render(job(), AT, around))
+    assert tasks["worker 0"].env["PATH"] == path
+    assert tasks["worker 0"].env["PYTHONPATH"] == tasks["server 0"].env["PYTHONPATH"] == pythonpath
+    assert tasks["server 0"].env.get("PATH") == before.get("PATH")
+
+
+def test_nothing_that_is_printed_shows_a_value() -> None:
+    secret = job(env_server={"A": "hunter2"}, env_worker={"B": "hunter2"})
+    around = Surroundings(environ={"C": "hunter2"}, python="/py", cores=1)
+    assert "hunter2" not in repr((secret, around, render(secret, AT, around)))
+
+
+@pytest.mark.parametrize("count", [0, -1, MAX_PER_ROLE + 1])
+@pytest.mark.parametrize("what", ["workers", "servers"])
+def test_the_counts_have_bounds(what: str, count: int) -> None:
+    with pytest.raises(LaunchError, match=f"between 1 and {MAX_PER_ROLE} {what}, not {count}"):
+        job(**{f"num_{what}": count})
+
+
+@pytest.mark.parametrize("command", [(), ("",), (" ", "")])
+def test_a_job_has_a_command(command: tuple[str, ...]) -> None:
+    with pytest.raises(LaunchError, match="no command"):
+        job(command=command)
+
+
+@pytest.mark.parametrize("option", ["env_server", "env_worker"])
+def test_the_contract_cannot_be_overridden(option: str) -> None:
+    with pytest.raises(LaunchError, match="cannot set DMLC_ROLE") as caught:
+        job(**{option: {"DMLC_ROLE": "hunter2"}})
+    assert "hunter2" not in str(caught.value)
