@@ -1,0 +1,49 @@
+# A fresh machine needs Python 3.10 or later with venv, and make. Everything else goes into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PACKAGES := kvstore launcher servers workers
+SOURCES := $(PACKAGES) examples benchmarks tests
+
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or later is needed; make PYTHON=python3.12 names another"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
+	  { echo "python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,bench]'
+	@touch $@
+
+install: $(INSTALLED)  ## make .venv with all that the other commands need
+
+demo: $(INSTALLED)  ## train a small residual network with two workers and two servers
+	$(BIN)/launch.py -n 2 -s 2 --launcher local "python examples/train_cifar10.py $(DEMO)"
+
+test: $(INSTALLED)  ## run the tests
+	$(BIN)/python -m pytest -q
+
+check: $(INSTALLED)  ## format, lint, types, import contracts, and the tests with their coverage: what CI runs
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/coverage erase
+	$(BIN)/python -m pytest -q --cov --cov-config=setup.cfg --cov-report=term
+
+format: $(INSTALLED)  ## let ruff format the code and mend what it can
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+bench: $(INSTALLED)  ## measure a round of push and pull against the same work in one process
+	$(BIN)/python -m benchmarks pushpull
+
+clean:  ## remove .venv and all that tools have left
+	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help install demo test check format bench clean

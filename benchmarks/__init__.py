@@ -1,0 +1,1 @@
+"""Measurements, each of whole processes over several rounds; run one with ``python -m benchmarks NAME``."""

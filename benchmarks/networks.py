@@ -1,0 +1,42 @@
+"""The shapes of the parameters of well-known networks."""
+
+from __future__ import annotations
+
+Shape = tuple[int, ...]
+
+
+def resnet50() -> list[Shape]:
+    """ResNet-50 for ImageNet: 161 arrays, 25.6 million elements."""
+    shapes: list[Shape] = [(64, 3, 7, 7), (64,), (64,)]
+    width = 64
+    for planes, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            for shape in ((planes, width, 1, 1), (planes, planes, 3, 3), (4 * planes, planes, 1, 1)):
+                shapes += [shape, shape[:1], shape[:1]]
+            if block == 0:
+                shapes += [(4 * planes, width, 1, 1), (4 * planes,), (4 * planes,)]
+            width = 4 * planes
+    return [*shapes, (1000, 2048), (1000,)]
+
+
+def vgg16() -> list[Shape]:
+    """VGG-16: 32 arrays, 138 million elements."""
+    shapes: list[Shape] = []
+    width = 3
+    for planes in (64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512):
+        shapes += [(planes, width, 3, 3), (planes,)]
+        width = planes
+    return [*shapes, (4096, 25088), (4096,), (4096, 4096), (4096,), (1000, 4096), (1000,)]
+
+
+def small() -> list[Shape]:
+    """Two thousand arrays of 128 elements."""
+    return [(128,)] * 2000
+
+
+def tiny() -> list[Shape]:
+    """One array of 1 KB."""
+    return [(256,)]
+
+
+NETWORKS = {"resnet50": resnet50, "vgg16": vgg16, "small": small, "tiny": tiny}
