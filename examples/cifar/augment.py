@@ -1,0 +1,33 @@
+"""Random changes to a batch of pictures, all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional
+
+PAD = 4
+
+
+def random_crop(pictures: Tensor, generator: Generator) -> Tensor:
+    """Each picture moved by up to four pixels each way; what moves in is black."""
+    count, _, height, width = pictures.shape
+    padded = functional.pad(pictures, (PAD, PAD, PAD, PAD))
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: picture, channel, top, left, row, column
+    top, left = torch.randint(2 * PAD + 1, (2, count), generator=generator)
+    return windows[torch.arange(count), :, top, left]
+
+
+def random_mirror(pictures: Tensor, generator: Generator) -> Tensor:
+    """About half of the pictures mirrored, left to right."""
+    mirrored = torch.rand(len(pictures), generator=generator) < 0.5
+    return torch.where(mirrored[:, None, None, None], pictures.flip(3), pictures)
+
+
+def normalise(pictures: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Bytes to floats of mean 0 and deviation 1 in each channel, laid out as convolutions on CPUs like best."""
+    scale = 255 * torch.tensor(std).view(-1, 1, 1)
+    offset = 255 * torch.tensor(mean).view(-1, 1, 1)
+    return pictures.to(torch.float32, memory_format=torch.channels_last).sub_(offset).div_(scale)

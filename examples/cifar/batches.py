@@ -1,0 +1,66 @@
+"""The part of a data set that one worker reads, in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from cifar.augment import normalise, random_crop, random_mirror
+from cifar.images import DataError, Dataset, Images
+
+
+class TrainBatches:
+    """One worker's pictures: reshuffled and changed at random in each epoch, the same again for the same seed.
+
+    Every worker has the same number of batches, so that in step with the others none waits for one that never comes.
+    """
+
+    def __init__(self, dataset: Dataset, batch_size: int, *, rank: int, workers: int, seed: int) -> None:
+        share = len(dataset.train) // workers
+        if share < batch_size:
+            raise DataError(
+                f"--batch-size {batch_size} is more than a worker's share of {dataset.name}: "
+                f"{share} of {len(dataset.train)} pictures for each of {workers}"
+            )
+        self._dataset = dataset
+        self._images = part(dataset.train, rank, workers)[:share]
+        self._batch_size = batch_size
+        self._seed = (seed, rank)
+
+    def __len__(self) -> int:
+        return len(self._images) // self._batch_size
+
+    def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one epoch; which pictures the last one leaves over changes from epoch to epoch."""
+        generator = seeded(*self._seed, number)
+        order = torch.randperm(len(self._images), generator=generator)
+        for chosen in order.split(self._batch_size)[: len(self)]:
+            batch = self._images[chosen]
+            pictures = random_crop(batch.pixels, generator)
+            if self._dataset.mirrored:
+                pictures = random_mirror(pictures, generator)
+            yield normalise(pictures, self._dataset.mean, self._dataset.std), batch.labels
+
+
+def validation_batches(
+    dataset: Dataset, batch_size: int, *, rank: int, workers: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One worker's share of the validation pictures, unchanged; together the workers see each of them once."""
+    images = part(dataset.validation, rank, workers)
+    for start in range(0, len(images), batch_size):
+        batch = images[start : start + batch_size]
+        yield normalise(batch.pixels, dataset.mean, dataset.std), batch.labels
+
+
+def part(images: Images, rank: int, workers: int) -> Images:
+    """Every `workers`-th picture, from the `rank`-th on."""
+    return images[slice(rank, None, workers)]
+
+
+def seeded(*seeds: int) -> Generator:
+    """A generator of random numbers of its own for every tuple of seeds."""
+    (state,) = np.random.SeedSequence(seeds).generate_state(1, np.uint64)
+    return Generator().manual_seed(int(state))

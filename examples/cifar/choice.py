@@ -1,0 +1,43 @@
+"""Which data set to train on: CIFAR-10 if every worker has it, else the digits."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from cifar import cifar10, digits
+from cifar.download import UnavailableError, find_or_fetch
+from cifar.images import Dataset
+
+
+class Sums(Protocol):
+    """What is needed of workers.Reducer: sums over all workers, which all of them call."""
+
+    def sum(self, values: dict[str, float]) -> dict[str, float]:
+        """Each value, summed."""
+
+
+def load(wanted: str, data_dir: Path, reducer: Sums, rank: int) -> Dataset:
+    """The data set `wanted`: cifar10, digits, or with auto the same one of these on every worker."""
+    if wanted == "digits":
+        return digits.read_dataset()
+    if wanted == "cifar10":
+        return cifar10.read_dataset(find_or_fetch(data_dir))
+    folder, reason = None, "another worker does not have it"
+    try:
+        folder = find_or_fetch(data_dir)
+    except UnavailableError as exc:
+        reason = str(exc)
+    without = reducer.sum({"without CIFAR-10": float(folder is None)})["without CIFAR-10"]
+    if folder and not without:
+        return cifar10.read_dataset(folder)
+    if rank == 0:
+        logging.warning("CIFAR-10 is not available (%s); training on scikit-learn's handwritten digits", reason)
+    return digits.read_dataset()
+
+
+def first(dataset: Dataset, examples: int | None) -> Dataset:
+    """The data set with only so many pictures to train on."""
+    return replace(dataset, train=dataset.train[:examples])

@@ -1,0 +1,106 @@
+"""The command line of the example: the options of MXNet's image classification lab, and a few more."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+DATA_DIR = Path(__file__).resolve().parents[1] / "data"
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options in `argv`, by default the program's own; a wrong one ends the program with a message."""
+    parser = argparse.ArgumentParser(
+        description="Train a residual network on CIFAR-10, or on handwritten digits where that cannot be had",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    network = parser.add_argument_group("network")
+    network.add_argument("--network", choices=["resnet", "resnet18"], default="resnet", help="the network")
+    network.add_argument("--num-layers", type=layers, default=8, help="of resnet: 6n + 2, as 8, 20, 32, 44, 56 or 110")
+
+    data = parser.add_argument_group("data")
+    data.add_argument("--dataset", choices=["auto", "cifar10", "digits"], default="auto", help="what to train on")
+    data.add_argument("--data-dir", type=Path, default=DATA_DIR, help="where CIFAR-10 is, or is downloaded to")
+    data.add_argument("--num-examples", type=positive, help="train on so many pictures only; all if not given")
+
+    training = parser.add_argument_group("training")
+    training.add_argument("--batch-size", type=positive, default=128, help="pictures in a batch of each worker")
+    training.add_argument("--num-epochs", type=natural, default=30, help="epochs to train, counted from the first")
+    training.add_argument("--optimizer", default="sgd", help="sgd, nag, adam or any other of torch.optim")
+    training.add_argument("--lr", type=float, default=0.05, help="learning rate")
+    training.add_argument("--lr-factor", type=float, default=0.1, help="what the learning rate is multiplied by")
+    training.add_argument(
+        "--lr-step-epochs",
+        type=numbers,
+        help='after which epochs, as "200,250"; if not given, after 2/3 and 5/6 of them',
+    )
+    training.add_argument("--mom", type=float, default=0.9, help="momentum of sgd and nag")
+    training.add_argument("--wd", type=float, default=1e-4, help="weight decay")
+    training.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
+
+    system = parser.add_argument_group("system")
+    system.add_argument("--kv-store", default=default_store(), help="local, device, dist_sync, dist_async, ...")
+    system.add_argument("--gpus", nargs="?", type=numbers, help='CUDA devices, as "0,1"; on the CPU if not given')
+    system.add_argument("--disp-batches", type=positive, default=20, help="report after every so many batches")
+    system.add_argument("--model-prefix", help="save a checkpoint under this name after each epoch")
+    system.add_argument("--load-epoch", type=positive, help="go on from the checkpoint of this epoch")
+
+    args = parser.parse_args(argv)
+    if args.load_epoch and not args.model_prefix:
+        parser.error("--load-epoch needs --model-prefix, the name under which the checkpoint was saved")
+    if args.load_epoch and args.load_epoch >= args.num_epochs:
+        parser.error(f"--load-epoch {args.load_epoch} leaves nothing to do: give a --num-epochs above it")
+    if args.gpus and args.batch_size % len(args.gpus):
+        parser.error(f"--batch-size {args.batch_size} cannot be split evenly over {len(args.gpus)} GPUs")
+    if args.lr_step_epochs is None:
+        args.lr_step_epochs = sorted({args.num_epochs * 2 // 3, args.num_epochs * 5 // 6} - {0})
+    return args
+
+
+def default_store() -> str:
+    """`dist_sync` for a process that launch.py started, `local` for one that runs by itself."""
+    return "dist_sync" if "DMLC_ROLE" in os.environ else "local"
+
+
+def optimizer_params(args: argparse.Namespace) -> dict[str, float]:
+    """What the optimizer is told; momentum only where that is its own word for it."""
+    params = {"learning_rate": args.lr, "wd": args.wd}
+    if args.optimizer in ("sgd", "nag"):
+        params["momentum"] = args.mom
+    return params
+
+
+def learning_rate(args: argparse.Namespace, epoch: int) -> float:
+    """The learning rate in an epoch: the same whether training came to it or started from a checkpoint."""
+    steps = sum(epoch >= step for step in args.lr_step_epochs)
+    return float(args.lr * args.lr_factor**steps)
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    number = natural(text)
+    if not number:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def natural(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers with commas between; empty text is none."""
+    return [natural(part.strip()) for part in text.split(",")] if text else []
+
+
+def layers(text: str) -> int:
+    """A number of layers that a residual network for CIFAR-10 can have."""
+    number = natural(text)
+    if number < 8 or number % 6 != 2:
+        raise argparse.ArgumentTypeError(f"{number} is not 6n + 2; take 8, 14, 20, 32, 44, 50, 56 or 110, for example")
+    return number

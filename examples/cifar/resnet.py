@@ -1,0 +1,85 @@
+"""Residual networks for 32 x 32 pictures, after He et al., "Deep Residual Learning for Image Recognition" (2015)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+CLASSES = 10
+
+
+def build(network: str, num_layers: int) -> nn.Module:
+    """`resnet` with 6n + 2 layers, the paper's for CIFAR-10, or the wide `resnet18`, whatever `num_layers`."""
+    if network == "resnet18":
+        return ResNet(widths=(64, 128, 256, 512), blocks=2, shortcut=Projection)
+    if network != "resnet":
+        raise ValueError(f"no network {network!r}; choose from resnet, resnet18")
+    if num_layers < 8 or num_layers % 6 != 2:
+        raise ValueError(f"a resnet has 6n + 2 layers, 8, 14, 20, 32, 44, 50, 56 or 110 for example; not {num_layers}")
+    return ResNet(widths=(16, 32, 64), blocks=num_layers // 6, shortcut=Pad)
+
+
+class ResNet(nn.Sequential):
+    """A convolution, a stage of residual blocks for each width, the mean over the picture, and a classifier.
+
+    Each stage but the first halves height and width.
+    """
+
+    def __init__(self, widths: Sequence[int], blocks: int, shortcut: type[nn.Module]) -> None:
+        layers: list[nn.Module] = [conv3x3(3, widths[0]), nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)]
+        before = widths[0]
+        for stage, width in enumerate(widths):
+            for block in range(blocks):
+                layers.append(Residual(before, width, 2 if stage and not block else 1, shortcut))
+                before = width
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(module, nn.Linear):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
+                nn.init.zeros_(module.bias)
+
+
+class Residual(nn.Module):
+    """Two convolutions, whose result is added to what came in."""
+
+    def __init__(self, before: int, width: int, stride: int, shortcut: type[nn.Module]) -> None:
+        super().__init__()
+        self.conv1 = conv3x3(before, width, stride)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = conv3x3(width, width)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.shortcut = nn.Identity() if stride == 1 and before == width else shortcut(before, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's result for `x`."""
+        y = functional.relu(self.norm1(self.conv1(x)), inplace=True)
+        y = self.norm2(self.conv2(y))
+        return functional.relu(y.add_(self.shortcut(x)), inplace=True)
+
+
+class Pad(nn.Module):
+    """The paper's shortcut without parameters: skip pixels, and let the new channels be zero."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.stride, self.new = stride, width - before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x`, smaller and deeper."""
+        return functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new))
+
+
+class Projection(nn.Sequential):
+    """The shortcut with parameters: a 1 x 1 convolution."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+
+def conv3x3(before: int, width: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution that keeps height and width, or divides them by `stride`."""
+    return nn.Conv2d(before, width, 3, stride, padding=1, bias=False)
