@@ -21,7 +21,9 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 install: $(INSTALLED)  ## make .venv with all that the other commands need
 
-demo: $(INSTALLED)  ## train a small residual network with two workers and two servers
+DEMO := --dataset digits --batch-size 32 --num-epochs 15
+
+demo: $(INSTALLED)  ## train a small residual network with two workers and two servers, on digits
 	$(BIN)/launch.py -n 2 -s 2 --launcher local "python examples/train_cifar10.py $(DEMO)"
 
 test: $(INSTALLED)  ## run the tests

@@ -15,7 +15,8 @@ launch.py is no failure.
 The scheduler exits with 0 when every worker has left the job, and only then; so do the servers, at its word. Workers
 may be there still, for as long as they like: they have closed their stores and go on by themselves, or take their time
 to exit, which with torch is seconds on a busy machine. But a server that exits with 0 while the scheduler and workers
-stay has not been told to, and has failed them.
+stay has not been told to, and has failed them. A server or scheduler that exits with JOB_FAILED_EXIT says that somebody
+else has failed: whoever that is gets the time to exit first, and the blame.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvstore.errors import JOB_FAILED_EXIT
 from launcher.tasks import Task
 
 
@@ -46,7 +48,8 @@ class Limits:
     Args:
         window: for survivors of a failure to say so.
         linger: for servers and scheduler to leave after the last worker.
-        patience: for the scheduler to follow a server that left with 0 before the workers did.
+        patience: for the scheduler to follow a server that left with 0 before the workers did; for whoever has failed
+            to exit when a server or the scheduler says that somebody has.
         grace: between SIGTERM and SIGKILL, after a failure or a signal.
         short_grace: the same, when all workers have exited with 0.
         kill: after SIGKILL, for the kernel to be done with it.
@@ -127,6 +130,7 @@ class Ending:
         self._tasks = tasks
         self._running = set(range(len(tasks)))
         self._early: int | None = None  # the first server to leave while scheduler and workers ran
+        self._told: int | None = None  # the first process to say that another has failed
 
     @property
     def over(self) -> bool:
@@ -143,11 +147,17 @@ class Ending:
         self._running.discard(index)
         if self.phase not in (Phase.RUNNING, Phase.LINGER):
             return []
+        if how.code == JOB_FAILED_EXIT and self._tasks[index].role != "worker":
+            if self._told is None:
+                self._told, self.deadline = index, now + self._limits.patience
+            return [] if self._left("worker") else self._fail_unnamed(self._told, now)
         if how.status != 0:
             return self._fail(index, str(how), how.status, now)
         if self.phase is Phase.LINGER:
             return []
         if not self._left("worker"):
+            if self._told is not None:
+                return self._fail_unnamed(self._told, now)
             self._enter(Phase.LINGER, now + self._limits.linger)
         elif not self._left("scheduler"):
             self._early = self.deadline = None
@@ -188,6 +198,8 @@ class Ending:
         return self._expired(now)
 
     def _expired(self, now: float) -> list[Action]:
+        if self.phase is Phase.RUNNING and self._told is not None:
+            return self._fail_unnamed(self._told, now)
         if self.phase is Phase.RUNNING and self._early is not None:
             return self._fail(self._early, "exited with code 0 while workers were running", 1, now)
         if self.phase is Phase.TERMINATING:
@@ -203,6 +215,10 @@ class Ending:
         self._enter(Phase.WINDOW, now + self._limits.window)
         task = self._tasks[index]
         return [Say(f"{task.name} {how}"), Tell(task, how)]
+
+    def _fail_unnamed(self, told: int, now: float) -> list[Action]:
+        """Nobody has exited as if it had failed, but the job has: its processes have said why."""
+        return self._fail(told, "ended because the job had failed", 1, now)
 
     def _terminate(self, now: float, grace: float) -> list[Action]:
         self._enter(Phase.TERMINATING, now + grace)

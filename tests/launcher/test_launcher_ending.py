@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from kvstore.errors import JOB_FAILED_EXIT
 from launcher.ending import Action, Ending, Exit, Kill, Limits, Phase, Say, Tell
 from launcher.tasks import Task
 
@@ -107,10 +108,10 @@ def test_a_server_may_fail_too(run: Run, index: int) -> None:
 
 def test_a_server_that_fails_after_the_workers_counts(run: Run) -> None:
     run.exit(WORKER_0, WORKER_1)
-    assert run.exit(SERVER, code=3)[-1] == TERM
+    assert run.exit(SERVER, code=4)[-1] == TERM
     run.exit(SCHEDULER, signum=15)
     assert run.ending.over
-    assert run.ending.exit_code == 3
+    assert run.ending.exit_code == 4
 
 
 def test_a_server_that_leaves_without_being_told_to_is_a_failure(run: Run) -> None:
@@ -196,3 +197,24 @@ def test_leftovers_have_their_grace(run: Run) -> None:
 )
 def test_how_it_is_said(how: Exit, text: str, status: int) -> None:
     assert (str(how), how.status) == (text, status)
+
+
+def test_who_says_that_another_has_failed_leaves_the_blame_to_that_one(run: Run) -> None:
+    assert run.exit(SERVER, SCHEDULER, code=JOB_FAILED_EXIT) == []
+    how = "exited with code 7"
+    assert run.exit(WORKER_0, code=7)[:2] == [Say(f"worker 0 {how}"), Tell(TASKS[WORKER_0], how)]
+    assert run.ending.exit_code == 7
+
+
+@pytest.mark.parametrize("workers_end", [True, False])
+def test_a_job_that_failed_without_a_culprit_has_failed_all_the_same(run: Run, workers_end: bool) -> None:
+    assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT) == []
+    actions = run.exit(WORKER_0, WORKER_1) if workers_end else run.pass_deadline()
+    assert actions[0] == Say("scheduler ended because the job had failed")
+    assert run.ending.exit_code == 1
+
+
+def test_the_same_after_the_workers(run: Run) -> None:
+    run.exit(WORKER_0, WORKER_1)
+    assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT)[0] == Say("scheduler ended because the job had failed")
+    assert run.ending.exit_code == 1

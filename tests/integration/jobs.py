@@ -1,0 +1,90 @@
+"""Starts real jobs with launch.py and looks at their processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FAST = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": "2"}
+
+
+@dataclass
+class Job:
+    """A running launch.py. ``members`` finds its processes by the role that their environment gives them."""
+
+    process: subprocess.Popen[str]
+    mark: str
+    log: Path
+    ended: float = field(default=0.0)
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def members(self, role: str | None = None, rank: int | None = None) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                pairs = (item.partition("=") for item in (entry / "environ").read_text().split("\0"))
+                env = {name: value for name, _, value in pairs}
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                if env.get("TEST_MARK") != self.mark or "DMLC_ROLE" not in env or state == "Z":
+                    continue
+                if role in (None, env["DMLC_ROLE"]) and rank in (None, int(env["DMLC_TASK_ID"])):
+                    found.append(int(entry.name))
+        return found
+
+    def wait(self, timeout: float = 50.0) -> int:
+        code = self.process.wait(timeout)
+        self.ended = time.monotonic()
+        return code
+
+    def until(self, condition: Callable[[], bool], timeout: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, f"not in time; the job said:\n{self.output}"
+            assert self.process.poll() is None, f"the job has ended; it said:\n{self.output}"
+            time.sleep(0.02)
+
+    def said(self, text: str) -> Callable[[], bool]:
+        return lambda: text in self.output
+
+
+@contextlib.contextmanager
+def job(tmp_path: Path, script: str, *, workers: int = 2, servers: int = 2, **env: str) -> Iterator[Job]:
+    """A job whose workers run ``script``; whatever happens, nothing of it is left."""
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(script))
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", "-n", f"{workers}", "-s", f"{servers}", f"python {path}"],
+            env=os.environ | FAST | {"TEST_MARK": mark} | env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        running = Job(process, mark, log)
+        try:
+            yield running
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(10)
+            process.kill()
+            process.wait()
+            for pid in running.members():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
