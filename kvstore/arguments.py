@@ -39,9 +39,10 @@ def one_kind(keys: Iterable[Key], kind: type | None) -> type:
         UsageError: there are two: 3 and '3' would be different keys.
     """
     for key in keys:
-        if kind is not None and type(key) is not kind:
+        its = str if isinstance(key, str) else int
+        if kind is not None and its is not kind:
             raise UsageError(f"a store has keys of one kind, {kind.__name__} here; {key!r} is another")
-        kind = type(key)
+        kind = its
     return kind or str
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -83,7 +84,9 @@ class KVStore:
             Mismatch: another worker initialised a key with another shape or dtype.
             DeadlineExceeded: rank 0 has not called ``init`` for these keys in time.
         """
-        self._init(self._pairs(key, value), self._keys(key))
+        pairs = self._pairs(key, value)
+        self._init(pairs, self._keys(key))
+        self._kind = one_kind(pairs, self._kind)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> Ticket:
         """Contribute values: their sum over devices and workers is assigned, or handed to the optimizer if one is set.
@@ -267,7 +270,7 @@ class KVStore:
 
     def _pairs(self, key: Any, value: Any) -> dict[Key, list[Any]]:
         pairs = group(key, value)
-        self._kind = one_kind(pairs, self._kind)
+        one_kind(pairs, self._kind)
         return pairs
 
     @staticmethod
@@ -275,7 +278,10 @@ class KVStore:
         """Class decorator: make ``create`` know the class by its lower-case name, and call it with its options."""
         if not (isinstance(cls, type) and issubclass(cls, KVStore)):
             raise UsageError(f"{cls!r} is no subclass of KVStore")
-        _REGISTERED[cls.__name__.lower()] = cls
+        name = cls.__name__.lower()
+        if name in store_names():
+            warnings.warn(f"the new store {name!r} replaces the one of that name", stacklevel=2)
+        _REGISTERED[name] = cls
         return cls
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from kvstore.errors import DeadlineExceeded, KVStoreError, WireError, rebuild
+from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, WireError, rebuild
 from kvstore.tickets import Outstanding, Ticket
 from kvstore.transport import Peer, Transport
 from kvstore.wire import Explain, Explanation, Failure, Message, Node, Reply, decode, encode
@@ -99,6 +99,7 @@ class Client:
         self._turns = _Turns(transport.interrupt)
         self._outstanding = Outstanding()
         self._names: dict[Peer, str] = {}
+        self._closed = False
 
     def connect(self, endpoint: str, name: str) -> Peer:
         """Make a link to ``name``, which is what messages call it."""
@@ -127,8 +128,20 @@ class Client:
         with self._turns.send():
             done = self._outstanding.done
             seq = self._outstanding.add(peer, ticket, on_reply)
-            self._transport.send(peer, encode(make((node.role, node.rank, node.incarnation, seq, done))))
+            try:
+                frames = encode(make((node.role, node.rank, node.incarnation, seq, done)))
+            except BaseException:
+                self._outstanding.withdraw(seq)
+                raise
+            self._transport.send(peer, frames)
             self._drain()
+
+    def tell(self, peer: Peer, make: Callable[[Me], Message]) -> None:
+        """Send a request whose answer nobody waits for, even if the job has failed."""
+        node = self.node
+        with self._turns.send():
+            seq = self._outstanding.add(peer, Ticket("farewell"), None)
+            self._transport.send(peer, encode(make((node.role, node.rank, node.incarnation, seq, 0))))
 
     def call(self, peer: Peer, what: str, make: Callable[[Me], Message], timeout: float | None = None) -> Any:
         """Ask and wait; return the reply."""
@@ -144,6 +157,8 @@ class Client:
         """Raise what has ended the job, if anything has."""
         if self.failure is not None:
             raise self.failure
+        if self._closed:
+            raise UsageError("this process has left the job")
 
     def fail(self, error: KVStoreError) -> None:
         """Make all waits, now and later, raise ``error``. Any thread may call it; the first error stays."""
@@ -171,6 +186,7 @@ class Client:
     def close(self, linger: float = 0.0) -> None:
         """Close the links."""
         with self._turns.send():
+            self._closed = True
             self._transport.close(linger)
 
     def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:

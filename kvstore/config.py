@@ -7,6 +7,7 @@ endpoint, which needs no port.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -114,7 +115,14 @@ def _root(env: Mapping[str, str]) -> str:
     port = _number(env, ("DMLC_PS_ROOT_PORT",), int, 0, 1)
     if not 0 < port < 65536:
         raise ConfigError(f"DMLC_PS_ROOT_PORT must be 1 to 65535 when DMLC_PS_ROOT_URI is {uri!r}")
-    return f"tcp://[{uri}]:{port}" if ":" in uri else f"tcp://{uri}:{port}"
+    if ":" not in uri:
+        return f"tcp://{uri}:{port}"
+    address = uri.removeprefix("[").removesuffix("]")
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        raise ConfigError(f"DMLC_PS_ROOT_URI={uri!r} must be a host or an address, without a port") from None
+    return f"tcp://[{address}]:{port}"
 
 
 def _number(env: Mapping[str, str], names: tuple[str, ...], kind: Callable[[str], T], default: T, least: T) -> T:

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,8 @@ from kvstore.writer import Writer
 CPU = torch.device("cpu")
 NEVER_CUT = 2**62
 MAX_PLANS = 1024
+
+T = TypeVar("T", int, float)
 
 
 class DistStore(KVStore):
@@ -77,7 +79,7 @@ class DistStore(KVStore):
         """Make one for ``kvstore.create``, in this process's job."""
         require_options(name, options, ("timeout_s", "bigarray_bound"))
         mode = "async" if canonical == "dist_async" else "sync"
-        limits = options.get("timeout_s"), options.get("bigarray_bound")
+        limits = _least(options, "timeout_s", 0.001), _least(options, "bigarray_bound", 1)
         return cls(shared(Config.from_env()), name, mode, "device" in name, *limits)
 
     # ---- values
@@ -320,3 +322,14 @@ class DistStore(KVStore):
                 "on every worker, or on rank 0 and then barrier() on all"
             )
         return self._theirs
+
+
+def _least(options: Mapping[str, Any], name: str, least: T) -> T | None:
+    """Return option ``name``, a number of the kind of ``least`` and no smaller; None if it is not given."""
+    value = options.get(name)
+    if value is None:
+        return None
+    number = finite(name, value)
+    if number < least or type(least)(number) != number:
+        raise UsageError(f"{name}={value!r} must be {'an integer, ' * isinstance(least, int)}at least {least}")
+    return type(least)(number)

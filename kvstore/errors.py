@@ -19,6 +19,9 @@ Errors cross the wire as a name from ``BY_NAME`` and a text; nothing else is reb
 
 from __future__ import annotations
 
+# With this exit code a server or scheduler says that it has ended because the job failed elsewhere.
+JOB_FAILED_EXIT = 3
+
 
 class KVStoreError(Exception):
     """The root of the tree; catch it to catch whatever this package raises on purpose."""

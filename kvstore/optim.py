@@ -28,6 +28,9 @@ _HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 # These look at the shape of the whole tensor, so servers must not hold it in pieces.
 _WHOLE = frozenset({"adafactor", "muon"})
 _HALF = (torch.float16, torch.bfloat16)
+# What the wire allows for one hyper-parameter.
+MAX_TEXT = 64
+MAX_LIST = 8
 
 
 @functools.cache
@@ -90,14 +93,15 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
         UsageError: a value that is no number, or an optimizer that cannot travel by name.
     """
     name, given = _name_of(optimizer), dict(hyperparameters)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        given = {key: value for key, value in optimizer.defaults.items() if key not in _HOW} | given
     for old, new in ALIASES.items():
         if old in given:
             if new in given:
                 raise UsageError(f"{old} and {new} are the same; give one of them")
             given[new] = given.pop(old)
     valid = _hyperparameters(name)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        # Some classes are special cases of others and have defaults that they do not let anybody choose.
+        given = {key: value for key, value in optimizer.defaults.items() if key in valid} | given
     if "betas" in valid and ("beta1" in given or "beta2" in given):
         betas = tuple(given.get("betas", valid["betas"]))
         given["betas"] = (given.pop("beta1", betas[0]), given.pop("beta2", betas[1]))
@@ -115,7 +119,7 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
         finite("learning_rate", lr),
         {key: _plain(key, value) for key, value in sorted(given.items())},
         finite("rescale_grad", rescale),
-        None if clip is None else finite("clip_gradient", clip),
+        None if clip is None else _positive("clip_gradient", clip),
         lr_mult,
         wd_mult,
     )
@@ -149,8 +153,15 @@ class Updater:
         Raises:
             ValueError: torch refuses the numbers; nothing has changed.
         """
-        rebuilt = self._build(optimizer, torch.zeros(1, 1))
+        probe = torch.zeros(1, 1)
+        rebuilt = self._build(optimizer, probe)
+        probe.grad = torch.zeros(1, 1)
+        rebuilt.step()
+        fresh = rebuilt.state[probe]
         rebuilt.state = self._torch.state
+        for param, state in rebuilt.state.items():  # RMSprop that has a momentum now, Adam that becomes AMSGrad
+            for name in [name for name in fresh if name not in state]:
+                state[name] = torch.zeros_like(param)
         self._torch, self.optimizer = rebuilt, optimizer
         self.lr, self.rescale_grad = optimizer.lr, optimizer.rescale_grad
 
@@ -168,10 +179,9 @@ class Updater:
         params, grads = [], []
         for key, weight, grad in items:
             param = self._param(key, weight)
-            if grad.dtype != param.dtype:
-                grad = grad.to(param.dtype)
             params.append(param)
-            grads.append(grad.view(param.shape))
+            # Fused steps go through memory in order, whatever the strides.
+            grads.append(grad.to(param.dtype).contiguous().view(param.shape))
         if self.rescale_grad != 1.0:
             torch._foreach_mul_(grads, self.rescale_grad)
         if self.optimizer.clip_gradient is not None:
@@ -233,10 +243,11 @@ class Updater:
         """The tensor that torch.optim knows ``key`` by: the weight's own memory, or its float32 copy."""
         param = self._params.get(key)
         half = weight.dtype in _HALF
-        if param is not None and (half or param.data_ptr() == weight.data_ptr()):
+        if param is not None and (param.device == weight.device if half else param.data_ptr() == weight.data_ptr()):
             return param
         state = self._torch.state.pop(param, None) if param is not None else None
-        param = weight.float() if half else weight
+        before = weight if param is None else param
+        param = before.to(weight.device, torch.float32) if half else weight
         self._params[key] = param
         if half:
             self._masters.add(key)
@@ -275,7 +286,7 @@ def _name_of(optimizer: Any) -> str:
             f"{', '.join(names())}"
         )
     if isinstance(optimizer, torch.optim.Optimizer):
-        if optimizer.state:
+        if any(float(state.get("step", 1)) for state in optimizer.state.values()):  # Adagrad's is there from the start
             raise UsageError("this optimizer has made steps, and its state would be lost; pass an unused one")
         if len(optimizer.param_groups) > 1:
             raise UsageError("this optimizer has several parameter groups; use lr_mult and wd_mult by key instead")
@@ -296,6 +307,8 @@ def _multipliers(given: dict[str, Any], name: str) -> dict[Key, float]:
 
 def _plain(name: str, value: Any) -> Any:
     """``value`` as the wire can carry it: a number, bool, text, None, or a list of numbers."""
+    if isinstance(value, str | list | tuple) and len(value) > (MAX_TEXT if isinstance(value, str) else MAX_LIST):
+        raise UsageError(f"{name} is too long: at most {MAX_TEXT} characters, or {MAX_LIST} numbers")
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, list | tuple):
@@ -309,13 +322,20 @@ def finite(name: str, value: Any) -> float | int:
     Raises:
         UsageError: it is none; the message calls it ``name``.
     """
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
         value = value.item()
-    if hasattr(value, "dtype") and hasattr(value, "item"):
-        value = value.item()
+    if isinstance(value, int) and abs(value) >= 2**63:  # more than the wire has for one
+        value = float(value) if abs(value) < 2**1000 else math.inf
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UsageError(f"{name}={value!r} is not a finite number")
     return value
+
+
+def _positive(name: str, value: Any) -> float | int:
+    number = finite(name, value)
+    if number <= 0:
+        raise UsageError(f"{name}={number!r} must be positive; None does without")
+    return number
 
 
 def log_replaced(old: Optimizer | None, new: Optimizer) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kvstore.client import Me
+from kvstore.errors import UsageError
 from kvstore.optim import Optimizer
 from kvstore.session import Session
 from kvstore.shares import Entry, Piece, Share
@@ -34,6 +35,8 @@ from kvstore.wire import (
     tear,
 )
 
+MAX_STORES = 256  # what the messages have room for
+
 
 class Remote:
     """The far side of one store. Methods that take a ticket return at once; the others wait for the answer.
@@ -45,6 +48,8 @@ class Remote:
 
     def __init__(self, session: Session, timeout_s: float) -> None:
         self.number = session.new_store()
+        if self.number >= MAX_STORES:
+            raise UsageError(f"this process has made {MAX_STORES} dist stores, which is the most a job can have")
         self._session = session
         self._client = session.client
         self._timeout_s = timeout_s

@@ -27,7 +27,9 @@ from kvstore.wire import Census, Fault, JobFailed, Join, Leave, Message, Node, W
 
 log = logging.getLogger(__name__)
 
+MAX_TEXT = 4000  # characters of an error that others are told; a message must not be refused for its length
 LEAVE_S = 5.0  # how long the scheduler may take to let a member go
+AFTER_OTHERS_S = 2.0  # a launcher takes the first process to end for the one that failed: let that be it
 EXIT_GRACE_S = 2.0  # how long a process that ends waits for pushes nobody waited for
 
 
@@ -134,9 +136,12 @@ class Session:
         if self._left:
             return
         self._left = True
+        text = error if error is None else error[:MAX_TEXT]
         try:
             if self.client.failure is None:
-                self.client.call(self.scheduler, "leaving the job", lambda me: Leave(*me, error=error), LEAVE_S)
+                self.client.call(self.scheduler, "leaving the job", lambda me: Leave(*me, error=text), LEAVE_S)
+            else:
+                self.client.tell(self.scheduler, lambda me: Leave(*me, error=text))
         except KVStoreError as exc:
             log.warning("left the job without the scheduler's answer: %s", exc)
         finally:
@@ -188,8 +193,12 @@ def _leave_at_exit() -> None:
         for flush in session.flushes:
             try:
                 flush(EXIT_GRACE_S)
+            except DeadlineExceeded:
+                pass  # the servers have these pushes; whoever they wait for need not be waited for here
             except KVStoreError as exc:
                 text = f"{type(exc).__name__}: {exc}"
                 print(f"kvstore: at exit: {text}", file=sys.stderr)
     with contextlib.suppress(KVStoreError):
         session.leave(text)
+    if session.client.failure is not None:
+        time.sleep(AFTER_OTHERS_S)

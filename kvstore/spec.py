@@ -68,6 +68,8 @@ def check_key(key: object) -> Key:
     """
     if isinstance(key, str):
         if 0 < len(key) <= MAX_KEY_CHARS:
+            if not key.isascii():
+                _require_text(key)
             return key
         raise UsageError(f"a key must have 1 to {MAX_KEY_CHARS} characters, this one has {len(key)}")
     if isinstance(key, int) and not isinstance(key, bool):
@@ -75,6 +77,13 @@ def check_key(key: object) -> Key:
             return key
         raise UsageError(f"key {key} does not fit into 64 bits")
     raise UsageError(f"a key is an int or a str, not {type(key).__name__}")
+
+
+def _require_text(key: str) -> None:
+    try:
+        key.encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"key {key!r} is no text: {exc.reason}") from None
 
 
 def require_same(key: Key, known: Spec, given: Spec, who: str) -> None:

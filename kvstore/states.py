@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from kvstore.errors import UsageError
 from kvstore.shares import Entry, Piece
 from kvstore.spec import Key, Spec, check_key
+from kvstore.values import spec_of
 
 States: TypeAlias = dict[tuple[Key, str], torch.Tensor]
 
@@ -51,11 +52,13 @@ def read(path: str | os.PathLike[str]) -> tuple[str, States]:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise UsageError(f"{path} holds no optimizer states of this package")
-            keys = [check_key(key) for key in json.loads(metadata["keys"])]
+            keys = dict(enumerate(check_key(key) for key in json.loads(metadata["keys"])))
             states: States = {}
             for name in file.keys():  # noqa: SIM118 - not a dict
                 number, _, state = name.partition("/")
-                states[keys[int(number)], state] = file.get_tensor(name)
+                tensor = file.get_tensor(name)
+                spec_of(tensor)  # of a dtype that can travel
+                states[keys[int(number)], state] = tensor
             return metadata["optimizer"], states
     except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as exc:
         raise UsageError(f"{path} is damaged: {exc}") from None
@@ -72,8 +75,13 @@ def require_keys(states: States, specs: Mapping[Key, Spec], path: str | os.PathL
     for (key, name), value in states.items():
         if key not in specs:
             raise UsageError(f"{path} holds state of key {key!r}, which has not been initialised")
-        if value.dim() == len(specs[key].shape) and value.dim() and tuple(value.shape) != specs[key].shape:
+        if value.dim() and tuple(value.shape) not in _shapes(specs[key].shape):
             raise UsageError(f"{path} holds {name} of shape {list(value.shape)} for key {key!r}, which is {specs[key]}")
+
+
+def _shapes(shape: tuple[int, ...]) -> set[tuple[int, ...]]:
+    """The shapes that state of an array of ``shape`` may have: its own, or (Adafactor) one dimension summed up."""
+    return {shape, (*shape[:-1], 1), (*shape[:-2], 1, *shape[-1:])} if len(shape) > 1 else {shape}
 
 
 def assemble(pieces: Mapping[tuple[Piece, str], torch.Tensor], entries: Mapping[Key, Entry]) -> States:

@@ -119,6 +119,10 @@ class Outstanding:
         ticket.open.add(seq)
         return seq
 
+    def withdraw(self, seq: int) -> None:
+        """Forget a request that could not be sent."""
+        self._requests.pop(seq).ticket.open.discard(seq)
+
     def settle(self, peer: bytes, reply: Reply, error: KVStoreError | None) -> None:
         """Match ``reply`` with its request; a repeat, or a stranger's answer, matches none and is dropped."""
         request = self._requests.get(reply.seq)
@@ -131,9 +135,12 @@ class Outstanding:
                 request.on_reply(reply)
             except KVStoreError as exc:
                 error = exc
-        ticket.open.discard(reply.seq)
+            except Exception as exc:  # it is the ticket's, not that of the thread that happened to receive the answer
+                error = KVStoreError(f"the answer could not be taken: {type(exc).__name__}: {exc}")
+                error.__cause__ = exc
         if error is not None:
             ticket.fail(error)
+        ticket.open.discard(reply.seq)  # last: from here on another thread may take the ticket for done
 
     def of(self, ticket: Ticket) -> dict[int, bytes]:
         """Return the unanswered requests of ``ticket``: sequence number to peer."""

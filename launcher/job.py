@@ -33,7 +33,10 @@ def _nothing() -> Mapping[str, str]:
 
 
 def _servers() -> tuple[str, ...]:
-    return (sys.executable, "-m", "servers")
+    safe_path = (
+        ("-P",) if sys.version_info >= (3, 11) else ()
+    )  # a folder called servers where the user is, is the user's
+    return (sys.executable, *safe_path, "-m", "servers")
 
 
 @dataclass(frozen=True)

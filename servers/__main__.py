@@ -13,7 +13,7 @@ from kvstore.transport.zeromq import ZmqTransport, endpoint_for
 
 
 def main() -> int:
-    """Run until the job is over; return the exit code: 0, 1 if the job failed, 2 if the environment is wrong."""
+    """Run until the job is over; return 0, ``JOB_FAILED_EXIT`` if the job failed, or 1 if this process did."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends servers in order

@@ -46,6 +46,12 @@ class Agreement(Generic[T, A]):
         self._waiting.setdefault(version, []).append((who, proposal))
         return []
 
+    def abandon(self) -> list[A]:
+        """Return, and forget, those who wait for rank 0, because it has left."""
+        hopeless = self.waiting
+        self._waiting.clear()
+        return hopeless
+
     def _outcome(self, version: int, theirs: T) -> Exception | None:
         decided, error = self._decided[version]
         if theirs != decided:

@@ -43,7 +43,10 @@ class Rounds(Generic[T]):
     def missing(self, clock: int) -> dict[int, int]:
         """Return what must still come before round ``clock`` is complete: by rank, the first round it is missing in."""
         missing: dict[int, int] = {}
-        for number in range(self.version + 1, clock + 1):
-            for rank in self._workers - self._open.get(number, {}).keys():
-                missing.setdefault(rank, number)
+        for rank in self._workers:
+            number = self.version + 1
+            while rank in self._open.get(number, ()):
+                number += 1
+            if number <= clock:
+                missing[rank] = number
         return missing

@@ -8,19 +8,20 @@ import time
 from collections.abc import Callable
 
 from kvstore.config import Config
+from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.session import Session
 from kvstore.transport import Transport
-from kvstore.wire import JobFailed, Message, Roster, Stop
+from kvstore.wire import Message, Roster, Stop
 from servers.scheduler import Scheduler
-from servers.service import Service
+from servers.service import Outbox, Service
 
 log = logging.getLogger(__name__)
 
+FAREWELL_S = 5.0
 
-def run_server(
-    config: Config, make_transport: Callable[[], Transport], endpoint: str, clock: Callable[[], float] = time.monotonic
-) -> int:
-    """Be a server until the workers are done; return 0, or 1 if the job failed.
+
+class Server:
+    """A member that serves its shard until the workers are done or the job has failed.
 
     Args:
         config: the job.
@@ -28,65 +29,84 @@ def run_server(
         endpoint: where to listen for workers.
         clock: seconds, monotonic.
     """
-    from servers.shard import Shard  # brings torch, which a scheduler does without
 
-    transport = make_transport()
-    failed = []
-    early: list[Message] = []
-    service: Service | None = None
+    def __init__(
+        self, config: Config, make_transport: Callable[[], Transport], endpoint: str, clock: Callable[[], float]
+    ) -> None:
+        from servers.shard import Shard  # brings torch, which the scheduler does without
 
-    def take(notice: Message) -> None:
-        if service is None:
-            early.append(notice)
-        elif isinstance(notice, Stop):
-            service.stop()
-        elif isinstance(notice, JobFailed):
-            failed.append(notice.text)
-            service.stop()
-        elif isinstance(notice, Roster):
-            service.post(lambda: shard.depart(notice.departed))
-
-    try:
-        session = Session(config, make_transport, transport.bind(endpoint), clock, take)
-        shard = Shard(session.rank, session.num_workers)
-        service = Service(transport, shard.handle, list, config.heartbeat_s, clock)
-        for notice in early:
-            take(notice)
-        error: str | None = "it ended without being told to"
+        self._transport = make_transport()
+        self._service = Service(self._transport, self._handle, self._tick, config.heartbeat_s / 2, clock)
         try:
-            service.run()
-            error = None
+            self._session = Session(
+                config,
+                make_transport,
+                self._transport.bind(endpoint),
+                clock,
+                lambda notice: self._service.post(lambda: self._take(notice)),
+            )
+        except BaseException:
+            self._transport.close()
+            raise
+        self._shard = Shard(self._session.rank, self._session.num_workers)
+
+    def run(self) -> int:
+        """Serve; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""
+        error: str | None = None
+        try:
+            self._service.run()
         finally:
             if sys.exc_info()[1] is not None:
                 error = f"it ended with {sys.exc_info()[1]!r}"
-            session.leave(error)
-    finally:
-        transport.close(linger=1.0)
-    if failed:
-        log.error("server %d ends: %s", session.rank, failed[0])
-    return 1 if failed else 0
+            self._session.leave(error)
+            self._transport.close(linger=1.0)
+        failure = self._session.client.failure
+        if failure is not None:
+            log.error("server %d ends: %s", self._session.rank, failure)
+        return JOB_FAILED_EXIT if failure is not None else 0
+
+    def _handle(self, peer: bytes, message: Message) -> Outbox:
+        return self._shard.handle(peer, message)
+
+    def _take(self, notice: Message) -> Outbox:
+        if isinstance(notice, Roster):
+            return self._shard.depart(notice.departed)
+        if isinstance(notice, Stop):
+            self._service.stop()
+        return []
+
+    def _tick(self) -> Outbox:
+        if self._session.client.failure is not None:
+            self._service.stop()
+        return []
+
+
+def run_server(
+    config: Config, make_transport: Callable[[], Transport], endpoint: str, clock: Callable[[], float] = time.monotonic
+) -> int:
+    """Be a server; see ``Server``."""
+    return Server(config, make_transport, endpoint, clock).run()
 
 
 def run_scheduler(config: Config, transport: Transport, clock: Callable[[], float] = time.monotonic) -> int:
-    """Be the scheduler until all members have left; return 0, or 1 if the job failed."""
+    """Be the scheduler until all members have left; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""
+    scheduler = Scheduler(config.num_workers, config.num_servers, config.heartbeat_timeout_s, FAREWELL_S)
+
+    def stop_if_finished(outbox: Outbox) -> Outbox:
+        if scheduler.finished:
+            service.stop()
+        return outbox
+
+    service = Service(
+        transport,
+        lambda peer, message: stop_if_finished(scheduler.handle(peer, message, clock())),
+        lambda: stop_if_finished(scheduler.tick(clock())),
+        config.heartbeat_s / 2,
+        clock,
+    )
     try:
         transport.bind(config.root)
-        scheduler = Scheduler(config.num_workers, config.num_servers, config.heartbeat_timeout_s)
-
-        def tick() -> list[tuple[bytes, Message]]:
-            outbox = scheduler.tick(clock())
-            if scheduler.finished:
-                service.stop()
-            return outbox
-
-        def handle(peer: bytes, message: Message) -> list[tuple[bytes, Message]]:
-            outbox = scheduler.handle(peer, message, clock())
-            if scheduler.finished:
-                service.stop()
-            return outbox
-
-        service = Service(transport, handle, tick, config.heartbeat_s / 2, clock)
         service.run()
-        return 1 if scheduler.failure is not None else 0
     finally:
         transport.close(linger=1.0)
+    return JOB_FAILED_EXIT if scheduler.failure is not None else 0

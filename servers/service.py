@@ -68,6 +68,7 @@ class Service:
         self._transport.interrupt()
 
     def _receive(self, peer: bytes, frames: list[bytes | bytearray | memoryview]) -> None:
+        message: Message | None = None
         try:
             message = decode(frames)
             outbox = self._handle(peer, message)
@@ -77,7 +78,7 @@ class Service:
                 log.warning("dropped a bad message (%d so far): %s", self._bad, exc)
             return
         except Exception:
-            log.exception("a %s could not be handled", type(message).__name__)
+            log.exception("a %s could not be handled", "message" if message is None else type(message).__name__)
             return
         self._send(outbox)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from kvstore.errors import Mismatch, UsageError, WireError
+from kvstore.errors import Mismatch, NodeLost, UsageError, WireError
 from kvstore.optim import Optimizer, describe
 from kvstore.wire import (
     Ack,
@@ -25,7 +25,7 @@ from kvstore.wire import (
 )
 from servers.agreement import Agreement
 from servers.ledger import Ledger, Verdict
-from servers.replies import Answer, refuse
+from servers.replies import MAX_TEXT, Answer, refuse
 from servers.table import Table
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Shard:
     def __init__(self, rank: int, num_workers: int) -> None:
         self.rank = rank
         self._workers = range(num_workers)
+        self._incarnations = dict.fromkeys(self._workers, 1)  # what the scheduler gave; nobody is replaced yet
         self._tables: dict[int, Table] = {}
         self._opened_by: dict[int, int] = {}
         self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
@@ -54,12 +55,12 @@ class Shard:
     def handle(self, peer: bytes, message: Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
         if not isinstance(message, Request):
-            log.warning("dropped a %s, which is nothing to tell a server", type(message).__name__)
+            log.debug("dropped a %s, which is nothing to tell a server", type(message).__name__)
             return []
-        if message.role != "worker" or message.rank not in self._workers:
+        if message.role != "worker" or message.incarnation != self._incarnations.get(message.rank):
             return _outbox([refuse(peer, message, UsageError(f"{message.node} is no worker of this job"))])
         if isinstance(message, Explain):
-            return [(peer, Explanation(message.seq, self._explain(message)))]
+            return [(peer, Explanation(message.seq, self._explain(message)[:MAX_TEXT]))]
         verdict = self._ledger.admit(message)
         if verdict is Verdict.REPEAT:
             return self._again(peer, message)
@@ -76,7 +77,8 @@ class Shard:
     def depart(self, workers: Collection[int]) -> Outbox:
         """Note which workers have left in order; return the failures of those who wait for them."""
         self._departed = workers
-        return self._note([answer for table in self._tables.values() for answer in table.depart(workers)])
+        answers = [answer for table in self._tables.values() for answer in table.depart(workers)]
+        return self._note(answers + self._abandoned())
 
     def _serve(self, peer: bytes, message: Request) -> list[Answer]:
         if isinstance(message, Open):
@@ -133,7 +135,14 @@ class Shard:
         return [
             Answer(whom, request, Ack(request.seq)) if error is None else refuse(whom, request, error)
             for (whom, request), error in outcomes
-        ]
+        ] + self._abandoned()
+
+    def _abandoned(self) -> list[Answer]:
+        """Fail those who wait for worker 0 to call ``set_optimizer``, if it has left."""
+        if 0 not in self._departed:
+            return []
+        gone = NodeLost("worker 0 has left the job without calling set_optimizer")
+        return [refuse(*asker, gone) for agreement in self._agreements.values() for asker in agreement.abandon()]
 
     def _explain(self, message: Explain) -> str:
         for table in self._tables.values():

@@ -7,7 +7,7 @@ completes are updated by one call of the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -15,7 +15,7 @@ from kvstore.errors import AlreadyInitialised, KeyNotInitialised, Mismatch, Node
 from kvstore.optim import Optimizer, Updater, log_replaced
 from kvstore.spec import Key, Spec, require_floats
 from kvstore.tickets import shorten
-from kvstore.values import from_buffer, sum_in_order, to_buffer
+from kvstore.values import from_buffer, spec_of, sum_in_order, to_buffer
 from kvstore.wire import Ack, GetStates, Init, Pull, Push, PutStates, Reply, States, Values, join, tear
 from servers.replies import Answer, refuse
 from servers.rounds import Rounds
@@ -70,7 +70,8 @@ class Table:
             return [Answer(peer, message, self._answer(message))]
         for slot, clock, value in zip(slots, message.clocks, values, strict=True):
             slot.rounds.contribute(message.rank, clock, Contribution(message.node, value, hyper))
-        return self._complete(slots) + self._park(peer, message, slots)
+        parked = self._park(peer, message, slots)  # before the rounds are over, for it too must learn of their errors
+        return parked + self._complete(slots)
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer with values now, or when the rounds they must include are complete."""
@@ -109,16 +110,16 @@ class Table:
         """Take the optimizer's states of some segments."""
         if self.updater is None:
             raise UsageError("the servers have no optimizer whose state this could be; call set_optimizer first")
-        weights: dict[Key, torch.Tensor] = {slot.id: slot.writable() for slot in self._find(set(message.ids))}
+        slots = self._find(dict.fromkeys(message.ids))
         specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
         parts = tear(message.buffers, [spec.nbytes for spec in specs])
-        self.updater.load_states(
-            {
-                (number, name): from_buffer(part, spec.dtype).view(spec.shape)
-                for number, name, spec, part in zip(message.ids, message.names, specs, parts, strict=True)
-            },
-            weights,
-        )
+        states: dict[tuple[Key, str], torch.Tensor] = {
+            (number, name): from_buffer(part, spec.dtype).view(spec.shape)
+            for number, name, spec, part in zip(message.ids, message.names, specs, parts, strict=True)
+        }
+        for slot in slots:
+            _require_fitting(slot, self.updater.optimizer, states)
+        self.updater.load_states(states, {slot.id: slot.writable() for slot in slots})
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note who has left in order; requests that wait for them will wait for ever, so they fail."""
@@ -203,12 +204,14 @@ class Table:
             for slot, total, _ in updates:
                 slot.assign(total)
             return
+        # A round's numbers come from its contributions, not from whatever other round was complete before it.
+        default = self.updater.optimizer if self.mode == "sync" else self.updater
         by_hyper: dict[Hyper, list[tuple[Key, torch.Tensor, torch.Tensor]]] = {}
         for slot, total, hyper in updates:
             by_hyper.setdefault(hyper, []).append((slot.id, slot.writable(), total))
         for (lr, rescale), items in by_hyper.items():
-            self.updater.lr = self.updater.lr if lr is None else lr
-            self.updater.rescale_grad = self.updater.rescale_grad if rescale is None else rescale
+            self.updater.lr = default.lr if lr is None else lr
+            self.updater.rescale_grad = default.rescale_grad if rescale is None else rescale
             self.updater.update(items, lambda number: self.slots[number].key)  # type: ignore[index]
 
     def _answer(self, message: Push | Pull) -> Reply:
@@ -228,6 +231,23 @@ class Table:
             f"worker {rank}, whose push {first} of {shorten(dict.fromkeys(keys))} is missing"
             for rank, (first, keys) in sorted(waits.items())
         )
+
+
+def _require_fitting(slot: Slot, optimizer: Optimizer, states: Mapping[tuple[Key, str], torch.Tensor]) -> None:
+    """Raise ``Mismatch`` unless the states are such as the optimizer makes itself: torch's fused steps do not check."""
+    model = Updater(optimizer)
+    model.update([(slot.id, torch.zeros_like(slot.value), torch.zeros_like(slot.value))])
+    wanted = {name: spec_of(value) for (_, name), value in model.states([slot.id]).items()}
+    given = {name: spec_of(value) for (number, name), value in states.items() if number == slot.id}
+    if given != wanted:
+        raise Mismatch(
+            f"these are not {optimizer.name}'s states of key {slot.key!r}: "
+            f"{_words(given)} were given, {_words(wanted)} belong there"
+        )
+
+
+def _words(specs: Mapping[str, Spec]) -> str:
+    return ", ".join(f"{name} {spec}" for name, spec in specs.items()) or "none"
 
 
 def _agreed(key: Key, items: Sequence[Contribution]) -> Hyper:

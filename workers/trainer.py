@@ -48,8 +48,8 @@ class Trainer:
         options = dict(optimizer_params or {})
         # Where updates happen, one store holds the weights; where they do not, another sums gradients.
         self._updater = self._store if self._updates and self._store is not None else kv.create("device")
-        self._rescale = float(options.get("rescale_grad", 1.0))
         self._updater.set_optimizer(optimizer, **options)
+        self._rescale = float(options.get("rescale_grad", 1.0))
         weights = [list(param.tensors) for param in self._params]
         if self._store is not None:
             self._store.broadcast(self._keys, weights, weights)

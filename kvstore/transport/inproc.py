@@ -84,11 +84,10 @@ class InprocTransport:
 
         def link(listener: InprocTransport) -> None:
             listener._links[theirs] = (self, mine)
-            with self._lock:
-                unsent = self._unsent.pop(mine, [])
+            with self._lock:  # what was sent before must arrive before what another thread sends now
                 self._links[mine] = (listener, theirs)
-            for frames in unsent:
-                self.send(mine, frames)
+                for frames in self._unsent.pop(mine, []):
+                    self._deliver(mine, frames)
 
         self._network.when_listening(endpoint, link)
         return mine
@@ -101,8 +100,7 @@ class InprocTransport:
                 return
             if self._closed or peer not in self._links:
                 return
-            other, name = self._links[peer]
-        self._network.deliver(lambda: other._receive(name, list(frames)))
+        self._deliver(peer, list(frames))
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message, or None."""
@@ -119,6 +117,10 @@ class InprocTransport:
         """Forget all links; ``linger`` has no meaning here, for nothing is ever in between."""
         self._closed = True
         self._network.forget(self)
+
+    def _deliver(self, peer: Peer, frames: Frames) -> None:
+        other, name = self._links[peer]
+        self._network.deliver(lambda: other._receive(name, frames))
 
     def _receive(self, peer: Peer, frames: Frames) -> None:
         if not self._closed:

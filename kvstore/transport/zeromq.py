@@ -101,6 +101,8 @@ class ZmqTransport:
 
     def send(self, peer: Peer, frames: Sequence[Buffer]) -> None:
         """Queue ``frames``; large ones are read by ZeroMQ's thread later, so they must stay as they are."""
+        if self._closed:
+            return
         self._socket.send(peer, zmq.SNDMORE)
         last = len(frames) - 1
         for i, frame in enumerate(frames):
@@ -108,6 +110,8 @@ class ZmqTransport:
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message; large frames are views of ZeroMQ's own buffers."""
+        if self._closed:
+            return None
         try:
             parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:

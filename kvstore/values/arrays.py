@@ -41,11 +41,11 @@ def as_tensor(value: Any) -> torch.Tensor:
         array = np.asarray(value)
         if not array.dtype.isnative:
             array = array.astype(array.dtype.newbyteorder("="))
-        if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        if not array.flags.writeable or not _plain(array):
             array = array.copy()
         return _from_numpy(array)
     if hasattr(value, "__dlpack__"):
-        return _checked(torch.utils.dlpack.from_dlpack(value))
+        return _checked(_from_dlpack(value))
     raise UsageError(
         f"a value is a numpy array, a torch tensor, a cupy array or has DLPack; this is {type(value).__name__}"
     )
@@ -55,16 +55,17 @@ def as_output(out: Any) -> torch.Tensor:
     """Return ``out`` as a tensor to write to, over the same memory.
 
     Raises:
-        UsageError: it is no array, or one that cannot be written through (read-only, negative strides, byte-swapped).
+        UsageError: it is no array, or one that cannot be written through (read-only, negative strides, byte-swapped,
+            elements that share memory).
     """
     if isinstance(out, np.ndarray):
         if not out.flags.writeable:
             raise UsageError("out is a read-only numpy array")
-        if not out.dtype.isnative or any(stride < 0 for stride in out.strides):
-            raise UsageError("out has negative strides or foreign byte order; pass a plain array and copy from it")
-        return _from_numpy(out)
+        if not out.dtype.isnative or not _plain(out):
+            raise UsageError("out has unusual strides or foreign byte order; pass a plain array and copy from it")
+        return _written(_from_numpy(out))
     if isinstance(out, torch.Tensor) or hasattr(out, "__dlpack__"):
-        return as_tensor(out)
+        return _written(as_tensor(out))
     raise UsageError(f"out must be an array to write to, not {type(out).__name__}")
 
 
@@ -104,6 +105,26 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
     if array.dtype.name not in ITEMSIZE:
         raise UsageError(f"dtype {array.dtype} cannot be stored; choose from {choices(ITEMSIZE)}")
     return torch.from_numpy(array)
+
+
+def _plain(array: np.ndarray[Any, Any]) -> bool:
+    """Whether torch can have the strides; those of a field of a record need not be whole items."""
+    return array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
+
+
+def _from_dlpack(value: Any) -> torch.Tensor:
+    try:
+        tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(value)
+    except Exception as exc:  # what its maker, or torch, has against it
+        raise UsageError(f"this {type(value).__name__} has DLPack, but torch cannot take it: {exc}") from exc
+    return tensor
+
+
+def _written(tensor: torch.Tensor) -> torch.Tensor:
+    shared = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    if shared and tensor.numel():
+        raise UsageError("out has elements that share memory (it was expanded); pass a plain array")
+    return tensor
 
 
 def _checked(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,15 @@ MAX_ITEMS = 1 << 20
 MAX_TEXT = 1 << 16
 
 
+def shown(value: Any) -> str:
+    """Render ``value`` for a message; never what is in a list or dict, which may be deep or huge."""
+    if type(value) is str:
+        return f"str {value[:40]!r}"
+    return f"{type(value).__name__} {value!r}" if type(value) in (int, float, bool) else type(value).__name__
+
+
 def _refuse(value: Any, wanted: str) -> WireError:
-    return WireError(f"expected {wanted}, got {type(value).__name__} {str(value)[:40]!r}")
+    return WireError(f"expected {wanted}, got {shown(value)}")
 
 
 def integer(low: int = 0, high: int = 2**63 - 1) -> Check:

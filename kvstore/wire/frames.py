@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar, get_type_hints
 import msgpack
 
 from kvstore.errors import WireError
-from kvstore.wire.fields import Check
+from kvstore.wire.fields import Check, shown
 
 VERSION = 1
 MAX_HEADER = 64 << 20
@@ -68,10 +68,10 @@ def decode(frames: Sequence[Buffer]) -> Any:
     if type(header) is not list or len(header) < 2:
         raise WireError("a header that is not a list of version, code and fields")
     if header[0] != VERSION or type(header[0]) is not int:
-        raise WireError(f"protocol version {str(header[0])[:20]!r}; this is version {VERSION}")
+        raise WireError(f"protocol version {shown(header[0])}; this is version {VERSION}")
     cls = _BY_CODE.get(header[1]) if type(header[1]) is int else None
     if cls is None:
-        raise WireError(f"unknown message code {str(header[1])[:20]!r}")
+        raise WireError(f"unknown message code {shown(header[1])}")
     fields, values = _FIELDS[cls], header[2:]
     if len(values) != len(fields):
         raise WireError(f"{cls.__name__} has {len(fields)} fields, not {len(values)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 
@@ -31,7 +32,7 @@ from kvstore.wire import (
     Welcome,
 )
 from servers.ledger import Ledger, Verdict
-from servers.replies import Answer, refuse
+from servers.replies import MAX_TEXT, Answer, refuse
 from servers.scheduler.barriers import Barriers
 from servers.scheduler.keys import Keys, Outcome
 from servers.scheduler.members import Event, Member, Members, State
@@ -47,13 +48,17 @@ class Scheduler:
     Args:
         num_workers, num_servers: how many there will be.
         limit_s: the silence, in seconds, after which a member is lost.
+        farewell_s: how long after a worker has left those who wait for it are told. A process that leaves because it
+            is about to fail needs that long to end, and its exit code says more than that it has left.
     """
 
-    def __init__(self, num_workers: int, num_servers: int, limit_s: float) -> None:
+    def __init__(self, num_workers: int, num_servers: int, limit_s: float, farewell_s: float = 0.0) -> None:
         self.members = Members(num_workers, num_servers, limit_s)
         self.failure: str | None = None
+        self._farewell_s = farewell_s
+        self._departed: set[int] = set()
         self._failed_at = 0.0
-        self._now = 0.0
+        self._now = self._ticked = 0.0
         self._epoch = 0
         self._workers = range(num_workers)
         self._loads = [0] * num_servers
@@ -72,27 +77,33 @@ class Scheduler:
             self._lost(message)
             return self._flush([])
         if not isinstance(message, Request):
-            log.warning("dropped a %s, which is nothing to tell a scheduler", type(message).__name__)
+            log.debug("dropped a %s, which is nothing to tell a scheduler", type(message).__name__)
             return []
         if isinstance(message, Explain):
-            return [(peer, Explanation(message.seq, self._explain(message)))]
+            return [(peer, Explanation(message.seq, self._explain(message)[:MAX_TEXT]))]
         if isinstance(message, Join):  # not in the ledger: whoever joins has no rank yet to be known by
             return self._flush(self._answers(peer, message, self._join))
+        member = self.members.find(message.role, message.rank) if self.members.complete else None
+        if member is None or member.node != message.node:  # before the ledger, which strangers must not write in
+            return [(peer, refuse(peer, message, UsageError(f"{message.node} is no member of this job")).reply)]
         verdict = self._ledger.admit(message)
         if verdict is Verdict.STALE:
             return []
         if verdict is Verdict.REPEAT:
             before = self._ledger.recall(message)
             return [] if before is None else [(peer, before)]
-        return self._flush(self._answers(peer, message, self._serve))
+        return self._flush(self._answers(peer, message, functools.partial(self._serve, member)))
 
     def tick(self, now: float) -> Outbox:
         """Return what to send because time has passed. Call it only when no message is left to handle."""
         self._now = now
+        if now - self._ticked > self.members.limit_s / 2:  # this process was stopped; what it missed proves nothing
+            self.members.forgive(now)
+        self._ticked = now
         for member in self.members.overdue(now):
             member.happens(Event.DIES)
             self._fail(f"{member.node} is lost: it has been silent for {now - member.heard:.1f} s")
-        return self._flush([])
+        return self._flush(self._depart())
 
     @property
     def finished(self) -> bool:
@@ -105,18 +116,20 @@ class Scheduler:
     # ---- members
 
     def _join(self, peer: bytes, message: Join) -> list[Answer]:
+        if self.failure is not None:
+            raise NodeLost(self.failure)
         member = self.members.by_nonce(message.incarnation)
         if member is None:
-            if self.failure is not None:
-                raise NodeLost(self.failure)
             member = Member(message.role, message.incarnation, message.rank, message.address, peer, message.seq)
             self.members.join(member)
             if self.members.settle(self._now):
                 log.info("all members have joined")
                 for other in self.members.everyone:
                     self._notices.append((other.join_peer, self._welcome(other)))
-        elif self.members.complete:
-            self._notices.append((peer, self._welcome(member)))
+        else:
+            member.join_peer, member.join_seq = peer, message.seq
+            if self.members.complete:
+                self._notices.append((peer, self._welcome(member)))
         return []
 
     def _welcome(self, member: Member) -> Welcome:
@@ -137,14 +150,15 @@ class Scheduler:
         if self.failure is not None and member.state is State.READY:
             self._notices.append((peer, JobFailed(self.failure)))
         self._notices.append((peer, Alive()))
-        self._notices += [(peer, notice) for notice in member.notices]
-        member.notices.clear()
+        self._tell(member)
+        if member.role == "server" and self._epoch and self.failure is None:  # again, should the first have been lost
+            self._notices.append((peer, self._news()))
 
     def _lost(self, message: Lost) -> None:
         member = self.members.find(message.role, message.rank)
         who = f"{message.role} {message.rank}" if message.role != "scheduler" else "the scheduler"
-        if member is not None and not member.happens(Event.DIES):
-            return  # it had left in order, or was known to be lost
+        if member is not None and not member.happens(Event.DIES) and member.state is State.LOST:
+            return  # it was known
         self._fail(f"{who} {message.how}")
 
     def _leave(self, member: Member, message: Leave) -> None:
@@ -154,19 +168,32 @@ class Scheduler:
             self._fail(f"{member.node} failed: {message.error}")
         elif member.role == "server" and not self.members.all_gone("worker"):
             self._fail(f"{member.node} has left while workers need it")
-        if member.role != "worker" or self.failure is not None:
-            return
-        departed = [m.rank for m in self.members.of("worker") if m.state is State.LEFT]
-        self._epoch += 1
+        member.left = self._now
+
+    def _depart(self) -> list[Answer]:
+        """Take note of workers that have left; tell the servers, and fail those who wait for them at a barrier."""
+        gone = [m for m in self.members.of("worker") if m.state is State.LEFT]
         done = self.members.all_gone("worker")
+        departed = {m.rank for m in gone if done or self._now - m.left >= self._farewell_s}
+        if departed == self._departed or self.failure is not None:
+            return []
+        self._departed = departed
+        self._epoch += 1
         for server in self.members.of("server"):
-            self._notify(server, Stop() if done else Roster(self._epoch, departed))
+            if server.peer is not None:  # else its first beat brings it
+                self._notices.append((server.peer, self._news()))
+        return self._abandoned()
+
+    def _news(self) -> Message:
+        """What servers must know of workers that have left."""
+        return Stop() if self.members.all_gone("worker") else Roster(self._epoch, sorted(self._departed))
 
     def _fail(self, text: str) -> None:
         """End the job: tell everybody who is still there why."""
         if self.failure is not None:
             return
         log.error("the job has failed: %s", text)
+        text = text[:MAX_TEXT]
         self.failure, self._failed_at = text, self._now
         for member in self.members.everyone:
             if member.state is State.READY and member.peer is not None:
@@ -176,22 +203,18 @@ class Scheduler:
                 failed = Leave(member.role, member.hint, member.nonce, member.join_seq, 0, error=None)
                 self._notices.append((member.join_peer, refuse(member.join_peer, failed, NodeLost(text)).reply))
 
-    def _notify(self, member: Member, notice: Message) -> None:
-        if member.peer is None:
-            member.notices.append(notice)
-        else:
-            self._notices.append((member.peer, notice))
+    def _tell(self, member: Member) -> None:
+        if member.peer is not None:  # else at its first beat
+            self._notices += [(member.peer, notice) for notice in member.notices]
+            member.notices.clear()
 
     # ---- requests of members
 
-    def _serve(self, peer: bytes, message: Request) -> list[Answer]:
-        member = self.members.find(message.role, message.rank) if self.members.complete else None
-        if member is None or member.node != message.node:
-            raise UsageError(f"{message.node} is no member of this job")
+    def _serve(self, member: Member, peer: bytes, message: Request) -> list[Answer]:
         if isinstance(message, Leave):
             self._leave(member, message)
             answers = [Answer(peer, message, Ack(message.seq))]
-            return answers + self._abandoned()
+            return answers + self._depart()
         if isinstance(message, Census):
             lost = sum(m.state is State.LOST for m in self.members.everyone)
             return [Answer(peer, message, Counted(message.seq, lost))]
@@ -202,8 +225,9 @@ class Scheduler:
             if fault is not None:
                 owner = self.members.find("worker", 0)
                 if owner is not None:
-                    self._notify(owner, Fault(message.store, type(fault).__name__, str(fault)))
-            return _placed(outcomes)
+                    owner.notices.append(Fault(message.store, type(fault).__name__, str(fault)))
+                    self._tell(owner)
+            return _placed(outcomes) + self._abandoned()
         if message.role == "worker" and message.rank == 0 and isinstance(message, Ready):
             outcomes = self._keys_of(message.store).ready(message.keys)
             return [Answer(peer, message, Ack(message.seq)), *_placed(outcomes)]
@@ -216,15 +240,17 @@ class Scheduler:
         return self._keys.setdefault(store, Keys(self._loads))
 
     def _abandoned(self) -> list[Answer]:
-        """Fail those who wait at a barrier for workers that have left."""
-        departed = {m.rank for m in self.members.of("worker") if m.state is State.LEFT}
+        """Fail those who wait for workers that have left: at a barrier, or for the first values of a key."""
         answers: list[Answer] = []
         for barriers in self._barriers.values():
-            for peer, request, missing in barriers.abandon(departed):
+            for peer, request, missing in barriers.abandon(self._departed):
                 names = ", ".join(f"worker {rank}" for rank in sorted(missing))
                 answers.append(
                     refuse(peer, request, NodeLost(f"{names} has left the job without coming to the barrier"))
                 )
+        if 0 in self._departed:
+            gone = NodeLost("worker 0 has left the job without giving these keys their first values")
+            answers += _placed([(asker, gone) for keys in self._keys.values() for asker in keys.abandon()])
         return answers
 
     def _explain(self, message: Explain) -> str:

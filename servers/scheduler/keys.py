@@ -64,9 +64,9 @@ class Keys:
             return [(asker, UsageError("a key is declared twice in one call"))], None
         contradicted = self._contradicted(request.rank, specs)
         if contradicted:
-            self._waiting = [entry for entry in self._waiting if entry[0] not in contradicted]
-            error = next(iter(contradicted.values()))
-            return [(asker, error), *contradicted.items()], None
+            others = [other for other, _ in contradicted]
+            self._waiting = [entry for entry in self._waiting if entry[0] not in others]
+            return [(asker, contradicted[0][1]), *contradicted], None
         if request.rank == 0:
             return self._place(asker, specs, request.bound), None
         for key, spec in specs.items():
@@ -88,6 +88,12 @@ class Keys:
         self._waiting = [entry for entry in self._waiting if not self._ready(entry[1])]
         return [(asker, self._segments(specs)) for asker, specs in done]
 
+    def abandon(self) -> list[Asker]:
+        """Return, and forget, those who wait for rank 0, because it has left."""
+        hopeless = [asker for asker, _ in self._waiting]
+        self._waiting.clear()
+        return hopeless
+
     def explain(self, rank: int, seq: int) -> str:
         """Say what the declaration ``seq`` of worker ``rank`` waits for."""
         for asker, specs in self._waiting:
@@ -108,16 +114,14 @@ class Keys:
             self._placed[key] = _Placed(specs[key], numbered)
         return [(asker, self._segments(specs))]
 
-    def _contradicted(self, rank: int, specs: Mapping[Key, Spec]) -> dict[Asker, Exception]:
+    def _contradicted(self, rank: int, specs: Mapping[Key, Spec]) -> list[tuple[Asker, Exception]]:
         """Those who wait, and said something else of a key."""
-        found: dict[Asker, Exception] = {}
+        found: list[tuple[Asker, Exception]] = []
         for asker, theirs in self._waiting:
-            for key in theirs.keys() & specs.keys():
-                if theirs[key] != specs[key]:
-                    other = asker.request.rank
-                    found[asker] = Mismatch(
-                        f"key {key!r} is {theirs[key]} on worker {other}, but {specs[key]} on worker {rank}"
-                    )
+            key = next((key for key in theirs if key in specs and theirs[key] != specs[key]), None)
+            if key is not None:
+                words = f"{theirs[key]} on worker {asker.request.rank}, but {specs[key]} on worker {rank}"
+                found.append((asker, Mismatch(f"key {key!r} is {words}")))
         return found
 
     def _ready(self, specs: Mapping[Key, Spec]) -> bool:

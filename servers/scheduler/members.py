@@ -48,8 +48,8 @@ class Member:
         hint: the rank it asked for, -1 for any.
         join_peer, join_seq: the link and number of its request to join.
         peer: the link of its heartbeat, over which notices go; None before the first beat.
-        heard: when it was last heard of.
-        notices: what it will be told at its next beat.
+        heard, left: when it was last heard of, and when it left.
+        notices: what it will be told as soon as there is a link to tell it over.
     """
 
     role: str
@@ -63,6 +63,7 @@ class Member:
     state: State = State.JOINED
     peer: bytes | None = None
     heard: float = 0.0
+    left: float = 0.0
     notices: list[Message] = field(default_factory=list)
 
     @property
@@ -145,6 +146,11 @@ class Members:
     def overdue(self, now: float) -> list[Member]:
         """The ready members that have been silent for too long."""
         return [m for m in self.everyone if m.state is State.READY and now - m.heard > self.limit_s]
+
+    def forgive(self, now: float) -> None:
+        """Count everybody's silence from ``now`` on."""
+        for member in self.everyone:
+            member.heard = now
 
     def all_gone(self, role: str) -> bool:
         """Whether every member of ``role`` has joined, and left or been lost."""
