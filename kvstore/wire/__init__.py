@@ -1,43 +1,27 @@
 """Messages and bytes: what crosses between processes, and nothing of how. Pure: no sockets, no clock, no torch."""
 
 from kvstore.wire.frames import VERSION, Buffer, decode, encode
-from kvstore.wire.messages import (
-    Ack,
+from kvstore.wire.messages import Ack, Explain, Explanation, Failure, Hyper, Message, Node, Reply, Request
+from kvstore.wire.parameters import GetStates, Init, Open, Pull, Push, PutStates, SetOptimizer, States, Values
+from kvstore.wire.payload import groups, join, tear
+from kvstore.wire.rendezvous import (
     Alive,
     Barrier,
     Beat,
     Census,
     Counted,
     Declare,
-    Explain,
-    Explanation,
-    Failure,
     Fault,
-    GetStates,
-    Hyper,
-    Init,
     JobFailed,
     Join,
     Leave,
     Lost,
-    Message,
-    Node,
-    Open,
     Placed,
-    Pull,
-    Push,
-    PutStates,
     Ready,
-    Reply,
-    Request,
     Roster,
-    SetOptimizer,
-    States,
     Stop,
-    Values,
     Welcome,
 )
-from kvstore.wire.payload import groups, join, tear
 
 __all__ = [
     "VERSION",

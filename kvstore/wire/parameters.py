@@ -1,0 +1,148 @@
+"""What workers and servers say to each other: values, gradients, optimizers and their states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from kvstore.wire import fields as f
+from kvstore.wire.frames import Buffer, message
+from kvstore.wire.messages import (
+    Clocks,
+    Dtypes,
+    Ids,
+    Keys,
+    Mults,
+    Number,
+    Pairs,
+    Reply,
+    Request,
+    Seq,
+    Shapes,
+    Store,
+    same_length,
+)
+
+
+@message(40)
+@dataclass(frozen=True)
+class Open(Request):
+    """I use ``store``, and it is of this mode."""
+
+    store: Store
+    mode: Annotated[str, f.choice("sync", "async")]
+
+
+@message(41)
+@dataclass(frozen=True)
+class Init(Request):
+    """From rank 0: new segments with their first values; ``shapes`` are those of the segments."""
+
+    store: Store
+    ids: Ids
+    keys: Keys
+    shapes: Shapes
+    dtypes: Dtypes
+    buffers: Sequence[Buffer] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.keys, self.shapes, self.dtypes)
+
+
+@message(42)
+@dataclass(frozen=True)
+class Push(Request):
+    """My contribution ``clocks[i]`` to segment ``ids[i]``; ``want`` the values back once it has taken effect.
+
+    ``lr`` and ``rescale`` are the hyper-parameters to update with, from this round on; None leaves them.
+    """
+
+    store: Store
+    ids: Ids
+    clocks: Clocks
+    want: Annotated[bool, f.flag]
+    lr: Number
+    rescale: Number
+    buffers: Sequence[Buffer] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.clocks)
+
+
+@message(43)
+@dataclass(frozen=True)
+class Pull(Request):
+    """The values of segments ``ids``, once they include contribution ``clocks[i]`` of every worker (sync)."""
+
+    store: Store
+    ids: Ids
+    clocks: Clocks
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.clocks)
+
+
+@message(44)
+@dataclass(frozen=True)
+class Values(Reply):
+    """The values of the segments that were asked for, in that order."""
+
+    buffers: Sequence[Buffer] = field(repr=False)
+
+
+@message(45)
+@dataclass(frozen=True)
+class SetOptimizer(Request):
+    """Update with this optimizer: ``version`` counts the calls of ``set_optimizer`` on this worker."""
+
+    store: Store
+    version: Seq
+    name: Annotated[str, f.text(64)]
+    hyper: Pairs
+    clip_gradient: Number
+    lr_mult: Mults
+    wd_mult: Mults
+    lr: Number
+    rescale: Number
+
+
+@message(47)
+@dataclass(frozen=True)
+class GetStates(Request):
+    """The optimizer's states of these segments; without ids, just whether there is an optimizer."""
+
+    store: Store
+    ids: Ids
+
+
+@message(48)
+@dataclass(frozen=True)
+class States(Reply):
+    """For each tensor of state: the segment it belongs to, its name, shape and dtype."""
+
+    optimizer: Annotated[str | None, f.optional(f.text(64))]
+    ids: Annotated[list[int], f.list_of(f.integer(0, 2**32))]
+    names: Annotated[list[str], f.list_of(f.text(64))]
+    shapes: Shapes
+    dtypes: Dtypes
+    buffers: Sequence[Buffer] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.names, self.shapes, self.dtypes)
+
+
+@message(49)
+@dataclass(frozen=True)
+class PutStates(Request):
+    """Take these as the optimizer's states."""
+
+    store: Store
+    ids: Annotated[list[int], f.list_of(f.integer(0, 2**32))]
+    names: Annotated[list[str], f.list_of(f.text(64))]
+    shapes: Shapes
+    dtypes: Dtypes
+    buffers: Sequence[Buffer] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.names, self.shapes, self.dtypes)

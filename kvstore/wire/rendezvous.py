@@ -1,0 +1,180 @@
+"""What members and the scheduler say to each other: joining, beating, keys, barriers, leaving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from kvstore.wire import fields as f
+from kvstore.wire.frames import message
+from kvstore.wire.messages import (
+    MAX_NODES,
+    Dtypes,
+    Keys,
+    Message,
+    Node,
+    Rank,
+    Reply,
+    Request,
+    Role,
+    Seq,
+    Shapes,
+    Store,
+    Text,
+    same_length,
+)
+
+
+@message(10)
+@dataclass(frozen=True)
+class Join(Request):
+    """Let me in: ``incarnation`` is a random number until the answer gives the real one; ``rank`` is a wish."""
+
+    address: Annotated[str, f.text(512)]
+
+
+@message(11)
+@dataclass(frozen=True)
+class Welcome(Reply):
+    """All are here: your rank and incarnation, and the servers' addresses in the order of their ranks."""
+
+    rank: Rank
+    incarnation: Seq
+    num_workers: Annotated[int, f.integer(1, MAX_NODES)]
+    servers: Annotated[list[str], f.list_of(f.text(512), MAX_NODES)]
+
+
+@message(12)
+@dataclass(frozen=True)
+class Beat(Message):
+    """I am alive."""
+
+    role: Role
+    rank: Rank
+    incarnation: Seq
+
+    @property
+    def node(self) -> Node:
+        """Who is."""
+        return Node(self.role, self.rank, self.incarnation)
+
+
+@message(13)
+@dataclass(frozen=True)
+class Leave(Request):
+    """I am going, in order, or because of ``error``."""
+
+    error: Annotated[str | None, f.optional(f.text())]
+
+
+@message(14)
+@dataclass(frozen=True)
+class Lost(Message):
+    """From the launcher: the process of ``role`` and ``rank`` has ended; ``how`` in words."""
+
+    role: Role
+    rank: Rank
+    how: Text
+
+
+@message(15)
+@dataclass(frozen=True)
+class Declare(Request):
+    """These keys exist, with these shapes and dtypes: place them (rank 0), or wait until their values are there.
+
+    Arrays of ``bound`` elements or more are cut; rank 0's word counts.
+    """
+
+    store: Store
+    keys: Keys
+    shapes: Shapes
+    dtypes: Dtypes
+    bound: Annotated[int, f.integer(1)]
+
+    def __post_init__(self) -> None:
+        same_length(self.keys, self.shapes, self.dtypes)
+
+
+@message(16)
+@dataclass(frozen=True)
+class Placed(Reply):
+    """For each key its segments, as ``[id, server, start, stop]``."""
+
+    segments: Annotated[
+        list[list[list[int]]],
+        f.list_of(f.list_of(f.tuple_of(f.integer(), f.integer(0, MAX_NODES), f.integer(), f.integer()), MAX_NODES)),
+    ]
+
+
+@message(17)
+@dataclass(frozen=True)
+class Ready(Request):
+    """From rank 0: the values of these keys are on the servers."""
+
+    store: Store
+    keys: Keys
+
+
+@message(18)
+@dataclass(frozen=True)
+class Barrier(Request):
+    """I have come to this store's barrier ``number``."""
+
+    store: Store
+    number: Seq
+
+
+@message(19)
+@dataclass(frozen=True)
+class Census(Request):
+    """How many members are lost?"""
+
+
+@message(20)
+@dataclass(frozen=True)
+class Counted(Reply):
+    """So many."""
+
+    count: Annotated[int, f.integer()]
+
+
+# ---- notices
+
+
+@message(30)
+@dataclass(frozen=True)
+class Alive(Message):
+    """I have heard you, and am alive too."""
+
+
+@message(31)
+@dataclass(frozen=True)
+class JobFailed(Message):
+    """The job cannot go on; ``text`` names who failed and how."""
+
+    text: Text
+
+
+@message(32)
+@dataclass(frozen=True)
+class Roster(Message):
+    """Who is still there: ``epoch`` grows with every change, ``departed`` are the workers that have left in order."""
+
+    epoch: Seq
+    departed: Annotated[list[int], f.list_of(f.integer(0, MAX_NODES), MAX_NODES)]
+
+
+@message(33)
+@dataclass(frozen=True)
+class Fault(Message):
+    """Something that an earlier, answered call of yours has to do with went wrong."""
+
+    store: Store
+    kind: Annotated[str, f.text(64)]
+    text: Text
+
+
+@message(34)
+@dataclass(frozen=True)
+class Stop(Message):
+    """To servers: the workers are done; end."""
