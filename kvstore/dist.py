@@ -13,7 +13,7 @@ import torch
 from kvstore import states
 from kvstore.base import KVStore, Statistics, require_options
 from kvstore.config import Config
-from kvstore.errors import AlreadyInitialised, KeyNotInitialised, Unsupported, UsageError
+from kvstore.errors import AlreadyInitialised, DeadlineExceeded, KeyNotInitialised, Unsupported, UsageError
 from kvstore.optim import Optimizer, describe, finite, log_replaced
 from kvstore.remote import Remote
 from kvstore.session import Session, shared
@@ -69,6 +69,7 @@ class DistStore(KVStore):
         self._lr: float | None = None
         self._rescale: float | None = None
         self._versions = self._barriers = 0
+        self._at_barrier: Ticket | None = None
         self._pushes = self._pulls = self._bytes_pushed = self._bytes_pulled = 0
         self._closed = False
         self._remote.open(mode)
@@ -157,7 +158,11 @@ class DistStore(KVStore):
                 )
         self._flush(self._timeout_s)  # what was pushed before is updated as before
         self._versions += 1
-        self._remote.set_optimizer(self._versions, new)
+        try:
+            self._remote.set_optimizer(self._versions, new)
+        except DeadlineExceeded:
+            self._versions -= 1  # so that another try is the same call
+            raise
         log_replaced(self._optimizer, new)
         self._optimizer = new
         self._lr = self._rescale = None
@@ -187,6 +192,7 @@ class DistStore(KVStore):
         """See ``KVStore``."""
         self._check()
         self._flush(self._timeout_s)
+        self._theirs = None  # it may be another by now
         optimizer = self._require_optimizer("save_optimizer_states")
         pieces: dict[tuple[Piece, str], torch.Tensor] = {}
         for share in self._plan(self._entries):
@@ -223,8 +229,13 @@ class DistStore(KVStore):
     def barrier(self) -> None:
         """See ``KVStore``."""
         self._check()
-        self._barriers += 1
-        self._remote.barrier(self._barriers)
+        if self._at_barrier is None:
+            self._barriers += 1
+            self._at_barrier = self._remote.barrier(self._barriers)
+        self._at_barrier.wait(
+            self._timeout_s
+        )  # if it is late, this worker has come all the same, and the next call waits on
+        self._at_barrier = None
 
     def num_dead_nodes(self) -> int:
         """See ``KVStore``."""

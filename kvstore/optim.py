@@ -153,11 +153,7 @@ class Updater:
         Raises:
             ValueError: torch refuses the numbers; nothing has changed.
         """
-        probe = torch.zeros(1, 1)
-        rebuilt = self._build(optimizer, probe)
-        probe.grad = torch.zeros(1, 1)
-        rebuilt.step()
-        fresh = rebuilt.state[probe]
+        rebuilt, fresh = self._build(optimizer, torch.zeros(1, 1)), self._fresh(optimizer, torch.device("cpu"))
         rebuilt.state = self._torch.state
         for param, state in rebuilt.state.items():  # RMSprop that has a momentum now, Adam that becomes AMSGrad
             for name in [name for name in fresh if name not in state]:
@@ -232,12 +228,13 @@ class Updater:
             master = state.pop("master", None)
             if master is not None:
                 param.copy_(master.view(param.shape))
-            self._torch.state[param] = {
+            shaped = {
                 name: value.clone().view(param.shape)
                 if value.numel() == param.numel() and value.dim()
                 else value.clone()
                 for name, value in state.items()
             }
+            self._torch.state[param] = self._beside(param, shaped)
 
     def _param(self, key: Key, weight: torch.Tensor) -> torch.Tensor:
         """The tensor that torch.optim knows ``key`` by: the weight's own memory, or its float32 copy."""
@@ -254,11 +251,26 @@ class Updater:
         if state is None:  # Adagrad makes its state at construction
             state = self._build(self.optimizer, param).state.get(param)
         if state is not None:
-            self._torch.state[param] = {
-                name: value.to(param.device) if torch.is_tensor(value) and value.dim() else value
-                for name, value in state.items()
-            }
+            self._torch.state[param] = self._beside(param, state)
         return param
+
+    def _beside(self, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """``state`` where torch wants that of ``param``: on its device, but for counts that steps read on the CPU."""
+        fresh = self._fresh(self.optimizer, param.device) if param.device.type != "cpu" else {}
+        homes = {name: value.device for name, value in fresh.items() if torch.is_tensor(value)}
+        return {
+            name: value.to(homes.get(name, param.device)) if torch.is_tensor(value) else value
+            for name, value in state.items()
+        }
+
+    @classmethod
+    def _fresh(cls, optimizer: Optimizer, device: torch.device) -> dict[str, Any]:
+        """The state that a parameter on ``device`` has after a first step."""
+        probe = torch.zeros(1, 1, device=device)
+        probe.grad = torch.zeros_like(probe)
+        made = cls._build(optimizer, probe)
+        made.step()
+        return dict(made.state[probe])
 
     def _multipliers(self, name: Key) -> tuple[float, float]:
         return self.optimizer.lr_mult.get(name, 1.0), self.optimizer.wd_mult.get(name, 1.0)

@@ -39,7 +39,7 @@ MAX_STORES = 256  # what the messages have room for
 
 
 class Remote:
-    """The far side of one store. Methods that take a ticket return at once; the others wait for the answer.
+    """The far side of one store. Methods that take or give a ticket return at once; the others wait for the answer.
 
     Args:
         session: this process's membership in the job.
@@ -210,13 +210,11 @@ class Remote:
             ),
         )
 
-    def barrier(self, number: int) -> None:
-        """Return when all workers have come to the store's barrier ``number``."""
-        self._one(
-            self._session.scheduler,
-            Ticket("barrier", (), self._client),
-            lambda me: Barrier(*me, store=self.number, number=number),
-        )
+    def barrier(self, number: int) -> Ticket:
+        """Return a ticket that is done when all workers have come to the store's barrier ``number``."""
+        ticket = Ticket("barrier", (), self._client)
+        self._client.ask(self._session.scheduler, ticket, lambda me: Barrier(*me, store=self.number, number=number))
+        return ticket
 
     def _one(self, peer: bytes, ticket: Ticket, make: Callable[[Me], Message]) -> Any:
         def take(reply: Any) -> None:

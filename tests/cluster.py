@@ -66,7 +66,8 @@ class Cluster:
                 lambda rank=rank: run_server(self.config("server", rank), self.transport, f"inproc://server-{rank}"),
             )
         threads = [
-            threading.Thread(target=self._join, args=(rank,), name=f"worker {rank} joins") for rank in range(self.workers)
+            threading.Thread(target=self._join, args=(rank,), name=f"worker {rank} joins")
+            for rank in range(self.workers)
         ]
         for thread in threads:
             thread.start()

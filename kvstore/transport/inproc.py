@@ -68,7 +68,7 @@ class InprocTransport:
         self._lock = threading.Lock()
         self._links: dict[Peer, tuple[InprocTransport, Peer]] = {}
         self._unsent: dict[Peer, list[Frames]] = {}
-        self._closed = False
+        self._closed = self._rung = False
 
     def bind(self, endpoint: str) -> str:
         """Listen at ``inproc://name``; a name that ends in ``*`` gets a number instead of it."""
@@ -105,13 +105,19 @@ class InprocTransport:
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message, or None."""
         try:
-            return self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
+            received = self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
         except queue.Empty:
             return None
+        if received is None:
+            self._rung = False
+        return received
 
     def interrupt(self) -> None:
         """Wake ``recv``."""
-        self._inbox.put(None)
+        with self._lock:
+            if not self._rung:  # else a wake-up is already there
+                self._rung = True
+                self._inbox.put(None)
 
     def close(self, linger: float = 0.0) -> None:
         """Forget all links; ``linger`` has no meaning here, for nothing is ever in between."""

@@ -79,10 +79,15 @@ class ZmqTransport:
             self._socket.set(zmq.USE_FD, self._root_fd)
         else:
             endpoint = _resolve(endpoint)
+        self._socket.set(
+            zmq.IPV6, int(endpoint.startswith("tcp://["))
+        )  # else IPv4 addresses come back in IPv6 notation
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as exc:
             raise ConfigError(f"cannot listen at {endpoint}: {exc}") from None
+        finally:
+            self._socket.set(zmq.IPV6, 1)
         if self._root_fd >= 0:
             self._socket.set(zmq.USE_FD, -1)
             self._root_fd = -1

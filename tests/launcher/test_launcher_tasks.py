@@ -21,10 +21,16 @@ def by_name(tasks: list[Task]) -> dict[str, Task]:
     return {task.name: task for task in tasks}
 
 
+def test_servers_are_ours_whatever_the_working_directory_holds() -> None:
+    assert job().server_argv[0] == sys.executable
+    assert job().server_argv[-2:] == ("-m", "servers")
+    assert ("-P" in job().server_argv) == (sys.version_info >= (3, 11))
+
+
 def test_scheduler_then_servers_then_workers() -> None:
     tasks = render(job(num_servers=2), AT, HERE)
     assert [task.name for task in tasks] == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
-    assert [task.argv for task in tasks] == [(sys.executable, "-m", "servers")] * 3 + [("/py", "train.py")] * 2
+    assert [task.argv for task in tasks] == [job().server_argv] * 3 + [("/py", "train.py")] * 2
 
 
 def test_the_whole_environment_of_a_worker() -> None:

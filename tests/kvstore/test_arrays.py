@@ -1,0 +1,249 @@
+"""Arrays in and out: whatever the caller has is read, or written, over its own memory, or refused in plain words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvstore.errors import UsageError
+from kvstore.spec import ITEMSIZE, Spec
+from kvstore.values import as_output, as_tensor, as_tensors, from_buffer, from_host, spec_of, to_buffer, to_host
+from kvstore.values import torch_dtype as dtype_of
+
+NUMPY = [name for name in ITEMSIZE if name != "bfloat16"]
+ALL = sorted(ITEMSIZE)
+
+
+class Foreign:
+    """An array of some other library: DLPack, and nothing else."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        return self.tensor.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+
+class Broken(Foreign):
+    def __dlpack__(self, **kwargs: Any) -> Any:
+        raise BufferError("it is lent already")
+
+
+def record_field() -> np.ndarray[Any, Any]:
+    """An array whose stride is no multiple of its items."""
+    return np.array([(1, 0), (2, 0), (3, 0)], dtype=[("a", "f4"), ("b", "u1")])["a"]
+
+
+# ---- in
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_numpy_arrays_are_read_in_place(name: str) -> None:
+    array = np.arange(6, dtype=name).reshape(2, 3)
+    tensor = as_tensor(array)
+    assert spec_of(tensor) == Spec((2, 3), name)
+    array[1, 2] = 9
+    assert tensor[1, 2] == 9
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_tensors_are_read_in_place(name: str) -> None:
+    value = torch.arange(6).to(dtype_of(name)).view(2, 3)
+    assert as_tensor(value).data_ptr() == value.data_ptr()
+    assert spec_of(as_tensor(value)) == Spec((2, 3), name)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_dlpack_is_read_in_place(name: str) -> None:
+    value = torch.arange(6).to(dtype_of(name))
+    assert as_tensor(Foreign(value)).data_ptr() == value.data_ptr()
+
+
+def test_a_parameter_is_read_without_its_history() -> None:
+    weight = torch.nn.Parameter(torch.ones(3))
+    assert not as_tensor(weight).requires_grad
+    assert not as_tensor(weight * 2).requires_grad
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12.0).reshape(3, 4)[:, ::2],
+        np.arange(12.0).reshape(3, 4).T,
+        np.arange(6.0)[::-1],
+        np.arange(12.0).reshape(3, 4)[::-1, ::-2],
+        np.arange(6, dtype=">f8"),
+        np.arange(6, dtype=">i4")[::-1],
+        np.broadcast_to(np.float32(3), (2, 2)),
+        np.float32(3),
+        np.array(3.0),
+        np.zeros((0, 3)),
+        np.zeros((2, 0))[::-1],
+        record_field(),
+        np.frombuffer(b"\0" + np.arange(3.0).tobytes(), dtype="f8", offset=1),
+    ],
+    ids=lambda array: f"{array.dtype.str}{array.strides}",
+)
+def test_unusual_numpy_arrays_have_their_values(array: Any) -> None:
+    tensor = as_tensor(array)
+    assert tuple(tensor.shape) == np.shape(array)
+    np.testing.assert_array_equal(tensor.numpy(), array)
+
+
+def test_a_read_only_array_is_copied_so_that_nobody_writes_to_it() -> None:
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    tensor = as_tensor(array)
+    tensor.zero_()
+    np.testing.assert_array_equal(array, [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.zeros(2, complex),
+        np.zeros(2, object),
+        np.zeros(2, bool),
+        np.zeros(2, "uint32"),
+        np.array(["a"]),
+        np.zeros(2, "datetime64[s]"),
+        np.zeros(2, [("a", "f4")]),
+        torch.zeros(2, dtype=torch.complex64),
+        torch.zeros(2, dtype=torch.bool),
+        Foreign(torch.zeros(2, dtype=torch.complex64)),
+    ],
+    ids=lambda value: f"{type(value).__name__} {getattr(value, 'dtype', '')}",
+)
+def test_a_dtype_that_cannot_be_stored(value: Any) -> None:
+    for take in (as_tensor, as_output):
+        with pytest.raises(UsageError, match=r"cannot be stored; choose from .*float32"):
+            take(value)
+
+
+@pytest.mark.parametrize("value", [torch.eye(2).to_sparse(), torch.zeros(2, device="meta")], ids=["sparse", "meta"])
+def test_a_tensor_without_plain_memory(value: torch.Tensor) -> None:
+    for take in (as_tensor, as_output):
+        with pytest.raises(UsageError, match="no plain memory"):
+            take(value)
+
+
+@pytest.mark.parametrize("value", [None, 1, 1.5, "w", b"1234", {"a": 1}, object(), memoryview(b"12")])
+def test_what_is_no_array(value: Any) -> None:
+    with pytest.raises(UsageError, match=type(value).__name__):
+        as_tensor(value)
+    with pytest.raises(UsageError, match=type(value).__name__):
+        as_output(value)
+
+
+def test_an_array_that_will_not_be_lent() -> None:
+    for take in (as_tensor, as_output):
+        with pytest.raises(UsageError, match="Broken has DLPack, but torch cannot take it: it is lent already"):
+            take(Broken(torch.zeros(2)))
+
+
+def test_a_list_has_one_value_per_device() -> None:
+    assert [t.tolist() for t in as_tensors([np.ones(2), torch.zeros(2, dtype=torch.float64)])] == [[1, 1], [0, 0]]
+    assert len(as_tensors(np.ones(2))) == 1
+    assert len(as_tensors((np.ones(2),))) == 1
+
+
+@pytest.mark.parametrize("other", [np.ones(3), np.ones((2, 1)), np.ones(2, "f4"), torch.ones(2)])
+def test_the_values_of_one_key_are_alike(other: Any) -> None:
+    with pytest.raises(UsageError, match="the values of one key differ"):
+        as_tensors([np.ones(2), other])
+
+
+def test_an_empty_list_of_values() -> None:
+    with pytest.raises(UsageError, match="an empty list"):
+        as_tensors([])
+
+
+# ---- out
+
+
+@pytest.mark.parametrize(
+    "out",
+    [
+        np.zeros((2, 3)),
+        np.zeros((3, 2)).T,
+        np.zeros((2, 6))[:, ::2],
+        torch.zeros(2, 3),
+        torch.zeros(3, 2).t(),
+        torch.nn.Parameter(torch.zeros(2, 3)),
+        Foreign(torch.zeros(2, 3)),
+    ],
+    ids=lambda out: type(out).__name__,
+)
+def test_outputs_are_written_through(out: Any) -> None:
+    target = as_output(out)
+    target.copy_(torch.arange(6.0).view(2, 3))
+    seen = out.tensor if isinstance(out, Foreign) else out.detach() if isinstance(out, torch.Tensor) else out
+    np.testing.assert_array_equal(np.asarray(seen), [[0, 1, 2], [3, 4, 5]])
+
+
+def read_only() -> np.ndarray[Any, Any]:
+    array = np.zeros(3)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("out", "text"),
+    [
+        (read_only(), "read-only"),
+        (np.zeros(3)[::-1], "unusual strides"),
+        (np.zeros(3, ">f8"), "foreign byte order"),
+        (record_field(), "unusual strides"),
+        (np.float64(3), "not float64"),
+        (torch.zeros(1).expand(4), "share memory"),
+        (np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,)), "share memory"),
+    ],
+)
+def test_outputs_that_cannot_be_written_through(out: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        as_output(out)
+
+
+def test_an_output_of_one_element_may_have_any_stride() -> None:
+    as_output(torch.zeros(1).expand(1)).fill_(4)
+    assert as_output(torch.zeros(0).expand(3, 0)).shape == (3, 0)
+
+
+# ---- bytes
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3)])
+def test_bytes_and_back(name: str, shape: tuple[int, ...]) -> None:
+    tensor = torch.arange(int(np.prod(shape))).to(dtype_of(name)).view(shape)
+    buffer = to_buffer(tensor)
+    assert buffer.nbytes == spec_of(tensor).nbytes
+    back = from_buffer(bytearray(buffer), name)
+    assert torch.equal(back, tensor.view(-1))
+
+
+def test_bytes_are_not_copied() -> None:
+    tensor = torch.zeros(4)
+    from_buffer(to_buffer(tensor), "float32")[2] = 7
+    assert tensor.tolist() == [0, 0, 7, 0]
+
+
+def test_a_host_copy_is_flat_and_its_own() -> None:
+    value = torch.arange(6.0).view(2, 3).t()
+    copy = to_host(value)
+    assert copy.tolist() == [0, 3, 1, 4, 2, 5]
+    copy.zero_()
+    assert value.sum() == 15
+    assert to_host(torch.tensor(3.0)).tolist() == [3.0]
+
+
+def test_from_host_writes_every_output_whatever_its_strides() -> None:
+    outs = [torch.zeros(2, 3), torch.zeros(3, 2).t()]
+    from_host(torch.arange(6.0), outs)
+    assert all(out.tolist() == [[0, 1, 2], [3, 4, 5]] for out in outs)

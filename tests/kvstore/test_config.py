@@ -1,0 +1,136 @@
+"""Settings from the environment: each variable, and what a bad value costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstore.config import BIGARRAY_BOUND, Config
+from kvstore.errors import ConfigError
+
+JOB = {
+    "DMLC_ROLE": "worker",
+    "DMLC_PS_ROOT_URI": "127.0.0.1",
+    "DMLC_PS_ROOT_PORT": "9091",
+    "DMLC_NUM_WORKER": "2",
+    "DMLC_NUM_SERVER": "3",
+}
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    assert Config.from_env({}) == Config()
+
+
+def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVSTORE_TIMEOUT_S", "7")
+    assert Config.from_env().timeout_s == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("DMLC_ROLE", "server", "role", "server"),
+        ("DMLC_ROLE", "scheduler", "role", "scheduler"),
+        ("DMLC_NUM_WORKER", "4", "num_workers", 4),
+        ("DMLC_NUM_SERVER", " 5 ", "num_servers", 5),
+        ("DMLC_NODE_HOST", "10.0.0.7", "node_host", "10.0.0.7"),
+        ("DMLC_TASK_ID", "3", "rank_hint", 3),
+        ("DMLC_RANK", "2", "rank_hint", 2),
+        ("KVSTORE_ROOT_FD", "9", "root_fd", 9),
+        ("KVSTORE_TIMEOUT_S", "2.5", "timeout_s", 2.5),
+        ("KVSTORE_HEARTBEAT_S", "0.25", "heartbeat_s", 0.25),
+        ("KVSTORE_HEARTBEAT_TIMEOUT_S", "30", "heartbeat_timeout_s", 30.0),
+        ("KVSTORE_BIGARRAY_BOUND", "12", "bigarray_bound", 12),
+        ("MXNET_KVSTORE_BIGARRAY_BOUND", "13", "bigarray_bound", 13),
+        ("MXNET_KVSTORE_BIGARRAY_BOUND", "", "bigarray_bound", BIGARRAY_BOUND),
+        ("MXNET_UPDATE_ON_KVSTORE", "0", "update_on_kvstore", False),
+        ("MXNET_UPDATE_ON_KVSTORE", "1", "update_on_kvstore", True),
+    ],
+)
+def test_each_variable(name: str, text: str, field: str, value: Any) -> None:
+    assert getattr(Config.from_env({name: text}), field) == value
+
+
+def test_our_own_name_goes_before_mxnets() -> None:
+    env = {"MXNET_KVSTORE_BIGARRAY_BOUND": "13", "KVSTORE_BIGARRAY_BOUND": "12"}
+    assert Config.from_env(env).bigarray_bound == 12
+    assert Config.from_env({"DMLC_RANK": "2", "DMLC_TASK_ID": "3"}).rank_hint == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("DMLC_ROLE", "boss"),
+        ("DMLC_NUM_WORKER", "two"),
+        ("DMLC_NUM_WORKER", "-1"),
+        ("DMLC_NUM_SERVER", "1.5"),
+        ("DMLC_TASK_ID", "-2"),
+        ("KVSTORE_TIMEOUT_S", "0"),
+        ("KVSTORE_TIMEOUT_S", "nan"),
+        ("KVSTORE_TIMEOUT_S", "inf"),
+        ("KVSTORE_HEARTBEAT_S", "soon"),
+        ("KVSTORE_BIGARRAY_BOUND", "0"),
+        ("MXNET_KVSTORE_BIGARRAY_BOUND", "1e6"),
+        ("MXNET_UPDATE_ON_KVSTORE", "yes"),
+    ],
+)
+def test_a_bad_value_is_named(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Config.from_env({name: text})
+
+
+def test_one_late_beat_must_not_be_a_death() -> None:
+    with pytest.raises(ConfigError, match="KVSTORE_HEARTBEAT_TIMEOUT_S"):
+        Config.from_env({"KVSTORE_HEARTBEAT_S": "6"})
+
+
+@pytest.mark.parametrize(
+    ("uri", "port", "root"),
+    [
+        ("127.0.0.1", "9091", "tcp://127.0.0.1:9091"),
+        ("node-1.cluster", "1", "tcp://node-1.cluster:1"),
+        ("::1", "9091", "tcp://[::1]:9091"),
+        ("[::1]", "9091", "tcp://[::1]:9091"),
+        ("fe80::1%eth0", "9091", "tcp://[fe80::1%eth0]:9091"),
+        ("ipc:///run/job/scheduler", "", "ipc:///run/job/scheduler"),
+        ("", "", ""),
+    ],
+)
+def test_where_the_scheduler_is(uri: str, port: str, root: str) -> None:
+    assert Config.from_env({"DMLC_PS_ROOT_URI": uri, "DMLC_PS_ROOT_PORT": port}).root == root
+
+
+@pytest.mark.parametrize(
+    ("uri", "port"),
+    [
+        ("127.0.0.1", ""),
+        ("127.0.0.1", "0"),
+        ("127.0.0.1", "65536"),
+        ("127.0.0.1", "http"),
+        ("tcp://127.0.0.1", "9091"),
+        ("127.0.0.1:9091", "9091"),
+    ],
+)
+def test_where_the_scheduler_cannot_be(uri: str, port: str) -> None:
+    with pytest.raises(ConfigError, match="DMLC_PS_ROOT"):
+        Config.from_env({"DMLC_PS_ROOT_URI": uri, "DMLC_PS_ROOT_PORT": port})
+
+
+def test_a_job_can_be_joined() -> None:
+    config = Config.from_env(JOB)
+    assert config.require_job("worker") is config
+
+
+@pytest.mark.parametrize("missing", ["DMLC_PS_ROOT_URI", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"])
+def test_outside_a_job_the_error_says_what_to_run(missing: str) -> None:
+    env = {name: text for name, text in JOB.items() if name != missing}
+    with pytest.raises(ConfigError, match=r"not part of a distributed job: .*launch\.py"):
+        Config.from_env(env).require_job("worker")
+
+
+def test_another_role_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"DMLC_ROLE=server.*python -m servers"):
+        Config.from_env({**JOB, "DMLC_ROLE": "server"}).require_job("worker")
+    with pytest.raises(ConfigError, match="DMLC_ROLE=worker"):
+        Config.from_env(JOB).require_job("scheduler")

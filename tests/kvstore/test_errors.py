@@ -1,0 +1,67 @@
+"""One tree of errors, and how one that crossed the wire becomes itself again."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import kvstore as kv
+from kvstore import errors
+from kvstore.errors import BY_NAME, DeadlineExceeded, KVStoreError, PeerError, UsageError, rebuild
+
+ALL = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, KVStoreError)]
+
+
+def test_every_error_is_public_and_in_the_picture() -> None:
+    for cls in ALL:
+        assert getattr(kv, cls.__name__) is cls
+        assert cls.__name__ in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize(
+    ("cls", "parents"),
+    [
+        (kv.UnknownName, (UsageError, ValueError)),
+        (kv.KeyNotInitialised, (UsageError, KeyError)),
+        (kv.AlreadyInitialised, (UsageError,)),
+        (kv.Mismatch, (UsageError, ValueError)),
+        (kv.Unsupported, (UsageError, NotImplementedError)),
+        (kv.ConfigError, (UsageError,)),
+        (kv.NodeLost, (PeerError,)),
+        (kv.ServerError, (PeerError,)),
+        (kv.WireError, (PeerError,)),
+        (kv.DeadlineExceeded, (KVStoreError, TimeoutError)),
+    ],
+)
+def test_blame(cls: type[KVStoreError], parents: tuple[type[Exception], ...]) -> None:
+    assert all(issubclass(cls, parent) for parent in parents)
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_an_error_is_rebuilt_by_its_name(name: str) -> None:
+    error = rebuild(name, "what happened to 'w'")
+    assert type(error) is BY_NAME[name]
+    assert str(error) == "what happened to 'w'"
+
+
+@pytest.mark.parametrize("name", ["ValueError", "SystemExit", "KVStoreError", "", "__class__"])
+def test_an_unknown_name_is_a_server_error(name: str) -> None:
+    error = rebuild(name, "text")
+    assert type(error) is kv.ServerError
+    assert str(error) == "text"
+
+
+def test_everything_but_the_inner_nodes_can_cross() -> None:
+    assert set(BY_NAME.values()) == set(ALL) - {KVStoreError, PeerError}
+
+
+def test_a_deadline_keeps_who_was_silent() -> None:
+    error = DeadlineExceeded("late", ("server 1",))
+    assert error.silent == ("server 1",)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.silent) == ("late", ("server 1",))
+
+
+def test_choices_are_sorted() -> None:
+    assert errors.choices({"b", "a", 3}) == "3, a, b"

@@ -1,0 +1,189 @@
+"""Optimizers by name and numbers: what is understood, and what a refusal lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kvstore.errors import UnknownName, UsageError
+from kvstore.optim import describe, finite, names
+
+WEIGHT = [torch.zeros(2, 2)]
+CLASSES = {name: cls for name, cls in vars(torch.optim).items() if isinstance(cls, type) and name.lower() in names()}
+
+
+def test_the_names_of_the_issue_are_there() -> None:
+    assert {"sgd", "nag", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "adamax", "nadam"} <= set(names())
+    assert {"lbfgs", "sparseadam", "optimizer"}.isdisjoint(names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_names_in_upper_and_lower_case(name: str) -> None:
+    assert describe(name.upper(), {}) == describe(name, {})
+
+
+def test_an_unknown_name_lists_those_there_are() -> None:
+    with pytest.raises(UnknownName, match="no optimizer 'sdg'; choose from") as caught:
+        describe("sdg", {})
+    assert all(name in str(caught.value) for name in names())
+
+
+def test_mxnets_names_for_hyper_parameters() -> None:
+    given = {"learning_rate": 0.2, "wd": 0.1, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-6}
+    theirs = {"lr": 0.2, "weight_decay": 0.1, "betas": (0.8, 0.9), "eps": 1e-6}
+    assert describe("adam", given) == describe("adam", theirs)
+    assert describe("adam", {"beta1": 0.8}).hyper["betas"] == [0.8, 0.999]
+    assert describe("adam", {"betas": (0.7, 0.6), "beta2": 0.5}).hyper["betas"] == [0.7, 0.5]
+
+
+@pytest.mark.parametrize(("old", "new"), [("learning_rate", "lr"), ("wd", "weight_decay"), ("epsilon", "eps")])
+def test_one_thing_by_two_names(old: str, new: str) -> None:
+    with pytest.raises(UsageError, match=f"{old} and {new} are the same"):
+        describe("adam", {old: 0.1, new: 0.1})
+
+
+def test_an_unknown_hyper_parameter_lists_those_there_are() -> None:
+    with pytest.raises(UnknownName, match="sgd has no hyper-parameter 'momentun'; choose from") as caught:
+        describe("sgd", {"momentun": 0.9})
+    for name in ("momentum", "nesterov", "lr", "learning_rate", "wd", "clip_gradient", "rescale_grad", "lr_mult"):
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["fused", "foreach", "capturable", "differentiable", "params", "beta1"])
+def test_how_to_run_is_not_the_callers(how: str) -> None:
+    with pytest.raises(UnknownName, match=f"no hyper-parameter '{how}'"):
+        describe("sgd", {how: True})
+
+
+def test_nag_is_sgd_with_nesterov_momentum() -> None:
+    assert describe("nag", {}).hyper == {"momentum": 0.9, "nesterov": True}
+    assert describe("nag", {"momentum": 0.5}).hyper == {"momentum": 0.5, "nesterov": True}
+
+
+def test_the_learning_rate_of_torch_is_the_default() -> None:
+    assert describe("adam", {}).lr == 1e-3
+    assert describe("adadelta", {}).lr == 1.0
+
+
+@pytest.mark.parametrize("cls", CLASSES.values(), ids=CLASSES)
+def test_a_class_and_an_unused_instance_are_as_good_as_the_name(cls: Any) -> None:
+    name = cls.__name__.lower()
+    assert describe(cls, {"lr": 0.3}) == describe(name, {"lr": 0.3})
+    instance = cls(WEIGHT, lr=0.25)
+    described = describe(instance, {})
+    assert (described.name, described.lr) == (name, 0.25)
+    assert describe(name, {**described.hyper, "lr": 0.25}) == described
+
+
+def test_the_defaults_of_an_instance_are_taken_and_can_be_changed() -> None:
+    instance = torch.optim.SGD(WEIGHT, lr=0.5, momentum=0.7, weight_decay=0.01, nesterov=True)
+    described = describe(instance, {"learning_rate": 0.1})
+    assert described.lr == 0.1
+    assert described.hyper["momentum"] == 0.7
+    assert described.hyper["weight_decay"] == 0.01
+    assert described.hyper["nesterov"] is True
+
+
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Rprop])
+def test_a_used_instance_is_refused(cls: Any) -> None:
+    weight = torch.zeros(2, 2)
+    instance = cls([weight])
+    weight.grad = torch.ones(2, 2)
+    instance.step()
+    with pytest.raises(UsageError, match="has made steps"):
+        describe(instance, {})
+
+
+def test_a_used_sgd_with_momentum_is_refused() -> None:
+    weight = torch.zeros(2)
+    weight.grad = torch.ones(2)
+    instance = torch.optim.SGD([weight], momentum=0.9)
+    instance.step()
+    with pytest.raises(UsageError, match="has made steps"):
+        describe(instance, {})
+
+
+def test_several_parameter_groups_are_refused() -> None:
+    instance = torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": 0.5}], lr=0.1)
+    with pytest.raises(UsageError, match="use lr_mult"):
+        describe(instance, {})
+
+
+class Mine(torch.optim.SGD):
+    pass
+
+
+@pytest.mark.parametrize("optimizer", [Mine, Mine(WEIGHT), torch.optim.LBFGS, torch.optim.Optimizer, 3, None, dict])
+def test_what_cannot_travel_by_name(optimizer: Any) -> None:
+    with pytest.raises(UsageError, match=r"cannot travel to a server; use one of .*sgd"):
+        describe(optimizer, {})
+
+
+def test_multipliers_by_key() -> None:
+    described = describe("sgd", {"lr_mult": {"w": 0.5, 3: 2}, "wd_mult": {"w": 0}})
+    assert described.lr_mult == {"w": 0.5, 3: 2}
+    assert described.wd_mult == {"w": 0}
+    for bad in ([1], {"w": "x"}, {1.5: 1}, {"w": float("nan")}):
+        with pytest.raises(UsageError):
+            describe("sgd", {"lr_mult": bad})
+
+
+@pytest.mark.parametrize("value", [1, 0.5, np.float32(0.5), np.int64(3), torch.tensor(0.5), torch.ones(1)])
+def test_numbers_of_any_library(value: Any) -> None:
+    number = finite("lr", value)
+    assert number == value
+    assert type(number) in (int, float)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "0.1",
+        None,
+        True,
+        float("nan"),
+        float("inf"),
+        1j,
+        [0.1],
+        torch.ones(2),
+        np.ones(2),
+        10**400,
+        -(10**400),
+        np.True_,
+    ],
+    ids=str,
+)
+def test_what_is_no_number(value: Any) -> None:
+    with pytest.raises(UsageError, match=r"^learning_rate=.* is not a finite number"):
+        describe("sgd", {"learning_rate": value})
+
+
+def test_a_number_fits_the_wire() -> None:
+    assert finite("lr", 2**63 - 1) == 2**63 - 1
+    assert type(finite("lr", 2**70)) is float
+
+
+@pytest.mark.parametrize("clip", [0, -1])
+def test_a_gradient_is_not_clipped_to_nothing(clip: float) -> None:
+    with pytest.raises(UsageError, match="clip_gradient"):
+        describe("sgd", {"clip_gradient": clip})
+
+
+@pytest.mark.parametrize("value", ["x" * 65, [0.1] * 9, {"a": 1}, ["a"]])
+def test_a_hyper_parameter_that_the_wire_has_no_room_for(value: Any) -> None:
+    with pytest.raises(UsageError, match="momentum"):
+        describe("sgd", {"momentum": value})
+
+
+def test_the_same_rule_is_the_same_name() -> None:
+    adam = describe("adam", {})
+    assert adam.same_rule(describe("adam", {"lr": 7}))
+    assert not adam.same_rule(describe("adamw", {}))
+    assert not adam.same_rule(None)
+
+
+def test_optimizers_that_need_whole_tensors() -> None:
+    assert {name for name in names() if describe(name, {}).whole} == {"adafactor", "muon"} & set(names())

@@ -1,0 +1,125 @@
+"""Which server holds which part: every element once, evenly, and the same whatever the order of the calls' keys."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.config import BIGARRAY_BOUND
+from kvstore.placement import place, split
+from kvstore.spec import Spec
+
+keys = st.integers(-5, 10**6) | st.text(min_size=1, max_size=5)
+specs = st.dictionaries(
+    keys,
+    st.builds(
+        lambda shape, dtype: Spec(tuple(shape), dtype),
+        st.lists(st.integers(0, 40), max_size=3),
+        st.sampled_from(["float16", "float32", "int64"]),
+    ),
+    max_size=12,
+)
+servers = st.integers(1, 8)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 100))
+def test_split_is_exact_and_even(size: int, parts: int) -> None:
+    ranges = split(size, parts)
+    assert [start for start, _ in ranges] == [0, *[stop for _, stop in ranges[:-1]]]
+    assert ranges[-1][1] == size
+    lengths = [stop - start for start, stop in ranges]
+    assert len(lengths) == parts
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(specs, servers, st.integers(1, 2000))
+def test_every_element_is_on_one_server(specs: dict[int | str, Spec], servers: int, bound: int) -> None:
+    loads = [0] * servers
+    placed = place(specs, loads, bound)
+    assert placed.keys() == specs.keys()
+    held = [0] * servers
+    for key, segments in placed.items():
+        assert segments[0].start == 0
+        assert segments[-1].stop == specs[key].size
+        for before, after in itertools.pairwise(segments):
+            assert before.stop == after.start
+        if len(segments) > 1:
+            assert [segment.server for segment in segments] == list(range(servers))
+            assert specs[key].size >= bound
+            assert min(segment.stop - segment.start for segment in segments) > 0
+        for segment in segments:
+            held[segment.server] += (segment.stop - segment.start) * specs[key].itemsize
+    assert held == loads
+
+
+@given(specs, servers, st.integers(1, 2000), st.randoms(use_true_random=False))
+def test_the_order_of_listing_does_not_matter(
+    specs: dict[int | str, Spec], servers: int, bound: int, rng: random.Random
+) -> None:
+    shuffled = list(specs.items())
+    rng.shuffle(shuffled)
+    assert place(specs, [0] * servers, bound) == place(dict(shuffled), [0] * servers, bound)
+
+
+@given(specs, st.integers(1, 2000))
+def test_one_server_holds_everything_whole(specs: dict[int | str, Spec], bound: int) -> None:
+    assert all(len(segments) == 1 for segments in place(specs, [0], bound).values())
+
+
+def test_the_bound_is_the_first_size_that_is_cut() -> None:
+    specs = {"below": Spec((99,), "float32"), "at": Spec((100,), "float32")}
+    placed = place(specs, [0, 0], 100)
+    assert {key: len(segments) for key, segments in placed.items()} == {"below": 1, "at": 2}
+
+
+def test_what_servers_hold_already_counts() -> None:
+    loads = [1000, 0, 500]
+    assert place({"w": Spec((10,), "float32")}, loads, 100)["w"][0].server == 1
+    assert loads == [1000, 40, 500]
+
+
+def resnet50() -> dict[int | str, Spec]:
+    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
+    channels = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            for shape in ((width, channels, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
+                shapes += [shape, shape[:1], shape[:1]]
+            if block == 0:
+                shapes += [(4 * width, channels, 1, 1), (4 * width,), (4 * width,)]
+            channels = 4 * width
+    shapes += [(1000, 2048), (1000,)]
+    return {i: Spec(shape, "float32") for i, shape in enumerate(shapes)}
+
+
+def vgg16() -> dict[int | str, Spec]:
+    widths = [64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512]
+    convs = [(out, into, 3, 3) for into, out in zip([3, *widths], widths, strict=False)]
+    linears = [(4096, 25088), (4096, 4096), (1000, 4096)]
+    shapes = [shape for weight in (*convs, *linears) for shape in (weight, weight[:1])]
+    return {f"layer{i}": Spec(shape, "float32") for i, shape in enumerate(shapes)}
+
+
+def small_keys() -> dict[int | str, Spec]:
+    rng = random.Random(1)
+    return {i: Spec((rng.randint(1, 5000),), "float32") for i in range(2000)}
+
+
+@pytest.mark.parametrize("servers", range(1, 9))
+@pytest.mark.parametrize("model", [resnet50, vgg16, small_keys])
+def test_servers_hold_the_same_within_five_percent(model: object, servers: int) -> None:
+    loads = [0] * servers
+    specs = model()  # type: ignore[operator]
+    place(specs, loads, BIGARRAY_BOUND)
+    mean = sum(spec.nbytes for spec in specs.values()) / servers
+    assert max(loads) <= 1.05 * mean
+    assert min(loads) >= 0.95 * mean
+
+
+def test_resnet50_is_resnet50() -> None:
+    assert sum(spec.size for spec in resnet50().values()) == 25_557_032
+    assert sum(spec.size for spec in vgg16().values()) == 138_357_544

@@ -1,0 +1,69 @@
+"""Sums: in the order given, to the bit, and half precision in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvstore.values import reduce_to, sum_in_order
+
+CPU = torch.device("cpu")
+
+
+def test_the_order_is_the_order_given() -> None:
+    big, one = torch.tensor([2.0**24]), torch.tensor([1.0])
+    assert sum_in_order([big, one, one]).item() == 2.0**24
+    assert sum_in_order([one, one, big]).item() == 2.0**24 + 2
+
+
+def test_the_sum_is_that_of_a_loop_to_the_bit() -> None:
+    parts = [torch.randn(1001, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    assert torch.equal(sum_in_order(parts), total)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_summed_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
+    parts = [torch.full((4,), value, dtype=dtype) for value in (256.0, *[0.5] * 8)]
+    plain = parts[0].clone()
+    for part in parts[1:]:
+        plain += part
+    total = sum_in_order(parts)
+    assert total.dtype == dtype
+    assert torch.equal(total, torch.full((4,), 260.0, dtype=dtype))
+    if dtype == torch.bfloat16:
+        assert not torch.equal(plain, total)  # which is what this is about
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64, torch.float64])
+def test_other_dtypes_stay(dtype: torch.dtype) -> None:
+    total = sum_in_order([torch.tensor([1, 2], dtype=dtype)] * 3)
+    assert total.dtype == dtype
+    assert total.tolist() == [3, 6]
+
+
+def test_the_inputs_stay_as_they_were() -> None:
+    for dtype in (torch.float32, torch.float16):
+        parts = [torch.ones(3, dtype=dtype) for _ in range(3)]
+        total = sum_in_order(parts)
+        assert all(part.tolist() == [1, 1, 1] for part in parts)
+        assert all(total.data_ptr() != part.data_ptr() for part in parts)
+
+
+def test_reuse_sums_into_the_first() -> None:
+    parts = [torch.ones(3), torch.ones(3)]
+    assert sum_in_order(parts, reuse=True).data_ptr() == parts[0].data_ptr()
+    assert parts[0].tolist() == [2, 2, 2]
+
+
+def test_a_single_value_is_returned_as_it_is() -> None:
+    one = torch.ones(3)
+    assert sum_in_order([one]) is one
+    assert reduce_to([one], CPU) is one
+
+
+def test_strided_and_empty_values() -> None:
+    assert sum_in_order([torch.ones(2, 3).t(), torch.ones(3, 2)]).tolist() == [[2, 2]] * 3
+    assert reduce_to([torch.zeros(0), torch.zeros(0)], CPU).shape == (0,)

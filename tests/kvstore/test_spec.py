@@ -1,0 +1,59 @@
+"""Shapes, dtypes and keys: what may be stored, and how a refusal reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstore.errors import Mismatch, UsageError
+from kvstore.spec import ITEMSIZE, Spec, check_key, require_floats, require_same
+
+
+def test_sizes() -> None:
+    spec = Spec((2, 3, 4), "float16")
+    assert (spec.size, spec.itemsize, spec.nbytes) == (24, 2, 48)
+    assert str(spec) == "float16[2, 3, 4]"
+
+
+def test_a_number_has_one_element_and_an_empty_array_none() -> None:
+    assert Spec((), "float64").nbytes == 8
+    assert Spec((3, 0), "float64").nbytes == 0
+
+
+def test_an_unknown_dtype_lists_those_there_are() -> None:
+    with pytest.raises(UsageError, match="complex64 cannot be stored") as caught:
+        Spec((1,), "complex64")
+    assert all(name in str(caught.value) for name in ITEMSIZE)
+
+
+@pytest.mark.parametrize("shape", [(1,) * 33, (-1,), (2**48 + 1,), (2**30, 2**30)])
+def test_a_shape_that_cannot_be_stored(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match="cannot be stored"):
+        Spec(shape, "float32")
+
+
+@pytest.mark.parametrize("key", [0, -1, 2**63 - 1, -(2**63), "w", "k" * 1024, "gewicht-ä", "重み"])
+def test_keys(key: Any) -> None:
+    assert check_key(key) == key
+
+
+@pytest.mark.parametrize(
+    "key", [2**63, -(2**63) - 1, "", "k" * 1025, True, 1.0, None, b"w", ("w",), object(), "\ud800"]
+)
+def test_what_is_no_key(key: Any) -> None:
+    with pytest.raises(UsageError):
+        check_key(key)
+
+
+def test_require_same_says_who_has_what() -> None:
+    known = Spec((2,), "float32")
+    require_same("w", known, Spec((2,), "float32"), "this call has")
+    with pytest.raises(Mismatch, match=r"key 'w' is float32\[2\], but this call has float64\[2\]"):
+        require_same("w", known, Spec((2,), "float64"), "this call has")
+
+
+def test_require_floats() -> None:
+    require_floats([("w", Spec((2,), name)) for name in ("float16", "bfloat16", "float32", "float64")])
+    with pytest.raises(Mismatch, match=r"key 7 is int64\[2\]"):
+        require_floats([("w", Spec((2,), "float32")), (7, Spec((2,), "int64"))])

@@ -1,0 +1,603 @@
+"""What only dist stores do: workers that call in any order, disagree, come late, or use several stores at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cluster import Cluster
+
+import kvstore as kv
+from kvstore.dist import DistStore
+from kvstore.session import Session
+
+BOUND = 10  # elements: arrays of so many are cut over the servers
+SOON = 0.05  # seconds: the deadline of what cannot come
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(workers=2, servers=2, bigarray_bound=BOUND) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Cluster]:
+    with Cluster(workers=3, servers=3, bigarray_bound=BOUND) as cluster:
+        yield cluster
+
+
+def by_rank(*works: Callable[[DistStore], Any]) -> Callable[[DistStore], Any]:
+    """Each worker does its own."""
+    return lambda store: works[store.rank](store)
+
+
+def value_of(store: kv.KVStore, key: Any, *shape: int) -> torch.Tensor:
+    out = torch.empty(shape)
+    store.pull(key, out)
+    return out
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """The message with which ``call`` is refused, as a mismatch, now or (since the answer is on its way) soon."""
+    while True:
+        try:
+            call()
+        except kv.Mismatch as exc:
+            return str(exc)
+
+
+# ---- init
+
+
+def test_init_waits_for_rank_zero_and_says_so(cluster: Cluster) -> None:
+    rank_one_waits = threading.Event()
+
+    def zero(store: DistStore) -> None:
+        assert rank_one_waits.wait(20)
+        store.init(["b", "w"], [torch.zeros(2), torch.full((3,), 4.0)])
+
+    def one(store: DistStore) -> None:
+        store._remote._timeout_s = SOON
+        with pytest.raises(
+            kv.DeadlineExceeded,
+            match=r"init of 'w' is not done after 0\.05 s: the scheduler waits for worker 0 to init 'w'",
+        ):
+            store.init("w", torch.zeros(3))
+        rank_one_waits.set()
+        store._remote._timeout_s = 20.0
+        store.init("w", torch.zeros(3))
+        assert value_of(store, "w", 3).tolist() == [4, 4, 4]
+
+    cluster.run(by_rank(zero, one))
+
+
+def test_the_order_and_the_grouping_of_init_do_not_matter(three: Cluster) -> None:
+    shapes = {"a": (3,), "b": (4, 5), "c": (), "d": (30,)}
+
+    def values(store: DistStore) -> dict[str, torch.Tensor]:
+        return {key: torch.full(shape, ord(key) + 0.25 * store.rank) for key, shape in shapes.items()}
+
+    def together(store: DistStore) -> None:
+        store.init(list(shapes), list(values(store).values()))
+
+    def backwards(store: DistStore) -> None:
+        store.init(list(shapes)[::-1], list(values(store).values())[::-1])
+
+    def one_by_one(store: DistStore) -> None:
+        for key in ("c", "a", "d", "b"):
+            store.init(key, values(store)[key])
+
+    def work(store: DistStore) -> None:
+        (together, backwards, one_by_one)[store.rank](store)
+        keys = sorted(shapes, reverse=store.rank == 1)
+        outs = [torch.empty(shapes[key]) for key in keys]
+        store.pull(keys, outs)
+        assert all((out == ord(key)).all() for key, out in zip(keys, outs, strict=True))
+        store.pushpull(keys, [torch.full_like(out, float(ord(key))) for key, out in zip(keys, outs, strict=True)], outs)
+        assert all((out == 3 * ord(key)).all() for key, out in zip(keys, outs, strict=True))
+
+    three.run(work)
+
+
+OTHERS = [torch.zeros(4), torch.zeros(3, dtype=torch.float64), torch.zeros(3, 1), torch.zeros(20)]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=lambda t: f"{t.dtype}{list(t.shape)}")
+def test_different_shapes_or_dtypes_raise_on_both(cluster: Cluster, other: torch.Tensor) -> None:
+    def zero(store: DistStore) -> str:
+        def go_on() -> None:
+            if not store.statistics().keys:
+                store.init("w", torch.zeros(3))
+            value_of(store, "w", 3)
+
+        return refused(go_on)
+
+    def one(store: DistStore) -> str:
+        return refused(lambda: store.init("w", other))
+
+    for text in cluster.run(by_rank(zero, one)):
+        assert "key 'w' is" in text
+        assert "float32[3] on worker 0" in text
+        assert "on worker 1" in text
+
+
+def test_a_worker_that_waits_learns_that_another_contradicts(three: Cluster) -> None:
+    """Both of the others call first: rank 0 never does, and need not for them to learn of it."""
+
+    def work(store: DistStore) -> str | None:
+        return refused(lambda: store.init("w", torch.zeros(2 + store.rank))) if store.rank else None
+
+    texts = three.run(work)[1:]
+    assert all("'w'" in text and "worker 1" in text and "worker 2" in text for text in texts)
+
+
+def test_a_second_init_raises_on_every_worker(cluster: Cluster) -> None:
+    def work(store: DistStore) -> None:
+        store.init(["a", "b"], [torch.zeros(2), torch.zeros(20)])
+        for keys in ("a", ["b"], ["c", "b"]):
+            with pytest.raises(kv.AlreadyInitialised):
+                store.init(keys, [torch.zeros(20)] * len(keys))
+        store.init("c", torch.zeros(1))
+
+    cluster.run(work)
+
+
+# ---- rounds and deadlines
+
+
+def test_a_late_worker_is_named_with_the_keys_that_wait(three: Cluster) -> None:
+    rank_zero_has_seen = threading.Event()
+
+    def zero(store: DistStore) -> None:
+        push = store.push(["w", "v"], [torch.ones(3), torch.ones(20)])
+        with pytest.raises(kv.DeadlineExceeded) as caught:
+            push.wait(SOON)
+        text = str(caught.value)
+        assert text.startswith("push of 'w', 'v' is not done after 0.05 s: ")
+        for word in ("server 0 waits for", "worker 1, whose push 1 of", "worker 2, whose push 1 of", "'w'", "'v'"):
+            assert word in text
+        assert "worker 0" not in text
+        assert caught.value.silent == ()
+        out = torch.empty(3)
+        pull = store.pull("w", out, wait=False)
+        with pytest.raises(TimeoutError, match="pull of 'w' is not done"):
+            pull.wait(SOON)
+        rank_zero_has_seen.set()
+        pull.wait()
+        push.wait()
+        assert out.tolist() == [3, 3, 3]
+
+    def others(store: DistStore) -> None:
+        assert rank_zero_has_seen.wait(20)
+        store.push(["w", "v"], [torch.ones(3), torch.ones(20)]).wait()
+
+    def work(store: DistStore) -> None:
+        store.init(["w", "v"], [torch.zeros(3), torch.zeros(20)])
+        (others if store.rank else zero)(store)
+
+    three.run(work)
+
+
+def test_the_deadline_of_a_store_is_its_option(cluster: Cluster) -> None:
+    seen = threading.Event()
+
+    def zero(store: DistStore) -> None:
+        store.push("w", torch.ones(1))
+        with pytest.raises(kv.DeadlineExceeded, match=r"after 0\.05 s.*worker 1, whose push 1 of 'w' is missing"):
+            value_of(store, "w", 1)
+        seen.set()
+
+    def one(store: DistStore) -> None:
+        assert seen.wait(20)
+        store.push("w", torch.ones(1))
+
+    def work(store: DistStore) -> None:
+        store.init("w", torch.zeros(1))
+        store.barrier()
+        store._timeout_s = SOON if store.rank == 0 else 20.0
+        (one if store.rank else zero)(store)
+        store._timeout_s = 20.0
+
+    cluster.run(work)
+
+
+def test_a_barrier_that_was_late_is_the_same_barrier_when_called_again(cluster: Cluster) -> None:
+    late = threading.Event()
+
+    def zero(store: DistStore) -> None:
+        store._timeout_s = SOON
+        with pytest.raises(kv.DeadlineExceeded, match="waits at the barrier for worker 1"):
+            store.barrier()
+        late.set()
+        store._timeout_s = 20.0
+        store.barrier()
+
+    def one(store: DistStore) -> None:
+        assert late.wait(20)
+        store.barrier()
+
+    def work(store: DistStore) -> None:
+        (one if store.rank else zero)(store)
+        store.barrier()
+
+    cluster.run(work)
+
+
+def test_a_worker_may_be_rounds_ahead(cluster: Cluster) -> None:
+    ahead = threading.Event()
+
+    def work(store: DistStore) -> list[float]:
+        store.init("w", torch.zeros(1))
+        outs = [torch.empty(1) for _ in range(5)]
+        if store.rank == 1:
+            assert ahead.wait(20)
+        tickets = [store.pushpull("w", torch.full((1,), float(n)), out, wait=False) for n, out in enumerate(outs)]
+        ahead.set()
+        for ticket in tickets:
+            ticket.wait()
+        assert outs[-1].item() == 8
+        return value_of(store, "w", 1).tolist()
+
+    assert cluster.run(work) == [[8], [8]]
+
+
+# ---- optimizers
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_rank_zero_may_set_the_optimizer_alone(cluster: Cluster, mode: str) -> None:
+    def work(store: DistStore) -> None:
+        store.init(["w", "big"], [torch.zeros(3), torch.zeros(25)])
+        if store.rank == 0:
+            store.set_optimizer("sgd", learning_rate=0.5)
+        store.barrier()
+        store.push(["w", "big"], [torch.ones(3), torch.ones(25)]).wait()
+        store.barrier()
+        assert value_of(store, "w", 3).tolist() == [-1] * 3
+        assert value_of(store, "big", 25).tolist() == [-1] * 25
+        if store.rank == 1:
+            with pytest.raises(kv.UsageError, match="this worker has set no optimizer"):
+                _ = store.learning_rate
+            store.set_optimizer("sgd", learning_rate=0.5)
+            assert store.learning_rate == 0.5
+            store.set_learning_rate(0.25)
+        else:
+            store.set_learning_rate(0.25)
+        store.push("w", torch.ones(3)).wait()
+        store.barrier()
+        assert value_of(store, "w", 3).tolist() == [-1.5] * 3
+
+    cluster.run(work, mode=mode)
+
+
+def test_a_worker_that_sets_an_optimizer_alone_learns_whom_it_waits_for(cluster: Cluster) -> None:
+    late = threading.Event()
+
+    def zero(store: DistStore) -> None:
+        assert late.wait(20)
+        store.set_optimizer("sgd", learning_rate=0.5)
+
+    def one(store: DistStore) -> None:
+        store._remote._timeout_s = SOON
+        with pytest.raises(kv.DeadlineExceeded, match="waits for worker 0, which has not called set_optimizer"):
+            store.set_optimizer("sgd", learning_rate=0.5)
+        late.set()
+        store._remote._timeout_s = 20.0
+        store.set_optimizer("sgd", learning_rate=0.5)
+
+    def work(store: DistStore) -> None:
+        (one if store.rank else zero)(store)
+        store.set_optimizer("sgd", learning_rate=0.25)
+        assert store.learning_rate == 0.25
+
+    cluster.run(work)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("sgd", {"lr": 0.25}), ("sgd", {"momentum": 0.9}), ("adam", {"lr": 0.5}), ("nag", {})]
+)
+def test_workers_that_disagree_on_the_optimizer(cluster: Cluster, name: str, options: dict[str, Any]) -> None:
+    def work(store: DistStore) -> None:
+        store.init("w", torch.zeros(1))
+        if store.rank == 0:
+            store.set_optimizer("sgd", lr=0.5)
+        else:
+            with pytest.raises(kv.Mismatch, match=r"set_optimizer differs from worker 0's"):
+                store.set_optimizer(name, **options)
+        store.push("w", torch.ones(1))
+        assert value_of(store, "w", 1).item() == -1.0  # rank 0's is the one that counts
+
+    cluster.run(work)
+
+
+def test_an_optimizer_that_throws_raises_in_every_worker(cluster: Cluster) -> None:
+    def work(store: DistStore) -> None:
+        store.init("w", torch.zeros(1))
+        with pytest.raises(kv.ServerError, match=r"ValueError: Invalid learning rate: -1"):
+            store.set_optimizer("sgd", learning_rate=-1)
+        store.push("w", torch.ones(1))
+        assert value_of(store, "w", 1).item() == 2  # as if it had not been called
+        store.set_optimizer("sgd", learning_rate=1)
+        store.push("w", torch.ones(1))
+        assert value_of(store, "w", 1).item() == 0
+
+    cluster.run(work)
+
+
+def test_an_optimizer_that_throws_in_a_round_raises_in_every_worker(cluster: Cluster) -> None:
+    """Muon takes matrices only, which it says when it meets the first vector."""
+
+    def work(store: DistStore) -> None:
+        store.set_optimizer("muon")
+        store.init(["m", "v"], [torch.zeros(2, 2), torch.zeros(2)])
+        with pytest.raises(kv.ServerError, match=r"(?i)muon.*2D"):
+            store.push("v", torch.ones(2)).wait()
+        store.push("m", torch.eye(2)).wait()
+        assert value_of(store, "m", 2, 2)[0, 0] < 0
+
+    cluster.run(work)
+
+
+def test_integers_cannot_get_an_optimizer(cluster: Cluster) -> None:
+    def work(store: DistStore) -> None:
+        store.init("n", torch.zeros(2, dtype=torch.int64))
+        with pytest.raises(kv.Mismatch, match="floating point only"):
+            store.set_optimizer("sgd")
+        out = torch.zeros(2, dtype=torch.int64)
+        store.pushpull("n", torch.ones(2, dtype=torch.int64), out)
+        assert out.tolist() == [2, 2]
+
+    cluster.run(work)
+
+
+def test_an_async_store_needs_an_optimizer(cluster: Cluster) -> None:
+    def work(store: DistStore) -> None:
+        store.init("w", torch.zeros(1))
+        for call in (lambda: store.push("w", torch.ones(1)), lambda: store.pushpull("w", torch.ones(1))):
+            with pytest.raises(kv.UsageError, match=r"needs an optimizer: call set_optimizer\(name"):
+                call()
+        assert value_of(store, "w", 1).item() == 0
+
+    cluster.run(work, mode="async")
+
+
+def test_servers_take_no_function(cluster: Cluster) -> None:
+    def work(store: DistStore) -> None:
+        with pytest.raises(kv.Unsupported, match="use set_optimizer"):
+            store.set_updater(lambda key, pushed, stored: None)
+
+    cluster.run(work)
+
+
+def test_a_new_learning_rate_acts_from_the_next_round_and_keeps_momentum(three: Cluster) -> None:
+    def work(store: DistStore) -> list[float]:
+        store.set_optimizer("sgd", learning_rate=0.5, momentum=0.5)
+        store.init(["w", "big"], [torch.zeros(1), torch.zeros(20)])
+        seen = []
+        for lr in (None, 0.25, 0.125, None):
+            if lr is not None:
+                store.set_learning_rate(lr)
+            store.push(["w", "big"], [torch.ones(1), torch.ones(20)])
+            assert (value_of(store, "big", 20) == value_of(store, "w", 1)).all()
+            seen.append(value_of(store, "w", 1).item())
+        return seen
+
+    weight, momentum, expected = 0.0, 0.0, []
+    for lr in (0.5, 0.25, 0.125, 0.125):
+        momentum = 0.5 * momentum + 3
+        weight -= lr * momentum
+        expected.append(weight)
+    assert three.run(work) == [expected] * 3
+
+
+@pytest.mark.parametrize("what", ["learning_rate", "rescale_grad"])
+def test_workers_that_disagree_on_a_number_for_one_round(cluster: Cluster, what: str) -> None:
+    def work(store: DistStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("w", torch.zeros(1))
+        store.set_hyperparameters(**{what: 0.5 + store.rank})
+        with pytest.raises(
+            kv.Mismatch,
+            match=rf"disagree on the {what.replace('learning_', 'learning.')}.*'w': 0\.5 on worker 0, 1\.5 on worker 1",
+        ):
+            store.push("w", torch.ones(1)).wait()
+        assert value_of(store, "w", 1).item() == 0
+        store.set_hyperparameters(**{what: 0.5})
+        store.push("w", torch.ones(1))
+        assert value_of(store, "w", 1).item() == -1
+
+    cluster.run(work)
+
+
+def test_one_worker_may_set_the_learning_rate_for_all(cluster: Cluster) -> None:
+    def work(store: DistStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("w", torch.zeros(1))
+        if store.rank == 1:
+            store.set_learning_rate(0.25)
+        for _ in range(2):
+            store.push("w", torch.ones(1))
+        assert value_of(store, "w", 1).item() == -1
+
+    cluster.run(work)
+
+
+def test_an_error_nobody_waited_for_is_raised_by_the_next_call(cluster: Cluster) -> None:
+    def work(store: DistStore) -> None:
+        store.set_optimizer("sgd")
+        store.init("w", torch.zeros(1))
+        store.set_learning_rate(1.0 + store.rank)
+        ticket = store.push("w", torch.ones(1))
+        while not ticket.done():
+            pass
+        with pytest.raises(kv.Mismatch, match="disagree"):
+            store.pull("w", torch.zeros(1))
+        assert value_of(store, "w", 1).item() == 0  # and once only
+
+    cluster.run(work)
+
+
+def test_close_raises_what_nobody_waited_for(cluster: Cluster) -> None:
+    def work(session: Session) -> None:
+        store = DistStore(session)
+        store.set_optimizer("sgd")
+        store.init("w", torch.zeros(1))
+        store.set_learning_rate(1.0 + store.rank)
+        store.push("w", torch.ones(1))
+        with pytest.raises(kv.Mismatch, match="disagree"):
+            store.close()
+        store.close()
+        for call in (lambda: store.push("w", torch.ones(1)), store.barrier, lambda: store.init("v", torch.ones(1))):
+            with pytest.raises(kv.UsageError, match="closed"):
+                call()
+
+    cluster.run_sessions(work)
+
+
+# ---- several stores, big arrays
+
+
+def test_two_stores_in_one_process(cluster: Cluster) -> None:
+    def work(session: Session) -> None:
+        with DistStore(session, "dist_sync") as one, DistStore(session, "dist_async", "async") as two:
+            one.init("w", torch.zeros(2))
+            two.set_optimizer("sgd", learning_rate=1.0)
+            two.init("w", torch.zeros(30))
+            one.push("w", torch.ones(2))
+            two.push("w", torch.ones(30)).wait()
+            one.barrier()
+            assert value_of(one, "w", 2).tolist() == [2, 2]
+            assert value_of(two, "w", 30).tolist() == [-2] * 30
+            assert (one.rank, two.rank) == (session.rank, session.rank)
+            with pytest.raises(kv.UsageError, match="has set no optimizer"):
+                _ = one.learning_rate
+
+    cluster.run_sessions(work)
+
+
+def test_stores_that_differ_between_workers_are_refused(cluster: Cluster) -> None:
+    first = threading.Event()
+
+    def work(session: Session) -> None:
+        if session.rank == 0:
+            DistStore(session, "dist_sync", "sync")
+            first.set()
+        else:
+            assert first.wait(20)
+            with pytest.raises(kv.Mismatch, match=r"worker 1 made its store number \d+ async, worker 0 sync"):
+                DistStore(session, "dist_async", "async")
+
+    cluster.run_sessions(work)
+
+
+def test_big_arrays_are_cut_over_all_servers(three: Cluster) -> None:
+    def work(store: DistStore) -> kv.Statistics:
+        value = torch.arange(100.0).view(10, 10)
+        store.init(["big", "small"], [value, torch.zeros(BOUND - 1)])
+        outs = [torch.zeros(10, 10).t(), torch.zeros(10, 20)[:, ::2], torch.zeros(10, 10)]
+        store.pull("big", outs)
+        assert all(torch.equal(out, value) for out in outs)
+        store.pushpull("big", value.t(), outs[0])
+        assert torch.equal(outs[0], 3 * value.t())
+        return store.statistics()
+
+    for statistics in three.run(work):
+        held = sorted(statistics.server_bytes)
+        assert held == [4 * 33, 4 * 34, 4 * (33 + BOUND - 1)]
+
+
+def test_what_is_outside_a_strided_out_stays(cluster: Cluster) -> None:
+    def work(store: DistStore) -> None:
+        store.init("w", torch.ones(4, 5))
+        frame = torch.zeros(6, 10)
+        store.pull("w", frame[1:5, ::2])
+        assert frame.sum() == 20
+        assert frame[1:5, ::2].sum() == 20
+
+    cluster.run(work)
+
+
+def test_an_optimizer_that_needs_whole_arrays_gets_them(cluster: Cluster) -> None:
+    def early(store: DistStore) -> None:
+        store.set_optimizer("adafactor", learning_rate=0.1)
+        store.init("w", torch.ones(6, 7))
+        store.push("w", torch.full((6, 7), 0.5)).wait()
+        value = value_of(store, "w", 6, 7)
+        weight = torch.nn.Parameter(torch.ones(6, 7))
+        weight.grad = torch.ones(6, 7)
+        torch.optim.Adafactor([weight], lr=0.1).step()
+        torch.testing.assert_close(value, weight.detach())
+        assert sorted(store.statistics().server_bytes) == [0, 4 * 42]
+
+    def late(store: DistStore) -> None:
+        store.init("w", torch.ones(6, 7))
+        with pytest.raises(kv.UsageError, match="adafactor needs whole tensors, but key 'w' is cut over 2 servers"):
+            store.set_optimizer("adafactor")
+
+    cluster.run(early)
+    cluster.run(late)
+
+
+# ---- states
+
+
+def test_states_move_to_a_job_with_other_servers_and_to_a_local_store(
+    cluster: Cluster, three: Cluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    shapes = {"w": (3,), "big": (7, 8), "n": ()}
+    grads = [torch.full(shape, 0.25) for shape in shapes.values()]
+
+    def start(store: kv.KVStore, weights: list[torch.Tensor]) -> None:
+        store.init(list(shapes), [weight.clone() for weight in weights])
+        store.set_optimizer("adam", learning_rate=0.1, rescale_grad=1.0 / store.num_workers)
+
+    def step(store: kv.KVStore, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        store.pushpull(list(shapes), grads, outs := [torch.empty_like(weight) for weight in weights])
+        return outs
+
+    def first_half(store: DistStore) -> tuple[Any, Any]:
+        weights = [torch.ones(shape) for shape in shapes.values()]
+        start(store, weights)
+        for _ in range(2):
+            middle = step(store, weights)
+        if store.rank == 1:  # any worker can
+            store.save_optimizer_states(path)
+        store.barrier()
+        return middle, step(store, weights)
+
+    middle, end = cluster.run(first_half)[0]
+
+    def second_half(store: kv.KVStore) -> Any:
+        start(store, middle)
+        store.load_optimizer_states(path)
+        return step(store, middle)
+
+    for results in (three.run(second_half), [second_half(kv.create("local"))]):
+        for outs in results:
+            for out, expected in zip(outs, end, strict=True):
+                torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
+
+
+def test_a_worker_that_set_no_optimizer_can_save(cluster: Cluster, tmp_path: Path) -> None:
+    def work(store: DistStore) -> None:
+        store.init("w", torch.zeros(20))
+        for name in ("adam", "sgd"):
+            if store.rank == 0:
+                store.set_optimizer(name, **({"momentum": 0.9} if name == "sgd" else {}))
+            store.barrier()
+            store.push("w", torch.ones(20)).wait()
+            if store.rank == 1:
+                store.save_optimizer_states(tmp_path / name)
+            store.barrier()
+        if store.rank == 0:
+            store.load_optimizer_states(tmp_path / "sgd")
+            with pytest.raises(kv.UsageError, match="the states of adam, but the optimizer is sgd"):
+                store.load_optimizer_states(tmp_path / "adam")
+
+    cluster.run(work)

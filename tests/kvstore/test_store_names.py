@@ -1,0 +1,197 @@
+"""Stores by name: every alias, what a wrong name or option costs, and stores that others add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from cluster import Cluster
+
+import kvstore as kv
+from kvstore import base
+from kvstore.dist import DistStore
+from kvstore.local import DeviceStore, LocalStore
+
+LOCAL = ["local", "local_update_cpu", "local_allreduce_cpu"]
+DEVICE = ["device", "local_allreduce_device"]
+SYNC = ["dist", "dist_sync"]
+DEVICE_SYNC = ["dist_device_sync", "dist_sync_device"]
+ASYNC = ["dist_async", "dist_async_device", "dist_device_async"]
+NAMES = [*LOCAL, *DEVICE, *SYNC, *DEVICE_SYNC, *ASYNC]
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is the only worker of a job."""
+    with Cluster(workers=1, servers=1) as cluster:
+        session = cluster.run_sessions(lambda session: session)[0]
+        monkeypatch.setattr("kvstore.dist.shared", lambda config: session)
+        yield
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[kv.KVStore]]:
+    """What is registered in a test is forgotten after it."""
+    monkeypatch.setattr(base, "_REGISTERED", {})
+    return base._REGISTERED
+
+
+@pytest.mark.parametrize(("names", "cls"), [(LOCAL, LocalStore), (DEVICE, DeviceStore)])
+def test_local_names(names: list[str], cls: type[kv.KVStore]) -> None:
+    for name in names:
+        store = kv.create(name)
+        assert type(store) is cls
+        assert store.type == name
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize("name", [*SYNC, *DEVICE_SYNC, *ASYNC])
+def test_dist_names(name: str) -> None:
+    with kv.create(name.upper()) as store:
+        assert isinstance(store, DistStore)
+        assert store.type == name
+        assert (store._mode == "async") == (name in ASYNC)
+        assert store._on_device == ("device" in name)
+
+
+def test_a_local_store_is_the_default() -> None:
+    assert kv.create().type == "local"
+
+
+@pytest.mark.parametrize("name", ["foo", "", "p3", "nccl", "dist_sync2", "localhost", " local"])
+def test_any_other_name_lists_them_all(name: str) -> None:
+    with pytest.raises(kv.UnknownName) as caught:
+        kv.create(name)
+    assert repr(name) in str(caught.value)
+    assert str(caught.value).partition("choose from ")[2].split(", ") == base.store_names()
+    assert set(NAMES) <= set(base.store_names())
+
+
+@pytest.mark.parametrize("name", [None, 3, b"local", ["local"]])
+def test_a_name_is_a_str(name: Any) -> None:
+    with pytest.raises(TypeError, match="the name of a store is a str"):
+        kv.create(name)
+
+
+@pytest.mark.parametrize("name", [*SYNC, *DEVICE_SYNC, *ASYNC])
+def test_a_dist_store_outside_a_job_says_what_to_run(name: str) -> None:
+    with pytest.raises(kv.ConfigError, match=r"launch\.py"):
+        kv.create(name)
+
+
+@pytest.mark.parametrize("name", ["local", "device"])
+def test_a_local_store_has_no_options(name: str) -> None:
+    with pytest.raises(kv.UnknownName, match="no option 'timeout_s'; it has none"):
+        kv.create(name, timeout_s=3)
+
+
+def test_an_unknown_option_lists_those_there_are() -> None:
+    with pytest.raises(kv.UnknownName, match="no option 'timeout'; choose from timeout_s, bigarray_bound"):
+        kv.create("dist_sync", timeout=3)
+
+
+@pytest.mark.usefixtures("job")
+def test_options_of_dist_stores() -> None:
+    store = kv.create("dist_sync", timeout_s=3, bigarray_bound=7)
+    assert isinstance(store, DistStore)
+    assert (store._timeout_s, store._bound) == (3, 7)
+    default = kv.create("dist_sync", timeout_s=None)
+    assert isinstance(default, DistStore)
+    assert (default._timeout_s, default._bound) == (20.0, 1000)
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize(
+    "option", [{"timeout_s": 0}, {"timeout_s": "3"}, {"timeout_s": -1}, {"bigarray_bound": 0}, {"bigarray_bound": 1.5}]
+)
+def test_options_that_cannot_be(option: dict[str, Any]) -> None:
+    with pytest.raises(kv.UsageError, match=next(iter(option))):
+        kv.create("dist_sync", **option)
+
+
+@pytest.mark.usefixtures("job")
+def test_a_job_has_room_for_so_many_stores() -> None:
+    for _ in range(256):
+        kv.create("dist_sync")
+    with pytest.raises(kv.UsageError, match="256"):
+        kv.create("dist_sync")
+
+
+# ---- stores that others add
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_store_can_be_added() -> None:
+    @kv.KVStore.register
+    class Doubling(kv.KVStore):
+        def __init__(self, factor: float = 2.0) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def _pushpull(self, values: Any, outs: Any, priority: int) -> kv.Ticket:
+            for key, its in outs.items():
+                for out in its:
+                    out.copy_(self.factor * sum(values[key]))
+            return kv.Ticket("pushpull", list(values))
+
+    store = kv.create("DOUBLING", factor=3.0)
+    assert type(store) is Doubling
+    assert store.type == "doubling"
+    out = torch.empty(2)
+    store.pushpull("w", [torch.ones(2), torch.ones(2)], out)
+    assert out.tolist() == [6, 6]
+    assert (store.rank, store.num_workers, store.num_dead_nodes()) == (0, 1, 0)
+    assert store.statistics() == kv.Statistics()
+    assert "doubling" in base.store_names()
+    with pytest.raises(kv.UnknownName, match="doubling"):
+        kv.create("foo")
+
+
+@pytest.mark.usefixtures("registry")
+def test_what_an_added_store_does_not_do_is_unsupported() -> None:
+    @kv.KVStore.register
+    class Bare(kv.KVStore):
+        pass
+
+    store = kv.create("bare")
+    value = torch.ones(1)
+    assert not store.is_capable("optimizer")
+    for call in (
+        lambda: store.init("w", value),
+        lambda: store.push("w", value),
+        lambda: store.pull("w", value),
+        lambda: store.pushpull("w", value),
+        lambda: store.broadcast("w", value, value),
+        lambda: store.set_optimizer("sgd"),
+        lambda: store.set_updater(lambda key, pushed, stored: None),
+        lambda: store._set_updater(lambda key, pushed, stored: None),
+        lambda: store.learning_rate,
+        lambda: store.set_learning_rate(0.1),
+        lambda: store.set_hyperparameters(rescale_grad=1.0),
+        lambda: store.save_optimizer_states("s"),
+        lambda: store.load_optimizer_states("s"),
+    ):
+        with pytest.raises(NotImplementedError, match="a 'bare' store has no"):
+            call()
+    store.barrier()
+    store.close()
+
+
+def test_only_stores_can_be_added(registry: dict[str, type[kv.KVStore]]) -> None:
+    for thing in (dict, 3, LocalStore()):
+        with pytest.raises(kv.UsageError, match="no subclass of KVStore"):
+            kv.KVStore.register(thing)  # type: ignore[type-var]
+    assert registry == {}
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("name", ["Local", "Mine"])
+def test_replacing_a_store_warns(name: str) -> None:
+    first, second = (type(name, (kv.KVStore,), {}) for _ in range(2))
+    if name == "Mine":
+        kv.KVStore.register(first)
+    with pytest.warns(UserWarning, match=f"'{name.lower()}' replaces"):
+        kv.KVStore.register(second)
+    assert type(kv.create(name)) is second

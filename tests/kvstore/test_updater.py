@@ -1,0 +1,274 @@
+"""The updater against plain torch.optim: the same weights, for every optimizer, whatever is asked of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvstore.optim import Updater, describe, names
+from kvstore.spec import Key
+
+SHAPES: dict[Key, tuple[int, ...]] = {"a": (4, 3), "b": (3, 4), "c": (5, 5)}  # matrices: Muon takes nothing else
+STEPS = 4
+CLASSES = {name.lower(): cls for name, cls in vars(torch.optim).items() if isinstance(cls, type)}
+OPTIONS = {
+    "sgd": {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01},
+    "adam": {"lr": 0.01, "betas": (0.8, 0.9), "amsgrad": True, "weight_decay": 0.1},
+    "rmsprop": {"lr": 0.01, "momentum": 0.9, "centered": True},
+    "rprop": {"lr": 0.01, "step_sizes": (1e-5, 1.0)},
+}
+
+
+def numbers(seed: int, dtype: torch.dtype = torch.float32) -> dict[Key, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {key: torch.randn(shape, generator=generator).to(dtype) for key, shape in SHAPES.items()}
+
+
+def updated(updater: Updater, weights: dict[Key, torch.Tensor], seed: int, **how: Any) -> dict[Key, torch.Tensor]:
+    """One update of all ``weights`` in one call; returns them."""
+    grads = numbers(seed, next(iter(weights.values())).dtype)
+    updater.update([(key, weight, grads[key].clone()) for key, weight in weights.items()], **how)
+    return weights
+
+
+def plain(cls: Any, weights: dict[Key, torch.Tensor], steps: int = STEPS, **options: Any) -> dict[Key, torch.Tensor]:
+    """What torch.optim alone makes of ``weights``."""
+    optimizer = cls(weights.values(), **options)
+    for step in range(steps):
+        for key, grad in numbers(100 + step).items():
+            weights[key].grad = grad
+        optimizer.step()
+    return weights
+
+
+def equal(ours: dict[Key, torch.Tensor], theirs: dict[Key, torch.Tensor], atol: float = 0.0) -> None:
+    for key in theirs:
+        torch.testing.assert_close(ours[key], theirs[key].detach(), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("options", ["defaults", "chosen"])
+@pytest.mark.parametrize("name", [name for name in names() if name != "nag"])
+def test_every_optimizer_is_torchs(name: str, options: str) -> None:
+    chosen: dict[str, Any] = OPTIONS.get(name, {"lr": 0.05}) if options == "chosen" else {}
+    updater, weights = Updater(describe(name, chosen)), numbers(1)
+    for step in range(STEPS):
+        updated(updater, weights, 100 + step)
+    assert not torch.equal(weights["a"], numbers(1)["a"])
+    equal(weights, plain(CLASSES[name], numbers(1), **chosen), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adagrad"])
+def test_fused_where_torch_has_it_is_the_same_to_the_bit(name: str) -> None:
+    updater, weights = Updater(describe(name, {"lr": 0.1})), numbers(1)
+    for step in range(STEPS):
+        updated(updater, weights, 100 + step)
+    equal(weights, plain(CLASSES[name], numbers(1), lr=0.1, fused=True))
+
+
+def test_nag_is_nesterovs_momentum() -> None:
+    updater, weights = Updater(describe("nag", {"learning_rate": 0.1})), numbers(1)
+    for step in range(STEPS):
+        updated(updater, weights, 100 + step)
+    equal(weights, plain(torch.optim.SGD, numbers(1), lr=0.1, momentum=0.9, nesterov=True), atol=1e-6)
+
+
+def test_the_gradient_is_scaled_and_then_clipped() -> None:
+    updater = Updater(describe("sgd", {"lr": 1.0, "rescale_grad": 0.5, "clip_gradient": 1.0}))
+    weight = torch.zeros(4)
+    updater.update([("w", weight, torch.tensor([1.0, 3.0, -9.0, 0.0]))])
+    assert weight.tolist() == [-0.5, -1.0, 1.0, 0.0]
+
+
+def test_weight_decay_is_added_after_clipping_as_in_mxnet() -> None:
+    updater = Updater(describe("sgd", {"lr": 1.0, "clip_gradient": 1.0, "wd": 0.5}))
+    weight = torch.tensor([10.0])
+    updater.update([("w", weight, torch.tensor([7.0]))])
+    assert weight.tolist() == [10.0 - 1.0 - 5.0]
+
+
+def test_multipliers_by_key() -> None:
+    options = {"lr": 1.0, "wd": 0.5, "lr_mult": {"slow": 0.5, "still": 0}, "wd_mult": {"bare": 0}}
+    updater = Updater(describe("sgd", options))
+    weights: dict[Key, torch.Tensor] = {key: torch.tensor([2.0]) for key in ("plain", "slow", "still", "bare")}
+    updater.update([(key, weight, torch.tensor([1.0])) for key, weight in weights.items()])
+    assert {key: weight.item() for key, weight in weights.items()} == {"plain": 0, "slow": 1, "still": 2, "bare": 1}
+
+
+def test_multipliers_know_a_key_by_another_name() -> None:
+    updater = Updater(describe("sgd", {"lr": 1.0, "lr_mult": {"w": 0.5}}))
+    weight = torch.zeros(1)
+    updater.update([(7, weight, torch.ones(1))], {7: "w"}.__getitem__)
+    assert weight.item() == -0.5
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop", "adagrad", "adamax"])
+def test_many_keys_in_one_call_are_as_one_by_one(name: str) -> None:
+    options = {"lr": 0.1, "lr_mult": {"b": 0.5}, "rescale_grad": 0.25, "clip_gradient": 0.2}
+    together, alone = Updater(describe(name, options)), Updater(describe(name, options))
+    one, many = numbers(1), numbers(1)
+    for step in range(3):
+        updated(together, many, step)
+        for key, grad in numbers(step).items():
+            alone.update([(key, one[key], grad)])
+    equal(many, one)
+
+
+def test_keys_that_are_not_in_a_call_stay() -> None:
+    updater, weights = Updater(describe("adam", {"lr": 0.1, "wd": 0.1})), numbers(1)
+    updated(updater, weights, 2)
+    before = {key: weight.clone() for key, weight in weights.items()}
+    updater.update([("a", weights["a"], torch.ones(4, 3))])
+    assert not torch.equal(weights["a"], before["a"])
+    assert torch.equal(weights["b"], before["b"])
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "adagrad", "rmsprop"])
+def test_strides_of_gradients_do_not_matter(name: str) -> None:
+    results = []
+    for strided in (False, True):
+        updater, weight = Updater(describe(name, {"lr": 0.1})), torch.zeros(3, 4)
+        grad = torch.arange(12.0).view(3, 4)
+        updater.update([("w", weight, grad.t().contiguous().t() if strided else grad)])
+        results.append(weight)
+    assert torch.equal(*results)
+
+
+def test_the_learning_rate_can_change_between_updates() -> None:
+    updater, weight = Updater(describe("sgd", {"lr": 1.0, "momentum": 0.5})), torch.zeros(1)
+    updater.update([("w", weight, torch.ones(1))])
+    updater.lr = 0.1
+    updater.update([("w", weight, torch.ones(1))])
+    assert weight.item() == pytest.approx(-1 - 0.1 * 1.5)
+
+
+def test_configure_keeps_the_state() -> None:
+    updater, weight = Updater(describe("sgd", {"lr": 1.0, "momentum": 0.5})), torch.zeros(1)
+    updater.update([("w", weight, torch.ones(1))])
+    updater.configure(describe("sgd", {"lr": 0.1, "momentum": 0.25, "rescale_grad": 2.0}))
+    assert (updater.lr, updater.rescale_grad) == (0.1, 2.0)
+    updater.update([("w", weight, torch.ones(1))])
+    assert weight.item() == pytest.approx(-1 - 0.1 * (0.25 + 2))
+
+
+def test_configure_with_numbers_that_torch_refuses_changes_nothing() -> None:
+    updater, weight = Updater(describe("sgd", {"lr": 1.0, "momentum": 0.5})), torch.zeros(1)
+    updater.update([("w", weight, torch.ones(1))])
+    with pytest.raises(ValueError, match="momentum"):
+        updater.configure(describe("sgd", {"lr": 5.0, "momentum": -1}))
+    updater.update([("w", weight, torch.ones(1))])
+    assert weight.item() == -2.5
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("adam", {}, {"amsgrad": True}),
+        ("adamw", {}, {"amsgrad": True}),
+        ("rmsprop", {}, {"momentum": 0.9}),
+        ("rmsprop", {}, {"centered": True}),
+        ("sgd", {}, {"momentum": 0.9}),
+        ("sgd", {"momentum": 0.9}, {}),
+        ("adam", {"amsgrad": True}, {}),
+    ],
+)
+def test_configure_begins_state_that_was_not_needed_before(name: str, before: Any, after: Any) -> None:
+    updater, weight = Updater(describe(name, before)), torch.ones(2, 2)
+    for options in (before, after):
+        updater.configure(describe(name, options))
+        last = weight.clone()
+        updater.update([("w", weight, torch.ones(2, 2))])
+        assert weight.isfinite().all()
+        assert (weight < last).all()
+
+
+@pytest.mark.parametrize("options", [{"lr": -1}, {"momentum": -1}, {"weight_decay": -1}, {"nesterov": True}])
+def test_torchs_own_refusals_are_passed_on(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"(?i)invalid|nesterov"):
+        Updater(describe("sgd", options))
+
+
+def test_adagrads_state_begins_at_its_initial_accumulator() -> None:
+    updater, weight = Updater(describe("adagrad", {"lr": 1.0, "initial_accumulator_value": 3.0})), torch.zeros(1)
+    updater.update([("w", weight, torch.ones(1))])
+    assert weight.item() == pytest.approx(-0.5)
+    assert updater.states(["w"])["w", "sum"].item() == 4.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad"])
+def test_half_precision_weights_have_a_float32_master(name: str, dtype: torch.dtype) -> None:
+    updater = Updater(describe(name, {"lr": 1e-3}))
+    weight, master = torch.ones(8, dtype=dtype), torch.ones(8)
+    optimizer = CLASSES[name]([master], lr=1e-3)
+    for _ in range(20):  # each step is less than half precision can tell from 1
+        grad = torch.full((8,), 0.125)
+        updater.update([("w", weight, grad.to(dtype))])
+        master.grad = grad
+        optimizer.step()
+    assert weight.dtype == dtype
+    torch.testing.assert_close(weight, master.detach().to(dtype), rtol=0, atol=0)
+    torch.testing.assert_close(updater.states(["w"])["w", "master"], master.detach(), rtol=0, atol=1e-6)
+
+
+def test_float64_stays_float64() -> None:
+    updater, weight = Updater(describe("adam", {"lr": 0.1})), torch.ones(3, dtype=torch.float64)
+    updater.update([("w", weight, torch.full((3,), 1e-12, dtype=torch.float64))])
+    assert weight.dtype == torch.float64
+    assert weight[0] != 1
+
+
+def test_numbers_and_empty_arrays_are_updated_too() -> None:
+    updater = Updater(describe("adam", {"lr": 0.1}))
+    number, nothing = torch.tensor(1.0), torch.zeros(0)
+    updater.update([("n", number, torch.tensor(1.0)), ("e", nothing, torch.zeros(0))])
+    assert number.item() == pytest.approx(0.9)
+
+
+def test_a_weight_that_moves_takes_its_state_along() -> None:
+    still, moved = Updater(describe("adam", {"lr": 0.1})), Updater(describe("adam", {"lr": 0.1}))
+    one, two = torch.ones(3), torch.ones(3)
+    for step in range(3):
+        still.update([("w", one, torch.full((3,), float(step)))])
+        two = two.clone()
+        moved.update([("w", two, torch.full((3,), float(step)))])
+    assert torch.equal(one, two)
+
+
+def test_nothing_to_update_is_nothing() -> None:
+    Updater(describe("sgd", {})).update([])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", names())
+def test_states_resume_to_the_bit(name: str, dtype: torch.dtype) -> None:
+    first, weights = Updater(describe(name, {})), numbers(1, dtype)
+    for step in range(2):
+        updated(first, weights, step)
+    copies = {key: weight.clone() for key, weight in weights.items()}
+    second = Updater(describe(name, {}))
+    second.load_states({key: value.clone() for key, value in first.states(SHAPES).items()}, copies)
+    for step in range(2, 4):
+        updated(first, weights, step)
+        updated(second, copies, step)
+    equal(copies, weights)
+    one, two = first.states(SHAPES), second.states(SHAPES)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[where], two[where]) for where in one)
+
+
+def test_states_are_copied_when_they_are_loaded() -> None:
+    updater, weight = Updater(describe("sgd", {"lr": 1.0, "momentum": 0.5})), torch.zeros(1)
+    momentum = torch.ones(1)
+    updater.load_states({("w", "momentum_buffer"): momentum}, {"w": weight})
+    updater.update([("w", weight, torch.zeros(1))])
+    assert weight.item() == -0.5
+    assert momentum.item() == 1
+
+
+def test_a_key_without_updates_has_no_state() -> None:
+    updater = Updater(describe("adam", {}))
+    assert updater.states(["w"]) == {}
+    updater.update([("w", torch.zeros(1), torch.zeros(1))])
+    assert {name for _, name in updater.states(["w", "v"])} == {"step", "exp_avg", "exp_avg_sq"}

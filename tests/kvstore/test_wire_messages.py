@@ -1,0 +1,288 @@
+"""Messages and bytes: whatever is a message comes back as it was, and whatever is not costs a WireError, no more."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore import wire
+from kvstore.errors import WireError
+from kvstore.spec import ITEMSIZE
+from kvstore.wire import VERSION, decode, encode
+
+COUNT = 6
+CONCRETE = [getattr(wire, name) for name in wire.__all__ if isinstance(getattr(wire, name), type)]
+CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wire.Reply, wire.Node)]
+
+text = st.text(max_size=40)
+whole = st.integers(0, 2**62)
+keys = st.integers(-(2**63), 2**63 - 1) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1)
+shapes = st.lists(st.integers(0, 20), max_size=4)
+hyper = st.none() | st.booleans() | numbers | text | st.lists(st.none() | numbers, max_size=8)
+
+
+def some(strategy: st.SearchStrategy[Any], size: int, **unique: Any) -> st.SearchStrategy[Any]:
+    return st.lists(strategy, min_size=size, max_size=size, **unique)
+
+
+def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
+    """What field ``name`` may hold; all lists of one message that describe the same things have ``size`` entries."""
+    special = {
+        "role": st.sampled_from(["worker", "server", "scheduler", "launcher"]),
+        "mode": st.sampled_from(["sync", "async"]),
+        "rank": st.integers(-1, 4096),
+        "store": st.integers(0, 255),
+        "bound": st.integers(1, 2**62),
+        "num_workers": st.integers(1, 4096),
+        "keys": some(keys, size),
+        "shapes": some(shapes, size),
+        "dtypes": some(st.sampled_from(sorted(ITEMSIZE)), size),
+        "ids": some(st.integers(0, 2**32 - 1), size, unique=True),
+        "clocks": some(st.integers(0, 2**62 - 1), size),
+        "names": some(text, size),
+        "servers": some(text, size),
+        "departed": some(st.integers(0, 4096), size),
+        "segments": some(some(st.tuples(whole, st.integers(0, 4096), whole, whole).map(list), 2), size),
+        "hyper": some(st.tuples(text, hyper).map(list), size),
+        "lr_mult": some(st.tuples(keys, numbers).map(list), size),
+        "wd_mult": some(st.tuples(keys, numbers).map(list), size),
+        "buffers": st.lists(st.binary(max_size=20), max_size=4),
+    }
+    if name in special:
+        return special[name]
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    plain = {
+        int: whole,
+        str: text,
+        bool: st.booleans(),
+        float | None: st.none() | numbers,
+        str | None: st.none() | text,
+    }
+    return plain[kind]
+
+
+@st.composite
+def any_message(draw: st.DrawFn, cls: type[Any]) -> Any:
+    size = draw(st.integers(0, COUNT))
+    hints = get_type_hints(cls, include_extras=True)
+    return cls(**{name: draw(value_of(name, hint, size)) for name, hint in hints.items()})
+
+
+def test_every_class_that_crosses_the_wire_is_tried() -> None:
+    concrete = set(messages_by_code().values())
+    assert concrete == set(CLASSES)
+
+
+def messages_by_code() -> dict[int, type[Any]]:
+    from kvstore.wire import frames
+
+    return frames._BY_CODE
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_message_comes_back_as_it_was(cls: type[Any], data: st.DataObject) -> None:
+    message = data.draw(any_message(cls))
+    assert decode(encode(message)) == message
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(CLASSES).flatmap(any_message), st.data())
+def test_a_truncated_header_is_refused(message: Any, data: st.DataObject) -> None:
+    header, *buffers = encode(message)
+    cut = data.draw(st.integers(0, len(header) - 1))
+    with pytest.raises(WireError):
+        decode([header[:cut], *buffers])
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(CLASSES).flatmap(any_message), st.binary(min_size=1, max_size=9))
+def test_a_header_with_more_behind_it_is_refused(message: Any, more: bytes) -> None:
+    header, *buffers = encode(message)
+    with pytest.raises(WireError):
+        decode([header + more, *buffers])
+
+
+@settings(max_examples=300)
+@given(st.lists(st.binary(max_size=60), max_size=3))
+def test_random_bytes_are_refused(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        decode(frames)
+
+
+any_value = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(CLASSES).flatmap(any_message), st.data())
+def test_any_value_in_a_field_gives_a_message_or_a_wire_error(message: Any, data: st.DataObject) -> None:
+    header = msgpack.unpackb(encode(message)[0])
+    where = data.draw(st.integers(0, len(header) - 1))
+    header[where] = data.draw(any_value)
+    frames = [msgpack.packb(header), *getattr(message, "buffers", [])]
+    try:
+        decoded = decode(frames)
+    except WireError:
+        return
+    assert encode(decoded) == frames
+
+
+@pytest.mark.parametrize(
+    "bad", [[], [b""], [b"\xc1"], [b"\x90"], [b"\x91\x01"], [b"\x80"], [b"\x01"], [b"\xa4abc\xff"]]
+)
+def test_what_is_no_header_is_refused(bad: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        decode(bad)
+
+
+@pytest.mark.parametrize("version", [0, VERSION + 1, -1, True, 1.0, "1", None])
+def test_another_version_is_named(version: Any) -> None:
+    with pytest.raises(WireError, match=f"this is version {VERSION}"):
+        decode([msgpack.packb([version, 1, 5])])
+
+
+@pytest.mark.parametrize("code", [0, 46, 9999, -1, True, 1.0, "Ack", [1], None])
+def test_an_unknown_code_is_refused(code: Any) -> None:
+    with pytest.raises(WireError, match="unknown message code"):
+        decode([msgpack.packb([VERSION, code, 5])])
+
+
+def test_the_number_of_fields_is_checked() -> None:
+    with pytest.raises(WireError, match="Ack has 1 fields, not 2"):
+        decode([msgpack.packb([VERSION, 1, 5, 6])])
+
+
+def test_a_wrong_field_is_named() -> None:
+    with pytest.raises(WireError, match=r"Ack.seq: expected an integer .*, got bool True"):
+        decode([msgpack.packb([VERSION, 1, True])])
+
+
+def test_frames_that_no_field_takes_are_refused() -> None:
+    with pytest.raises(WireError, match="Ack carries no buffers, but 2 came"):
+        decode([*encode(wire.Ack(1)), b"", b"x"])
+
+
+def test_too_many_frames_are_refused() -> None:
+    frames = [*encode(wire.Values(1, [])), *[b""] * (1 << 16)]
+    with pytest.raises(WireError, match="65537 frames"):
+        decode(frames)
+
+
+def test_a_header_that_is_too_long_is_not_even_read() -> None:
+    with pytest.raises(WireError, match="a header of"):
+        decode([bytes((64 << 20) + 1)])
+
+
+# A container or text that says it is larger than its frame must not be allocated: array32, map32, str32, bin32, ext32.
+@pytest.mark.parametrize("lead", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"])
+@pytest.mark.parametrize("before", [b"", b"\x93\x01\x02", b"\x95\x01\x02\x01\xa1a"])
+def test_a_huge_declared_size_is_refused(lead: bytes, before: bytes) -> None:
+    with pytest.raises(WireError):
+        decode([before + lead + b"\xff\xff\xff\xff" + b"\x00" * 20])
+
+
+@pytest.mark.parametrize("depth", [10, 500, 1000, 1020, 100_000])
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a"], ids=["lists", "maps"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"", b""), (b"\x92", b"\x01"), (b"\x93\x01", b"\x01"), (b"\x95\x01\x02\x01\xa1a", b"")],
+    ids=["all", "version", "code", "field"],
+)
+def test_deep_nesting_is_refused_wherever_it_is(depth: int, opening: bytes, before: bytes, after: bytes) -> None:
+    with pytest.raises(WireError):
+        decode([before + opening * depth + b"\xc0" + after])
+
+
+@pytest.mark.parametrize("code", [-128, -1, 0, 42, 127])
+def test_extensions_are_refused(code: int) -> None:
+    ext = (
+        msgpack.packb(msgpack.ExtType(code, b"1234"))
+        if code >= 0
+        else b"\xd6" + code.to_bytes(1, "big", signed=True) + b"1234"
+    )
+    with pytest.raises(WireError):
+        decode([b"\x93\x01\x01" + ext])
+
+
+@pytest.mark.parametrize(
+    ("cls", "field"),
+    [
+        (wire.Declare, "shapes"),
+        (wire.Init, "dtypes"),
+        (wire.Push, "clocks"),
+        (wire.Pull, "ids"),
+        (wire.States, "names"),
+        (wire.PutStates, "shapes"),
+    ],
+)
+@settings(max_examples=10)
+@given(data=st.data())
+def test_lists_of_different_lengths_are_refused(cls: type[Any], field: str, data: st.DataObject) -> None:
+    message = data.draw(any_message(cls).filter(lambda m: getattr(m, field)))
+    header = msgpack.unpackb(encode(message)[0])
+    at = 2 + [f.name for f in dataclasses.fields(cls)].index(field)
+    header[at] = header[at][:-1]
+    with pytest.raises(WireError, match="different lengths"):
+        decode([msgpack.packb(header), *getattr(message, "buffers", [])])
+
+
+ME = ("worker", 0, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        wire.Pull(*ME, 0, {"a": 1}, [1]),  # type: ignore[arg-type]
+        wire.Pull(*ME, 0, [1], {"a": 1}),  # type: ignore[arg-type]
+        wire.Pull(*ME, 0, [3, 3], [1, 1]),
+        wire.Pull(*ME, 0, [-1], [1]),
+        wire.Pull(*ME, 0, [2**32], [1]),
+        wire.Pull(*ME, 0, [True], [1]),
+        wire.Pull(*ME, 0, [0], [-1]),
+        wire.Pull(*ME, 0, [0], [2**62]),
+        wire.Pull(*ME, 256, [0], [1]),
+        wire.Pull("boss", *ME[1:], 0, [0], [1]),
+        wire.Pull("worker", -2, *ME[2:], 0, [0], [1]),
+        wire.Declare(*ME, 0, [""], [[1]], ["float32"], 1),
+        wire.Declare(*ME, 0, ["k" * 1025], [[1]], ["float32"], 1),
+        wire.Declare(*ME, 0, [1.5], [[1]], ["float32"], 1),
+        wire.Declare(*ME, 0, [2**63], [[1]], ["float32"], 1),
+        wire.Declare(*ME, 0, ["k"], [[-1]], ["float32"], 1),
+        wire.Declare(*ME, 0, ["k"], [[2**48 + 1]], ["float32"], 1),
+        wire.Declare(*ME, 0, ["k"], [[2**40, 2**40]], ["float32"], 1),
+        wire.Declare(*ME, 0, ["k"], [[1] * 33], ["float32"], 1),
+        wire.Declare(*ME, 0, ["k"], [[1]], ["complex64"], 1),
+        wire.Declare(*ME, 0, ["k"], [[1]], ["float32"], 0),
+        wire.Push(*ME, 0, [1], [1], 1, None, None, []),
+        wire.Push(*ME, 0, [1], [1], True, float("nan"), None, []),
+        wire.Push(*ME, 0, [1], [1], True, None, float("inf"), []),
+        wire.Open(*ME, 0, "both"),
+        wire.SetOptimizer(*ME, 0, 1, "sgd", [["m", [1] * 9]], None, [], [], 0.1, 1.0),
+        wire.SetOptimizer(*ME, 0, 1, "sgd", [["m", "x" * 65]], None, [], [], 0.1, 1.0),
+        wire.SetOptimizer(*ME, 0, 1, "sgd", [["m", {}]], None, [], [], 0.1, 1.0),
+        wire.SetOptimizer(*ME, 0, 1, "sgd", [["m"]], None, [], [], 0.1, 1.0),
+        wire.Welcome(1, 0, 1, 0, []),
+    ],
+)
+def test_values_out_of_range_are_refused(message: Any) -> None:
+    with pytest.raises(WireError, match=f"{type(message).__name__}."):
+        decode(encode(message))
+
+
+def test_buffers_are_views_and_not_copies() -> None:
+    payload = bytearray(b"abcd")
+    decoded = decode([encode(wire.Values(1, []))[0], payload])
+    payload[:] = b"wxyz"
+    assert bytes(decoded.buffers[0]) == b"wxyz"
+    assert encode(wire.Values(1, [payload]))[1] is payload

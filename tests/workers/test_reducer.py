@@ -1,0 +1,126 @@
+"""Sums and averages over workers, for what is not trained."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cluster import Cluster
+from torch import nn
+
+import kvstore as kv
+from kvstore.dist import DistStore
+from workers import Reducer
+
+RunAll = Callable[[Callable[[Reducer, int], Any]], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(workers=3, servers=2, bigarray_bound=10) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> RunAll:
+    """Calls a function with a reducer and the rank, on every worker."""
+    mine = threading.local()
+    names = []
+
+    def create(name: str) -> kv.KVStore:
+        names.append(name)
+        return DistStore(mine.session)
+
+    def run(work: Callable[[Reducer, int], Any]) -> list[Any]:
+        def in_session(session: Any) -> Any:
+            mine.session = session
+            with Reducer("dist_async") as reducer:
+                return work(reducer, session.rank)
+
+        results = cluster.run_sessions(in_session)
+        assert set(names) == {"dist_sync"}  # whatever the training's store is, sums are synchronous
+        return results
+
+    monkeypatch.setattr("workers.reducer.kv.create", create)
+    return run
+
+
+def test_sums_over_workers(run: RunAll) -> None:
+    def work(reducer: Reducer, rank: int) -> Any:
+        first = reducer.sum({"correct": 10.0 + rank, "seen": 100})
+        second = reducer.sum({"correct": 0.5, "seen": 1})
+        return first, second, reducer.sum({})
+
+    expected = ({"correct": 33.0, "seen": 300.0}, {"correct": 1.5, "seen": 3.0}, {})
+    assert run(work) == [expected] * 3
+
+
+def test_sums_are_exact_for_large_counts(run: RunAll) -> None:
+    assert run(lambda reducer, rank: reducer.sum({"n": 2**50 + rank})["n"]) == [3.0 * 2**50 + 3] * 3
+
+
+def test_names_may_come_later_and_in_another_order(run: RunAll) -> None:
+    def work(reducer: Reducer, rank: int) -> Any:
+        reducer.sum({"a": 1})
+        numbers = {"b": 2.0, "a": 3.0} if rank == 1 else {"a": 3.0, "b": 2.0}
+        return reducer.sum(numbers)
+
+    assert run(work) == [{"a": 9.0, "b": 6.0}] * 3
+
+
+def test_averages_of_buffers(run: RunAll) -> None:
+    def work(reducer: Reducer, rank: int) -> None:
+        norm = nn.BatchNorm1d(12)
+        assert norm.running_mean is not None
+        assert norm.num_batches_tracked is not None
+        for round_number in (1, 2):
+            norm.running_mean.fill_(float(rank * round_number))
+            norm.num_batches_tracked.fill_(rank + 1 + (rank == 2))  # 1, 2, 4
+            reducer.average(dict(norm.named_buffers()))
+            assert norm.running_mean.tolist() == [round_number] * 12
+            assert norm.num_batches_tracked.item() == 2  # 7 / 3, rounded down
+
+    run(work)
+
+
+def test_averages_of_half_precision_and_nothing(run: RunAll) -> None:
+    def work(reducer: Reducer, rank: int) -> None:
+        half = torch.full((3,), float(rank), dtype=torch.bfloat16)
+        reducer.average({"half": half})
+        reducer.average({})
+        assert half.tolist() == [1, 1, 1]
+
+    run(work)
+
+
+def test_a_number_and_a_tensor_may_have_one_name(run: RunAll) -> None:
+    def work(reducer: Reducer, rank: int) -> None:
+        assert reducer.sum({"x": 1.0}) == {"x": 3.0}
+        value = torch.ones(2)
+        reducer.average({"x": value})
+        assert value.tolist() == [1, 1]
+
+    run(work)
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_alone_a_sum_is_the_number_itself(kind: str) -> None:
+    with Reducer(kind) as reducer:
+        for value in (3.0, 4.0):
+            assert reducer.sum({"n": value}) == {"n": value}
+        buffers = {"mean": torch.tensor([1.0, 2.0]), "count": torch.tensor(5)}
+        reducer.average(buffers)
+        assert [value.tolist() for value in buffers.values()] == [[1, 2], 5]
+
+
+def test_outside_a_job_a_dist_reducer_says_what_to_run() -> None:
+    with pytest.raises(kv.ConfigError, match=r"launch\.py"):
+        Reducer("dist_async")
+
+
+def test_an_exception_passes_through_the_block() -> None:
+    with pytest.raises(ZeroDivisionError), Reducer("local"):
+        _ = 1 / 0
