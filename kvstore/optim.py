@@ -176,8 +176,7 @@ class Updater:
         for key, weight, grad in items:
             param = self._param(key, weight)
             params.append(param)
-            # Fused steps go through memory in order, whatever the strides.
-            grads.append(grad.to(param.dtype).contiguous().view(param.shape))
+            grads.append(_aligned(grad.to(param.dtype).view(param.shape), param))
         if self.rescale_grad != 1.0:
             torch._foreach_mul_(grads, self.rescale_grad)
         if self.optimizer.clip_gradient is not None:
@@ -229,7 +228,7 @@ class Updater:
             if master is not None:
                 param.copy_(master.view(param.shape))
             shaped = {
-                name: value.clone().view(param.shape)
+                name: _aligned(value.clone().view(param.shape), param)
                 if value.numel() == param.numel() and value.dim()
                 else value.clone()
                 for name, value in state.items()
@@ -238,6 +237,8 @@ class Updater:
 
     def _param(self, key: Key, weight: torch.Tensor) -> torch.Tensor:
         """The tensor that torch.optim knows ``key`` by: the weight's own memory, or its float32 copy."""
+        if torch.empty_like(weight).stride() != weight.stride():
+            raise UsageError(f"the weight of {key!r} is a view with gaps, which cannot be updated in place")
         param = self._params.get(key)
         half = weight.dtype in _HALF
         if param is not None and (param.device == weight.device if half else param.data_ptr() == weight.data_ptr()):
@@ -282,6 +283,13 @@ class Updater:
         if "fused" in inspect.signature(cls).parameters:
             arguments["fused"] = True
         return cls([param], lr=optimizer.lr, **arguments)
+
+
+def _aligned(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with the strides of ``param``: fused steps go through memory in order, whatever the strides."""
+    if tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _name_of(optimizer: Any) -> str:

@@ -12,12 +12,14 @@ import kvstore as kv
 from kvstore import KVStore, UsageError
 from kvstore.config import Config
 from workers.parameters import collect
+from workers.updates import LocalUpdates
 
 
 class Trainer:
     """Sums gradients over devices and workers, and updates the parameters with the result.
 
-    On construction every worker and device gets rank 0's parameters.
+    On construction every worker and device gets rank 0's parameters. Where the store updates, it has the weights from
+    then on, and a step overwrites what else is written into the parameters; load a checkpoint before.
 
     Args:
         params: ``model.named_parameters()``, ``model.parameters()``, a dict from name to parameter, or a list with one
@@ -44,17 +46,19 @@ class Trainer:
     ) -> None:
         self._params = collect(params)
         self._keys = [param.key for param in self._params]
-        self._store, self._updates = self._decide(kvstore, update_on_kvstore)
+        self._weights = [list(param.tensors) for param in self._params]
+        self._store, on_store = self._decide(kvstore, update_on_kvstore)
         options = dict(optimizer_params or {})
-        # Where updates happen, one store holds the weights; where they do not, another sums gradients.
-        self._updater = self._store if self._updates and self._store is not None else kv.create("device")
-        self._updater.set_optimizer(optimizer, **options)
+        self._local: LocalUpdates | None = None
+        self._where: LocalUpdates | KVStore
+        if self._store is None or not on_store:
+            self._where = self._local = LocalUpdates(self._params, optimizer, options)
+        else:
+            self._where = self._store
+            self._store.set_optimizer(optimizer, **options)
         self._rescale = float(options.get("rescale_grad", 1.0))
-        weights = [list(param.tensors) for param in self._params]
         if self._store is not None:
-            self._store.broadcast(self._keys, weights, weights)
-        if self._updater is not self._store:
-            self._updater.broadcast(self._keys, weights, weights)
+            self._store.broadcast(self._keys, self._weights, self._weights)
 
     def step(self, batch_size: int | None = None) -> None:
         """Make one step: sum the gradients of all devices and workers, and update all parameters.
@@ -67,9 +71,9 @@ class Trainer:
         Raises:
             UsageError: a parameter has no gradient.
         """
-        if self._updater is self._store:
-            self._set_scale(batch_size)
-            self._store.pushpull(self._keys, self._gradients(), [list(param.tensors) for param in self._params])
+        if self._local is None and self._store is not None:
+            self._store.set_hyperparameters(rescale_grad=self._scale(batch_size))
+            self._store.pushpull(self._keys, self._gradients(), self._weights)
         else:
             self.allreduce_grads()
             self.update(batch_size)
@@ -80,7 +84,7 @@ class Trainer:
         Raises:
             UsageError: updates happen on the store, which sees gradients only in ``step``.
         """
-        if self._updater is self._store:
+        if self._local is None:
             raise UsageError("allreduce_grads() is for update_on_kvstore=False; here step() does both")
         if self._store is not None:
             grads = self._gradients()
@@ -92,12 +96,9 @@ class Trainer:
         Raises:
             UsageError: updates happen on the store.
         """
-        if self._updater is self._store:
+        if self._local is None:
             raise UsageError("update() is for update_on_kvstore=False; here step() does both")
-        self._set_scale(batch_size)
-        # Summed already: every device has the same, so the first one's counts.
-        firsts = [grads[0] for grads in self._gradients()]
-        self._updater.pushpull(self._keys, firsts, [list(param.tensors) for param in self._params])
+        self._local.update(self._scale(batch_size))
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -106,38 +107,43 @@ class Trainer:
                 tensor.grad = None
 
     @property
+    def update_on_kvstore(self) -> bool:
+        """Whether the store updates; else this process does."""
+        return self._local is None
+
+    @property
     def learning_rate(self) -> float:
         """The learning rate now."""
-        return self._updater.learning_rate
+        return self._where.learning_rate
 
     def set_learning_rate(self, lr: float) -> None:
         """Use ``lr`` from the next step on, wherever the update happens; momentum stays."""
-        self._updater.set_learning_rate(lr)
+        self._where.set_learning_rate(lr)
 
     def save_states(self, path: str | os.PathLike[str]) -> None:
         """Write the optimizer's state to ``path``; one worker's call suffices."""
-        self._updater.save_optimizer_states(path)
+        self._where.save_optimizer_states(path)
 
     def load_states(self, path: str | os.PathLike[str]) -> None:
         """Take the optimizer's state from ``path``; every worker may call it."""
-        self._updater.load_optimizer_states(path)
+        self._where.load_optimizer_states(path)
 
     def _gradients(self) -> list[list[torch.Tensor]]:
         return [param.gradients() for param in self._params]
 
-    def _set_scale(self, batch_size: int | None) -> None:
+    def _scale(self, batch_size: int | None) -> float:
         if batch_size is None:
             workers = 1 if self._store is None else self._store.num_workers
-            scale = 1.0 / (workers * len(self._params[0].tensors))
-        elif batch_size > 0:
-            scale = 1.0 / batch_size
-        else:
-            raise UsageError(f"batch_size={batch_size} must be positive")
-        self._updater.set_hyperparameters(rescale_grad=self._rescale * scale)
+            return self._rescale / (workers * len(self._params[0].tensors))
+        if batch_size > 0:
+            return self._rescale / batch_size
+        raise UsageError(f"batch_size={batch_size} must be positive")
 
     def _decide(self, store: KVStore | str | None, wanted: bool | None) -> tuple[KVStore | None, bool]:
         """Return the store to use, if any, and whether it updates: Gluon's table."""
         made = kv.create(store) if isinstance(store, str) else store
+        if made is None and len(self._params[0].tensors) > 1:
+            raise UsageError("several devices need a store to sum their gradients; pass kvstore='device'")
         if made is None:
             return None, False
         is_async = "async" in made.type
@@ -147,7 +153,7 @@ class Trainer:
             return made, wanted
         if is_async:
             return made, True
-        alone = len(self._params[0].tensors) == 1 and not made.type.startswith("dist")
-        if alone:
+        alone = len(self._params[0].tensors) == 1 and made.num_workers == 1
+        if alone and not made.type.startswith("dist"):
             return None, False
         return made, Config.from_env().update_on_kvstore and made.is_capable("optimizer")

@@ -78,7 +78,7 @@ def decided(devices: int, environ: str = "1", **how: Any) -> tuple[str | None, b
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MXNET_UPDATE_ON_KVSTORE", environ)
         trainer = Trainer(on_devices(weights(*[0.0] * devices)), "sgd", **how)
-    return (None if trainer._store is None else trainer._store.type), trainer._updates
+    return (None if trainer._store is None else trainer._store.type), trainer.update_on_kvstore
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,6 @@ def decided(devices: int, environ: str = "1", **how: Any) -> tuple[str | None, b
         (1, {}, (None, False)),
         (2, {}, ("device", True)),
         (1, {"kvstore": None}, (None, False)),
-        (2, {"kvstore": None}, (None, False)),
         (1, {"kvstore": "local"}, (None, False)),
         (2, {"kvstore": "local"}, ("local", True)),
         (2, {"kvstore": "local", "environ": "0"}, ("local", False)),
@@ -101,6 +100,25 @@ def decided(devices: int, environ: str = "1", **how: Any) -> tuple[str | None, b
 )
 def test_local_stores(devices: int, how: dict[str, Any], decision: tuple[str | None, bool]) -> None:
     assert decided(devices, **how) == decision
+
+
+def test_several_devices_need_a_store() -> None:
+    with pytest.raises(kv.UsageError, match="pass kvstore='device'"):
+        Trainer(on_devices(weights(0.0, 0.0)), "sgd", kvstore=None)
+
+
+@pytest.mark.parametrize("kvstore", [None, "local", "device"])
+def test_alone_weights_are_updated_in_place_so_that_they_may_be_changed_between_steps(kvstore: str | None) -> None:
+    weight = nn.Parameter(torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    trainer = Trainer({"w": weight}, "sgd", {"learning_rate": 1.0, "momentum": 0.5}, kvstore)
+    pushed = torch.arange(120.0).view(2, 3, 4, 5)  # other strides than the weight's
+    for _ in range(2):
+        with torch.no_grad():
+            weight.fill_(100.0)
+        weight.grad = pushed.clone()
+        trainer.step()
+        assert torch.equal(weight.grad, pushed)
+    assert torch.equal(weight, 100 - 1.5 * pushed)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +139,7 @@ def test_dist_stores(
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", environ)
 
     def work(store: DistStore) -> bool:
-        return Trainer(on_devices(weights(0.0)), "sgd", kvstore=store, update_on_kvstore=wanted)._updates
+        return Trainer(on_devices(weights(0.0)), "sgd", kvstore=store, update_on_kvstore=wanted).update_on_kvstore
 
     assert cluster.run(work, mode=mode) == [updates] * 2
 
@@ -138,7 +156,7 @@ def test_a_store_that_cannot_update_sums(monkeypatch: pytest.MonkeyPatch) -> Non
     store = kv.create("device")
     monkeypatch.setattr(store, "is_capable", lambda capability: False)
     trainer = Trainer(on_devices(weights(0.0, 0.0)), "sgd", kvstore=store)
-    assert (trainer._store, trainer._updates) == (store, False)
+    assert (trainer._store, trainer.update_on_kvstore) == (store, False)
 
 
 # ---- steps
