@@ -39,6 +39,8 @@ class _Turns:
     def send(self) -> Iterator[None]:
         with self._changed:
             self._senders += 1
+            if self._receiving:
+                self._interrupt()
             while self._busy:
                 self._changed.wait()
             self._busy = True

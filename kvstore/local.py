@@ -11,9 +11,10 @@ import torch
 from kvstore import states
 from kvstore.base import KVStore, Statistics, require_options
 from kvstore.errors import AlreadyInitialised, KeyNotInitialised, UsageError
-from kvstore.optim import Updater, describe, finite, log_replaced
+from kvstore.optim import describe, finite, log_replaced
 from kvstore.spec import Key, Spec, require_floats, require_same
 from kvstore.tickets import Ticket
+from kvstore.updater import Updater
 from kvstore.values import as_output, as_tensors, reduce_to, spec_of
 
 CPU = torch.device("cpu")

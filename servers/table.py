@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import torch
 
 from kvstore.errors import AlreadyInitialised, KeyNotInitialised, Mismatch, NodeLost, UsageError
-from kvstore.optim import Optimizer, Updater, log_replaced
+from kvstore.optim import Optimizer, log_replaced
 from kvstore.spec import Key, Spec, require_floats
 from kvstore.tickets import shorten
+from kvstore.updater import Updater
 from kvstore.values import from_buffer, spec_of, sum_in_order, to_buffer
 from kvstore.wire import Ack, GetStates, Init, Pull, Push, PutStates, Reply, States, Values, join, tear
 from servers.replies import Answer, refuse

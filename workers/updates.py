@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstore import states
-from kvstore.optim import Updater, describe, finite
+from kvstore.optim import describe, finite
+from kvstore.updater import Updater
 from kvstore.values import spec_of
 from workers.parameters import Parameter
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from kvstore.errors import UsageError
-from kvstore.optim import Updater, describe
+from kvstore.optim import describe
 from kvstore.placement import place
 from kvstore.shares import Entry, Piece, plan
 from kvstore.spec import Key, Spec
 from kvstore.states import FORMAT, assemble, cut, read, require_keys, require_optimizer, write
+from kvstore.updater import Updater
 
 STATES = {
     ("w", "momentum_buffer"): torch.arange(6.0).view(2, 3),

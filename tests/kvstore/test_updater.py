@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from kvstore.optim import Updater, describe, names
+from kvstore.optim import describe, names
 from kvstore.spec import Key
+from kvstore.updater import Updater
 
 SHAPES: dict[Key, tuple[int, ...]] = {"a": (4, 3), "b": (3, 4), "c": (5, 5)}  # matrices: Muon takes nothing else
 STEPS = 4

@@ -1,0 +1,182 @@
+"""Updates with torch.optim: what an optimizer's description does to weights. Local stores and servers use the same."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kvstore.errors import UsageError
+from kvstore.optim import Optimizer, classes
+from kvstore.spec import Key
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class Updater:
+    """Updates weights with torch.optim, many at once, in place; keeps the state of each key.
+
+    Half-precision weights are updated through a float32 copy that is part of the state, as in MXNet's
+    ``multi_precision``.
+
+    Args:
+        optimizer: what to do.
+
+    Raises:
+        ValueError: torch refuses the hyper-parameters (a negative learning rate, say).
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.lr = optimizer.lr
+        self.rescale_grad = optimizer.rescale_grad
+        self._params: dict[Key, torch.Tensor] = {}
+        self._masters: set[Key] = set()
+        self._torch = self._build(optimizer, torch.zeros(1, 1))
+        self._torch.state.clear()
+
+    def configure(self, optimizer: Optimizer) -> None:
+        """Go on with other numbers for the same rule, keeping the state.
+
+        Raises:
+            ValueError: torch refuses the numbers; nothing has changed.
+        """
+        rebuilt, fresh = self._build(optimizer, torch.zeros(1, 1)), self._fresh(optimizer, torch.device("cpu"))
+        rebuilt.state = self._torch.state
+        for param, state in rebuilt.state.items():  # RMSprop that has a momentum now, Adam that becomes AMSGrad
+            for name in [name for name in fresh if name not in state]:
+                state[name] = torch.zeros_like(param)
+        self._torch, self.optimizer = rebuilt, optimizer
+        self.lr, self.rescale_grad = optimizer.lr, optimizer.rescale_grad
+
+    def update(
+        self,
+        items: Sequence[tuple[Key, torch.Tensor, torch.Tensor]],
+        name_of: Callable[[Key], Key] = lambda key: key,
+    ) -> None:
+        """Update weights in place.
+
+        Args:
+            items: (key, weight, gradient) of one shape and dtype each, floating point; the gradients are overwritten.
+            name_of: the name under which ``lr_mult`` and ``wd_mult`` know a key.
+        """
+        params, grads = [], []
+        for key, weight, grad in items:
+            param = self._param(key, weight)
+            params.append(param)
+            grads.append(_aligned(grad.to(param.dtype).view(param.shape), param))
+        if self.rescale_grad != 1.0:
+            torch._foreach_mul_(grads, self.rescale_grad)
+        if self.optimizer.clip_gradient is not None:
+            torch._foreach_clamp_min_(grads, -self.optimizer.clip_gradient)
+            torch._foreach_clamp_max_(grads, self.optimizer.clip_gradient)
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        by_group: dict[tuple[float, float], list[torch.Tensor]] = {}
+        for (key, _, _), param in zip(items, params, strict=True):
+            by_group.setdefault(self._multipliers(name_of(key)), []).append(param)
+        wd = self._torch.defaults.get("weight_decay", 0.0)
+        template = {k: v for k, v in self._torch.param_groups[0].items() if k not in ("params", "lr", "weight_decay")}
+        # Only the groups and parameters of this call: torch's step looks at all that it is given.
+        self._torch.param_groups[:] = [
+            template | {"params": members, "lr": self.lr * lr_mult, "weight_decay": wd * wd_mult}
+            for (lr_mult, wd_mult), members in by_group.items()
+        ] or [template | {"params": [], "lr": self.lr, "weight_decay": wd}]
+        try:
+            self._torch.step()
+        finally:
+            for param in params:
+                param.grad = None
+        for (_, weight, _), param in zip(items, params, strict=True):
+            if param.dtype != weight.dtype:
+                weight.copy_(param)
+
+    def states(self, keys: Iterable[Key]) -> dict[tuple[Key, str], torch.Tensor]:
+        """Return the state of ``keys``, those that have any, by (key, name of the state); numbers are 0-dim."""
+        found: dict[tuple[Key, str], torch.Tensor] = {}
+        for key in keys:
+            param = self._params.get(key)
+            if param is None:
+                continue
+            if key in self._masters:
+                found[key, "master"] = param
+            for name, value in self._torch.state.get(param, {}).items():
+                if value is not None:
+                    found[key, name] = torch.as_tensor(value)
+        return found
+
+    def load_states(self, states: Mapping[tuple[Key, str], torch.Tensor], weights: Mapping[Key, torch.Tensor]) -> None:
+        """Take ``states`` as those of the ``weights`` they belong to, in place of what was there."""
+        by_key: dict[Key, dict[str, torch.Tensor]] = {}
+        for (key, name), value in states.items():
+            by_key.setdefault(key, {})[name] = value
+        for key, state in by_key.items():
+            param = self._param(key, weights[key])
+            master = state.pop("master", None)
+            if master is not None:
+                param.copy_(master.view(param.shape))
+            shaped = {
+                name: _aligned(value.clone().view(param.shape), param)
+                if value.numel() == param.numel() and value.dim()
+                else value.clone()
+                for name, value in state.items()
+            }
+            self._torch.state[param] = self._beside(param, shaped)
+
+    def _param(self, key: Key, weight: torch.Tensor) -> torch.Tensor:
+        """The tensor that torch.optim knows ``key`` by: the weight's own memory, or its float32 copy."""
+        if torch.empty_like(weight).stride() != weight.stride():
+            raise UsageError(f"the weight of {key!r} is a view with gaps, which cannot be updated in place")
+        param = self._params.get(key)
+        half = weight.dtype in _HALF
+        if param is not None and (param.device == weight.device if half else param.data_ptr() == weight.data_ptr()):
+            return param
+        state = self._torch.state.pop(param, None) if param is not None else None
+        before = weight if param is None else param
+        param = before.to(weight.device, torch.float32) if half else weight
+        self._params[key] = param
+        if half:
+            self._masters.add(key)
+        if state is None:  # Adagrad makes its state at construction
+            state = self._build(self.optimizer, param).state.get(param)
+        if state is not None:
+            self._torch.state[param] = self._beside(param, state)
+        return param
+
+    def _beside(self, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """``state`` where torch wants that of ``param``: on its device, but for counts that steps read on the CPU."""
+        fresh = self._fresh(self.optimizer, param.device) if param.device.type != "cpu" else {}
+        homes = {name: value.device for name, value in fresh.items() if torch.is_tensor(value)}
+        return {
+            name: value.to(homes.get(name, param.device)) if torch.is_tensor(value) else value
+            for name, value in state.items()
+        }
+
+    @classmethod
+    def _fresh(cls, optimizer: Optimizer, device: torch.device) -> dict[str, Any]:
+        """The state that a parameter on ``device`` has after a first step."""
+        probe = torch.zeros(1, 1, device=device)
+        probe.grad = torch.zeros_like(probe)
+        made = cls._build(optimizer, probe)
+        made.step()
+        return dict(made.state[probe])
+
+    def _multipliers(self, name: Key) -> tuple[float, float]:
+        return self.optimizer.lr_mult.get(name, 1.0), self.optimizer.wd_mult.get(name, 1.0)
+
+    @staticmethod
+    def _build(optimizer: Optimizer, param: torch.Tensor) -> torch.optim.Optimizer:
+        cls: Callable[..., torch.optim.Optimizer] = classes()[optimizer.name]
+        arguments: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in optimizer.hyper.items()}
+        if "fused" in inspect.signature(cls).parameters:
+            arguments["fused"] = True
+        return cls([param], lr=optimizer.lr, **arguments)
+
+
+def _aligned(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with the strides of ``param``: fused steps go through memory in order, whatever the strides."""
+    if tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
