@@ -108,8 +108,6 @@ class DistStore(KVStore):
         return self._contribute("push", values, None)
 
     def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int) -> Ticket:
-        if values.keys() != outs.keys():
-            raise UsageError("pushpull needs the same keys for values and outs")
         return self._contribute("pushpull", values, self._writer(outs))
 
     def _pull(self, outs: dict[Key, list[Any]], priority: int) -> Ticket:

@@ -14,7 +14,7 @@ from kvstore.errors import AlreadyInitialised, KeyNotInitialised, UsageError
 from kvstore.optim import describe, finite, log_replaced
 from kvstore.spec import Key, Spec, require_floats, require_same
 from kvstore.tickets import Ticket
-from kvstore.updater import Updater
+from kvstore.updater import Updater, refusals
 from kvstore.values import as_output, as_tensors, reduce_to, spec_of
 
 CPU = torch.device("cpu")
@@ -84,11 +84,12 @@ class LocalStore(KVStore):
         """See ``KVStore``."""
         new = describe(optimizer, hyperparameters)
         old = self._updater.optimizer if self._updater is not None else None
-        if self._updater is not None and new.same_rule(old):
-            self._updater.configure(new)
-        else:
-            self._updater = Updater(new)
-            log_replaced(old, new)
+        with refusals(new):
+            if self._updater is not None and new.same_rule(old):
+                self._updater.configure(new)
+            else:
+                self._updater = Updater(new)
+                log_replaced(old, new)
         self._function = None
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:

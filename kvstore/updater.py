@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -173,6 +174,15 @@ class Updater:
         if "fused" in inspect.signature(cls).parameters:
             arguments["fused"] = True
         return cls([param], lr=optimizer.lr, **arguments)
+
+
+@contextmanager
+def refusals(optimizer: Optimizer) -> Iterator[None]:
+    """Turn torch's refusal of hyper-parameters into the caller's error; for updaters in the caller's process."""
+    try:
+        yield
+    except (ValueError, TypeError) as exc:
+        raise UsageError(f"{optimizer.name}: {exc}") from None
 
 
 def _aligned(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:

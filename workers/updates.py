@@ -8,7 +8,7 @@ from typing import Any
 
 from kvstore import states
 from kvstore.optim import describe, finite
-from kvstore.updater import Updater
+from kvstore.updater import Updater, refusals
 from kvstore.values import spec_of
 from workers.parameters import Parameter
 
@@ -25,7 +25,8 @@ class LocalUpdates:
     def __init__(self, params: Sequence[Parameter], optimizer: Any, options: Mapping[str, Any]) -> None:
         self._params = params
         described = describe(optimizer, options)
-        self._updaters = [Updater(described) for _ in params[0].tensors]
+        with refusals(described):
+            self._updaters = [Updater(described) for _ in params[0].tensors]
 
     @property
     def learning_rate(self) -> float:

@@ -195,3 +195,12 @@ def test_replacing_a_store_warns(name: str) -> None:
     with pytest.warns(UserWarning, match=f"'{name.lower()}' replaces"):
         kv.KVStore.register(second)
     assert type(kv.create(name)) is second
+
+
+@pytest.mark.parametrize("name", ["local", "device"])
+def test_what_torch_refuses_is_the_callers_error(name: str) -> None:
+    store = kv.create(name)
+    with pytest.raises(kv.UsageError, match="sgd: Invalid learning rate: -1"):
+        store.set_optimizer("sgd", learning_rate=-1)
+    with pytest.raises(kv.UsageError, match="no optimizer is set"):
+        _ = store.learning_rate
