@@ -80,7 +80,7 @@ class Heartbeat:
                 if now - looked > 2 * self._interval_s:  # this process was stopped; what it missed proves nothing
                     heard = now
                 looked = now
-                if now - heard > 2 * self._limit_s:
+                if now - heard > self._limit_s:
                     self._on_lost(NodeLost(f"the scheduler at {self._root} has been silent for {now - heard:.1f} s"))
                     return
         except Exception as exc:  # a dead heartbeat must be as loud as a dead scheduler

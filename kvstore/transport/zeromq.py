@@ -79,9 +79,8 @@ class ZmqTransport:
             self._socket.set(zmq.USE_FD, self._root_fd)
         else:
             endpoint = _resolve(endpoint)
-        self._socket.set(
-            zmq.IPV6, int(endpoint.startswith("tcp://["))
-        )  # else IPv4 addresses come back in IPv6 notation
+        # Else an IPv4 address would come back in IPv6 notation.
+        self._socket.set(zmq.IPV6, int(endpoint.startswith("tcp://[")))
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as exc:

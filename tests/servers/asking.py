@@ -1,0 +1,172 @@
+"""What tests say to a shard or a scheduler, and what they hear: one member each, without any transport."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvstore.values import from_buffer, to_buffer
+from kvstore.wire import (
+    Ack,
+    Explain,
+    Failure,
+    GetStates,
+    Init,
+    Message,
+    Open,
+    Pull,
+    Push,
+    PutStates,
+    SetOptimizer,
+    Values,
+    decode,
+    encode,
+    join,
+    tear,
+)
+from servers.shard import Shard
+
+
+def floats(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def sent(message: Message) -> Any:
+    """``message`` as it arrives at the other end, in memory of its own."""
+    return decode([bytearray(frame) for frame in encode(message)])
+
+
+class Worker:
+    """Makes the requests of one worker, numbered as a worker would."""
+
+    def __init__(self, rank: int = 0, incarnation: int = 1, role: str = "worker") -> None:
+        self.rank = rank
+        self.role = role
+        self.incarnation = incarnation
+        self.peer = b"link of %s %d.%d" % (role.encode(), rank, incarnation)
+        self.seq = 0
+        self.done = 0
+
+    def me(self) -> tuple[str, int, int, int, int]:
+        self.seq += 1
+        return self.role, self.rank, self.incarnation, self.seq, self.done
+
+    def open(self, mode: str = "sync", store: int = 0) -> Open:
+        return Open(*self.me(), store=store, mode=mode)
+
+    def init(self, values: dict[int, torch.Tensor], store: int = 0, keys: list[Any] | None = None) -> Init:
+        return Init(
+            *self.me(),
+            store=store,
+            ids=list(values),
+            keys=keys or [f"k{number}" for number in values],
+            shapes=[list(value.shape) for value in values.values()],
+            dtypes=[str(value.dtype).removeprefix("torch.") for value in values.values()],
+            buffers=join([to_buffer(value.contiguous()) for value in values.values()]),
+        )
+
+    def push(
+        self,
+        values: dict[int, torch.Tensor],
+        clock: int | list[int] = 1,
+        *,
+        want: bool = False,
+        lr: float | None = None,
+        rescale: float | None = None,
+        store: int = 0,
+    ) -> Push:
+        return Push(
+            *self.me(),
+            store=store,
+            ids=list(values),
+            clocks=[clock] * len(values) if isinstance(clock, int) else clock,
+            want=want,
+            lr=lr,
+            rescale=rescale,
+            buffers=join([to_buffer(value.contiguous()) for value in values.values()]),
+        )
+
+    def pull(self, ids: list[int], clock: int | list[int] = 0, store: int = 0) -> Pull:
+        return Pull(*self.me(), store=store, ids=ids, clocks=[clock] * len(ids) if isinstance(clock, int) else clock)
+
+    def set_optimizer(
+        self, name: str = "sgd", lr: float = 0.5, version: int = 1, store: int = 0, **hyper: Any
+    ) -> SetOptimizer:
+        return SetOptimizer(
+            *self.me(),
+            store=store,
+            version=version,
+            name=name,
+            hyper=[[key, value] for key, value in hyper.items()],
+            clip_gradient=None,
+            lr_mult=[],
+            wd_mult=[],
+            lr=lr,
+            rescale=1.0,
+        )
+
+    def get_states(self, ids: list[int], store: int = 0) -> GetStates:
+        return GetStates(*self.me(), store=store, ids=ids)
+
+    def put_states(self, states: dict[tuple[int, str], torch.Tensor], store: int = 0) -> PutStates:
+        return PutStates(
+            *self.me(),
+            store=store,
+            ids=[number for number, _ in states],
+            names=[name for _, name in states],
+            shapes=[list(value.shape) for value in states.values()],
+            dtypes=[str(value.dtype).removeprefix("torch.") for value in states.values()],
+            buffers=join([to_buffer(value.contiguous()) for value in states.values()]),
+        )
+
+    def explain(self, about: int) -> Explain:
+        return Explain(*self.me(), about=about)
+
+
+class Desk:
+    """A shard with workers before it. ``ask`` returns the replies by (rank, seq) in the order they were given."""
+
+    def __init__(self, workers: int = 2, mode: str = "sync", values: dict[int, torch.Tensor] | None = None) -> None:
+        self.shard = Shard(0, workers)
+        self.workers = [Worker(rank) for rank in range(workers)]
+        self._ranks = {worker.peer: worker.rank for worker in self.workers}
+        for worker in self.workers:
+            assert self.reply(worker, worker.open(mode)) == Ack(worker.seq)
+        if values is not None:
+            worker = self.workers[0]
+            assert self.reply(worker, worker.init(values)) == Ack(worker.seq)
+
+    def ask(self, worker: Worker, message: Message) -> dict[tuple[int, int], Any]:
+        return self.named(self.shard.handle(worker.peer, sent(message)))
+
+    def named(self, outbox: list[tuple[bytes, Message]]) -> dict[tuple[int, int], Any]:
+        replies: dict[tuple[int, int], Any] = {}
+        for peer, reply in outbox:
+            assert (self._ranks[peer], reply.seq) not in replies, "answered twice"
+            replies[self._ranks[peer], reply.seq] = sent(reply)
+        return replies
+
+    def reply(self, worker: Worker, message: Message) -> Any:
+        """The reply to ``message``, the only one there is; None if there is none yet."""
+        replies = self.ask(worker, message)
+        assert replies.keys() <= {(worker.rank, message.seq)}
+        return replies.get((worker.rank, message.seq))
+
+    def value(self, number: int = 1, clock: int = 0, store: int = 0) -> torch.Tensor:
+        """What worker 0 pulls."""
+        reply = self.reply(self.workers[0], self.workers[0].pull([number], clock, store))
+        assert isinstance(reply, Values), reply
+        return values_in(reply, [self.shard._tables[store].slots[number].spec])[0]
+
+
+def values_in(reply: Values, specs: list[Any]) -> list[torch.Tensor]:
+    parts = tear(reply.buffers, [spec.nbytes for spec in specs])
+    return [from_buffer(part, spec.dtype).view(spec.shape) for part, spec in zip(parts, specs, strict=True)]
+
+
+def text_of(reply: Any, kind: str) -> str:
+    """The text of a failure of this kind."""
+    assert isinstance(reply, Failure), reply
+    assert reply.kind == kind
+    return reply.text

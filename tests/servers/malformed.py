@@ -1,0 +1,201 @@
+"""Frames that are no messages, or messages that nobody would send: for shards, schedulers and running servers."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgpack
+import torch
+from asking import Worker, floats
+from hypothesis import strategies as st
+
+from kvstore.wire import VERSION, Barrier, Beat, Declare, Ready, encode, frames
+from kvstore.wire.messages import Message
+
+CODES = sorted(frames._BY_CODE)
+BIG = 2**61
+
+_JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=6,
+)
+_NUMBER = st.none() | st.sampled_from([0, -1, 1.5, 1e308, 5e-324, 0.1])
+_KEY = st.sampled_from(["k1", "k2", "new", 1, -7, ""])
+_SPECS = {
+    "role": st.sampled_from(["worker", "worker", "worker", "server", "scheduler", "launcher"]),
+    "rank": st.integers(-1, 4),
+    "incarnation": st.sampled_from([0, 1, 1, 1, 2, BIG]),
+    "seq": st.integers(0, 40) | st.just(BIG),
+    "done": st.sampled_from([0, 0, 0, 5, BIG]),
+    "about": st.integers(0, 40),
+    "store": st.integers(0, 4),
+    "ids": st.lists(st.integers(0, 5) | st.just(2**32 - 1), max_size=3, unique=True),
+    "clocks": st.lists(st.sampled_from([0, 1, 2, 3, BIG]), max_size=3),
+    "keys": st.lists(_KEY, max_size=3),
+    "shapes": st.lists(st.lists(st.sampled_from([0, 1, 2, 2**40]), max_size=3), max_size=3),
+    "dtypes": st.lists(st.sampled_from(["float32", "int64", "bfloat16", "uint8"]), max_size=3),
+    "names": st.lists(st.sampled_from(["momentum_buffer", "step", "exp_avg", "master", ""]), max_size=3),
+    "mode": st.sampled_from(["sync", "async"]),
+    "want": st.booleans(),
+    "lr": _NUMBER,
+    "rescale": _NUMBER,
+    "clip_gradient": _NUMBER,
+    "version": st.integers(0, 3),
+    "number": st.integers(0, 3),
+    "bound": st.sampled_from([1, 2, 1000]),
+    "name": st.sampled_from(["sgd", "adam", "adagrad", "lbfgs", "rprop", "nothing"]),
+    "hyper": st.lists(
+        st.tuples(
+            st.sampled_from(["momentum", "betas", "nesterov", "weight_decay", "lr", "fused", "eps"]),
+            _NUMBER | st.booleans() | st.text(max_size=3) | st.lists(_NUMBER, max_size=3),
+        ).map(list),
+        max_size=3,
+    ),
+    "lr_mult": st.lists(st.tuples(_KEY, _NUMBER).map(list), max_size=2),
+    "wd_mult": st.lists(st.tuples(_KEY, _NUMBER).map(list), max_size=2),
+    "address": st.text(max_size=10),
+    "error": st.none() | st.text(max_size=10),
+    "how": st.text(max_size=10),
+}
+_BUFFERS = st.lists(st.sampled_from([0, 4, 8, 16, 32, 48, 65536]).map(bytes), max_size=3)
+
+
+@st.composite
+def _odd_fields(draw: st.DrawFn) -> list[Any]:
+    """A message of some class whose fields have values that may, or may not, make sense."""
+    cls = frames._BY_CODE[draw(st.sampled_from(CODES))]
+    junk = draw(st.integers(0, 40))
+    values = [
+        draw(_JUNK if position == junk else _SPECS.get(name, _JUNK))
+        for position, (name, _) in enumerate(frames._FIELDS[cls])
+    ]
+    buffers = draw(_BUFFERS) if "buffers" in cls.__dataclass_fields__ else []
+    return [msgpack.packb([VERSION, frames._CODE[cls], *values]), *buffers]
+
+
+def good(worker: Worker) -> list[Message]:
+    """One of each of what a worker asks a server."""
+    return [
+        worker.open(),
+        worker.init({3: floats(1, 2)}),
+        worker.push({1: floats(1, 2)}, want=True, lr=0.1),
+        worker.pull([1], 1),
+        worker.set_optimizer("adam", betas=[0.9, 0.99]),
+        worker.get_states([1]),
+        worker.put_states({(1, "momentum_buffer"): floats(1, 2)}),
+        worker.explain(3),
+    ]
+
+
+@st.composite
+def _mutated(draw: st.DrawFn) -> list[Any]:
+    """A good message with some bytes changed, left out or added, or frames missing."""
+    parts = [bytearray(frame) for frame in encode(draw(st.sampled_from(good(Worker(draw(st.integers(0, 1)))))))]
+    for _ in range(draw(st.integers(1, 3))):
+        part = parts[draw(st.integers(0, len(parts) - 1))]
+        at = draw(st.integers(0, max(0, len(part) - 1)))
+        what = draw(st.integers(0, 3))
+        if what == 0 and part:
+            part[at] = draw(st.integers(0, 255))
+        elif what == 1:
+            del part[at:]
+        elif what == 2:
+            part[at:at] = draw(st.binary(min_size=1, max_size=4))
+        elif len(parts) > 1:
+            del parts[draw(st.integers(1, len(parts) - 1))]
+    return list(parts)
+
+
+def _tensor(draw: st.DrawFn) -> torch.Tensor:
+    shape = draw(st.sampled_from([[2], [2], [2], [1], [], [0], [3], [1, 2]]))
+    dtype = draw(st.sampled_from([torch.float32, torch.float32, torch.float32, torch.float16, torch.int64]))
+    return torch.ones(shape, dtype=dtype)
+
+
+@st.composite
+def _well_formed(draw: st.DrawFn) -> list[Any]:
+    """What a member could send, but would not: a message whose parts fit together, with strange contents."""
+    member = Worker(draw(st.integers(0, 1)))
+    member.seq, member.done = draw(st.integers(0, 60)), draw(st.sampled_from([0, 0, 0, 0, 5, BIG]))
+    ids = draw(st.lists(st.sampled_from([1, 1, 2, 3, 9]), min_size=1, max_size=3, unique=True))
+    clocks = draw(st.lists(st.sampled_from([0, 1, 1, 2, BIG]), min_size=len(ids), max_size=len(ids)))
+    store = draw(st.integers(0, 2))
+    what = draw(st.sampled_from(["push", "push", "pull", "init", "set", "get", "put", "explain", "open", *KEYED]))
+    if what == "push":
+        values = {number: _tensor(draw) for number in ids}
+        numbers = {"lr": draw(_NUMBER), "rescale": draw(_NUMBER)}
+        return encode(member.push(values, clocks, want=draw(st.booleans()), store=store, **numbers))
+    if what == "pull":
+        return encode(member.pull(ids, clocks, store))
+    if what == "init":
+        return encode(member.init({number: _tensor(draw) for number in ids}, store))
+    if what == "set":
+        hyper = dict(draw(_SPECS["hyper"]))
+        hyper.pop("lr", None)
+        name, lr, version = draw(_SPECS["name"]), draw(_NUMBER), draw(st.integers(0, 2))
+        return encode(member.set_optimizer(name, lr, version, store, **hyper))
+    if what == "get":
+        return encode(member.get_states(ids, store))
+    if what == "put":
+        names = draw(st.lists(_SPECS["names"].filter(bool), min_size=1, max_size=2))
+        return encode(member.put_states({(number, name): _tensor(draw) for number in ids for name in names[0]}, store))
+    if what == "explain":
+        return encode(member.explain(draw(st.integers(0, 60))))
+    if what == "open":
+        return encode(member.open(draw(_SPECS["mode"]), store))
+    if what == "barrier":
+        return encode(Barrier(*member.me(), store=store, number=draw(st.integers(0, 2))))
+    if what == "beat":
+        return encode(Beat(draw(_SPECS["role"]), member.rank, 1))
+    keys = draw(st.lists(_KEY.filter(bool), min_size=1, max_size=3))
+    if what == "ready":
+        return encode(Ready(*member.me(), store=store, keys=keys))
+    shapes = [draw(st.sampled_from([[2], [2], [], [3, 3], [2**40]])) for _ in keys]
+    dtypes = [draw(st.sampled_from(["float32", "float32", "int8"])) for _ in keys]
+    bound = draw(st.sampled_from([1, 1000]))
+    return encode(Declare(*member.me(), store=store, keys=keys, shapes=shapes, dtypes=dtypes, bound=bound))
+
+
+KEYED = ["barrier", "beat", "ready", "declare", "declare"]  # what a scheduler is asked
+
+anything = st.lists(st.binary(max_size=40), max_size=4) | _odd_fields() | _mutated() | _well_formed() | _well_formed()
+
+
+def flood(count: int, seed: int = 0) -> Any:
+    """Frames of which none is a message that a server or scheduler obeys; ``seed`` decides."""
+    dice = random.Random(seed)
+    parts = [[bytes(frame) for frame in encode(message)] for message in good(Worker(0))]
+    fixed = [
+        [b""],
+        [b"\xc1"],
+        [b"\x91" * 2000 + b"\xc0"],  # deep nesting
+        [b"\xdd\xff\xff\xff\xff"],  # a list of four thousand million
+        [b"\xc6\xff\xff\xff\xff"],  # bytes of 4 GiB
+        [b"\x81" * 500 + b"\x01"],
+        [msgpack.packb([VERSION + 1, 18, "worker", 0, 1, 1, 0, 0, 0])],
+        [msgpack.packb([VERSION, 99])],
+        [msgpack.packb([VERSION, 18])],
+        [msgpack.packb([VERSION, 42, "worker", 0, 1, 1, 0, 0, [1] * 5000, [1], True, None, None])],
+        [msgpack.packb([VERSION, 41, "worker", 0, 1, 1, 0, 0, [1], ["k"], [[2**40, 2**40]], ["float32"]])],
+        [b"x"] * 100,
+        [bytes(1 << 16)],
+    ]
+    for _ in range(count):
+        kind = dice.randrange(4)
+        if kind == 0:
+            yield [dice.randbytes(dice.randrange(64)) for _ in range(dice.randrange(1, 4))]
+        elif kind == 1:
+            yield dice.choice(fixed)
+        elif kind == 2:
+            head, *rest = dice.choice(parts)
+            yield [head[: dice.randrange(len(head))], *rest]
+        else:
+            head, *rest = dice.choice(parts)
+            yield [b"\x00" + head[1:], *rest]

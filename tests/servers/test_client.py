@@ -1,0 +1,413 @@
+"""A member's side of its links, over a transport that the test plays."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from kvstore.client import EXPLAIN_S, SLICE_S, Client
+from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, ServerError, UsageError
+from kvstore.tickets import Ticket
+from kvstore.wire import Ack, Alive, Barrier, Explain, Explanation, Failure, Message, Request, decode, encode
+
+Answers = Callable[[bytes, Request], "Sequence[Message | list[bytes]]"]
+
+
+class Played:
+    """A transport whose peers answer at once with what ``answers`` says; while nothing comes, the clock moves."""
+
+    def __init__(self, answers: Answers = lambda peer, request: []) -> None:
+        self.answers = answers
+        self.asked: list[tuple[bytes, Request]] = []
+        self.inbox: deque[tuple[bytes, list[Any]]] = deque()
+        self.now = 0.0
+        self.waits: list[float] = []
+        self.closed = False
+
+    def connect(self, endpoint: str) -> bytes:
+        return endpoint.encode()
+
+    def send(self, peer: bytes, frames: Sequence[Any]) -> None:
+        request = decode(frames)
+        self.asked.append((peer, request))
+        for answer in self.answers(peer, request):
+            self.arrive(peer, answer)
+
+    def arrive(self, peer: bytes, message: Message | list[bytes]) -> None:
+        self.inbox.append((peer, message if isinstance(message, list) else encode(message)))
+
+    def recv(self, timeout: float) -> tuple[bytes, list[Any]] | None:
+        if self.inbox:
+            return self.inbox.popleft()
+        if timeout > 0:
+            self.waits.append(timeout)
+            self.now += timeout
+        return None
+
+    def interrupt(self) -> None:
+        pass
+
+    def close(self, linger: float = 0.0) -> None:
+        self.closed = True
+
+    def bind(self, endpoint: str) -> str:
+        raise NotImplementedError
+
+
+def client_of(transport: Any, timeout_s: float = 10.0) -> tuple[Client, bytes, bytes]:
+    """A client with links to two servers."""
+    client = Client(transport, lambda: transport.now, timeout_s, "worker", 77)
+    return client, client.connect("a", "server 0"), client.connect("b", "server 1")
+
+
+def barrier(me: Any) -> Barrier:
+    return Barrier(*me, store=0, number=0)
+
+
+def acknowledge(_peer: bytes, request: Request) -> list[Message]:
+    return [Ack(request.seq)]
+
+
+def test_a_call_returns_the_reply():
+    transport = Played(acknowledge)
+    client, a, _ = client_of(transport)
+    assert client.call(a, "x", barrier) == Ack(1)
+    assert transport.waits == []
+
+
+def test_requests_are_numbered_and_say_what_is_done():
+    transport = Played()
+    client, a, b = client_of(transport)
+    tickets = [Ticket("x", (), client) for _ in range(3)]
+    for ticket, peer in zip(tickets, (a, b, a), strict=True):
+        client.ask(peer, ticket, barrier)
+    transport.arrive(b, Ack(2))
+    client.poll()
+    client.ask(a, Ticket("x", (), client), barrier)
+    transport.arrive(a, Ack(1))
+    client.poll()
+    client.ask(a, Ticket("x", (), client), barrier)
+    assert [(r.role, r.rank, r.incarnation) for _, r in transport.asked] == [("worker", -1, 77)] * 5
+    assert [(peer, r.seq, r.done) for peer, r in transport.asked] == [
+        (a, 1, 1),
+        (b, 2, 1),
+        (a, 3, 1),
+        (a, 4, 1),
+        (a, 5, 3),
+    ]
+    assert [ticket.done() for ticket in tickets] == [True, True, False]
+
+
+def test_a_failure_is_raised_by_its_name_and_does_not_reach_the_taker():
+    client, a, _ = client_of(Played(lambda _, request: [Failure(request.seq, "Mismatch", "not so")]))
+    ticket = Ticket("x", (), client)
+    client.ask(a, ticket, barrier, lambda reply: pytest.fail("it was taken"))
+    with pytest.raises(Mismatch, match="not so"):
+        ticket.wait()
+    client, a, _ = client_of(Played(lambda _, request: [Failure(request.seq, "SystemExit", "ha")]))
+    with pytest.raises(ServerError, match="ha"):
+        client.call(a, "x", barrier)
+
+
+def test_what_makes_no_sense_is_dropped(caplog: pytest.LogCaptureFixture):
+    transport = Played()
+    client, a, b = client_of(transport)
+    ticket = Ticket("x", (), client)
+    client.ask(a, ticket, barrier)
+    for nonsense in ([b"\xc1"], [], [b"", b""], Alive(), barrier(("worker", 0, 0, 1, 1))):
+        transport.arrive(a, nonsense)
+    transport.arrive(b, Ack(1))  # not whom it was asked of
+    transport.arrive(b"stranger", [b"?"])
+    transport.arrive(a, Ack(99))
+    assert not ticket.done()
+    assert "dropped a bad message from server 0" in caplog.text
+    assert "dropped a bad message from a stranger" in caplog.text
+    assert "dropped an unexpected Alive from server 0" in caplog.text
+    transport.arrive(a, Ack(1))
+    transport.arrive(a, Failure(1, "ServerError", "a repeat changes nothing"))
+    assert ticket.wait() is None
+
+
+def test_an_answer_that_cannot_be_taken_fails_its_ticket_and_no_other():
+    transport = Played()
+    client, a, b = client_of(transport)
+    bad, good = Ticket("x", ["k"], client), Ticket("y", (), client)
+
+    def take(_reply: Any) -> None:
+        raise IndexError("no room")
+
+    client.ask(a, bad, barrier, take)
+    client.ask(b, good, barrier)
+    transport.arrive(a, Ack(1))
+    transport.arrive(b, Ack(2))
+    assert good.wait() is None
+    with pytest.raises(KVStoreError, match="the answer could not be taken: IndexError: no room") as info:
+        bad.wait()
+    assert isinstance(info.value.__cause__, IndexError)
+
+
+def test_whoever_sees_a_ticket_done_sees_its_error():
+    """The error is there before the ticket looks done, for another thread may look at any time."""
+    transport = Played(lambda _, request: [Failure(request.seq, "ServerError", "x")])
+    client, a, _ = client_of(transport)
+    seen = []
+    client.ask(a, Ticket("x", (), client, lambda ticket: seen.append(set(ticket.open))), barrier)
+    assert seen == [{1}]
+
+
+def test_a_request_that_cannot_be_encoded_leaves_nothing_behind():
+    transport = Played(acknowledge)
+    client, a, _ = client_of(transport)
+    ticket = Ticket("x", (), client)
+    with pytest.raises(UnicodeEncodeError):
+        client.ask(a, ticket, lambda me: Failure(me[3], "x", "\ud800"))
+    assert ticket.wait() is None
+    client.call(a, "y", barrier)
+    assert [(r.seq, r.done) for _, r in transport.asked] == [(2, 2)]
+
+
+# ---- deadlines
+
+
+def test_a_wait_ends_at_its_deadline_and_asks_what_holds_it_up():
+    def answers(peer: bytes, request: Request) -> list[Message]:
+        if not isinstance(request, Explain):
+            return []
+        assert request.about == {b"a": 1, b"b": 2}[peer]
+        return [Explanation(request.seq, "waits for worker 1")] if peer == b"a" else []
+
+    transport = Played(answers)
+    client, a, b = client_of(transport)
+    ticket = Ticket("pull", ["w", "x"], client)
+    for peer in (a, b, a):
+        client.ask(peer, ticket, barrier)
+    with pytest.raises(DeadlineExceeded) as info:
+        ticket.wait(3.0)
+    assert str(info.value) == (
+        "pull of 'w', 'x' is not done after 3 s: server 0 waits for worker 1; server 1 does not answer"
+    )
+    assert info.value.silent == ("server 1",)
+    assert isinstance(info.value, TimeoutError)
+    assert sum(isinstance(request, Explain) for _, request in transport.asked) == 2, "each peer is asked once"
+    assert transport.now == 3.0 + EXPLAIN_S
+    assert max(transport.waits) <= SLICE_S
+
+
+def test_a_peer_that_knows_nothing_of_it_has_not_answered_yet():
+    transport = Played(lambda _, r: [Explanation(r.seq, "")] if isinstance(r, Explain) else [])
+    client, a, _ = client_of(transport)
+    with pytest.raises(DeadlineExceeded, match="server 0 has not answered yet") as info:
+        client.call(a, "x", barrier, 1.0)
+    assert info.value.silent == ()
+
+
+def test_without_a_timeout_the_clients_counts_and_waiting_again_is_allowed():
+    transport = Played()
+    client, a, _ = client_of(transport, timeout_s=7.0)
+    ticket = Ticket("x", (), client)
+    client.ask(a, ticket, barrier)
+    with pytest.raises(DeadlineExceeded, match="after 7 s"):
+        ticket.wait()
+    transport.arrive(a, Ack(1))
+    assert ticket.wait() is None
+
+
+def test_a_ticket_may_have_a_deadline_of_its_own():
+    transport = Played()
+    client, a, _ = client_of(transport)
+    ticket = Ticket("x", (), client, timeout_s=2.0)
+    client.ask(a, ticket, barrier)
+    with pytest.raises(DeadlineExceeded, match="after 2 s"):
+        ticket.wait()
+
+
+def test_wait_all_shares_one_deadline_and_leaves_errors_to_the_tickets():
+    transport = Played(lambda _, r: [Failure(r.seq, "ServerError", "x")] if r.seq == 1 else [])
+    client, a, _ = client_of(transport)
+    failed, late = Ticket("x", (), client), Ticket("y", (), client)
+    client.ask(a, failed, barrier)
+    client.wait_all([failed])
+    client.ask(a, late, barrier)
+    began = transport.now
+    with pytest.raises(DeadlineExceeded, match="y is not done"):
+        client.wait_all([failed, late], 4.0)
+    assert transport.now - began == 4.0 + EXPLAIN_S
+
+
+# ---- endings
+
+
+def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
+    transport = Played()
+    client, a, _ = client_of(transport)
+    ticket = Ticket("x", (), client)
+    client.ask(a, ticket, barrier)
+    client.fail(NodeLost("server 1 is lost"))
+    client.fail(NodeLost("something later"))
+    for action in (ticket.wait, client.check, lambda: client.call(a, "y", barrier)):
+        with pytest.raises(NodeLost, match="server 1 is lost"):
+            action()
+    client.tell(a, barrier)
+    assert len(transport.asked) == 2, "a farewell goes out all the same"
+
+
+def test_after_closing_every_call_says_so():
+    transport = Played()
+    client, a, _ = client_of(transport)
+    ticket = Ticket("x", (), client)
+    client.ask(a, ticket, barrier)
+    client.close()
+    assert transport.closed
+    for action in (ticket.wait, lambda: client.call(a, "y", barrier)):
+        with pytest.raises(UsageError, match="this process has left the job"):
+            action()
+    assert not ticket.done()
+
+
+# ---- threads
+
+
+class Gate:
+    """A transport that blocks in ``recv`` until a message or an interrupt comes, and tells what it is doing."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.changed = threading.Condition()
+        self.inbox: deque[tuple[bytes, list[Any]]] = deque()
+        self.rung = False
+        self.waiting = threading.Event()
+        self.sent: deque[tuple[bytes, Request]] = deque()
+        self.inside = 0
+
+    def connect(self, endpoint: str) -> bytes:
+        return endpoint.encode()
+
+    def send(self, peer: bytes, frames: Sequence[Any]) -> None:
+        self._enter()
+        self.sent.append((peer, decode(frames)))
+        self.inside -= 1
+
+    def recv(self, timeout: float) -> tuple[bytes, list[Any]] | None:
+        self._enter()
+        try:
+            with self.changed:
+                if timeout > 0 and not self.inbox and not self.rung:
+                    self.waiting.set()
+                    self.changed.wait_for(lambda: self.inbox or self.rung, 20)  # far longer than was asked for
+                    self.waiting.clear()
+                self.rung = False if timeout > 0 else self.rung
+                return self.inbox.popleft() if self.inbox else None
+        finally:
+            self.inside -= 1
+
+    def arrive(self, peer: bytes, message: Message) -> None:
+        with self.changed:
+            self.inbox.append((peer, encode(message)))
+            self.changed.notify()
+
+    def interrupt(self) -> None:
+        with self.changed:
+            self.rung = True
+            self.changed.notify()
+
+    def _enter(self) -> None:
+        assert not self.inside, "two threads are in the transport"
+        self.inside += 1
+
+
+class Waiting(threading.Thread):
+    """Waits for a ticket; ``outcome`` is what came of it."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        super().__init__(daemon=True)
+        self.ticket, self.outcome = ticket, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.outcome = self.ticket.wait(1000.0)
+        except KVStoreError as exc:
+            self.outcome = exc
+
+    def end(self) -> Any:
+        self.join(10)
+        assert not self.is_alive(), "it still waits"
+        return self.outcome
+
+
+def asked(client: Client, peer: bytes) -> Ticket:
+    ticket = Ticket("x", (), client)
+    client.ask(peer, ticket, barrier, lambda reply: setattr(ticket, "result", reply))
+    return ticket
+
+
+def test_a_sender_does_not_wait_for_one_who_waits():
+    gate = Gate()
+    client, a, b = client_of(gate)
+    waiting = Waiting(asked(client, a))
+    for _ in range(5):
+        assert gate.waiting.wait(10)
+        before = len(gate.sent)
+        asked(client, b)  # would take 20 s, were the other not interrupted
+        assert len(gate.sent) == before + 1
+    gate.arrive(a, Ack(1))
+    assert waiting.end() == Ack(1)
+
+
+def test_two_who_wait_both_get_theirs_in_either_order():
+    for order in ((1, 2), (2, 1)):
+        gate = Gate()
+        client, a, b = client_of(gate)
+        both = {1: Waiting(asked(client, a)), 2: Waiting(asked(client, b))}
+        for seq in order:
+            assert gate.waiting.wait(10)
+            gate.arrive({1: a, 2: b}[seq], Ack(seq))
+            assert both[seq].end() == Ack(seq)
+
+
+def test_what_one_thread_takes_in_wakes_the_other():
+    gate = Gate()
+    client, a, b = client_of(gate)
+    first = Waiting(asked(client, a))
+    assert gate.waiting.wait(10)
+    second = Waiting(asked(client, b))
+    with gate.changed:  # both answers at once: whoever is at the transport takes both
+        gate.inbox.extend([(b, encode(Ack(2))), (a, encode(Ack(1)))])
+        gate.changed.notify()
+    assert (first.end(), second.end()) == (Ack(1), Ack(2))
+
+
+def test_a_failure_wakes_all_who_wait():
+    gate = Gate()
+    client, a, b = client_of(gate)
+    both = [Waiting(asked(client, peer)) for peer in (a, b)]
+    assert gate.waiting.wait(10)
+    client.fail(NodeLost("over"))
+    assert [str(waiting.end()) for waiting in both] == ["over", "over"]
+
+
+def test_closing_wakes_all_who_wait():
+    gate = Gate()
+    gate.close = lambda linger: None  # type: ignore[attr-defined]
+    client, a, b = client_of(gate)
+    both = [Waiting(asked(client, peer)) for peer in (a, b)]
+    assert gate.waiting.wait(10)
+    client.close()
+    assert [type(waiting.end()) for waiting in both] == [UsageError, UsageError]
+
+
+def test_polling_does_not_wait_for_one_who_waits():
+    gate = Gate()
+    client, a, b = client_of(gate)
+    other = asked(client, b)
+    waiting = Waiting(asked(client, a))
+    assert gate.waiting.wait(10)
+    assert not other.done()
+    gate.arrive(b, Ack(1))
+    gate.arrive(a, Ack(2))
+    assert waiting.end() == Ack(2)
+    assert other.done()

@@ -1,0 +1,158 @@
+"""Signs of life, with a clock that moves as the heartbeat waits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstore.errors import KVStoreError, NodeLost
+from kvstore.heartbeat import Heartbeat
+from kvstore.transport import InprocNetwork
+from kvstore.wire import Alive, Beat, JobFailed, Message, Node, Stop, decode, encode
+
+INTERVAL, LIMIT = 1.0, 5.0
+
+
+class Scheduler:
+    """Plays the far end: after each beat ``answer`` says what comes back, and may stop the heartbeat."""
+
+    def __init__(self, answer: Callable[[int], list[Any]]) -> None:
+        self.answer = answer
+        self.beats: list[tuple[float, Message]] = []
+        self.inbox: list[Any] = []
+        self.now = 100.0
+        self.closed = False
+        self.notices: list[Message] = []
+        self.lost: list[KVStoreError] = []
+        self.heartbeat = Heartbeat(
+            self,  # type: ignore[arg-type]
+            "inproc://scheduler",
+            Node("worker", 3, 1),
+            INTERVAL,
+            LIMIT,
+            lambda: self.now,
+            self.notices.append,
+            self.lost.append,
+        )
+
+    def run(self) -> None:
+        self.heartbeat._run()
+        assert self.closed
+
+    def connect(self, endpoint: str) -> bytes:
+        assert endpoint == "inproc://scheduler"
+        return b"scheduler"
+
+    def send(self, peer: bytes, frames: Any) -> None:
+        assert peer == b"scheduler"
+        self.beats.append((self.now, decode(frames)))
+        self.inbox += self.answer(len(self.beats))
+
+    def recv(self, timeout: float) -> Any:
+        if self.inbox:
+            message = self.inbox.pop(0)
+            return b"scheduler", message if isinstance(message, list) else encode(message)
+        self.now += timeout
+        return None
+
+    def interrupt(self) -> None:
+        pass
+
+    def close(self, linger: float = 0.0) -> None:
+        self.closed = True
+
+
+def until(count: int, then: Callable[[int], list[Any]] = lambda n: [Alive()]) -> Scheduler:
+    """A scheduler that answers as ``then`` says and ends the heartbeat at its beat number ``count``."""
+
+    def answer(number: int) -> list[Any]:
+        if number == count:
+            played.heartbeat._stop.set()
+        return then(number)
+
+    played = Scheduler(answer)
+    return played
+
+
+def test_it_beats_at_its_interval_and_says_who_it_is():
+    played = until(5)
+    played.run()
+    assert played.beats == [(100.0 + n * INTERVAL, Beat("worker", 3, 1)) for n in range(5)]
+    assert played.lost == played.notices == []
+
+
+def test_notices_are_passed_on_in_order():
+    played = until(3, lambda n: [Alive(), JobFailed("x"), Stop()] if n == 2 else [Alive()])
+    played.run()
+    assert played.notices == [JobFailed("x"), Stop()]
+
+
+def test_a_bad_message_is_dropped_and_counts_as_life(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        played = until(12, lambda n: [[b"\xc1"]])
+        played.run()
+    assert played.lost == played.notices == []
+    assert "dropped a bad message from the scheduler" in caplog.text
+
+
+def test_a_silent_scheduler_is_lost_once():
+    played = Scheduler(lambda n: [Alive()] if n <= 3 else [])
+    played.run()
+    (error,) = played.lost
+    assert isinstance(error, NodeLost)
+    assert str(error) == "the scheduler at inproc://scheduler has been silent for 6.0 s"
+    assert played.now == 102.0 + 6.0
+
+
+def test_a_scheduler_that_was_never_there_is_lost():
+    played = Scheduler(lambda n: [])
+    played.run()
+    assert len(played.lost) == 1
+
+
+def test_a_process_that_was_stopped_blames_nobody():
+    def answer(number: int) -> list[Any]:
+        if number == 3:
+            played.now += 100 * LIMIT  # Ctrl-Z, a debugger
+        return [] if number == 3 else [Alive()]
+
+    played = until(8, answer)
+    played.run()
+    assert played.lost == []
+
+
+def test_a_heartbeat_that_fails_is_loud():
+    def answer(_number: int) -> list[Any]:
+        raise OSError("no more sockets")
+
+    played = Scheduler(answer)
+    played.run()
+    (error,) = played.lost
+    assert str(error) == "the heartbeat of worker 3 failed: OSError('no more sockets')"
+
+
+def test_stop_ends_the_thread_at_once_and_may_come_twice():
+    network = InprocNetwork()
+    network.transport().bind("inproc://scheduler")
+    transport = network.transport()
+    heartbeat = Heartbeat(
+        transport, "inproc://scheduler", Node("worker", 0, 1), 1000.0, 5000.0, lambda: 0.0, print, print
+    )
+    heartbeat.start()
+    heartbeat.stop()
+    assert not heartbeat._thread.is_alive()
+    heartbeat.stop()
+
+
+def test_it_may_be_stopped_from_its_own_thread():
+    played = Scheduler(lambda n: [Stop()])
+    heartbeat = played.heartbeat
+    played.notices = []
+    heartbeat._on_notice = lambda notice: heartbeat.stop()
+    heartbeat.start()
+    heartbeat._thread.join(10)
+    assert not heartbeat._thread.is_alive()
+    assert played.closed

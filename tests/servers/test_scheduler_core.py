@@ -1,0 +1,549 @@
+"""The scheduler as a whole, with a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from asking import sent, text_of
+
+from kvstore.wire import (
+    Ack,
+    Alive,
+    Barrier,
+    Beat,
+    Census,
+    Counted,
+    Declare,
+    Explain,
+    Fault,
+    JobFailed,
+    Join,
+    Leave,
+    Lost,
+    Message,
+    Open,
+    Placed,
+    Ready,
+    Roster,
+    Stop,
+    Welcome,
+)
+from servers.scheduler import Scheduler
+from servers.scheduler.members import State
+
+LIMIT = 10.0
+
+
+class Member:
+    """One process: joins with a nonce, then asks by its rank."""
+
+    def __init__(self, role: str, nonce: int, hint: int = -1) -> None:
+        self.role, self.rank, self.incarnation, self.hint = role, hint, nonce, hint
+        self.peer = b"link of %s %d" % (role.encode(), nonce)
+        self.beats = b"heartbeat of %s %d" % (role.encode(), nonce)
+        self.nonce, self.seq = nonce, 0
+
+    def me(self) -> tuple[str, int, int, int, int]:
+        self.seq += 1
+        return self.role, self.rank, self.incarnation, self.seq, 0
+
+    def join(self) -> Join:
+        return Join(self.role, self.hint, self.nonce, 1, 0, address=f"at {self.nonce}")
+
+    def barrier(self, number: int = 1, store: int = 0) -> Barrier:
+        return Barrier(*self.me(), store=store, number=number)
+
+    def declare(self, *keys: str, shape: Iterable[int] = (1,), store: int = 0) -> Declare:
+        count = len(keys)
+        return Declare(
+            *self.me(), store=store, keys=list(keys), shapes=[list(shape)] * count, dtypes=["int8"] * count, bound=1000
+        )
+
+    def leave(self, error: str | None = None) -> Leave:
+        return Leave(*self.me(), error=error)
+
+    def explain(self, about: int) -> Explain:
+        return Explain(*self.me(), about=about)
+
+
+class Job:
+    """A scheduler, its members, and the time."""
+
+    def __init__(self, workers: int = 2, servers: int = 1, farewell_s: float = 0.0, *, start: bool = True) -> None:
+        self.scheduler = Scheduler(workers, servers, LIMIT, farewell_s)
+        self.now = 1000.0
+        self.workers = [Member("worker", 10 + n, n) for n in range(workers)]
+        self.servers = [Member("server", 20 + n, n) for n in range(servers)]
+        self.tick()
+        if start:
+            for member in self.everyone:
+                self.say(member, member.join())
+            for member in self.everyone:
+                member.incarnation = 1
+                assert self.beat(member) == [Alive()]
+
+    @property
+    def everyone(self) -> list[Member]:
+        return self.workers + self.servers
+
+    def handle(self, peer: bytes, message: Message) -> list[tuple[Any, Any]]:
+        """What was sent, as (member, message): which link is whose, the test need not say."""
+        return self.named(self.scheduler.handle(peer, sent(message), self.now))
+
+    def say(self, member: Member, message: Message) -> list[tuple[Any, Any]]:
+        return self.handle(member.peer, message)
+
+    def reply(self, member: Member, message: Any) -> Any:
+        """The only message that comes back, to whoever asked."""
+        ((whom, reply),) = self.say(member, message)
+        assert (whom, reply.seq) == (member, message.seq)
+        return reply
+
+    def beat(self, member: Member) -> list[Message]:
+        outbox = self.handle(member.beats, Beat(member.role, member.rank, member.incarnation))
+        assert all(whom is member for whom, _ in outbox)
+        return [message for _, message in outbox]
+
+    def tick(self, seconds: float = 0.0) -> list[tuple[Any, Any]]:
+        """Let time pass in small steps, as it does."""
+        outbox: list[tuple[bytes, Message]] = []
+        end = self.now + seconds
+        while not outbox and self.now < end:
+            self.now = min(end, self.now + LIMIT / 4)
+            outbox = self.scheduler.tick(self.now)
+        return self.named(outbox or self.scheduler.tick(self.now))
+
+    def named(self, outbox: list[tuple[bytes, Message]]) -> list[tuple[Any, Any]]:
+        links = {m.peer: m for m in self.everyone} | {m.beats: m for m in self.everyone}
+        return [(links.get(peer, peer), sent(message)) for peer, message in outbox]
+
+
+# ---- joining
+
+
+def test_all_are_welcomed_when_the_last_has_come():
+    job = Job(2, 2, start=False)
+    w0, w1, s0, s1 = job.everyone
+    for member in (s1, w1, s0):
+        assert job.say(member, member.join()) == []
+    welcomes = dict(job.say(w0, w0.join()))
+    assert welcomes == {
+        member: Welcome(1, rank=member.hint, incarnation=1, num_workers=2, servers=["at 20", "at 21"])
+        for member in (w0, w1, s0, s1)
+    }
+
+
+def test_ranks_are_given_in_the_order_of_coming_to_those_who_do_not_care():
+    job = Job(2, 1, start=False)
+    w0, w1, s0 = job.everyone
+    for member in job.everyone:
+        member.hint = -1
+    job.say(w1, w1.join())
+    job.say(s0, s0.join())
+    assert {m: welcome.rank for m, welcome in job.say(w0, w0.join())} == {w1: 0, w0: 1, s0: 0}
+
+
+def test_who_joins_twice_is_one_member_and_is_welcomed_where_it_asked_last():
+    job = Job(2, 1, start=False)
+    w0, w1, s0 = job.everyone
+    again = Member("worker", w0.nonce, 0)
+    again.peer = b"another link"
+    job.say(w0, w0.join())
+    assert job.say(again, again.join()) == []
+    job.say(s0, s0.join())
+    job.workers[0] = again
+    assert [whom for whom, _ in job.say(w1, w1.join())] == [again, s0, w1]
+    assert isinstance(job.reply(again, again.join()), Welcome)
+    assert len(job.scheduler.members.everyone) == 3
+
+
+def test_a_full_job_takes_nobody():
+    job = Job(1, 1)
+    late = Member("worker", 99)
+    ((whom, reply),) = job.say(late, late.join())
+    assert whom == late.peer
+    assert text_of(reply, "UsageError") == "the job has its 1 workers already"
+
+
+def test_while_it_waits_it_explains_for_whom():
+    job = Job(2, 2, start=False)
+    w0, w1, s0, s1 = job.everyone
+    job.say(w0, w0.join())
+    job.say(s1, s1.join())
+    assert job.reply(w0, w0.explain(1)).text == "waits for worker 1 and server 0 to join"
+    assert job.reply(w1, w1.explain(1)).text == "", "who has not joined is told nothing"
+    job.say(w1, w1.join())
+    job.say(s0, s0.join())
+    assert job.reply(w0, w0.explain(1)).text == ""
+
+
+# ---- beats
+
+
+def test_a_beat_keeps_a_member_alive():
+    job = Job()
+    for _ in range(20):
+        assert job.tick(LIMIT / 2) == []
+        for member in job.everyone:
+            assert job.beat(member) == [Alive()]
+    assert job.scheduler.failure is None
+
+
+def test_a_silent_member_is_lost_and_everybody_else_is_told():
+    job = Job()
+    w0, _, s0 = job.everyone
+    assert job.tick(LIMIT * 0.75) == []
+    job.beat(w0)
+    job.beat(s0)
+    text = "worker 1 is lost: it has been silent for 12.5 s"
+    assert job.tick(LIMIT * 0.5) == [(w0, JobFailed(text)), (s0, JobFailed(text))]
+    assert job.tick(LIMIT * 0.5) == [], "once"
+    assert job.beat(w0) == [JobFailed(text), Alive()], "but each beat is told again"
+
+
+def test_a_server_that_falls_silent_is_named():
+    job = Job()
+    w0, w1, _ = job.everyone
+    job.tick(LIMIT * 0.75)
+    job.beat(w0)
+    job.beat(w1)
+    assert [(whom, message.text.split(":")[0]) for whom, message in job.tick(LIMIT * 0.5)] == [
+        (w0, "server 0 is lost"),
+        (w1, "server 0 is lost"),
+    ]
+
+
+def test_a_scheduler_that_was_stopped_blames_nobody_for_it():
+    job = Job()
+    job.now += 100 * LIMIT  # no tick in between: Ctrl-Z, a debugger, a machine that slept
+    assert job.tick() == []
+    assert job.tick(LIMIT) == []
+    assert {message.text.split(":")[0] for _, message in job.tick(LIMIT / 4)} == {"worker 0 is lost"}
+
+
+def test_a_zombie_is_told_that_it_was_given_up():
+    job = Job()
+    _, w1, _ = job.everyone
+    job.handle(b"launcher", Lost("worker", 1, "was killed"))
+    assert job.beat(w1) == [JobFailed("worker 1 is not a member of this job, or was given up")]
+
+
+@pytest.mark.parametrize(
+    "beat", [Beat("worker", 0, 2), Beat("worker", 0, 0), Beat("worker", 7, 1), Beat("launcher", 0, 1)]
+)
+def test_a_stranger_keeps_nobody_alive(beat: Beat):
+    job = Job()
+    job.tick(LIMIT * 0.75)
+    ((whom, message),) = job.handle(b"stranger", beat)
+    assert whom == b"stranger"
+    assert isinstance(message, JobFailed)
+    assert job.tick(LIMIT * 0.5) != []
+
+
+# ---- endings
+
+
+def test_workers_leave_and_servers_are_told_when_to_stop():
+    job = Job(2, 2)
+    w0, w1, s0, s1 = job.everyone
+    leave = w1.leave()
+    assert job.say(w1, leave) == [(w1, Ack(leave.seq)), (s0, Roster(1, [1])), (s1, Roster(1, [1]))]
+    assert not job.scheduler.finished
+    leave = w0.leave()
+    assert job.say(w0, leave) == [(w0, Ack(leave.seq)), (s0, Stop()), (s1, Stop())]
+    assert not job.scheduler.finished
+    for server in (s0, s1):
+        assert job.beat(server) == [Alive(), Stop()], "again, should the first have been lost"
+        leave = server.leave()
+        assert job.say(server, leave) == [(server, Ack(leave.seq))]
+    assert job.scheduler.finished
+    assert job.scheduler.failure is None
+    assert job.tick(10 * LIMIT) == [], "nobody who has left is missed"
+
+
+def test_a_server_that_has_not_beaten_yet_is_told_at_its_first_beat():
+    job = Job(2, 1, start=False)
+    w0, w1, s0 = job.everyone
+    for member in job.everyone:
+        job.say(member, member.join())
+        member.incarnation = 1
+    leave = w1.leave()
+    assert job.say(w1, leave) == [(w1, Ack(leave.seq))]
+    assert job.beat(s0) == [Alive(), Roster(1, [1])]
+    assert job.beat(w0) == [Alive()]
+
+
+def test_leaving_twice_is_leaving_once():
+    job = Job()
+    _, w1, _ = job.everyone
+    leave = w1.leave()
+    job.say(w1, leave)
+    assert job.reply(w1, leave) == Ack(leave.seq)
+    other = w1.leave("with an error, this time")
+    assert job.reply(w1, other) == Ack(other.seq)
+    assert job.scheduler.failure is None
+
+
+def test_a_worker_that_leaves_with_an_error_ends_the_job():
+    job = Job()
+    w0, w1, s0 = job.everyone
+    leave = w1.leave("ValueError: bad data")
+    text = "worker 1 failed: ValueError: bad data"
+    assert job.say(w1, leave) == [(w1, Ack(leave.seq)), (w0, JobFailed(text)), (s0, JobFailed(text))]
+    assert text_of(job.reply(w0, w0.barrier()), "NodeLost") == text
+
+
+def test_a_long_error_still_reaches_everybody():
+    job = Job()
+    w0, w1, s0 = job.everyone
+    outbox = job.say(w1, w1.leave("x" * 60_000))
+    assert {whom: len(message.text) for whom, message in outbox if isinstance(message, JobFailed)} == {
+        w0: 4000,
+        s0: 4000,
+    }
+
+
+def test_a_server_may_not_leave_before_the_workers():
+    job = Job()
+    w0, _, s0 = job.everyone
+    job.say(s0, s0.leave())
+    assert job.scheduler.failure == "server 0 has left while workers need it"
+    assert isinstance(job.beat(w0)[0], JobFailed)
+
+
+def test_the_launcher_says_who_died():
+    job = Job()
+    _, w1, s0 = job.everyone
+    text = "worker 0 was killed by SIGKILL"
+    assert job.handle(b"launcher", Lost("worker", 0, "was killed by SIGKILL")) == [
+        (w1, JobFailed(text)),
+        (s0, JobFailed(text)),
+    ]
+    assert job.handle(b"launcher", Lost("worker", 0, "was killed by SIGKILL")) == []
+    assert job.handle(b"launcher", Lost("worker", 1, "exited with 1")) == []
+    assert job.scheduler.failure == text, "the first one counts"
+
+
+def test_a_worker_that_left_and_then_failed_has_failed():
+    job = Job()
+    w0, w1, s0 = job.everyone
+    job.say(w0, w0.leave())
+    assert job.handle(b"launcher", Lost("worker", 0, "exited with 3")) == [
+        (w1, JobFailed("worker 0 exited with 3")),
+        (s0, JobFailed("worker 0 exited with 3")),
+    ]
+
+
+def test_those_who_wait_for_who_has_left_are_told_after_its_farewell():
+    job = Job(2, 1, farewell_s=1.0)
+    w0, w1, s0 = job.everyone
+    barrier = w1.barrier()
+    job.say(w1, barrier)
+    leave = w0.leave()
+    assert job.say(w0, leave) == [(w0, Ack(leave.seq))]
+    job.now += 0.9
+    assert job.named(job.scheduler.tick(job.now)) == []
+    job.now += 0.2
+    (answer, (whom, reply)) = sorted(job.named(job.scheduler.tick(job.now)), key=lambda sent: sent[0] is s0)
+    assert answer[0] is w1
+    assert text_of(answer[1], "NodeLost") == "worker 0 has left the job without coming to the barrier"
+    assert (whom, reply) == (s0, Roster(1, [0]))
+    assert job.named(job.scheduler.tick(job.now)) == [], "once"
+
+
+def test_there_is_no_farewell_to_wait_for_when_all_have_left():
+    job = Job(2, 1, farewell_s=5.0)
+    w0, w1, s0 = job.everyone
+    job.say(w0, w0.leave())
+    assert (s0, Stop()) in job.say(w1, w1.leave())
+
+
+def test_a_death_before_all_have_joined_is_told_to_those_who_wait():
+    job = Job(2, 1, start=False)
+    w0, w1, s0 = job.everyone
+    job.say(w0, w0.join())
+    job.say(s0, s0.join())
+    replies = dict(job.handle(b"launcher", Lost("worker", 1, "exited with 3")))
+    assert {member: text_of(reply, "NodeLost") for member, reply in replies.items()} == {
+        w0: "worker 1 exited with 3",
+        s0: "worker 1 exited with 3",
+    }
+    for late in (w1, w0):
+        assert text_of(job.reply(late, late.join()), "NodeLost") == "worker 1 exited with 3"
+
+
+def test_who_dies_while_it_waits_is_named_by_the_rank_it_asked_for():
+    job = Job(2, 1, start=False)
+    w0, w1, _ = job.everyone
+    job.say(w0, w0.join())
+    job.say(w1, w1.join())
+    assert [whom for whom, _ in job.handle(b"launcher", Lost("worker", 1, "was killed"))] == [w0]
+
+
+def test_after_a_failure_it_stays_until_all_have_gone_or_the_limit_is_over():
+    job = Job(1, 1)
+    w0, s0 = job.everyone
+    job.say(w0, w0.leave("oops"))
+    assert not job.scheduler.finished, "the server is still there"
+    job.say(s0, s0.leave())
+    assert job.scheduler.finished
+    other = Job(1, 1)
+    other.say(other.workers[0], other.workers[0].leave("oops"))
+    other.now += LIMIT + 0.1
+    other.scheduler.tick(other.now)
+    assert other.scheduler.finished
+
+
+def test_a_census_counts_the_lost_even_after_the_job_has_failed():
+    job = Job()
+    w0, _, _ = job.everyone
+    census = Census(*w0.me())
+    assert job.reply(w0, census) == Counted(census.seq, 0)
+    job.handle(b"launcher", Lost("worker", 1, "was killed"))
+    census = Census(*w0.me())
+    assert job.reply(w0, census) == Counted(census.seq, 1)
+
+
+# ---- requests
+
+
+def test_a_barrier_lets_all_go_and_stores_have_their_own():
+    job = Job()
+    w0, w1, _ = job.everyone
+    first, other = w0.barrier(), w0.barrier(store=1)
+    assert job.say(w0, first) == job.say(w0, other) == []
+    assert job.reply(w0, w0.explain(first.seq)).text == "waits at the barrier for worker 1"
+    last = w1.barrier()
+    assert dict(job.say(w1, last)) == {w0: Ack(first.seq), w1: Ack(last.seq)}
+    assert job.reply(w0, first) == Ack(first.seq), "a repeat is answered again"
+    assert job.say(w0, other) == [], "and one that waits when it is time"
+
+
+def test_a_barrier_without_those_who_have_left_fails():
+    job = Job(3, 1)
+    w0, w1, w2, _ = job.everyone
+    early = w0.barrier()
+    job.say(w0, early)
+    replies = [m for whom, m in job.say(w2, w2.leave()) if whom is w0]
+    assert [text_of(reply, "NodeLost") for reply in replies] == [
+        "worker 2 has left the job without coming to the barrier"
+    ]
+    assert "worker 2" in text_of(job.reply(w1, w1.barrier()), "NodeLost")
+
+
+def test_who_came_to_the_barrier_may_leave_before_it_is_over():
+    job = Job()
+    w0, w1, _ = job.everyone
+    job.say(w0, w0.barrier())
+    job.say(w0, w0.leave())
+    late = w1.barrier()
+    assert (w1, Ack(late.seq)) in job.say(w1, late)
+
+
+def test_keys_are_declared_and_ready():
+    job = Job()
+    w0, w1, _ = job.everyone
+    early = w1.declare("a", "b")
+    assert job.say(w1, early) == []
+    assert job.reply(w1, w1.explain(early.seq)).text == "waits for worker 0 to init 'a', 'b'"
+    mine = w0.declare("b", "a")
+    assert job.reply(w0, mine) == Placed(mine.seq, [[[1, 0, 0, 1]], [[0, 0, 0, 1]]])
+    ready = Ready(*w0.me(), store=0, keys=["a", "b"])
+    placed = Placed(early.seq, [[[0, 0, 0, 1]], [[1, 0, 0, 1]]])
+    assert dict(job.say(w0, ready)) == {w0: Ack(ready.seq), w1: placed}
+    for member, request, reply in ((w0, mine, None), (w0, ready, Ack(ready.seq)), (w1, early, placed)):
+        again = job.reply(member, request)
+        assert reply is None or again == reply
+
+
+def test_who_contradicts_rank_0_fails_on_both_sides():
+    job = Job()
+    w0, w1, _ = job.everyone
+    job.say(w0, w0.declare("a"))
+    wrong = w1.declare("a", shape=[2])
+    outbox = dict(job.say(w1, wrong))
+    text = "key 'a' is int8[1] on worker 0, but int8[2] on worker 1"
+    assert text_of(outbox[w1], "Mismatch") == text
+    assert outbox[w0] == Fault(0, "Mismatch", text)
+    assert job.beat(w0) == [Alive()], "told once"
+
+
+def test_rank_0_that_has_not_beaten_yet_learns_of_a_contradiction_at_its_first_beat():
+    job = Job(2, 1, start=False)
+    w0, w1, _ = job.everyone
+    for member in job.everyone:
+        job.say(member, member.join())
+        member.incarnation = 1
+    job.say(w0, w0.declare("a"))
+    job.say(w1, w1.declare("a", shape=[2]))
+    alive, fault = job.beat(w0)
+    assert (alive, type(fault)) == (Alive(), Fault)
+
+
+def test_a_key_that_rank_0_will_never_give_is_not_waited_for():
+    job = Job(3, 1)
+    w0, w1, w2, _ = job.everyone
+    early = w1.declare("a")
+    job.say(w1, early)
+    failures = [m for whom, m in job.say(w0, w0.leave()) if whom is w1]
+    assert [reply.seq for reply in failures] == [early.seq]
+    assert "worker 0 has left the job" in text_of(failures[0], "NodeLost")
+    assert "worker 0 has left the job" in text_of(job.reply(w2, w2.declare("a")), "NodeLost")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Open("worker", 1, 1, 5, 0, store=0, mode="sync"),
+        Ready("worker", 1, 1, 5, 0, store=0, keys=["a"]),
+        Barrier("server", 0, 1, 5, 0, store=0, number=1),
+        Declare("server", 0, 1, 5, 0, store=0, keys=["a"], shapes=[[1]], dtypes=["int8"], bound=1),
+    ],
+)
+def test_what_a_member_may_not_ask_is_refused(message: Any):
+    job = Job()
+    member = job.workers[1] if message.role == "worker" else job.servers[0]
+    text = text_of(job.reply(member, message), "UsageError")
+    assert text.startswith(f"a {type(message).__name__} is nothing for {message.role}")
+
+
+def test_strangers_are_refused_and_fence_nobody():
+    job = Job()
+    w0, w1, _ = job.everyone
+    for message in (
+        Barrier("worker", 0, 2**62, 1, 0, store=0, number=1),
+        Barrier("worker", 5, 1, 1, 0, store=0, number=1),
+        Leave("launcher", 0, 1, 1, 0, error="boo"),
+        Leave("worker", 0, 9, 1, 0, error="boo"),
+    ):
+        ((whom, reply),) = job.handle(b"stranger", message)
+        assert whom == b"stranger"
+        assert text_of(reply, "UsageError").endswith("is no member of this job")
+    assert len(job.scheduler._ledger) == 0
+    barrier = w0.barrier()
+    assert job.say(w0, barrier) == []
+    assert len(job.say(w1, w1.barrier())) == 2
+    assert job.scheduler.failure is None
+
+
+def test_before_all_have_joined_nobody_is_a_member():
+    job = Job(start=False)
+    w0 = job.workers[0]
+    job.say(w0, w0.join())
+    assert "no member" in text_of(job.reply(w0, w0.barrier()), "UsageError")
+
+
+@pytest.mark.parametrize("message", [Ack(1), Alive(), Stop(), Roster(1, []), JobFailed("x")])
+def test_what_is_no_request_is_dropped(message: Message):
+    job = Job()
+    assert job.handle(b"x", message) == []
+    assert job.scheduler.failure is None
+
+
+def test_states_of_a_whole_life():
+    job = Job(1, 1)
+    job.say(job.workers[0], job.workers[0].leave())
+    job.say(job.servers[0], job.servers[0].leave())
+    assert {m.state for m in job.scheduler.members.everyone} == {State.LEFT}

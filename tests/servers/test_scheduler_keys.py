@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from kvstore.errors import AlreadyInitialised, Mismatch, UsageError
+from kvstore.wire import Declare
+from servers.scheduler.keys import Keys
+
+
+class Said:
+    """Declares as a worker, and keeps what everybody was told."""
+
+    def __init__(self, servers: int = 2) -> None:
+        self.keys = Keys([0] * servers)
+        self.heard: dict[int, list[object]] = {}
+        self.seq = itertools.count(1)
+        self.fault: Exception | None = None
+
+    def declare(self, rank: int, bound: int = 1000, **shapes: list[int] | tuple[list[int], str]) -> int:
+        seq = next(self.seq)
+        specs = [shape if isinstance(shape, tuple) else (shape, "float32") for shape in shapes.values()]
+        request = Declare(
+            *("worker", rank, 1, seq, 0),
+            store=0,
+            keys=list(shapes),
+            shapes=[shape for shape, _ in specs],
+            dtypes=[dtype for _, dtype in specs],
+            bound=bound,
+        )
+        outcomes, self.fault = self.keys.declare(b"peer %d" % rank, request)
+        self._hear(outcomes)
+        return seq
+
+    def ready(self, *keys: str) -> None:
+        self._hear(self.keys.ready(keys))
+
+    def _hear(self, outcomes: list) -> None:
+        for asker, outcome in outcomes:
+            assert asker.peer == b"peer %d" % asker.request.rank
+            self.heard.setdefault(asker.request.rank, []).append(outcome)
+
+
+A = [[[0, 0, 0, 4]]]  # one key, one segment: id 0 on server 0, elements 0 to 4
+
+
+ORDERS = itertools.permutations(["declare 0", "declare 1", "declare 2", "ready"])
+
+
+@pytest.mark.parametrize("order", [order for order in ORDERS if order.index("declare 0") < order.index("ready")])
+def test_in_any_order_all_learn_the_same_and_none_before_the_value_is_there(order: tuple[str, ...]):
+    said = Said()
+    for step in order:
+        if step == "ready":
+            said.ready("a")
+        else:
+            said.declare(int(step[-1]), a=[2, 2])
+        if "ready" not in order[: order.index(step) + 1]:
+            assert said.heard.keys() <= {0}
+    assert said.heard == {0: [A], 1: [A], 2: [A]}
+
+
+def test_who_asks_for_several_waits_for_all_of_them():
+    said = Said()
+    said.declare(0, a=[4])
+    said.declare(0, b=[1])
+    said.declare(1, b=[1], a=[4])
+    said.ready("b")
+    assert 1 not in said.heard
+    said.ready("a")
+    assert said.heard[1] == [[[[1, 1, 0, 1]], [[0, 0, 0, 4]]]]
+
+
+def test_large_arrays_are_cut_by_rank_0s_bound_and_ids_go_on():
+    said = Said(servers=2)
+    said.declare(1, bound=1, a=[5], b=[1])
+    said.declare(0, bound=4, a=[5], b=[1])
+    said.ready("a", "b")
+    assert said.heard[0] == said.heard[1] == [[[[0, 0, 0, 2], [1, 1, 2, 5]], [[2, 0, 0, 1]]]]
+
+
+def test_stores_share_the_servers_loads():
+    loads = [0, 0]
+    one, two = Said(), Said()
+    one.keys, two.keys = Keys(loads), Keys(loads)
+    one.declare(0, a=[4])
+    two.declare(0, a=[4])
+    assert [said.heard[0] for said in (one, two)] == [[[[[0, 0, 0, 4]]]], [[[[0, 1, 0, 4]]]]]
+    assert loads == [16, 16]
+
+
+def test_a_second_init_by_rank_0_is_refused_whole():
+    said = Said()
+    said.declare(0, a=[4])
+    said.declare(0, b=[1], a=[4])
+    assert isinstance(said.heard[0][1], AlreadyInitialised)
+    said.declare(0, b=[1])
+    assert said.heard[0][2] == [[[1, 1, 0, 1]]], "b was not placed by the call that failed"
+
+
+@pytest.mark.parametrize("other", [[2], ([4], "float64"), [2, 2]])
+def test_two_who_contradict_each_other_while_they_wait_both_learn_it(other):
+    said = Said()
+    said.declare(1, a=[4])
+    said.declare(2, a=other)
+    for rank in (1, 2):
+        (error,) = said.heard[rank]
+        assert isinstance(error, Mismatch)
+        assert str(error).startswith("key 'a' is float32[4] on worker 1, but float")
+        assert str(error).endswith("on worker 2")
+    said.declare(0, a=[4])
+    said.ready("a")
+    assert said.heard[0] == [A]
+    assert len(said.heard[1]) == 1, "who was told does not wait any more"
+
+
+def test_rank_0_that_contradicts_those_who_wait_places_nothing():
+    said = Said()
+    said.declare(1, a=[4])
+    said.declare(2, a=[4])
+    said.declare(3, b=[1])
+    said.declare(0, a=[3], b=[1])
+    assert {rank for rank, heard in said.heard.items() if isinstance(heard[0], Mismatch)} == {0, 1, 2}
+    said.declare(0, a=[3], b=[1])
+    said.ready("a", "b")
+    assert said.heard[0][1] == [[[0, 0, 0, 3]], [[1, 1, 0, 1]]]
+    assert said.heard[3] == [[[[1, 1, 0, 1]]]]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_who_contradicts_rank_0_later_learns_it_and_so_does_rank_0(ready: bool):
+    said = Said()
+    said.declare(0, a=[4])
+    if ready:
+        said.ready("a")
+    said.declare(1, a=[2])
+    (error,) = said.heard[1]
+    assert isinstance(error, Mismatch)
+    assert str(error) == "key 'a' is float32[4] on worker 0, but float32[2] on worker 1"
+    assert said.fault is error
+
+
+def test_a_key_twice_in_one_call_is_refused():
+    keys = Keys([0])
+    request = Declare("worker", 0, 1, 1, 0, store=0, keys=["a", "a"], shapes=[[1], [1]], dtypes=["int8"] * 2, bound=1)
+    outcomes, fault = keys.declare(b"", request)
+    assert [type(outcome) for _, outcome in outcomes] == [UsageError]
+    assert fault is None
+
+
+def test_explain_names_the_keys_that_are_not_there():
+    said = Said()
+    said.declare(0, a=[4], b=[1])
+    said.ready("a")
+    seq = said.declare(1, a=[4], b=[1], c=[1])
+    assert said.keys.explain(1, seq) == "waits for worker 0 to init 'b', 'c'"
+    assert said.keys.explain(2, seq) == said.keys.explain(1, seq + 1) == ""
+
+
+def test_ready_of_a_key_nobody_placed_is_nothing():
+    said = Said()
+    said.ready("nothing")
+    assert said.heard == {}
+
+
+def test_those_who_wait_in_vain_are_let_go():
+    said = Said()
+    said.declare(1, a=[4])
+    said.declare(2, a=[4])
+    assert [asker.request.rank for asker in said.keys.abandon()] == [1, 2]
+    assert said.keys.abandon() == []

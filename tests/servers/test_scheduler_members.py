@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from kvstore.errors import UsageError
+from servers.scheduler.members import NEXT, Event, Member, Members, State
+
+
+def member(role: str = "worker", nonce: int = 1, hint: int = -1) -> Member:
+    return Member(role, nonce, hint, address=f"at {nonce}", join_peer=b"j%d" % nonce, join_seq=1)
+
+
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
+def test_every_pair_does_what_the_table_says_and_a_missing_one_nothing(state: State, event: Event):
+    one = member()
+    one.state = state
+    assert one.happens(event) is ((state, event) in NEXT)
+    assert one.state is NEXT.get((state, event), state)
+
+
+def test_nothing_follows_the_end():
+    assert {before for before, _ in NEXT} == {State.JOINED, State.READY}
+    assert NEXT[State.READY, Event.LEAVES] is State.LEFT
+    assert NEXT[State.READY, Event.DIES] is State.LOST
+
+
+@pytest.mark.parametrize(
+    ("hints", "ranks"),
+    [
+        ([-1, -1, -1], [0, 1, 2]),
+        ([2, 1, 0], [2, 1, 0]),
+        ([-1, 0, -1], [1, 0, 2]),
+        ([1, 1, 1], [1, 0, 2]),
+        ([7, -1, 0], [1, 2, 0]),
+    ],
+)
+def test_ranks_are_those_asked_for_and_then_in_the_order_of_coming(hints: list[int], ranks: list[int]):
+    members = Members(3, 1, 1.0)
+    for nonce, hint in enumerate(hints):
+        members.join(member(nonce=nonce, hint=hint))
+    assert not members.settle(0.0)
+    members.join(member("server", 99))
+    assert members.settle(5.0)
+    assert [m.rank for m in members.everyone if m.role == "worker"] == ranks
+    assert {(m.incarnation, m.heard, m.state) for m in members.everyone} == {(1, 5.0, State.READY)}
+    assert not members.settle(6.0), "ranks are given once"
+    assert [m.rank for m in members.of("worker")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_nobody_joins_a_full_job(role: str):
+    members = Members(1, 1, 1.0)
+    members.join(member(role, 1))
+    with pytest.raises(UsageError, match=f"the job has its 1 {role}s already"):
+        members.join(member(role, 2))
+    assert len(members.everyone) == 1
+
+
+@pytest.mark.parametrize("role", ["scheduler", "launcher"])
+def test_only_workers_and_servers_join(role: str):
+    with pytest.raises(UsageError, match=f"a {role} does not join"):
+        Members(1, 1, 1.0).join(member(role))
+
+
+def test_the_absent_are_named_where_their_names_are_known():
+    members = Members(3, 2, 1.0)
+    members.join(member(nonce=1, hint=1))
+    assert members.absent() == "worker 0, worker 2 and server 0, server 1"
+    members.join(member(nonce=2, hint=-1))
+    assert members.absent() == "1 of 3 workers and server 0, server 1"
+    members.join(member(nonce=3, hint=0))
+    assert members.absent() == "server 0, server 1"
+
+
+def test_silence_counts_for_ready_members_only():
+    members = Members(2, 1, 2.0)
+    for nonce, role in enumerate(["worker", "worker", "server"]):
+        members.join(member(role, nonce))
+    assert members.overdue(100.0) == [], "nobody is lost before all have come"
+    members.settle(100.0)
+    first, second, server = members.everyone
+    first.heard = 101.5
+    second.happens(Event.LEAVES)
+    assert members.overdue(102.0) == []
+    assert members.overdue(102.5) == [server]
+    members.forgive(103.0)
+    assert members.overdue(105.0) == []
+    assert members.overdue(105.5) == [first, server]
+
+
+def test_find_goes_by_the_rank_asked_for_until_ranks_are_given():
+    members = Members(2, 1, 1.0)
+    members.join(member(nonce=1, hint=1))
+    members.join(member(nonce=2, hint=1))
+    found = members.find("worker", 1)
+    assert found is not None
+    assert found.nonce == 1
+    assert members.find("worker", 0) is None
+    members.join(member("server", 3))
+    members.settle(0.0)
+    found = members.find("worker", 0)
+    assert found is not None
+    assert found.nonce == 2
+
+
+def test_all_gone_needs_all_to_have_come():
+    members = Members(2, 1, 1.0)
+    one = member(nonce=1)
+    members.join(one)
+    one.happens(Event.DIES)
+    assert not members.all_gone("worker")
+    two = member(nonce=2)
+    members.join(two)
+    assert not members.all_gone("worker")
+    two.happens(Event.LEAVES)
+    assert members.all_gone("worker")

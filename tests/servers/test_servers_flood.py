@@ -1,0 +1,184 @@
+"""A server and a scheduler as real processes, trained through real sockets, while strangers throw nonsense at them."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import zmq
+from malformed import flood
+
+from kvstore.config import Config
+from kvstore.dist import DistStore
+from kvstore.session import Session
+from kvstore.transport.zeromq import ZmqTransport
+from kvstore.wire import Explain, encode
+
+FRAMES = 10_000
+GROWTH = 4 << 20  # bytes
+ENV = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_TASK_ID": "0", "OMP_NUM_THREADS": "1"}
+
+
+class Process:
+    """``python -m servers`` in some role."""
+
+    def __init__(self, role: str, directory: Path) -> None:
+        self.log = directory / f"{role}.log"
+        with self.log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "servers"],
+                env=os.environ | ENV | {"DMLC_ROLE": role, "DMLC_PS_ROOT_URI": f"ipc://{directory}/scheduler"},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def rss(self) -> int:
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGESIZE")
+
+    def wait(self) -> int:
+        return self._process.wait(15)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Stranger:
+    """Someone who can reach the sockets and is no member."""
+
+    def __init__(self, directory: Path) -> None:
+        self.paths = [directory / "scheduler", directory / "server-0"]
+        self._context = zmq.Context()
+        self._links = []
+        for path in self.paths:
+            link = self._context.socket(zmq.DEALER)
+            link.set(zmq.LINGER, 0)
+            link.set(zmq.SNDHWM, 0)
+            link.connect(f"ipc://{path}")
+            self._links.append(link)
+
+    def throw(self, count: int, seed: int) -> None:
+        for number, frames in enumerate(flood(count, seed), start=1):
+            for link in self._links:
+                link.send_multipart(frames)
+            if number % 500 == 0:
+                self.wait()  # so that what grows is not the queue of what is still to be looked at
+
+    def wait(self) -> None:
+        """Return when all that was thrown has been looked at: a good question at its end is answered."""
+        for link in self._links:
+            link.send_multipart(encode(Explain("launcher", 0, 0, 1, 0, about=1)))
+            assert link.poll(20_000), "no answer"
+            link.recv_multipart()
+
+    def throw_bytes(self, count: int) -> None:
+        """Connections that do not speak ZeroMQ's protocol, or speak it to announce what never comes."""
+        dice = random.Random(1)
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
+        ready = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
+        assert len(greeting) == 64
+        endings = [
+            b"\x02" + size.to_bytes(8, "big") + b"x" * 100 for size in (1 << 20, 1 << 35, 1 << 40, (1 << 63) + 1)
+        ]
+        for number in range(count):
+            for path in self.paths:
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                    sock.settimeout(10)
+                    sock.connect(str(path))
+                    try:
+                        if number % 2:
+                            sock.sendall(greeting)
+                            with sock.makefile("rb") as theirs:
+                                assert len(theirs.read(107)) == 107, "their greeting and READY"
+                            sock.sendall(ready + endings[number // 2 % len(endings)])
+                        else:
+                            sock.sendall(dice.randbytes(200))
+                        sock.shutdown(socket.SHUT_WR)
+                        while sock.recv(4096):
+                            pass
+                    except (BrokenPipeError, ConnectionResetError):
+                        pass
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+        self._context.term()
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def test_ten_thousand_malformed_frames_cost_nobody_anything(directory: Path):
+    processes = [Process(role, directory) for role in ("scheduler", "server")]
+    stranger = Stranger(directory)
+    stop = threading.Event()
+    steps: list[Any] = [0]
+
+    def train(store: DistStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("w", torch.zeros(1000))
+        out = torch.zeros(1000)
+        while not stop.is_set():
+            steps[0] += 1
+            store.pushpull("w", torch.ones(1000), out)
+            assert set(out.tolist()) == {-float(steps[0])}
+
+    def run() -> None:
+        try:
+            train(DistStore(session))
+        except BaseException as exc:
+            steps.append(exc)
+
+    try:
+        session = Session(Config("worker", f"ipc://{directory}/scheduler", 1, 1, timeout_s=30.0), ZmqTransport)
+        thread = threading.Thread(target=run)
+        thread.start()
+        stranger.throw(2000, seed=1)  # whatever is allocated once is there after this
+        stranger.throw_bytes(20)
+        stranger.wait()
+        before, steps_before = [process.rss() for process in processes], steps[0]
+        stranger.throw(FRAMES, seed=2)
+        stranger.throw_bytes(100)
+        stranger.wait()
+        grown = [process.rss() - rss for process, rss in zip(processes, before, strict=True)]
+        steps_after = steps[0]
+        stop.set()
+        thread.join(30)
+        assert len(steps) == 1, steps[1]
+        assert steps_after > steps_before + 10, "training went on"
+        session.leave()
+        assert [process.wait() for process in processes] == [0, 0]
+        assert max(grown) < GROWTH, grown
+        assert all(process.log.stat().st_size < 4000 for process in processes), "a flood does not fill the log"
+    finally:
+        stop.set()
+        stranger.close()
+        for process in processes:
+            process.end()
+
+
+@pytest.mark.parametrize("role", ["scheduler", "server"])
+def test_a_process_outside_a_job_says_so_and_exits(role: str, directory: Path):
+    process = subprocess.run(
+        [sys.executable, "-m", "servers"],
+        env=os.environ | {"DMLC_ROLE": role},
+        capture_output=True,
+        text=True,
+        timeout=40,
+    )
+    assert process.returncode == 1
+    assert process.stderr.startswith("ConfigError: this process is not part of a distributed job")

@@ -1,0 +1,147 @@
+"""The loop around a core: what it does with messages, bad ones, errors, time and posted work."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+import pytest
+
+from kvstore.errors import WireError
+from kvstore.wire import Ack, Message, decode, encode
+from servers.service import Service
+
+
+class Links:
+    """A transport that plays a script: messages, or silence that takes as long as was asked for."""
+
+    def __init__(self, *script: Any) -> None:
+        self.script = deque(script)
+        self.now = 0.0
+        self.sent: list[tuple[bytes, Message]] = []
+        self.rings = 0
+
+    def recv(self, timeout: float) -> Any:
+        if not self.script:
+            self.service.stop()  # type: ignore[attr-defined]
+            return None
+        step = self.script.popleft()
+        if callable(step):
+            step()
+            return None
+        if step is None:
+            self.now += timeout
+            return None
+        return step if isinstance(step, tuple) else (b"peer", step)
+
+    def send(self, peer: bytes, frames: Any) -> None:
+        self.sent.append((peer, decode(frames)))
+
+    def interrupt(self) -> None:
+        self.rings += 1
+
+
+def serve(links: Links, handle: Any = lambda peer, message: [], tick: Any = list, interval_s: float = 1.0) -> Service:
+    service = Service(links, handle, tick, interval_s, lambda: links.now)  # type: ignore[arg-type]
+    links.service = service  # type: ignore[attr-defined]
+    service.run()
+    return service
+
+
+def test_what_the_core_decides_is_sent():
+    links = Links((b"a", encode(Ack(1))), (b"b", encode(Ack(2))))
+    serve(links, lambda peer, message: [(peer, message), (b"c", Ack(message.seq + 10))])
+    assert links.sent == [(b"a", Ack(1)), (b"c", Ack(11)), (b"b", Ack(2)), (b"c", Ack(12))]
+
+
+def test_time_is_told_at_the_interval_when_no_message_waits():
+    ticks: list[float] = []
+    message = encode(Ack(1))
+    links = Links(None, None, message, message, message, None, None)
+
+    def tick() -> list[Any]:
+        ticks.append(links.now)
+        return [(b"x", Ack(len(ticks)))]
+
+    serve(links, tick=tick, interval_s=2.0)
+    assert ticks == [0.0, 2.0, 4.0, 6.0]
+    assert [reply for _, reply in links.sent] == [Ack(n) for n in range(1, 5)]
+
+
+def test_time_is_not_told_while_messages_wait():
+    """A member whose beat is in the queue must not be found overdue before it is read."""
+    ticks: list[float] = []
+    links = Links(None, encode(Ack(1)), encode(Ack(2)), None)
+
+    def handle(peer: bytes, message: Message) -> list[Any]:
+        links.now += 10.0
+        return []
+
+    serve(links, handle, lambda: ticks.append(links.now) or [])
+    assert ticks == [0.0, 20.0]
+
+
+def test_bad_messages_are_dropped_and_a_flood_does_not_fill_the_log(caplog: pytest.LogCaptureFixture):
+    handled = []
+    links = Links(*([[b"\xc1 nonsense"]] * 1234), encode(Ack(1)))
+    serve(links, lambda peer, message: handled.append(message) or [])
+    assert handled == [Ack(1)]
+    assert [record.args[0] for record in caplog.records] == [1, 10, 100, 1000]  # type: ignore[index]
+
+
+def test_a_message_that_the_core_finds_bad_is_dropped_too(caplog: pytest.LogCaptureFixture):
+    def handle(peer: bytes, message: Message) -> list[Any]:
+        raise WireError("no such thing")
+
+    serve(Links(encode(Ack(1))), handle)
+    assert "dropped a bad message (1 so far): no such thing" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["handle", "decode"])
+def test_an_error_costs_one_message_and_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    def handle(peer: bytes, message: Any) -> list[Any]:
+        if message.seq == 1 and where == "handle":
+            raise ZeroDivisionError
+        return [(peer, message)]
+
+    def broken(frames: Any) -> Message:
+        if decode(frames) == Ack(1) and where == "decode":
+            raise RecursionError
+        return decode(frames)
+
+    monkeypatch.setattr("servers.service.decode", broken)
+    links = Links(encode(Ack(1)), encode(Ack(2)))
+    serve(links, handle)
+    assert links.sent == [(b"peer", Ack(2))]
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "could not be handled" in caplog.text
+
+
+def test_posted_work_runs_in_the_loop_and_rings():
+    links = Links(lambda: links.service.post(lambda: [(b"x", Ack(7))]), None)  # type: ignore[attr-defined]
+    serve(links)
+    assert links.sent == [(b"x", Ack(7))]
+    assert links.rings >= 1
+
+
+def test_what_was_posted_before_it_runs_is_done():
+    links = Links(None)
+    service = Service(links, lambda peer, message: [], list, 1.0, lambda: links.now)  # type: ignore[arg-type]
+    links.service = service  # type: ignore[attr-defined]
+    service.post(lambda: [(b"x", Ack(7))])
+    service.run()
+    assert links.sent == [(b"x", Ack(7))]
+
+
+def test_the_message_that_stops_it_is_still_answered():
+    links = Links(encode(Ack(1)), encode(Ack(2)))
+
+    def handle(peer: bytes, message: Message) -> list[Any]:
+        links.service.stop()  # type: ignore[attr-defined]
+        return [(peer, message)]
+
+    serve(links, handle)
+    assert links.sent == [(b"peer", Ack(1))]

@@ -1,0 +1,306 @@
+"""A server's logic: who may ask what, and what becomes of requests that come twice, late, or from nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from asking import Desk, Worker, floats, text_of, values_in
+
+from kvstore.spec import Spec
+from kvstore.wire import Ack, Alive, Barrier, Beat, Census, Declare, Failure, Leave, Message, Stop, Values
+from servers.shard import Shard
+
+ONE = [Spec((1,), "float32")]
+
+
+# ---- repeats
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w: w.open(),
+        lambda w: w.open("async", store=0),
+        lambda w: w.init({2: floats(1)}),
+        lambda w: w.init({1: floats(1)}),
+        lambda w: w.push({1: floats(1)}, want=False),
+        lambda w: w.push({1: floats(1)}, want=True),
+        lambda w: w.push({1: floats(1, 1)}),
+        lambda w: w.pull([1]),
+        lambda w: w.pull([9]),
+        lambda w: w.set_optimizer("sgd", 0.5, version=2),
+        lambda w: w.set_optimizer("sgd", -1.0, version=2),
+        lambda w: w.get_states([1]),
+        lambda w: w.put_states({(1, "momentum_buffer"): floats(3)}),
+        lambda w: w.explain(1),
+    ],
+)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_repeat_is_answered_again_and_not_applied_again(make: Callable[[Worker], Message], mode: str):
+    desk = Desk(1, mode, values={1: floats(0)})
+    (a,) = desk.workers
+    desk.reply(a, a.set_optimizer("sgd", 1.0, momentum=0.5))
+    desk.reply(a, a.push({1: floats(1)}, 1))
+    message = make(a)
+    first = desk.reply(a, message)
+    value = desk.value().tolist()
+    states = desk.reply(a, a.get_states([1])).buffers
+    for _ in range(3):
+        assert desk.reply(a, message) == first
+    assert desk.value().tolist() == value
+    assert desk.reply(a, a.get_states([1])).buffers == states
+
+
+def test_a_repeat_of_a_request_that_waits_is_answered_when_it_is_time_and_once():
+    desk = Desk(2, values={1: floats(0)})
+    a, b = desk.workers
+    push, pull = a.push({1: floats(1)}, want=True), a.pull([1], 1)
+    for message in (push, pull, push, pull):
+        assert desk.ask(a, message) == {}
+    theirs = b.push({1: floats(2)})
+    assert desk.ask(b, theirs).keys() == {(0, push.seq), (0, pull.seq), (1, theirs.seq)}
+    for message in (push, pull):
+        assert values_in(desk.reply(a, message), ONE)[0].tolist() == [3]
+
+
+def test_a_repeated_set_optimizer_that_waits_is_answered_once():
+    desk = Desk(2)
+    a, b = desk.workers
+    theirs = b.set_optimizer()
+    assert desk.ask(b, theirs) == {}
+    assert desk.ask(b, theirs) == {}
+    mine = a.set_optimizer()
+    assert desk.ask(a, mine) == {(0, mine.seq): Ack(mine.seq), (1, theirs.seq): Ack(theirs.seq)}
+    assert desk.reply(b, theirs) == Ack(theirs.seq)
+
+
+def test_a_repeated_pull_gets_the_values_of_now():
+    desk = Desk(1, values={1: floats(0)})
+    (a,) = desk.workers
+    pull = a.pull([1])
+    assert values_in(desk.reply(a, pull), ONE)[0].tolist() == [0]
+    desk.ask(a, a.push({1: floats(5)}))
+    assert values_in(desk.reply(a, pull), ONE)[0].tolist() == [5]
+
+
+def test_a_repeat_of_what_is_done_is_dropped():
+    desk = Desk(1, values={1: floats(0)})
+    (a,) = desk.workers
+    push = a.push({1: floats(1)})
+    desk.reply(a, push)
+    a.done = push.seq + 1
+    desk.reply(a, a.pull([1]))
+    assert desk.ask(a, push) == {}
+    assert desk.value(clock=1).tolist() == [1]
+
+
+def test_requests_that_overtake_each_other_end_the_same():
+    grads = [floats(g) for g in (3.0, -1.5, 0.25)]
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]):
+        desk = Desk(1, values={1: floats(0)})
+        (a,) = desk.workers
+        desk.reply(a, a.set_optimizer("sgd", 0.5, momentum=0.5))
+        messages: list[Message] = [a.push({1: grad}, clock) for clock, grad in enumerate(grads, start=1)]
+        messages.append(a.pull([1], 3))
+        replies: dict[tuple[int, int], Any] = {}
+        for position in order:
+            replies |= desk.ask(a, messages[position])
+        assert len(replies) == 4
+        # by hand: momentum 3, 0, 0.25, steps of half of it
+        assert values_in(replies[0, messages[3].seq], ONE)[0].tolist() == [-0.5 * (3.0 + 0.0 + 0.25)]
+
+
+# ---- who may ask
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        Worker(2),
+        Worker(-1),
+        Worker(0, incarnation=0),
+        Worker(0, incarnation=2**62),
+        Worker(0, role="server"),
+        Worker(0, role="scheduler"),
+        Worker(0, role="launcher"),
+    ],
+    ids=lambda w: f"{w.role} {w.rank}.{w.incarnation}",
+)
+def test_a_stranger_is_refused_and_leaves_no_trace(stranger: Worker):
+    desk = Desk(2, values={1: floats(0)})
+    a, b = desk.workers
+    for message in (stranger.open(), stranger.push({1: floats(9)}), stranger.explain(1), stranger.set_optimizer()):
+        ((peer, reply),) = desk.shard.handle(stranger.peer, message)
+        assert peer == stranger.peer
+        assert text_of(reply, "UsageError").endswith("is no worker of this job")
+    assert len(desk.shard._ledger) == 3
+    desk.ask(a, a.push({1: floats(1)}))
+    assert len(desk.ask(b, b.push({1: floats(1)}))) == 2
+    assert desk.value(clock=1).tolist() == [2]
+
+
+@pytest.mark.parametrize("message", [Alive(), Stop(), Beat("worker", 0, 1), Ack(1), Values(1, buffers=[b"1234"])])
+def test_what_is_no_request_is_dropped(message: Message):
+    assert Shard(0, 1).handle(b"x", message) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Barrier("worker", 0, 1, 50, 0, store=0, number=1),
+        Leave("worker", 0, 1, 50, 0, error=None),
+        Census("worker", 0, 1, 50, 0),
+        Declare("worker", 0, 1, 50, 0, store=0, keys=["a"], shapes=[[1]], dtypes=["float32"], bound=1),
+    ],
+)
+def test_what_is_for_the_scheduler_is_refused(message: Message):
+    ((_, reply),) = Shard(0, 1).handle(b"x", message)
+    assert text_of(reply, "UsageError") == f"a {type(message).__name__} is nothing to ask a server"
+
+
+def test_a_store_must_be_opened_first():
+    shard, worker = Shard(0, 1), Worker()
+    ((_, reply),) = shard.handle(worker.peer, worker.pull([1], store=3))
+    assert text_of(reply, "UsageError") == "store 3 has not been opened"
+
+
+def test_a_store_has_one_mode():
+    desk = Desk(2, "sync")
+    reply = desk.reply(desk.workers[1], desk.workers[1].open("async"))
+    assert text_of(reply, "Mismatch") == "worker 1 made its store number 0 async, worker 0 sync"
+
+
+@pytest.mark.parametrize("what", ["init", "put_states"])
+def test_only_worker_0_gives_values_and_states(what: str):
+    desk = Desk(2, values={1: floats(0)})
+    a, b = desk.workers
+    desk.ask(a, a.set_optimizer(momentum=0.9))
+    message = b.init({2: floats(1)}) if what == "init" else b.put_states({(1, "momentum_buffer"): floats(1)})
+    assert text_of(desk.reply(b, message), "UsageError").endswith("is worker 0's to send")
+
+
+def test_stores_do_not_share_segments_or_optimizers():
+    desk = Desk(1, values={1: floats(1)})
+    (a,) = desk.workers
+    desk.reply(a, a.open("async", store=7))
+    desk.reply(a, a.init({1: floats(70)}, store=7))
+    desk.reply(a, a.set_optimizer("sgd", 1.0, store=7))
+    desk.reply(a, a.push({1: floats(1)}, store=7))
+    desk.reply(a, a.push({1: floats(5)}))
+    assert desk.value(1, store=7).tolist() == [69]
+    assert desk.value(1, clock=1).tolist() == [5]
+
+
+# ---- set_optimizer
+
+
+def test_workers_that_disagree_on_the_optimizer_learn_it():
+    desk = Desk(3)
+    a, b, c = desk.workers
+    theirs = b.set_optimizer("adam", 0.1)
+    desk.ask(b, theirs)
+    replies = desk.ask(a, a.set_optimizer("sgd", 0.1))
+    assert "set_optimizer differs from worker 0's" in text_of(replies[1, theirs.seq], "Mismatch")
+    assert replies[0, a.seq] == Ack(a.seq)
+    assert desk.reply(c, c.set_optimizer("sgd", 0.1)) == Ack(c.seq)
+
+
+@pytest.mark.parametrize(
+    ("hyper", "kind", "words"),
+    [
+        ({"lr": -1.0}, "ServerError", "Invalid learning rate: -1.0"),
+        ({"name": "nothing"}, "UnknownName", "choose from"),
+        ({"momentun": 0.9}, "UnknownName", "momentun"),
+        ({"momentum": "much"}, "ServerError", ""),
+        ({"name": "adam", "betas": [0.9]}, "ServerError", ""),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made_is_the_callers_error(hyper: dict[str, Any], kind: str, words: str):
+    desk = Desk(1, values={1: floats(0)})
+    (a,) = desk.workers
+    assert words in text_of(desk.reply(a, a.set_optimizer(**hyper)), kind)
+    push = a.push({1: floats(4)})
+    assert desk.reply(a, push) == Ack(push.seq)
+    assert desk.value(clock=1).tolist() == [4], "no optimizer was set"
+
+
+def test_other_numbers_keep_the_state_and_another_rule_drops_it(caplog: pytest.LogCaptureFixture):
+    desk = Desk(1, values={1: floats(0)})
+    (a,) = desk.workers
+    desk.reply(a, a.set_optimizer("sgd", 1.0, momentum=0.5))
+    desk.reply(a, a.push({1: floats(1)}, 1))
+    desk.reply(a, a.set_optimizer("sgd", 2.0, version=2, momentum=0.5))
+    desk.reply(a, a.push({1: floats(1)}, 2))
+    assert desk.value(clock=2).tolist() == [-1 - 2 * 1.5]
+    assert not caplog.records
+    desk.reply(a, a.set_optimizer("adam", 1.0, version=3))
+    assert "adam replaces sgd, whose state is dropped" in caplog.text
+    assert desk.reply(a, a.get_states([1])).names == []
+
+
+# ---- departures and explanations
+
+
+def test_who_waits_for_worker_0_to_set_the_optimizer_is_told_when_it_leaves():
+    desk = Desk(3)
+    _, b, c = desk.workers
+    early = b.set_optimizer()
+    desk.ask(b, early)
+    assert desk.reply(b, b.explain(early.seq)).text == "waits for worker 0, which has not called set_optimizer"
+    assert desk.named(desk.shard.depart([2])) == {}
+    replies = desk.named(desk.shard.depart([0, 2]))
+    assert "without calling set_optimizer" in text_of(replies[1, early.seq], "NodeLost")
+    assert "without calling set_optimizer" in text_of(desk.reply(c, c.set_optimizer()), "NodeLost")
+    assert desk.reply(b, early).kind == "NodeLost", "and a repeat is told again"
+
+
+def test_a_store_opened_after_a_departure_knows_of_it():
+    desk = Desk(2)
+    a = desk.workers[0]
+    desk.shard.depart([1])
+    desk.reply(a, a.open(store=1))
+    desk.reply(a, a.init({1: floats(0)}, store=1))
+    assert desk.reply(a, a.push({1: floats(1)}, store=1)).kind == "NodeLost"
+
+
+def test_an_explanation_fits_into_a_message():
+    keys = {number: floats(0) for number in range(8)}
+    desk = Desk(30)
+    a = desk.workers[0]
+    desk.reply(a, a.init(keys, keys=[f"{number}" * 1000 for number in keys]))
+    push = a.push(dict.fromkeys(keys, floats(1)))
+    desk.ask(a, push)
+    assert len(desk.reply(a, a.explain(push.seq)).text) == 4000
+
+
+def test_nothing_is_known_of_a_request_that_does_not_wait():
+    desk = Desk(1, values={1: floats(0)})
+    (a,) = desk.workers
+    assert desk.reply(a, a.explain(12345)).text == ""
+
+
+def test_an_unexpected_error_is_answered_with_its_name_and_a_bounded_text(monkeypatch: pytest.MonkeyPatch):
+    desk = Desk(1, values={1: floats(0)})
+    (a,) = desk.workers
+
+    def fail(*_args: Any) -> None:
+        raise RuntimeError("x" * 10_000)
+
+    monkeypatch.setattr(desk.shard._tables[0], "pull", fail)
+    reply = desk.reply(a, a.pull([1]))
+    assert isinstance(reply, Failure)
+    assert reply.kind == "ServerError"
+    assert reply.text.startswith("RuntimeError: xxx")
+    assert len(reply.text) == 4000
+
+
+def test_memory_for_repeats_is_bounded_by_what_is_outstanding():
+    desk = Desk(1, values={1: torch.zeros(4)})
+    (a,) = desk.workers
+    for _ in range(200):
+        a.done = a.seq + 1
+        desk.reply(a, a.pull([1]))
+    assert len(desk.shard._ledger) == 1

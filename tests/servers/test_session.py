@@ -1,0 +1,516 @@
+"""Whole jobs inside this process: joining, leaving, silence, and several threads on one session."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cluster import Cluster
+
+from kvstore import session as sessions
+from kvstore.config import Config
+from kvstore.dist import DistStore
+from kvstore.errors import (
+    JOB_FAILED_EXIT,
+    ConfigError,
+    DeadlineExceeded,
+    KVStoreError,
+    Mismatch,
+    NodeLost,
+    ServerError,
+    UsageError,
+)
+from kvstore.session import Session
+from kvstore.transport import InprocNetwork, Transport
+from kvstore.wire import Alive, Join, decode, encode
+from servers.server import run_server
+
+
+class Tapped(Cluster):
+    """A cluster that can silence a member: its links are cut, without a word."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(heartbeat_s=0.05, heartbeat_timeout_s=0.5, **options)
+        self._made: dict[str, list[Transport]] = {}
+        self.transport = self._make
+
+    def _make(self) -> Transport:
+        made = self.network.transport()
+        self._made.setdefault(threading.current_thread().name, []).append(made)
+        return made
+
+    def silence(self, name: str) -> None:
+        for transport in self._made.get(name) or self._made[f"{name} joins"]:
+            transport.close()
+
+
+def outcome(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except KVStoreError as exc:
+        return exc
+
+
+# ---- endings
+
+
+def test_everybody_ends_with_0_when_the_workers_are_done():
+    with Cluster(2, 2) as cluster:
+        assert cluster.run(lambda store: store.rank) == [0, 1]
+    assert cluster.exit_codes == {"scheduler": 0, "server 0": 0, "server 1": 0}
+
+
+def test_a_worker_that_fails_ends_the_job_for_all_with_its_words():
+    with Cluster(2, 1) as cluster:
+        barrier = threading.Barrier(2)
+
+        def work(session: Session) -> Any:
+            store = DistStore(session)
+            store.init("w", torch.zeros(3))
+            barrier.wait(10)
+            if session.rank == 1:
+                session.leave("ValueError: bad data")
+                return None
+            return outcome(lambda: store.pushpull("w", torch.zeros(3)))
+
+        error = cluster.run_sessions(work)[0]
+    assert isinstance(error, NodeLost)
+    assert str(error) == "worker 1 failed: ValueError: bad data"
+    assert set(cluster.exit_codes.values()) == {JOB_FAILED_EXIT}
+
+
+def test_after_leaving_the_session_says_so():
+    with Cluster(1, 1) as cluster:
+
+        def work(session: Session) -> None:
+            store = DistStore(session)
+            store.init("w", torch.zeros(1))
+            session.leave()
+            session.leave()
+            with pytest.raises(UsageError, match="this process has left the job"):
+                store.push("w", torch.zeros(1))
+
+        cluster.run_sessions(work)
+    assert set(cluster.exit_codes.values()) == {0}
+
+
+# ---- silence
+
+
+@pytest.mark.parametrize("silent", ["worker 1", "server 1"])
+def test_who_falls_silent_is_named_to_all_survivors(silent: str):
+    with Tapped(workers=3, servers=2) as cluster:
+        barrier = threading.Barrier(3)
+
+        def work(session: Session) -> Any:
+            store = DistStore(session)
+            store.init("w", torch.zeros(10))
+            barrier.wait(10)
+            if session.rank == 0:
+                cluster.silence(silent)
+            if silent == f"worker {session.rank}":
+                return outcome(lambda: session._heartbeat._thread.join(10) or session.check(0))
+            return outcome(store.barrier if session.rank else lambda: store.pushpull("w", torch.zeros(10)).wait())
+
+        results = cluster.run_sessions(work)
+    for rank, error in enumerate(results):
+        if silent == f"worker {rank}":
+            assert isinstance(error, NodeLost)
+            assert str(error).startswith("the scheduler at inproc://scheduler has been silent for")
+        else:
+            assert isinstance(error, NodeLost), error
+            assert str(error).startswith(f"{silent} is lost: it has been silent for")
+    assert set(cluster.exit_codes.values()) == {JOB_FAILED_EXIT}
+
+
+def test_a_silent_scheduler_is_lost_for_all():
+    with Tapped(workers=2, servers=2) as cluster:
+
+        def work(session: Session) -> Any:
+            store = DistStore(session)
+            store.init("w", torch.zeros(10))
+            store.barrier()
+            if session.rank == 0:
+                cluster.silence("scheduler")
+            return outcome(store.barrier)
+
+        results = cluster.run_sessions(work)
+    for error in results:
+        assert isinstance(error, NodeLost)
+        assert str(error).startswith("the scheduler at inproc://scheduler has been silent for")
+    assert cluster.exit_codes["server 0"] == cluster.exit_codes["server 1"] == JOB_FAILED_EXIT
+
+
+# ---- deadlines
+
+
+def test_a_late_pull_names_the_worker_the_push_and_the_key():
+    with Cluster(2, 2) as cluster:
+
+        def work(store: DistStore) -> Any:
+            store.init(["w", "x"], [torch.zeros(4), torch.zeros(4)])
+            error = None
+            if store.rank == 0:
+                store.push("w", torch.ones(4))
+                ticket = store.pull("w", torch.zeros(4), wait=False)
+                error = outcome(lambda: ticket.wait(0.05))
+            store.barrier()
+            if store.rank == 1:
+                store.push("w", torch.ones(4))
+            return error
+
+        error = cluster.run(work)[0]
+    assert isinstance(error, DeadlineExceeded)
+    assert str(error).startswith("pull of 'w' is not done after 0.05 s: server ")
+    assert str(error).endswith(" waits for worker 1, whose push 1 of 'w' is missing")
+    assert error.silent == ()
+
+
+def test_late_calls_to_the_scheduler_name_whom_they_wait_for():
+    with Cluster(2, 1) as cluster:
+
+        def work(session: Session) -> list[str]:
+            impatient = DistStore(session, timeout_s=0.05)
+            if session.rank == 0:
+                return [str(outcome(impatient.barrier))]
+            errors = [str(outcome(lambda: impatient.init("w", torch.zeros(1))))]
+            return [*errors, str(outcome(lambda: impatient.set_optimizer("sgd")))]
+
+        results = cluster.run_sessions(work)
+    assert results == [
+        ["barrier is not done after 0.05 s: the scheduler waits at the barrier for worker 1"],
+        [
+            "init of 'w' is not done after 0.05 s: the scheduler waits for worker 0 to init 'w'",
+            "set_optimizer is not done after 0.05 s: server 0 waits for worker 0, which has not called set_optimizer",
+        ],
+    ]
+
+
+def test_joining_in_vain_names_the_absent():
+    network = InprocNetwork()
+    scheduler = network.transport()
+    scheduler.bind("inproc://scheduler")
+    from servers.scheduler import Scheduler
+    from servers.service import Service
+
+    core = Scheduler(2, 1, 10.0)
+    service = Service(scheduler, lambda peer, message: core.handle(peer, message, 0.0))
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        config = Config("worker", "inproc://scheduler", 2, 1, rank_hint=1, timeout_s=0.05)
+        with pytest.raises(DeadlineExceeded) as info:
+            Session(config, network.transport)
+        assert str(info.value) == (
+            "joining the job at inproc://scheduler is not done after 0.05 s: "
+            "the scheduler waits for worker 0 and server 0 to join"
+        )
+    finally:
+        service.stop()
+        thread.join()
+
+
+@pytest.mark.parametrize("role", ["worker", "server"])
+def test_joining_without_a_scheduler_ends_at_the_deadline(role: str):
+    network = InprocNetwork()
+    config = Config(role, "inproc://scheduler", 1, 1, timeout_s=0.05)
+    joins: dict[str, Callable[[], Any]] = {
+        "worker": lambda: Session(config, network.transport),
+        "server": lambda: run_server(config, network.transport, "inproc://server-0"),
+    }
+    with pytest.raises(DeadlineExceeded, match="the scheduler does not answer") as info:
+        joins[role]()
+    assert info.value.silent == ("the scheduler",)
+    network.transport().bind("inproc://server-0")  # which is free again
+
+
+def test_a_server_waits_on_while_the_scheduler_lives(caplog: pytest.LogCaptureFixture):
+    """It may be there long before the workers; only a scheduler that does not answer ends its patience."""
+    waited = threading.Event()
+
+    class Patient(Cluster):
+        def _join(self, rank: int) -> None:
+            assert waited.wait(10)
+            super()._join(rank)
+
+    cluster = Patient(1, 1, timeout_s=0.05)
+    warn = sessions.log.warning
+    sessions.log.warning = lambda *args: (waited.set(), warn(*args))  # type: ignore[assignment,method-assign]
+    try:
+        with cluster:
+            assert cluster.run_sessions(lambda session: session.rank) == [0]
+    finally:
+        sessions.log.warning = warn  # type: ignore[method-assign]
+    assert "the scheduler waits for worker 0 to join" in caplog.text
+    assert cluster.exit_codes == {"scheduler": 0, "server 0": 0}
+
+
+def test_who_is_not_wanted_is_told():
+    with Cluster(1, 1) as cluster, pytest.raises(UsageError, match="the job has its 1 workers already"):
+        Session(cluster.config("worker"), cluster.transport)
+
+
+# ---- errors that reach the worker
+
+
+def test_an_optimizer_that_cannot_be_made_raises_in_every_worker_with_the_servers_message():
+    with Cluster(2, 2) as cluster:
+        results = cluster.run(lambda store: outcome(lambda: store.set_optimizer("sgd", learning_rate=-1.0)))
+    for error in results:
+        assert isinstance(error, ServerError)
+        assert str(error) == "ValueError: Invalid learning rate: -1.0"
+
+
+def test_an_update_that_fails_raises_in_every_worker():
+    with Cluster(2, 2, bigarray_bound=4) as cluster:
+
+        def work(store: DistStore) -> Any:
+            store.set_optimizer("sgd", learning_rate=0.1)
+            store.init("w", torch.zeros(8))
+            store.set_learning_rate(0.1 * (store.rank + 1))
+            ticket = store.push("w", torch.ones(8))
+            error = outcome(lambda: ticket.wait(10))
+            store.set_learning_rate(0.5)
+            out = torch.zeros(8)
+            store.pushpull("w", torch.ones(8), out)
+            return str(error), out.tolist()
+
+        words = "workers disagree on the learning rate for the same round of 'w': 0.1 on worker 0, 0.2 on worker 1"
+        assert cluster.run(work) == [(words, [-1.0] * 8)] * 2
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_workers_that_give_a_key_different_shapes_both_learn_it(first: int):
+    """Whoever comes first; rank 0, whose init is over by then, at its next call."""
+    with Cluster(2, 1, heartbeat_s=0.05) as cluster:
+        come = threading.Event()
+
+        def work(session: Session) -> Any:
+            store = DistStore(session, timeout_s=10)
+            init = outcome(lambda: store.init("ok", torch.zeros(1)))
+            assert init is None
+            if session.rank != first:
+                assert come.wait(10)
+            if session.rank == first == 1:
+                threading.Timer(0.05, come.set).start()
+            error = outcome(lambda: store.init("w", torch.zeros(2 + session.rank)))
+            come.set()
+            while error is None:  # rank 0's call may be over; the next ones are told
+                error = outcome(lambda: store.pull("ok", torch.zeros(1)) and None)
+            return error
+
+        for error in cluster.run_sessions(work):
+            assert isinstance(error, Mismatch)
+            assert "key 'w' is float32[" in str(error)
+
+
+# ---- several threads on one session
+
+
+def test_threads_of_one_worker_get_their_own_answers():
+    rounds, count = 30, 4
+    with Cluster(2, 2, bigarray_bound=50) as cluster:
+
+        def work(session: Session) -> list[Any]:
+            store = DistStore(session)
+            keys = [f"k{n}" for n in range(count)]
+            store.init(keys, [torch.zeros(60 + n) for n in range(count)])
+            results: list[Any] = [None] * count
+
+            def use(n: int) -> None:
+                out, total = torch.zeros(60 + n), 0.0
+                for turn in range(rounds):
+                    if turn % 2:
+                        store.pushpull(f"k{n}", torch.full((60 + n,), float(turn + n)), out)
+                    else:
+                        store.push(f"k{n}", torch.full((60 + n,), float(turn + n)))
+                        store.pull(f"k{n}", out)
+                    assert set(out.tolist()) == {2.0 * (turn + n)}
+                    total += out[0].item()
+                results[n] = total
+
+            def run(n: int) -> None:
+                try:
+                    use(n)
+                except BaseException as exc:
+                    results[n] = exc
+
+            threads = [threading.Thread(target=run, args=(n,)) for n in range(count)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(40)
+            store.close()
+            return results
+
+        expected = [float(sum(2 * (turn + n) for turn in range(rounds))) for n in range(count)]
+        assert cluster.run_sessions(work) == [expected, expected]
+
+
+def test_two_threads_push_the_same_key_and_every_push_is_a_round_of_its_own():
+    with Cluster(2, 2) as cluster:
+
+        def work(store: DistStore) -> float:
+            store.set_optimizer("sgd", learning_rate=1.0)
+            store.init("w", torch.zeros(1))
+            threads = [
+                threading.Thread(target=lambda: [store.push("w", torch.ones(1)) for _ in range(50)]) for _ in range(2)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(40)
+            out = torch.zeros(1)
+            store.pull("w", out)
+            return out.item()
+
+        assert cluster.run(work) == [-200.0, -200.0]
+
+
+# ---- the session that all stores of a process share
+
+
+@pytest.fixture
+def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Cluster], Session]]:
+    """``kvstore.session.shared`` as a worker process has it, over an in-process network."""
+    from kvstore.transport import zeromq
+
+    hooks: list[Any] = []
+    monkeypatch.setattr(sessions, "_shared", None)
+    monkeypatch.setattr(sessions.atexit, "register", hooks.append)
+    monkeypatch.setattr(sessions, "AFTER_OTHERS_S", 0.0)
+    monkeypatch.delattr(sys, "last_value", raising=False)
+
+    def make(cluster: Cluster) -> Session:
+        monkeypatch.setattr(zeromq, "ZmqTransport", cluster.transport)
+        session = sessions.shared(cluster.config("worker"))
+        assert sessions.shared(cluster.config("worker")) is session, "one for the whole process"
+        assert hooks == [sessions._leave_at_exit]
+        return session
+
+    yield make
+    assert sessions._shared is None or sessions._shared[1]._left
+
+
+class Alone(Cluster):
+    """A cluster whose only worker the test makes."""
+
+    def _join(self, rank: int) -> None:
+        self.make(self)  # type: ignore[attr-defined]
+        assert sessions._shared is not None
+        self._sessions.append(sessions._shared[1])
+
+
+def alone(make: Callable[[Cluster], Session]) -> Alone:
+    cluster = Alone(1, 1)
+    cluster.make = make  # type: ignore[attr-defined]
+    return cluster
+
+
+def test_at_exit_pushes_take_effect_and_the_member_leaves_in_order(shared_in):
+    with alone(shared_in) as cluster:
+        store = DistStore(cluster._sessions[0])
+        store.init("w", torch.zeros(1))
+        ticket = store.push("w", torch.ones(1))
+        sessions._leave_at_exit()
+        assert not ticket.open
+    assert set(cluster.exit_codes.values()) == {0}
+
+
+def test_at_exit_after_an_exception_the_job_is_told(
+    shared_in, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    with alone(shared_in) as cluster:
+        monkeypatch.setattr(sys, "last_value", ZeroDivisionError("division by zero"), raising=False)
+        sessions._leave_at_exit()
+    assert set(cluster.exit_codes.values()) == {JOB_FAILED_EXIT}
+    assert "the job has failed: worker 0 failed: ZeroDivisionError: division by zero" in caplog.text
+
+
+def test_at_exit_in_a_shell_an_old_exception_is_not_the_end(shared_in, monkeypatch: pytest.MonkeyPatch):
+    with alone(shared_in) as cluster:
+        monkeypatch.setattr(sys, "last_value", ValueError("an hour ago"), raising=False)
+        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+        sessions._leave_at_exit()
+    assert set(cluster.exit_codes.values()) == {0}
+
+
+def test_at_exit_a_push_that_failed_is_said_and_fails_the_job(shared_in, capsys: pytest.CaptureFixture[str]):
+    with alone(shared_in) as cluster:
+        store = DistStore(cluster._sessions[0])
+
+        def flush(_timeout: float) -> None:
+            raise ServerError("it broke")
+
+        store._session.flushes[:] = [flush]
+        sessions._leave_at_exit()
+    assert "at exit: ServerError: it broke" in capsys.readouterr().err
+    assert set(cluster.exit_codes.values()) == {JOB_FAILED_EXIT}
+
+
+def test_at_exit_a_push_that_others_hold_up_does_not_fail_the_job(shared_in):
+    with alone(shared_in) as cluster:
+
+        def flush(timeout: float) -> None:
+            assert timeout == sessions.EXIT_GRACE_S
+            raise DeadlineExceeded("not yet")
+
+        cluster._sessions[0].flushes[:] = [flush]
+        sessions._leave_at_exit()
+    assert set(cluster.exit_codes.values()) == {0}
+
+
+def test_a_forked_child_has_no_session(shared_in, monkeypatch: pytest.MonkeyPatch):
+    with alone(shared_in) as cluster:
+        pid = os.getpid()
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: pid + 1)
+            with pytest.raises(ConfigError, match="this process was forked from a member"):
+                sessions.shared(cluster.config("worker"))
+            sessions._leave_at_exit()
+        assert not cluster._sessions[0]._left, "and does not end its parent's"
+        sessions._leave_at_exit()
+
+
+def test_outside_a_job_there_is_no_session():
+    with pytest.raises(ConfigError, match="not part of a distributed job"):
+        sessions.shared(Config())
+
+
+# ---- what only a broken scheduler does
+
+
+def test_leaving_without_the_schedulers_answer_says_so_and_goes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    from kvstore.wire import Welcome
+
+    monkeypatch.setattr(sessions, "LEAVE_S", 0.05)
+    network = InprocNetwork()
+    far = network.transport()
+    far.bind("inproc://scheduler")
+    stop = threading.Event()
+
+    def welcome_and_nothing_else() -> None:
+        while not stop.is_set():
+            received = far.recv(0.05)
+            if received is not None:
+                message = decode(received[1])
+                reply = Welcome(message.seq, 0, 1, 1, []) if isinstance(message, Join) else Alive()
+                far.send(received[0], encode(reply))
+
+    thread = threading.Thread(target=welcome_and_nothing_else)
+    thread.start()
+    try:
+        session = Session(Config("worker", "inproc://scheduler", 1, 1), network.transport)
+        session.leave()
+    finally:
+        stop.set()
+        thread.join()
+    assert "left the job without the scheduler's answer: leaving the job is not done after 0.05 s" in caplog.text
+    assert not session._heartbeat._thread.is_alive()

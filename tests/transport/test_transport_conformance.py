@@ -1,0 +1,277 @@
+"""What every transport must do, whatever moves the frames."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from kvstore.errors import ConfigError
+from kvstore.transport import InprocNetwork, Transport
+from kvstore.transport.zeromq import ZmqTransport
+
+SIZES = (0, 1, 100, 64 << 10, 4 << 20)
+LONG = 20.0  # seconds; reached only by a transport that fails
+
+
+class Ends:
+    """Makes transports that can reach each other, and endpoints for them to listen at; closes them all."""
+
+    def __init__(self, make: Callable[[], Transport], endpoint: str) -> None:
+        self._make = make
+        self.endpoint = endpoint
+        self._made: list[Transport] = []
+
+    def new(self) -> Transport:
+        self._made.append(self._make())
+        return self._made[-1]
+
+    def pair(self) -> tuple[Transport, Transport, bytes]:
+        """A listener, another that has a link to it, and that link."""
+        listener, other = self.new(), self.new()
+        self.endpoint = listener.bind(self.endpoint)
+        return listener, other, other.connect(self.endpoint)
+
+    def close(self) -> None:
+        for transport in self._made:
+            transport.close()
+
+
+@pytest.fixture(params=["inproc", "ipc", "tcp"])
+def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    with tempfile.TemporaryDirectory() as directory:  # which is 0700, and short enough for a socket
+        made = {
+            "inproc": lambda: Ends(InprocNetwork().transport, "inproc://here"),
+            "ipc": lambda: Ends(ZmqTransport, f"ipc://{directory}/here"),
+            "tcp": lambda: Ends(ZmqTransport, "tcp://127.0.0.1:0"),
+        }[request.param]()
+        yield made
+        made.close()
+
+
+def receive(transport: Transport, timeout: float = LONG) -> tuple[bytes, list[memoryview]]:
+    received = transport.recv(timeout)
+    assert received is not None, "nothing came"
+    return received[0], [memoryview(frame) for frame in received[1]]
+
+
+def pattern(size: int, seed: int = 0) -> bytearray:
+    return bytearray(
+        torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)).tolist()
+    )
+
+
+def test_frames_arrive_whole_and_in_order(ends: Ends):
+    listener, other, link = ends.pair()
+    messages = [[pattern(size, size)] for size in SIZES]
+    messages += [[b"head", *(pattern(size) for size in SIZES)], [b"", b""], [b"x"] * 200]
+    for frames in messages:
+        other.send(link, frames)
+    for frames in messages:
+        assert receive(listener)[1] == frames
+
+
+def test_replies_go_back_over_the_link(ends: Ends):
+    listener, other, link = ends.pair()
+    for size in SIZES:
+        other.send(link, [b"question"])
+        peer, _ = receive(listener)
+        listener.send(peer, [b"answer", pattern(size)])
+        assert receive(other) == (link, [b"answer", pattern(size)])
+
+
+def test_many_peers_are_told_apart(ends: Ends):
+    listener = ends.new()
+    endpoint = listener.bind(ends.endpoint)
+    others = [ends.new() for _ in range(8)]
+    links = [other.connect(endpoint) for other in others]
+    for turn in range(3):
+        for number, (other, link) in enumerate(zip(others, links, strict=True)):
+            other.send(link, [b"%d" % number, b"%d" % turn])
+    heard: dict[bytes, list[tuple[bytes, bytes]]] = {}
+    for _ in range(24):
+        peer, (number, turn) = receive(listener)
+        heard.setdefault(peer, []).append((bytes(number), bytes(turn)))
+    assert sorted(heard.values()) == [[(b"%d" % n, b"%d" % turn) for turn in range(3)] for n in range(8)]
+    for peer, messages in heard.items():
+        listener.send(peer, [messages[0][0]])
+    for number, (other, link) in enumerate(zip(others, links, strict=True)):
+        assert receive(other) == (link, [b"%d" % number])
+
+
+def test_one_end_may_have_several_links_and_listen_too(ends: Ends):
+    one, two, _ = ends.pair()
+    three = ends.new()
+    link = two.connect(three.bind("tcp://127.0.0.1:0" if ends.endpoint.startswith("tcp") else f"{ends.endpoint}-2"))
+    two.send(link, [b"to three"])
+    peer, frames = receive(three)
+    assert frames == [b"to three"]
+    three.send(peer, [b"back"])
+    assert receive(two) == (link, [b"back"])
+    assert one.recv(0) is None
+
+
+def test_two_links_to_one_place_are_two_links(ends: Ends):
+    listener, other, first = ends.pair()
+    other.send(first, [b"1"])
+    peer, _ = receive(listener)
+    second = other.connect(ends.endpoint)
+    other.send(second, [b"2"])
+    assert second != first
+    assert receive(listener)[0] != peer
+
+
+def test_what_is_sent_before_anyone_listens_arrives_in_order(ends: Ends):
+    if ends.endpoint.startswith("tcp"):
+        probe = ends.new()
+        ends.endpoint = probe.bind(ends.endpoint)
+        probe.close()
+    other = ends.new()
+    link = other.connect(ends.endpoint)
+    for number in range(20):
+        other.send(link, [b"%d" % number, pattern(1000)])
+    listener = ends.new()
+    listener.bind(ends.endpoint)
+    other.send(link, [b"20", b""])
+    assert [bytes(receive(listener)[1][0]) for _ in range(21)] == [b"%d" % number for number in range(21)]
+
+
+def test_an_interrupt_wakes_a_waiting_recv(ends: Ends):
+    listener, _, _ = ends.pair()
+    woken = threading.Event()
+
+    def wait() -> None:
+        assert listener.recv(LONG) is None
+        woken.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    listener.interrupt()
+    assert woken.wait(LONG / 2)
+    thread.join()
+
+
+def test_interrupts_count_for_the_next_recv_and_do_not_pile_up(ends: Ends):
+    listener, other, link = ends.pair()
+    for _ in range(1000):
+        listener.interrupt()
+    began = time.monotonic()
+    assert listener.recv(LONG) is None
+    assert time.monotonic() - began < LONG / 2
+    other.send(link, [b"x"])
+    received = listener.recv(LONG) or listener.recv(LONG)
+    assert received is not None
+    assert received[1] == [b"x"]
+
+
+def test_an_interrupt_loses_no_message(ends: Ends):
+    listener, other, link = ends.pair()
+    stop = threading.Event()
+
+    def ring() -> None:
+        while not stop.is_set():
+            listener.interrupt()
+
+    thread = threading.Thread(target=ring)
+    thread.start()
+    heard = []
+    try:
+        for number in range(50):
+            other.send(link, [b"%d" % number])
+            while (received := listener.recv(LONG)) is None:
+                pass
+            heard.append(int(bytes(received[1][0])))
+    finally:
+        stop.set()
+        thread.join()
+    assert heard == list(range(50))
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.05])
+def test_recv_returns_after_its_timeout(ends: Ends, timeout: float):
+    listener, _, _ = ends.pair()
+    began = time.monotonic()
+    assert listener.recv(timeout) is None
+    assert timeout * 0.9 <= time.monotonic() - began < LONG / 2
+
+
+def test_a_message_to_a_peer_that_is_gone_is_dropped(ends: Ends):
+    listener, other, link = ends.pair()
+    other.send(link, [b"hello"])
+    peer, _ = receive(listener)
+    other.close()
+    for _ in range(3):
+        listener.send(peer, [b"anyone there?", pattern(64 << 10)])
+    listener.send(b"never known", [b"x"])
+    third = ends.new()
+    link = third.connect(ends.endpoint)
+    third.send(link, [b"next"])
+    assert receive(listener)[1] == [b"next"]
+    assert listener.recv(0) is None
+
+
+def test_closing_twice_is_closing_once_and_a_closed_end_is_quiet(ends: Ends):
+    listener, other, link = ends.pair()
+    other.send(link, [b"x"])
+    other.close(linger=1.0)
+    other.close()
+    other.send(link, [b"y"])
+    assert other.recv(0) is None
+    other.interrupt()
+    assert receive(listener)[1] == [b"x"], "what was sent before had the linger to leave"
+    assert listener.recv(0.01) is None
+
+
+def test_a_place_is_free_again_after_closing(ends: Ends):
+    first = ends.new()
+    endpoint = first.bind(ends.endpoint)
+    first.close()
+    second, other = ends.new(), ends.new()
+    assert second.bind(endpoint) == endpoint
+    other.send(other.connect(endpoint), [b"x"])
+    assert receive(second)[1] == [b"x"]
+
+
+def test_a_received_buffer_is_writable_and_outlives_the_messages_after_it(ends: Ends):
+    listener, other, link = ends.pair()
+    held = []
+    for number in range(4):
+        for size in (100, 1 << 20):
+            other.send(link, [bytearray([number]) * size])
+            held.append((number, size, receive(listener)[1][0]))
+    other.close()
+    listener.close()
+    gc.collect()
+    for number, size, view in held:
+        assert not view.readonly
+        assert (len(view), set(view)) == (size, {number})
+        view[:] = b"\xff" * size  # and is nobody else's
+    assert all(set(view) == {255} for _, _, view in held)
+
+
+def test_large_buffers_are_read_where_they_are(ends: Ends):
+    """A receiver sees a view that torch can use in place, and a sender's tensor goes out as it is."""
+    listener, other, link = ends.pair()
+    tensor = torch.arange(1 << 18, dtype=torch.float32)
+    other.send(link, [tensor.view(torch.uint8).numpy().data])
+    (frame,) = receive(listener)[1]
+    taken = torch.frombuffer(frame, dtype=torch.float32)
+    assert torch.equal(taken, tensor)
+    taken.zero_()
+    assert not any(frame[:4096]), "torch writes to the frame itself"
+    if ends.endpoint.startswith("inproc"):
+        assert taken.data_ptr() == tensor.data_ptr()
+
+
+def test_a_place_can_be_listened_at_once(ends: Ends):
+    first, second = ends.new(), ends.new()
+    endpoint = first.bind(ends.endpoint)
+    if endpoint.startswith("ipc"):
+        return  # a second one takes a unix socket over; its directory is private
+    with pytest.raises(ConfigError, match="in use"):
+        second.bind(endpoint)

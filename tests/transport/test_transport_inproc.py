@@ -1,0 +1,76 @@
+"""What is the in-process network's alone."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kvstore.errors import ConfigError
+from kvstore.transport import InprocNetwork
+
+
+def test_networks_do_not_know_each_other():
+    one, two = InprocNetwork(), InprocNetwork()
+    listener = one.transport()
+    listener.bind("inproc://x")
+    other = two.transport()
+    other.send(other.connect("inproc://x"), [b"lost"])
+    assert listener.recv(0) is None
+    two.transport().bind("inproc://x")
+
+
+def test_a_star_becomes_a_number():
+    network = InprocNetwork()
+    first, second = (network.transport().bind("inproc://server-*") for _ in range(2))
+    assert first != second
+    assert "*" not in first + second
+
+
+def test_a_name_is_taken_once():
+    network = InprocNetwork()
+    network.transport().bind("inproc://x")
+    with pytest.raises(ConfigError, match="inproc://x is in use"):
+        network.transport().bind("inproc://x")
+
+
+def test_deliver_may_lose_and_repeat():
+    network = InprocNetwork()
+    listener, other = network.transport(), network.transport()
+    listener.bind("inproc://x")
+    link = other.connect("inproc://x")
+    network.deliver = lambda put: None
+    other.send(link, [b"lost"])
+    network.deliver = lambda put: [put(), put()]
+    other.send(link, [b"twice"])
+    received = [listener.recv(0) for _ in range(3)]
+    assert [r and r[1] for r in received] == [[b"twice"], [b"twice"], None]
+
+
+def test_what_was_sent_before_anyone_listens_is_not_overtaken():
+    """A thread that sends while another begins to listen must not get between the messages that waited."""
+    network = InprocNetwork()
+    other, listener = network.transport(), network.transport()
+    link = other.connect("inproc://x")
+    for number in range(3):
+        other.send(link, [b"%d" % number])
+    flushing, sent = threading.Event(), threading.Event()
+
+    def deliver(put):
+        put()
+        if not flushing.is_set():
+            flushing.set()
+            sent.wait(0.2)  # the sender either gets through now, which would be wrong, or has to wait
+
+    network.deliver = deliver
+
+    def send() -> None:
+        flushing.wait(10)
+        other.send(link, [b"3"])
+        sent.set()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    listener.bind("inproc://x")
+    thread.join()
+    assert [listener.recv(1)[1] for _ in range(4)] == [[b"0"], [b"1"], [b"2"], [b"3"]]
