@@ -230,9 +230,8 @@ class DistStore(KVStore):
         if self._at_barrier is None:
             self._barriers += 1
             self._at_barrier = self._remote.barrier(self._barriers)
-        self._at_barrier.wait(
-            self._timeout_s
-        )  # if it is late, this worker has come all the same, and the next call waits on
+        # Should the others be late, this worker has come all the same: another call waits on at the same barrier.
+        self._at_barrier.wait(self._timeout_s)
         self._at_barrier = None
 
     def num_dead_nodes(self) -> int:

@@ -151,15 +151,6 @@ class ZmqTransport:
         return self._socket in ready
 
 
-def listening_socket(host: str) -> socket.socket:
-    """Return a socket that listens on a free port of ``host``, for a process that is started with it."""
-    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.bind(address[:2])
-    sock.listen(1024)
-    return sock
-
-
 def endpoint_for(root: str, node_host: str, name: str) -> str:
     """Return where a member may listen: beside the scheduler's ipc socket, or on the address it was told.
 

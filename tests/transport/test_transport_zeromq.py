@@ -13,7 +13,7 @@ import zmq
 
 from kvstore.errors import ConfigError
 from kvstore.transport import zeromq
-from kvstore.transport.zeromq import COPY_BELOW, ZmqTransport, endpoint_for, listening_socket
+from kvstore.transport.zeromq import COPY_BELOW, ZmqTransport, endpoint_for
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_nobody_listens_to_the_network_without_being_told_an_address(root: str):
 
 
 def test_a_socket_from_the_parent_is_used_for_the_first_bind():
-    sock = listening_socket("127.0.0.1")
+    sock = socket.create_server(("127.0.0.1", 0))
     endpoint = "tcp://{}:{}".format(*sock.getsockname())
     listener, other = ZmqTransport(sock.detach()), ZmqTransport()
     try:
@@ -140,7 +140,7 @@ def test_a_socket_from_the_parent_is_used_for_the_first_bind():
 
 def test_a_connection_made_before_the_process_listens_is_served():
     """The parent opened the port, so a worker may come before the scheduler has started."""
-    sock = listening_socket("127.0.0.1")
+    sock = socket.create_server(("127.0.0.1", 0))
     endpoint = "tcp://{}:{}".format(*sock.getsockname())
     other = ZmqTransport()
     other.send(other.connect(endpoint), [b"early"])
