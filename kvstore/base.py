@@ -114,7 +114,8 @@ class KVStore:
             key: one key or a list of them.
             out: for each key, an array of its shape and dtype, or a list of them, to write into.
             priority: higher ones are served first where there is a choice.
-            wait: return when ``out`` is written; if False, at once, and ``out`` is written by the ticket's ``wait``.
+            wait: return when ``out`` is written; if False, at once, and ``out`` is written by the ticket's ``wait``. If
+                the same key is pushed again before that, the value may be that of the later round.
 
         Raises:
             KeyNotInitialised, Mismatch: as for ``push``.
@@ -220,7 +221,7 @@ class KVStore:
         return type(self).set_optimizer is not KVStore.set_optimizer
 
     def num_dead_nodes(self) -> int:
-        """How many members of the job are lost."""
+        """How many members of the job are lost; once that has ended the job, this too raises ``NodeLost``."""
         return 0
 
     def statistics(self) -> Statistics:

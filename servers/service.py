@@ -22,7 +22,8 @@ class Service:
     Args:
         transport: bound already; only ``run`` uses it from now on.
         handle: the core: a message and its link in, messages and their links out.
-        tick: is called at least every ``interval_s`` seconds, when no message waits; returns messages to send.
+        tick: is called every ``interval_s`` seconds when no message waits, so that what has come is known before time
+            is judged; half as often in a flood of them. Returns messages to send.
         interval_s: how often.
         clock: seconds, monotonic.
     """
@@ -53,8 +54,9 @@ class Service:
                 self._receive(*received)
             while not self._posted.empty():
                 self._send(self._posted.get()())
-            if received is None and self._clock() >= due:
-                due = self._clock() + self._interval_s
+            now = self._clock()
+            if now >= due + (self._interval_s if received is not None else 0.0):
+                due = now + self._interval_s
                 self._send(self._tick())
 
     def post(self, action: Callable[[], Outbox]) -> None:

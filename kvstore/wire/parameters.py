@@ -55,7 +55,8 @@ class Init(Request):
 class Push(Request):
     """My contribution ``clocks[i]`` to segment ``ids[i]``; ``want`` the values back once it has taken effect.
 
-    ``lr`` and ``rescale`` are the hyper-parameters to update with, from this round on; None leaves them.
+    ``lr`` and ``rescale`` are the hyper-parameters to update with in this round; None takes the optimizer's own
+    (sync) or the last ones given (async).
     """
 
     store: Store

@@ -95,7 +95,7 @@ class Scheduler:
         return self._flush(self._answers(peer, message, functools.partial(self._serve, member)))
 
     def tick(self, now: float) -> Outbox:
-        """Return what to send because time has passed. Call it only when no message is left to handle."""
+        """Return what to send because time has passed. Best called when no message is left to handle."""
         self._now = now
         if now - self._ticked > self.members.limit_s / 2:  # this process was stopped; what it missed proves nothing
             self.members.forgive(now)
