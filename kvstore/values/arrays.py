@@ -16,11 +16,6 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSI
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype that ``name`` (a key of ``ITEMSIZE``) stands for."""
-    return _DTYPES[name]
-
-
 def spec_of(tensor: torch.Tensor) -> Spec:
     """Return the shape and dtype of ``tensor``."""
     return Spec(tuple(tensor.shape), _NAMES[tensor.dtype])

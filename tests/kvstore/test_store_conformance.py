@@ -16,7 +16,6 @@ from cluster import Cluster
 import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.spec import ITEMSIZE
-from kvstore.values import torch_dtype
 
 BOUND = 60  # elements: arrays of so many are cut over the servers
 
@@ -240,7 +239,7 @@ def test_values_that_can_only_be_read(run: Run) -> None:
 @assigning
 def test_dtypes_and_shapes(run: Run, name: str, shape: tuple[int, ...]) -> None:
     def work(store: kv.KVStore) -> None:
-        value = (torch.arange(int(np.prod(shape))) % 7).to(torch_dtype(name)).view(shape)
+        value = (torch.arange(int(np.prod(shape))) % 7).to(getattr(torch, name)).view(shape)
         store.init("w", value)
         out = torch.zeros_like(value)
         store.pull("w", out)
@@ -622,7 +621,7 @@ def test_strides_of_gradients_do_not_matter(run: Run) -> None:
 @every
 def test_an_optimizer_updates_floats_only(run: Run, name: str) -> None:
     def work(store: kv.KVStore) -> None:
-        value = torch.ones(2, dtype=torch_dtype(name))
+        value = torch.ones(2, dtype=getattr(torch, name))
         store.set_optimizer("sgd")
         store.init("n", value)
         with pytest.raises(kv.Mismatch, match=f"'n' is {name}.*floating point only"):
@@ -638,7 +637,7 @@ def test_an_optimizer_updates_floats_only(run: Run, name: str) -> None:
 @every
 def test_an_optimizer_updates_every_float(run: Run, name: str) -> None:
     def work(store: kv.KVStore) -> None:
-        value = torch.zeros(3, dtype=torch_dtype(name))
+        value = torch.zeros(3, dtype=getattr(torch, name))
         store.set_optimizer("sgd", learning_rate=0.5)
         store.init("w", value)
         settled(store, store.push("w", torch.ones_like(value)))
