@@ -124,33 +124,19 @@ class Client:
             on_reply: takes the answer, unless it is a failure, in the thread that received it.
         """
         self.check()
-        node = self.node
         with self._turns.send():
-            done = self._outstanding.done
-            seq = self._outstanding.add(peer, ticket, on_reply)
-            try:
-                frames = encode(make((node.role, node.rank, node.incarnation, seq, done)))
-            except BaseException:
-                self._outstanding.withdraw(seq)
-                raise
-            self._transport.send(peer, frames)
+            self._send(peer, ticket, make, on_reply)
             self._drain()
 
     def tell(self, peer: Peer, make: Callable[[Me], Message]) -> None:
         """Send a request whose answer nobody waits for, even if the job has failed."""
-        node = self.node
         with self._turns.send():
-            seq = self._outstanding.add(peer, Ticket("farewell"), None)
-            self._transport.send(peer, encode(make((node.role, node.rank, node.incarnation, seq, 0))))
+            self._send(peer, Ticket("farewell"), make, None)
 
     def call(self, peer: Peer, what: str, make: Callable[[Me], Message], timeout: float | None = None) -> Any:
         """Ask and wait; return the reply."""
         ticket = Ticket(what, (), self)
-
-        def take(reply: Reply) -> None:
-            ticket.result = reply
-
-        self.ask(peer, ticket, make, take)
+        self.ask(peer, ticket, make, ticket.take)
         return ticket.wait(timeout)
 
     def check(self) -> None:
@@ -203,6 +189,18 @@ class Client:
                         self._take(*received)
                         self._drain()
         return True
+
+    def _send(
+        self, peer: Peer, ticket: Ticket, make: Callable[[Me], Message], on_reply: Callable[[Any], None] | None
+    ) -> None:
+        node, done = self.node, self._outstanding.done
+        seq = self._outstanding.add(peer, ticket, on_reply)
+        try:
+            frames = encode(make((node.role, node.rank, node.incarnation, seq, done)))
+        except BaseException:
+            self._outstanding.withdraw(seq)
+            raise
+        self._transport.send(peer, frames)
 
     def _drain(self) -> None:
         while (received := self._transport.recv(0)) is not None:

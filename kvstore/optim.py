@@ -14,6 +14,7 @@ import torch
 
 from kvstore.errors import UnknownName, UsageError, choices
 from kvstore.spec import Key, check_key
+from kvstore.wire.fields import MAX_HYPER_LIST, MAX_HYPER_TEXT
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +25,6 @@ _NOT_HERE = frozenset({"LBFGS", "SparseAdam", "Optimizer"})
 _HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 # These look at the shape of the whole tensor, so servers must not hold it in pieces.
 _WHOLE = frozenset({"adafactor", "muon"})
-# What the wire allows for one hyper-parameter.
-MAX_TEXT = 64
-MAX_LIST = 8
 
 
 @functools.cache
@@ -157,8 +155,10 @@ def _multipliers(given: dict[str, Any], name: str) -> dict[Key, float]:
 
 def _plain(name: str, value: Any) -> Any:
     """``value`` as the wire can carry it: a number, bool, text, None, or a list of numbers."""
-    if isinstance(value, str | list | tuple) and len(value) > (MAX_TEXT if isinstance(value, str) else MAX_LIST):
-        raise UsageError(f"{name} is too long: at most {MAX_TEXT} characters, or {MAX_LIST} numbers")
+    if isinstance(value, str | list | tuple) and len(value) > (
+        MAX_HYPER_TEXT if isinstance(value, str) else MAX_HYPER_LIST
+    ):
+        raise UsageError(f"{name} is too long: at most {MAX_HYPER_TEXT} characters, or {MAX_HYPER_LIST} numbers")
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, list | tuple):

@@ -16,6 +16,7 @@ from kvstore.spec import Key, Spec
 from kvstore.tickets import Ticket
 from kvstore.values import from_buffer, spec_of, to_buffer
 from kvstore.wire import (
+    MAX_STORES,
     Barrier,
     Buffer,
     Declare,
@@ -34,8 +35,6 @@ from kvstore.wire import (
     join,
     tear,
 )
-
-MAX_STORES = 256  # what the messages have room for
 
 
 class Remote:
@@ -217,10 +216,7 @@ class Remote:
         return ticket
 
     def _one(self, peer: bytes, ticket: Ticket, make: Callable[[Me], Message]) -> Any:
-        def take(reply: Any) -> None:
-            ticket.result = reply
-
-        self._client.ask(peer, ticket, make, take)
+        self._client.ask(peer, ticket, make, ticket.take)
         return ticket.wait(self._timeout_s)
 
     def _all(self, ticket: Ticket, make: Callable[[Me], Message]) -> None:

@@ -23,11 +23,10 @@ from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost
 from kvstore.heartbeat import Heartbeat
 from kvstore.tickets import Ticket
 from kvstore.transport import Transport
-from kvstore.wire import Census, Fault, JobFailed, Join, Leave, Message, Node, Welcome
+from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Node, Welcome
 
 log = logging.getLogger(__name__)
 
-MAX_TEXT = 4000  # characters of an error that others are told; a message must not be refused for its length
 LEAVE_S = 5.0  # how long the scheduler may take to let a member go
 AFTER_OTHERS_S = 2.0  # a launcher takes the first process to end for the one that failed: let that be it
 EXIT_GRACE_S = 2.0  # how long a process that ends waits for pushes nobody waited for
@@ -92,14 +91,11 @@ class Session:
         """Ask to join, and wait for the others: a worker until its deadline, a server while the scheduler lives."""
         ticket = Ticket(f"joining the job at {self.config.root}", (), self.client)
 
-        def take(welcome: Welcome) -> None:
-            ticket.result = welcome
-
         def make(me: Me) -> Join:
             role, _, incarnation, seq, done = me
             return Join(role, self.config.rank_hint, incarnation, seq, done, address=address)
 
-        self.client.ask(self.scheduler, ticket, make, take)
+        self.client.ask(self.scheduler, ticket, make, ticket.take)
         while True:
             try:
                 welcome: Welcome = ticket.wait()
@@ -136,7 +132,7 @@ class Session:
         if self._left:
             return
         self._left = True
-        text = error if error is None else error[:MAX_TEXT]
+        text = error if error is None else error[:MAX_REASON]
         try:
             if self.client.failure is None:
                 self.client.call(self.scheduler, "leaving the job", lambda me: Leave(*me, error=text), LEAVE_S)

@@ -67,6 +67,10 @@ class Ticket:
             raise self.error
         return self.result
 
+    def take(self, reply: Any) -> None:
+        """Make ``reply`` what ``wait`` returns; for requests that want the answer itself."""
+        self.result = reply
+
     def fail(self, error: KVStoreError) -> None:
         """Note that part of the work failed; the first error stays."""
         if self.error is None:

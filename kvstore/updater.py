@@ -128,12 +128,16 @@ class Updater:
 
     def _param(self, key: Key, weight: torch.Tensor) -> torch.Tensor:
         """The tensor that torch.optim knows ``key`` by: the weight's own memory, or its float32 copy."""
-        if torch.empty_like(weight).stride() != weight.stride():
-            raise UsageError(f"the weight of {key!r} is a view with gaps, which cannot be updated in place")
         param = self._params.get(key)
         half = weight.dtype in _HALF
-        if param is not None and (param.device == weight.device if half else param.data_ptr() == weight.data_ptr()):
+        if (
+            param is not None
+            and param.stride() == weight.stride()
+            and (param.device == weight.device if half else param.data_ptr() == weight.data_ptr())
+        ):
             return param
+        if torch.empty_like(weight).stride() != weight.stride():
+            raise UsageError(f"the weight of {key!r} is a view with gaps, which cannot be updated in place")
         state = self._torch.state.pop(param, None) if param is not None else None
         before = weight if param is None else param
         param = before.to(weight.device, torch.float32) if half else weight

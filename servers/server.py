@@ -12,8 +12,9 @@ from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.session import Session
 from kvstore.transport import Transport
 from kvstore.wire import Message, Roster, Stop
+from servers.replies import Outbox
 from servers.scheduler import Scheduler
-from servers.service import Outbox, Service
+from servers.service import Service
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from kvstore.errors import WireError
 from kvstore.transport import Transport
 from kvstore.wire import Message, decode, encode
+from servers.replies import Outbox
 
 log = logging.getLogger(__name__)
-
-Outbox = list[tuple[bytes, Message]]
 
 
 class Service:

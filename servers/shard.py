@@ -8,6 +8,7 @@ from collections.abc import Collection
 from kvstore.errors import Mismatch, NodeLost, UsageError, WireError
 from kvstore.optim import Optimizer, describe
 from kvstore.wire import (
+    MAX_REASON,
     Ack,
     Explain,
     Explanation,
@@ -25,13 +26,12 @@ from kvstore.wire import (
 )
 from servers.agreement import Agreement
 from servers.ledger import Ledger, Verdict
-from servers.replies import MAX_TEXT, Answer, refuse
+from servers.replies import Answer, Outbox, refuse
 from servers.table import Table
 
 log = logging.getLogger(__name__)
 
 Asker = tuple[bytes, SetOptimizer]
-Outbox = list[tuple[bytes, Message]]
 
 
 class Shard:
@@ -60,7 +60,7 @@ class Shard:
         if message.role != "worker" or message.incarnation != self._incarnations.get(message.rank):
             return _outbox([refuse(peer, message, UsageError(f"{message.node} is no worker of this job"))])
         if isinstance(message, Explain):
-            return [(peer, Explanation(message.seq, self._explain(message)[:MAX_TEXT]))]
+            return [(peer, Explanation(message.seq, self._explain(message)[:MAX_REASON]))]
         verdict = self._ledger.admit(message)
         if verdict is Verdict.REPEAT:
             return self._again(peer, message)

@@ -68,7 +68,7 @@ class Table:
             for slot in slots:
                 slot.rounds.version += 1
             self._update([(slot, value, hyper) for slot, value in zip(slots, values, strict=True)])
-            return [Answer(peer, message, self._answer(message))]
+            return self._park(peer, message, slots)
         for slot, clock, value in zip(slots, message.clocks, values, strict=True):
             slot.rounds.contribute(message.rank, clock, Contribution(message.node, value, hyper))
         parked = self._park(peer, message, slots)  # before the rounds are over, for it too must learn of their errors

@@ -40,12 +40,15 @@ class LocalUpdates:
 
     def update(self, rescale_grad: float) -> None:
         """Update with the parameters' gradients times ``rescale_grad``; the gradients stay as they are."""
+        grads = [param.gradients() for param in self._params]
         for device, updater in enumerate(self._updaters):
             updater.rescale_grad = rescale_grad
-            weights = [param.tensors[device].detach() for param in self._params]
-            grads = [param.gradients()[device].clone() for param in self._params]
-            keys = [param.key for param in self._params]
-            updater.update(list(zip(keys, weights, grads, strict=True)))
+            updater.update(
+                [
+                    (param.key, param.tensors[device].detach(), its[device].clone())
+                    for param, its in zip(self._params, grads, strict=True)
+                ]
+            )
 
     def save_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """Write the first device's state to ``path``."""

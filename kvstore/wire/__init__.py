@@ -1,7 +1,19 @@
 """Messages and bytes: what crosses between processes, and nothing of how. Pure: no sockets, no clock, no torch."""
 
 from kvstore.wire.frames import VERSION, Buffer, decode, encode
-from kvstore.wire.messages import Ack, Explain, Explanation, Failure, Hyper, Message, Node, Reply, Request
+from kvstore.wire.messages import (
+    MAX_REASON,
+    MAX_STORES,
+    Ack,
+    Explain,
+    Explanation,
+    Failure,
+    Hyper,
+    Message,
+    Node,
+    Reply,
+    Request,
+)
 from kvstore.wire.parameters import GetStates, Init, Open, Pull, Push, PutStates, SetOptimizer, States, Values
 from kvstore.wire.payload import groups, join, tear
 from kvstore.wire.rendezvous import (
@@ -24,6 +36,8 @@ from kvstore.wire.rendezvous import (
 )
 
 __all__ = [
+    "MAX_REASON",
+    "MAX_STORES",
     "VERSION",
     "Ack",
     "Alive",

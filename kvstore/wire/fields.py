@@ -16,6 +16,8 @@ Check: TypeAlias = Callable[[Any], None]
 
 MAX_ITEMS = 1 << 20
 MAX_TEXT = 1 << 16
+MAX_HYPER_TEXT = 64  # characters, and numbers, of one hyper-parameter
+MAX_HYPER_LIST = 8
 
 
 def shown(value: Any) -> str:
@@ -147,8 +149,8 @@ def hyperparameter(value: Any) -> None:
     if value is None or type(value) is bool:
         return
     if type(value) is str:
-        text(64)(value)
+        text(MAX_HYPER_TEXT)(value)
     elif type(value) is list:
-        list_of(optional(number), 8)(value)
+        list_of(optional(number), MAX_HYPER_LIST)(value)
     else:
         number(value)

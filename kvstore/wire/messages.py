@@ -16,11 +16,13 @@ from kvstore.wire import fields as f
 from kvstore.wire.frames import message
 
 MAX_NODES = 4096
+MAX_STORES = 256  # of one job
+MAX_REASON = 4000  # characters that an error is cut to, so that no message is refused for its length
 
 Role = Annotated[str, f.choice("worker", "server", "scheduler", "launcher")]
 Rank = Annotated[int, f.integer(-1, MAX_NODES)]
 Seq = Annotated[int, f.integer()]
-Store = Annotated[int, f.integer(0, 255)]
+Store = Annotated[int, f.integer(0, MAX_STORES - 1)]
 Text = Annotated[str, f.text()]
 Keys = Annotated[list[Any], f.list_of(f.key)]
 Ids = Annotated[list[int], f.ids]

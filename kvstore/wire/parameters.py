@@ -24,6 +24,9 @@ from kvstore.wire.messages import (
     same_length,
 )
 
+Owners = Annotated[list[int], f.list_of(f.integer(0, 2**32))]  # segments; one may have several states
+Names = Annotated[list[str], f.list_of(f.text(64))]
+
 
 @message(40)
 @dataclass(frozen=True)
@@ -123,8 +126,8 @@ class States(Reply):
     """For each tensor of state: the segment it belongs to, its name, shape and dtype."""
 
     optimizer: Annotated[str | None, f.optional(f.text(64))]
-    ids: Annotated[list[int], f.list_of(f.integer(0, 2**32))]
-    names: Annotated[list[str], f.list_of(f.text(64))]
+    ids: Owners
+    names: Names
     shapes: Shapes
     dtypes: Dtypes
     buffers: Sequence[Buffer] = field(repr=False)
@@ -139,8 +142,8 @@ class PutStates(Request):
     """Take these as the optimizer's states."""
 
     store: Store
-    ids: Annotated[list[int], f.list_of(f.integer(0, 2**32))]
-    names: Annotated[list[str], f.list_of(f.text(64))]
+    ids: Owners
+    names: Names
     shapes: Shapes
     dtypes: Dtypes
     buffers: Sequence[Buffer] = field(repr=False)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from kvstore.errors import NodeLost, UsageError, WireError
 from kvstore.wire import (
+    MAX_REASON,
     Ack,
     Alive,
     Barrier,
@@ -32,14 +33,12 @@ from kvstore.wire import (
     Welcome,
 )
 from servers.ledger import Ledger, Verdict
-from servers.replies import MAX_TEXT, Answer, refuse
+from servers.replies import Answer, Outbox, refuse
 from servers.scheduler.barriers import Barriers
 from servers.scheduler.keys import Keys, Outcome
 from servers.scheduler.members import Event, Member, Members, State
 
 log = logging.getLogger(__name__)
-
-Outbox = list[tuple[bytes, Message]]
 
 
 class Scheduler:
@@ -80,7 +79,7 @@ class Scheduler:
             log.debug("dropped a %s, which is nothing to tell a scheduler", type(message).__name__)
             return []
         if isinstance(message, Explain):
-            return [(peer, Explanation(message.seq, self._explain(message)[:MAX_TEXT]))]
+            return [(peer, Explanation(message.seq, self._explain(message)[:MAX_REASON]))]
         if isinstance(message, Join):  # not in the ledger: whoever joins has no rank yet to be known by
             return self._flush(self._answers(peer, message, self._join))
         member = self.members.find(message.role, message.rank) if self.members.complete else None
@@ -193,7 +192,7 @@ class Scheduler:
         if self.failure is not None:
             return
         log.error("the job has failed: %s", text)
-        text = text[:MAX_TEXT]
+        text = text[:MAX_REASON]
         self.failure, self._failed_at = text, self._now
         for member in self.members.everyone:
             if member.state is State.READY and member.peer is not None:
