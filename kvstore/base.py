@@ -107,7 +107,7 @@ class KVStore:
         """
         return self._push(self._pairs(key, value), priority)
 
-    def pull(self, key: Any, out: Any, priority: int = 0, *, wait: bool = True) -> Ticket:
+    def pull(self, key: Any, out: Any, priority: int = 0, *, wait: bool = True, copy: bool = True) -> Ticket:
         """Write current values into ``out``: with ``dist_sync``, those that include every push of this worker so far.
 
         Args:
@@ -116,14 +116,21 @@ class KVStore:
             priority: higher ones are served first where there is a choice.
             wait: return when ``out`` is written; if False, at once, and ``out`` is written by the ticket's ``wait``. If
                 the same key is pushed again before that, the value may be that of the later round.
+            copy: False lets each ``out`` that is a contiguous torch tensor on the CPU *become* the value, if that can
+                be had without a copy (in dist stores, where its key is not cut across servers): its old memory is let
+                go, and its ``data`` is memory that the server and other workers may be reading. It is a value to read:
+                who writes into it in place changes it for all. It stays as it is when the server goes on; the next
+                pull gives another one.
 
         Raises:
             KeyNotInitialised, Mismatch: as for ``push``.
             DeadlineExceeded: the value did not come in time; the message names who is missing.
         """
-        return _finish(self._pull(self._pairs(key, out), priority), wait)
+        return finish(self._pull(self._pairs(key, out), priority, copy), wait)
 
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True) -> Ticket:
+    def pushpull(
+        self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
+    ) -> Ticket:
         """``push`` and ``pull`` in one message; without an optimizer, an all-reduce.
 
         Args:
@@ -132,14 +139,33 @@ class KVStore:
             out: as for ``pull``; None writes into ``value``.
             priority: higher ones are served first where there is a choice.
             wait: as for ``pull``.
+            copy: as for ``pull``.
         """
         values = self._pairs(key, value)
-        return _finish(self._pushpull(values, values if out is None else self._pairs(key, out), priority), wait)
+        outs = values if out is None else self._pairs(key, out)
+        return finish(self._pushpull(values, outs, priority, copy), wait)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """``init`` with ``value``, then ``pull`` into ``out``: every worker gets rank 0's values."""
         self.init(key, value)
         self.pull(key, out, priority)
+
+    def empty(self, shape: Any, dtype: Any = None) -> Any:
+        """Return a new torch tensor on the CPU, uninitialised, whose push copies nothing where that is possible.
+
+        In dist stores it lies in memory that the servers of this host read (elsewhere it is an ordinary tensor), so it
+        must not change between its push and the moment the push has taken effect: when ``pushpull`` returns, or the
+        ticket is done. Views of it are as good as it is.
+
+        Args:
+            shape: a number or a tuple of them.
+            dtype: as torch, numpy or a name has it; float32 by default.
+        """
+        import torch
+
+        from kvstore.values import as_dtype
+
+        return torch.empty(shape, dtype=as_dtype(dtype))
 
     # ---- updates
 
@@ -257,10 +283,10 @@ class KVStore:
     def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
         raise self._unsupported("push")
 
-    def _pull(self, outs: dict[Key, list[Any]], priority: int) -> Ticket:
+    def _pull(self, outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
         raise self._unsupported("pull")
 
-    def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int) -> Ticket:
+    def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
         raise self._unsupported("pushpull")
 
     def _unsupported(self, what: str) -> Unsupported:
@@ -326,7 +352,8 @@ def require_options(name: str, options: Mapping[str, Any], valid: tuple[str, ...
             )
 
 
-def _finish(ticket: Ticket, wait: bool) -> Ticket:
+def finish(ticket: Ticket, wait: bool) -> Ticket:
+    """Wait for ``ticket`` if that is wanted; return it."""
     if wait:
         ticket.wait()
     return ticket

@@ -14,15 +14,19 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, WireError, rebuild
+from kvstore.lanes import Lane
+from kvstore.memory import Memory
 from kvstore.tickets import Outstanding, Ticket
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Explain, Explanation, Failure, Message, Node, Reply, decode, encode
+from kvstore.wire import Buffer, Explain, Explanation, Failure, Message, Node, Reply, decode, encode
 
 log = logging.getLogger(__name__)
 
 SLICE_S = 0.5  # the longest single wait on the transport
+_Waiting: TypeAlias = "tuple[int, Ticket, Callable[[Me], Message]]"  # its number, on whose behalf, the request
 Me: TypeAlias = tuple[str, int, int, int, int]  # a request's role, rank, incarnation, seq and done
 
+FEW = 4  # requests; with more of them outstanding, replies are taken in between two that are sent
 EXPLAIN_S = 1.0  # how long a peer may take to say what a late request waits for
 
 
@@ -86,19 +90,29 @@ class Client:
         clock: seconds, monotonic.
         timeout_s: the deadline of a wait that gives none.
         incarnation: who this is until the scheduler has said it.
+        window: bytes of answers that may be on their way from one peer, of requests that are made in turn.
     """
 
     def __init__(
-        self, transport: Transport, clock: Callable[[], float], timeout_s: float, role: str, incarnation: int
+        self,
+        transport: Transport,
+        clock: Callable[[], float],
+        timeout_s: float,
+        role: str,
+        incarnation: int,
+        window: int = 4 << 20,
     ) -> None:
         self.node = Node(role, -1, incarnation)
         self.timeout_s = timeout_s
         self.failure: KVStoreError | None = None
+        self.memory: Memory = transport
         self._transport = transport
         self._clock = clock
         self._turns = _Turns(transport.interrupt)
         self._outstanding = Outstanding()
         self._names: dict[Peer, str] = {}
+        self._lanes: dict[Peer, Lane[_Waiting]] = {}
+        self._window = window
         self._closed = False
 
     def connect(self, endpoint: str, name: str) -> Peer:
@@ -106,6 +120,7 @@ class Client:
         with self._turns.send():
             peer = self._transport.connect(endpoint)
         self._names[peer] = name
+        self._lanes[peer] = Lane(self._window)
         return peer
 
     def ask(
@@ -126,7 +141,31 @@ class Client:
         self.check()
         with self._turns.send():
             self._send(peer, ticket, make, on_reply)
-            self._drain()
+            if len(self._outstanding) > FEW:
+                self._drain()
+
+    def ask_in_turn(
+        self,
+        peer: Peer,
+        ticket: Ticket,
+        make: Callable[[Me], Message],
+        on_reply: Callable[[Any], None],
+        nbytes: int,
+        priority: int,
+    ) -> None:
+        """Send a request when it is its turn, or when somebody waits for ``ticket``; see ``ask`` and ``Lane``.
+
+        Args:
+            nbytes: how large the answer will be.
+            priority: the highest goes first.
+        """
+        self.check()
+        with self._turns.send():
+            seq = self._outstanding.add(peer, ticket, on_reply)
+            self._lanes[peer].add(seq, nbytes, priority, (seq, ticket, make))
+            self._go_on(peer)
+            if len(self._outstanding) > FEW:
+                self._drain()
 
     def tell(self, peer: Peer, make: Callable[[Me], Message]) -> None:
         """Send a request whose answer nobody waits for, even if the job has failed."""
@@ -160,6 +199,8 @@ class Client:
     def wait(self, ticket: Ticket, timeout: float | None = None) -> None:
         """Return when ``ticket`` is done; see ``Ticket.wait``."""
         timeout = self.timeout_s if timeout is None else timeout
+        if any(self._lanes.values()):
+            self._hurry(ticket)
         if not self._wait_until(lambda: not ticket.open, timeout):
             raise self._overdue(ticket, timeout)
 
@@ -187,20 +228,36 @@ class Client:
                     received = self._transport.recv(min(left, SLICE_S))
                     if received is not None:
                         self._take(*received)
-                        self._drain()
+                        if not condition():
+                            self._drain()
         return True
 
     def _send(
         self, peer: Peer, ticket: Ticket, make: Callable[[Me], Message], on_reply: Callable[[Any], None] | None
     ) -> None:
-        node, done = self.node, self._outstanding.done
         seq = self._outstanding.add(peer, ticket, on_reply)
         try:
-            frames = encode(make((node.role, node.rank, node.incarnation, seq, done)))
+            frames = self._encoded(seq, make)
         except BaseException:
             self._outstanding.withdraw(seq)
             raise
         self._transport.send(peer, frames)
+
+    def _encoded(self, seq: int, make: Callable[[Me], Message]) -> list[Buffer]:
+        node = self.node
+        return encode(make((node.role, node.rank, node.incarnation, seq, self._outstanding.done)))
+
+    def _go_on(self, peer: Peer) -> None:
+        """Send what may go by now."""
+        for seq, _, make in self._lanes[peer].ready():
+            self._transport.send(peer, self._encoded(seq, make))
+
+    def _hurry(self, ticket: Ticket) -> None:
+        """Send what ``ticket`` still waits to ask, for somebody waits for it: that must not depend on other answers."""
+        with self._turns.send():
+            for peer, lane in self._lanes.items():
+                for seq, _, make in lane.urgent(lambda waiting: waiting[1] is ticket):
+                    self._transport.send(peer, self._encoded(seq, make))
 
     def _drain(self) -> None:
         while (received := self._transport.recv(0)) is not None:
@@ -217,6 +274,10 @@ class Client:
             return
         error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
         self._outstanding.settle(peer, reply, error)
+        lane = self._lanes.get(peer)
+        if lane is not None:
+            lane.answered(reply.seq)
+            self._go_on(peer)
 
     def _overdue(self, ticket: Ticket, waited: float) -> DeadlineExceeded:
         """Ask those who have not answered what they wait for, and put it into words."""

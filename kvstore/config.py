@@ -7,8 +7,10 @@ endpoint, which needs no port.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,6 +19,9 @@ from kvstore.errors import ConfigError
 
 ROLES = ("worker", "server", "scheduler")
 BIGARRAY_BOUND = 1_000_000
+MAX_JOB = 40  # characters of a job's name
+SOCKET_PIECE = 1 << 20  # bytes; what sockets carry best
+MEMORY_PIECE = 32 << 20  # through shared memory a message costs the same whatever its size
 
 T = TypeVar("T", int, float)
 
@@ -35,7 +40,10 @@ class Config:
         timeout_s: the deadline of every wait, in seconds.
         heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.
         bigarray_bound: arrays of at least so many elements are cut across all servers.
+        piece_bytes: how much of an array goes in one message; the same on all workers, or sums are slow.
         update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
+        job: a name for the job that a file name can have; the same in all processes of it.
+        shm: whether processes of one host share memory.
     """
 
     role: str = "worker"
@@ -49,7 +57,10 @@ class Config:
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     bigarray_bound: int = BIGARRAY_BOUND
+    piece_bytes: int = SOCKET_PIECE
     update_on_kvstore: bool = True
+    job: str = "none"
+    shm: bool = True
 
     def __post_init__(self) -> None:
         if self.heartbeat_timeout_s < 2 * self.heartbeat_s:
@@ -69,9 +80,10 @@ class Config:
         role = env.get("DMLC_ROLE", "worker")
         if role not in ROLES:
             raise ConfigError(f"DMLC_ROLE={role!r}; it must be one of {', '.join(ROLES)}")
+        root = _root(env)
         return cls(
             role=role,
-            root=_root(env),
+            root=root,
             num_workers=_number(env, ("DMLC_NUM_WORKER",), int, 0, 0),
             num_servers=_number(env, ("DMLC_NUM_SERVER",), int, 0, 0),
             node_host=env.get("DMLC_NODE_HOST", ""),
@@ -83,7 +95,10 @@ class Config:
             bigarray_bound=_number(
                 env, ("KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_BIGARRAY_BOUND"), int, cls.bigarray_bound, 1
             ),
+            piece_bytes=_number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(env), 1024),
             update_on_kvstore=_number(env, ("MXNET_UPDATE_ON_KVSTORE",), int, 1, 0) != 0,
+            job=_job(env, root),
+            shm=_number(env, ("KVSTORE_SHM",), int, 1, 0) != 0,
         )
 
     def require_job(self, role: str) -> Config:
@@ -106,6 +121,12 @@ class Config:
         return self
 
 
+def _piece(env: Mapping[str, str]) -> int:
+    """The best size of a message, by what all members of the job know."""
+    one_host = env.get("DMLC_PS_ROOT_URI", "").startswith("ipc://")
+    return MEMORY_PIECE if one_host and env.get("KVSTORE_SHM", "1").strip() != "0" else SOCKET_PIECE
+
+
 def _root(env: Mapping[str, str]) -> str:
     uri = env.get("DMLC_PS_ROOT_URI", "")
     if not uri or uri.startswith("ipc://"):
@@ -123,6 +144,12 @@ def _root(env: Mapping[str, str]) -> str:
     except ValueError:
         raise ConfigError(f"DMLC_PS_ROOT_URI={uri!r} must be a host or an address, without a port") from None
     return f"tcp://[{address}]:{port}"
+
+
+def _job(env: Mapping[str, str], root: str) -> str:
+    """The launcher's name for the job, or one made from where its members meet."""
+    given = re.sub(r"[^A-Za-z0-9_.-]", "_", env.get("KVSTORE_JOB", ""))[:MAX_JOB]
+    return given or (hashlib.sha256(root.encode()).hexdigest()[:16] if root else Config.job)
 
 
 def _number(env: Mapping[str, str], names: tuple[str, ...], kind: Callable[[str], T], default: T, least: T) -> T:

@@ -5,28 +5,29 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from kvstore import states
-from kvstore.base import KVStore, Statistics, require_options
+from kvstore.base import KVStore, Statistics, finish, require_options
 from kvstore.config import Config
 from kvstore.errors import AlreadyInitialised, DeadlineExceeded, KeyNotInitialised, Unsupported, UsageError
 from kvstore.optim import Optimizer, describe, finite, log_replaced
+from kvstore.placement import WHOLE
+from kvstore.plan import Plan
 from kvstore.remote import Remote
 from kvstore.session import Session, shared
-from kvstore.shares import Entry, Piece, Share, plan
+from kvstore.shares import Entry, Piece
 from kvstore.spec import Key, require_floats, require_same
 from kvstore.tickets import Ticket
-from kvstore.values import as_output, as_tensors, reduce_to, spec_of, to_buffer, to_host
-from kvstore.wire import join
+from kvstore.values import as_dtype, as_output, as_tensors, reduce_to, spec_of, to_host
 from kvstore.writer import Writer
 
 CPU = torch.device("cpu")
-NEVER_CUT = 2**62
 MAX_PLANS = 1024
+_KEYS = {int, str}
 
 T = TypeVar("T", int, float)
 
@@ -58,10 +59,11 @@ class DistStore(KVStore):
         self._on_device = on_device
         self._timeout_s = session.config.timeout_s if timeout_s is None else timeout_s
         self._bound = session.config.bigarray_bound if bound is None else bound
+        self._piece = session.config.piece_bytes
         self._remote = Remote(session, self._timeout_s)
         self._lock = threading.RLock()  # of all below: clocks must be sent in the order in which they are taken
         self._entries: dict[Key, Entry] = {}
-        self._plans: dict[tuple[Key, ...], list[Share]] = {}
+        self._plans: dict[tuple[Key, ...], Plan] = {}
         self._pushed: deque[Ticket] = deque()
         self._failed: deque[Ticket] = deque()
         self._optimizer: Optimizer | None = None
@@ -95,52 +97,97 @@ class DistStore(KVStore):
         firsts = {key: as_tensors(its)[0] for key, its in values.items()}
         whole = self._optimizer is not None and self._optimizer.whole
         entries = self._remote.declare(
-            {key: spec_of(first) for key, first in firsts.items()}, NEVER_CUT if whole else self._bound
+            {key: spec_of(first) for key, first in firsts.items()},
+            WHOLE if whole else self._bound,
+            WHOLE if whole else self._piece,
         )
         if self.rank == 0:
-            flats = {key: to_host(first) for key, first in firsts.items()}
-            self._remote.put_values(plan(entries, entries), entries, flats)
+            plan = Plan(entries, list(entries), self._piece)
+            self._remote.put_values(plan, [to_host(first) for first in firsts.values()])
         with self._lock:
             self._entries.update(entries)
             self._plans.clear()
 
+    def push(self, key: Any, value: Any, priority: int = 0) -> Ticket:
+        """See ``KVStore``."""
+        plan = self._known(key)
+        values = None if plan is None else plan.plain(value if isinstance(key, list | tuple) else [value])
+        if plan is None or values is None:
+            return super().push(key, value, priority)
+        self._check()
+        return self._contribute("push", plan, values, None)
+
+    def pull(self, key: Any, out: Any, priority: int = 0, *, wait: bool = True, copy: bool = True) -> Ticket:
+        """See ``KVStore``."""
+        plan = self._known(key)
+        outs = None if plan is None else plan.plain(out if isinstance(key, list | tuple) else [out])
+        if plan is None or outs is None:
+            return super().pull(key, out, priority, wait=wait, copy=copy)
+        self._check()
+        return finish(self._ask(plan, Writer(plan.entries, outs, True, copy), priority), wait)
+
+    def pushpull(
+        self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
+    ) -> Ticket:
+        """See ``KVStore``."""
+        plan = self._known(key)
+        single = not isinstance(key, list | tuple)
+        values = None if plan is None else plan.plain([value] if single else value)
+        outs = values if out is None or plan is None else plan.plain([out] if single else out)
+        if plan is None or values is None or outs is None:
+            return super().pushpull(key, value, out, priority, wait=wait, copy=copy)
+        self._check()
+        return finish(self._contribute("pushpull", plan, values, Writer(plan.entries, outs, True, copy)), wait)
+
     def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
-        return self._contribute("push", values, None)
-
-    def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int) -> Ticket:
-        return self._contribute("pushpull", values, self._writer(outs))
-
-    def _pull(self, outs: dict[Key, list[Any]], priority: int) -> Ticket:
         self._check()
-        writer, ticket = self._writer(outs), self._ticket("pull", outs)
-        with self._lock:
-            self._pulls += len(outs)
-            for share in self._plan(outs):
-                self._bytes_pulled += sum(share.sizes)
-                self._remote.pull(ticket, share, self._clocks(share), writer.taker(share))
-        return ticket
+        return self._contribute("push", self._plan(values), self._sums(values), None)
 
-    def _contribute(self, what: str, values: dict[Key, list[Any]], writer: Writer | None) -> Ticket:
+    def _pull(self, outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
         self._check()
-        given = {key: self._checked(key, as_tensors(its)) for key, its in values.items()}
-        self._require_updatable(given)
-        flats = {key: self._reduced(tensors) for key, tensors in given.items()}
-        ticket = self._ticket(what, values)
+        return self._ask(self._plan(outs), self._writer(outs, copy), priority)
+
+    def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
+        self._check()
+        plan, writer = self._plan(values), self._writer(outs, copy)
+        return self._contribute("pushpull", plan, self._sums(values), writer)
+
+    def _contribute(self, what: str, plan: Plan, values: Sequence[torch.Tensor], writer: Writer | None) -> Ticket:
+        """Send ``values``, contiguous CPU tensors, as this worker's next contribution."""
+        if self._mode == "async":
+            self._require_optimizer("push")
+        if self._optimizer is not None and not plan.floats:
+            require_floats((key, self._entries[key].spec) for key in plan.keys)
+        ticket = self._ticket(what, plan)
         with self._lock:
-            self._pushes += len(flats)
-            self._pulls += len(flats) if writer is not None else 0
-            for key in flats:
-                self._entries[key].clock += 1
-            for share in self._plan(values):
-                self._bytes_pushed += sum(share.sizes)
-                self._bytes_pulled += sum(share.sizes) if writer is not None else 0
-                buffers = join([to_buffer(flats[piece.key][piece.start : piece.stop]) for piece in share.pieces])
-                take = None if writer is None else writer.taker(share)
-                self._remote.push(ticket, share, self._clocks(share), buffers, self._lr, self._rescale, take)
+            self._pushes += len(plan.keys)
+            self._bytes_pushed += plan.nbytes
+            if writer is not None:
+                self._pulls += len(plan.keys)
+                self._bytes_pulled += plan.nbytes
+            for entry in plan.entries:
+                entry.clock += 1
+            for parcel in plan.parcels:
+                buffers = self._remote.packer.pack(parcel, values)
+                take = None if writer is None else writer.taker(parcel)
+                self._remote.push(ticket, parcel, buffers, self._lr, self._rescale, take)
             self._pushed.append(ticket)
             while self._pushed and not self._pushed[0].open:
                 self._pushed.popleft()
         return ticket
+
+    def _ask(self, plan: Plan, writer: Writer, priority: int) -> Ticket:
+        ticket = self._ticket("pull", plan)
+        with self._lock:
+            self._pulls += len(plan.keys)
+            self._bytes_pulled += plan.nbytes
+            for parcel in plan.parcels:
+                self._remote.pull(ticket, parcel, priority, writer.taker(parcel))
+        return ticket
+
+    def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
+        """See ``KVStore``."""
+        return self._remote.packer.empty((shape,) if isinstance(shape, int) else tuple(shape), as_dtype(dtype))
 
     # ---- updates
 
@@ -193,8 +240,8 @@ class DistStore(KVStore):
         self._theirs = None  # it may be another by now
         optimizer = self._require_optimizer("save_optimizer_states")
         pieces: dict[tuple[Piece, str], torch.Tensor] = {}
-        for share in self._plan(self._entries):
-            pieces |= self._remote.get_states(share)
+        for parcel in self._plan(self._entries).parcels:
+            pieces |= self._remote.get_states(parcel)
         states.write(path, optimizer, states.assemble(pieces, self._entries))
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
@@ -241,8 +288,9 @@ class DistStore(KVStore):
     def statistics(self) -> Statistics:
         """See ``KVStore``."""
         held = [0] * len(self._session.servers)
-        for share in self._plan(self._entries):
-            held[share.server] = sum(share.sizes)
+        for entry in self._entries.values():
+            for piece in entry.pieces:
+                held[piece.server] += (piece.stop - piece.start) * entry.spec.itemsize
         return Statistics(
             keys=len(self._entries),
             pushes=self._pushes,
@@ -279,44 +327,45 @@ class DistStore(KVStore):
         self._pushed.clear()
         self._check()
 
-    def _ticket(self, what: str, keys: Iterable[Key]) -> Ticket:
-        return Ticket(what, list(keys), self._session.client, self._failed.append, self._timeout_s)
+    def _ticket(self, what: str, plan: Plan) -> Ticket:
+        return Ticket(what, plan.keys, self._session.client, self._failed.append, self._timeout_s)
 
-    def _plan(self, keys: Iterable[Key]) -> list[Share]:
+    def _known(self, key: Any) -> Plan | None:
+        """The plan for ``key``, or a list of them, if it has been used before."""
+        listed = tuple(key) if isinstance(key, list | tuple) else (key,)
+        return self._plans.get(listed) if _KEYS.issuperset(map(type, listed)) else None
+
+    def _plan(self, keys: Iterable[Key]) -> Plan:
         listed = tuple(keys)
-        if listed not in self._plans:
+        plan = self._plans.get(listed)
+        if plan is None:
+            for key in listed:
+                if key not in self._entries:
+                    raise KeyNotInitialised(f"key {key!r} has no value on this worker; call init first")
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
-            self._plans[listed] = plan(self._entries, listed)
-        return self._plans[listed]
-
-    def _clocks(self, share: Share) -> list[int]:
-        return [self._entries[piece.key].clock for piece in share.pieces]
+            plan = self._plans[listed] = Plan(self._entries, listed, self._piece)
+        return plan
 
     def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        entry = self._entries.get(key)
-        if entry is None:
-            raise KeyNotInitialised(f"key {key!r} has no value on this worker; call init first")
+        entry = self._entries[key]
         for tensor in tensors:
             require_same(key, entry.spec, spec_of(tensor), "this call has")
         return tensors
 
-    def _writer(self, outs: dict[Key, list[Any]]) -> Writer:
-        return Writer(
-            {key: self._checked(key, [as_output(o) for o in its]) for key, its in outs.items()}, self._entries
-        )
+    def _writer(self, outs: dict[Key, list[Any]], copy: bool) -> Writer:
+        plan = self._plan(outs)
+        targets = [self._checked(key, [as_output(out) for out in its]) for key, its in outs.items()]
+        return Writer(plan.entries, targets, False, copy)
+
+    def _sums(self, values: dict[Key, list[Any]]) -> list[torch.Tensor]:
+        """The sum over devices of each key's values, as contiguous CPU tensors."""
+        given = [self._checked(key, as_tensors(its)) for key, its in values.items()]
+        return [self._reduced(tensors) for tensors in given]
 
     def _reduced(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """The sum of one key's values as a flat host tensor that is nobody else's."""
         total = reduce_to(tensors, tensors[0].device if self._on_device else CPU)
-        fresh = total.device == CPU and total.is_contiguous() and all(total.data_ptr() != t.data_ptr() for t in tensors)
-        return total.view(-1) if fresh else to_host(total)
-
-    def _require_updatable(self, keys: Iterable[Key]) -> None:
-        if self._mode == "async":
-            self._require_optimizer("push")
-        if self._optimizer is not None:
-            require_floats((key, self._entries[key].spec) for key in keys)
+        return total if total.device == CPU and total.is_contiguous() else to_host(total)
 
     def _require_optimizer(self, what: str) -> str:
         """Return the optimizer's name; a worker that has not set it asks the servers, once."""

@@ -66,7 +66,7 @@ class LocalStore(KVStore):
                 self._stored[key].copy_(total)
         return Ticket("push", list(values))
 
-    def _pull(self, outs: dict[Key, list[Any]], priority: int) -> Ticket:
+    def _pull(self, outs: dict[Key, list[Any]], priority: int, copy: bool = True) -> Ticket:
         targets = {key: self._checked(key, [as_output(out) for out in its]) for key, its in outs.items()}
         self._pulls += len(targets)
         for key, tensors in targets.items():
@@ -74,7 +74,7 @@ class LocalStore(KVStore):
                 tensor.copy_(self._stored[key])
         return Ticket("pull", list(outs))
 
-    def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int) -> Ticket:
+    def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
         for key, its in outs.items():
             self._checked(key, [as_output(out) for out in its])
         self._push(values, priority)

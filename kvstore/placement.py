@@ -2,7 +2,8 @@
 
 Arrays of at least ``bound`` elements are cut into near-equal contiguous ranges, one for each server; smaller ones go
 whole to the server that holds the fewest bytes. Within one call arrays are placed from large to small and then by key,
-so the order in which a caller lists them does not matter.
+so the order in which a caller lists them does not matter. A range that is longer than one message should be is several
+segments, so that it can be sent, summed and answered piece by piece.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvstore.spec import Key, Spec
+
+WHOLE = 2**62  # as a bound or a length: never cut
 
 
 @dataclass(frozen=True)
@@ -29,22 +32,29 @@ def split(size: int, parts: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def place(specs: Mapping[Key, Spec], loads: list[int], bound: int) -> dict[Key, tuple[Segment, ...]]:
+def place(
+    specs: Mapping[Key, Spec], loads: list[int], bound: int, longest: int = WHOLE
+) -> dict[Key, tuple[Segment, ...]]:
     """Place new arrays on servers that already hold ``loads`` bytes each, and add theirs to ``loads``.
 
     Args:
         specs: the arrays.
         loads: bytes by server, one entry for each; changed in place.
-        bound: arrays of at least so many elements are cut.
+        bound: arrays of at least so many elements are cut across the servers.
+        longest: bytes that a segment may have.
     """
     placed: dict[Key, tuple[Segment, ...]] = {}
     for key, spec in sorted(specs.items(), key=lambda item: (-item[1].nbytes, isinstance(item[0], str), item[0])):
         if len(loads) > 1 and spec.size >= max(bound, len(loads)):
-            placed[key] = tuple(
-                Segment(server, start, stop) for server, (start, stop) in enumerate(split(spec.size, len(loads)))
-            )
+            ranges = [(server, *part) for server, part in enumerate(split(spec.size, len(loads)))]
         else:
-            placed[key] = (Segment(loads.index(min(loads)), 0, spec.size),)
+            ranges = [(loads.index(min(loads)), 0, spec.size)]
+        most = max(1, longest // spec.itemsize)
+        placed[key] = tuple(
+            Segment(server, first + start, first + stop)
+            for server, first, last in ranges
+            for start, stop in split(last - first, max(1, -(-(last - first) // most)))
+        )
         for segment in placed[key]:
             loads[segment.server] += (segment.stop - segment.start) * spec.itemsize
     return placed

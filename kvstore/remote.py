@@ -10,8 +10,10 @@ import torch
 from kvstore.client import Me
 from kvstore.errors import UsageError
 from kvstore.optim import Optimizer
+from kvstore.packer import Packer
+from kvstore.plan import Plan
 from kvstore.session import Session
-from kvstore.shares import Entry, Piece, Share
+from kvstore.shares import Entry, Parcel, Piece
 from kvstore.spec import Key, Spec
 from kvstore.tickets import Ticket
 from kvstore.values import from_buffer, spec_of, to_buffer
@@ -52,12 +54,13 @@ class Remote:
         self._session = session
         self._client = session.client
         self._timeout_s = timeout_s
+        self.packer = Packer(session.client.memory)
 
     def open(self, mode: str) -> None:
         """Tell all servers that this worker uses the store, and how."""
         self._all(Ticket("opening the store", (), self._client), lambda me: Open(*me, store=self.number, mode=mode))
 
-    def declare(self, specs: Mapping[Key, Spec], bound: int) -> dict[Key, Entry]:
+    def declare(self, specs: Mapping[Key, Spec], bound: int, longest: int) -> dict[Key, Entry]:
         """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers."""
         keys = list(specs)
         placed: Placed = self._one(
@@ -70,6 +73,7 @@ class Remote:
                 shapes=[list(spec.shape) for spec in specs.values()],
                 dtypes=[spec.dtype for spec in specs.values()],
                 bound=bound,
+                longest=longest,
             ),
         )
         return {
@@ -77,61 +81,54 @@ class Remote:
             for (key, spec), segments in zip(specs.items(), placed.segments, strict=True)
         }
 
-    def put_values(
-        self, shares: Sequence[Share], entries: Mapping[Key, Entry], flats: Mapping[Key, torch.Tensor]
-    ) -> None:
-        """Give the servers the first values of new keys (flat host tensors), then tell the scheduler."""
-        ticket = Ticket("init", list(entries), self._client)
-        for share in shares:
-            self._init(ticket, share, entries, flats)
+    def put_values(self, plan: Plan, values: Sequence[torch.Tensor]) -> None:
+        """Give the servers the first values of a plan's keys (contiguous CPU tensors), then tell the scheduler."""
+        ticket = Ticket("init", plan.keys, self._client)
+        for parcel in plan.parcels:
+            self._init(ticket, parcel, self.packer.pack(parcel, values))
         ticket.wait(self._timeout_s)
-        keys = list(entries)
         self._one(
             self._session.scheduler,
-            Ticket("init", keys, self._client),
-            lambda me: Ready(*me, store=self.number, keys=keys),
+            Ticket("init", plan.keys, self._client),
+            lambda me: Ready(*me, store=self.number, keys=list(plan.keys)),
         )
 
-    def _init(
-        self, ticket: Ticket, share: Share, entries: Mapping[Key, Entry], flats: Mapping[Key, torch.Tensor]
-    ) -> None:
-        specs = [entries[piece.key].spec for piece in share.pieces]
-        shapes = [
-            [piece.stop - piece.start] if entries[piece.key].cut else list(spec.shape)
-            for piece, spec in zip(share.pieces, specs, strict=True)
-        ]
+    def _init(self, ticket: Ticket, parcel: Parcel, buffers: Sequence[Buffer]) -> None:
         self._client.ask(
-            self._session.servers[share.server],
+            self._session.servers[parcel.server],
             ticket,
             lambda me: Init(
                 *me,
                 store=self.number,
-                ids=share.ids,
-                keys=[piece.key for piece in share.pieces],
-                shapes=shapes,
-                dtypes=[spec.dtype for spec in specs],
-                buffers=join([to_buffer(flats[piece.key][piece.start : piece.stop]) for piece in share.pieces]),
+                ids=parcel.ids,
+                keys=[piece.key for piece in parcel.pieces],
+                shapes=[
+                    [piece.stop - piece.start] if entry.cut else list(entry.spec.shape)
+                    for piece, entry in zip(parcel.pieces, parcel.entries, strict=True)
+                ],
+                dtype=parcel.dtype,
+                buffers=buffers,
             ),
         )
 
     def push(
         self,
         ticket: Ticket,
-        share: Share,
-        clocks: list[int],
-        buffers: list[Buffer],
+        parcel: Parcel,
+        buffers: Sequence[Buffer],
         lr: float | None,
         rescale: float | None,
         take: Callable[[Values], None] | None,
     ) -> None:
-        """Send this worker's contribution to a share; ``take`` gets the new values, if it is given."""
+        """Send this worker's contribution to a parcel's pieces; ``take`` gets the new values, if it is given."""
+        clocks = parcel.clocks()
         self._client.ask(
-            self._session.servers[share.server],
+            self._session.servers[parcel.server],
             ticket,
             lambda me: Push(
                 *me,
                 store=self.number,
-                ids=share.ids,
+                ids=parcel.ids,
                 clocks=clocks,
                 want=take is not None,
                 lr=lr,
@@ -141,13 +138,16 @@ class Remote:
             take,
         )
 
-    def pull(self, ticket: Ticket, share: Share, clocks: list[int], take: Callable[[Values], None]) -> None:
-        """Ask for the values of a share that include the contributions up to ``clocks``."""
-        self._client.ask(
-            self._session.servers[share.server],
+    def pull(self, ticket: Ticket, parcel: Parcel, priority: int, take: Callable[[Values], None]) -> None:
+        """Ask, in turn, for the values of a parcel's pieces that include this worker's contributions so far."""
+        clocks = parcel.clocks()
+        self._client.ask_in_turn(
+            self._session.servers[parcel.server],
             ticket,
-            lambda me: Pull(*me, store=self.number, ids=share.ids, clocks=clocks),
+            lambda me: Pull(*me, store=self.number, ids=parcel.ids, clocks=clocks),
             take,
+            parcel.nbytes,
+            priority,
         )
 
     def set_optimizer(self, version: int, optimizer: Optimizer) -> None:
@@ -177,14 +177,14 @@ class Remote:
         )
         return reply.optimizer
 
-    def get_states(self, share: Share) -> dict[tuple[Piece, str], torch.Tensor]:
-        """Return the optimizer's states of a share's pieces, by (piece, name of the state)."""
+    def get_states(self, parcel: Parcel) -> dict[tuple[Piece, str], torch.Tensor]:
+        """Return the optimizer's states of a parcel's pieces, by (piece, name of the state)."""
         reply: States = self._one(
-            self._session.servers[share.server],
+            self._session.servers[parcel.server],
             Ticket("save_optimizer_states", (), self._client),
-            lambda me: GetStates(*me, store=self.number, ids=share.ids),
+            lambda me: GetStates(*me, store=self.number, ids=parcel.ids),
         )
-        by_id = {piece.id: piece for piece in share.pieces}
+        by_id = {piece.id: piece for piece in parcel.pieces}
         specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(reply.shapes, reply.dtypes, strict=True)]
         parts = tear(reply.buffers, [spec.nbytes for spec in specs])
         return {

@@ -61,7 +61,9 @@ class Session:
         self._stores = 0
         self._left = False
         self.flushes: list[Callable[[float], None]] = []
-        self.client = Client(make_transport(), clock, config.timeout_s, config.role, secrets.randbits(62))
+        self.client = Client(
+            make_transport(), clock, config.timeout_s, config.role, secrets.randbits(62), 4 * config.piece_bytes
+        )
         try:
             self.scheduler = self.client.connect(config.root, "the scheduler")
             welcome = self._join(address)
@@ -170,9 +172,10 @@ def shared(config: Config) -> Session:
                 raise ConfigError("this process was forked from a member of the job; create stores in the parent only")
             return _shared[1]
         config.require_job("worker")
+        from kvstore.transport.shm import sharing
         from kvstore.transport.zeromq import ZmqTransport
 
-        session = Session(config, ZmqTransport)
+        session = Session(config, sharing(ZmqTransport, config))
         _shared = (os.getpid(), session)
         atexit.register(_leave_at_exit)
         return session

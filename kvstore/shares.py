@@ -1,16 +1,17 @@
-"""What a list of keys means to each server: which segments, and which elements of which arrays those are. Pure."""
+"""What a list of keys means to servers: which messages it takes, and which elements of which arrays each has. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvstore.spec import Key, Spec
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Elements ``start`` to ``stop`` of the array of ``key``, which its server calls ``id``."""
+class Piece(NamedTuple):
+    """A segment: elements ``start`` to ``stop`` of the array of ``key``, which its server calls ``id``."""
 
     id: int
     server: int
@@ -29,31 +30,67 @@ class Entry:
 
     @property
     def cut(self) -> bool:
-        """Whether several servers hold it."""
+        """Whether it is several segments."""
         return len(self.pieces) > 1
 
 
+class Stretch(NamedTuple):
+    """Elements ``start`` to ``stop`` of the array at ``position`` of the list; ``whole`` if that is all of it."""
+
+    position: int
+    start: int
+    stop: int
+    whole: bool
+
+
 @dataclass
-class Share:
-    """One server's part of a list of keys: its pieces, and their sizes in bytes."""
+class Parcel:
+    """What one message carries: pieces of one dtype on one server, back to back; merged, they are stretches."""
 
     server: int
+    dtype: str
     pieces: list[Piece] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)  # one for each piece
+    stretches: list[Stretch] = field(default_factory=list)
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.ids: list[int] = []
 
     @property
-    def ids(self) -> list[int]:
-        """The segments, as the server calls them."""
-        return [piece.id for piece in self.pieces]
+    def size(self) -> int:
+        """Number of elements."""
+        return sum(stretch.stop - stretch.start for stretch in self.stretches)
+
+    def add(self, position: int, piece: Piece, entry: Entry) -> None:
+        """Put a piece in."""
+        self.pieces.append(piece)
+        self.entries.append(entry)
+        self.ids.append(piece.id)
+        self.nbytes += (piece.stop - piece.start) * entry.spec.itemsize
+        start = piece.start
+        if self.stretches and self.stretches[-1].position == position and self.stretches[-1].stop == start:
+            start = self.stretches.pop().start
+        self.stretches.append(Stretch(position, start, piece.stop, piece.stop - start == entry.spec.size))
+
+    def clocks(self) -> list[int]:
+        """How often each piece has been pushed."""
+        return [entry.clock for entry in self.entries]
 
 
-def plan(entries: Mapping[Key, Entry], keys: Iterable[Key]) -> list[Share]:
-    """Return the shares of ``keys``, by server."""
-    shares: dict[int, Share] = {}
-    for key in keys:
+def parcels(entries: Mapping[Key, Entry], keys: Sequence[Key], most: int) -> list[Parcel]:
+    """Return the messages that ``keys`` take: each of at most ``most`` bytes or a single piece, servers in turns."""
+    by_server: dict[int, list[Parcel]] = {}
+    latest: dict[tuple[int, str], Parcel] = {}
+    for position, key in enumerate(keys):
         entry = entries[key]
         for piece in entry.pieces:
-            share = shares.setdefault(piece.server, Share(piece.server))
-            share.pieces.append(piece)
-            share.sizes.append((piece.stop - piece.start) * entry.spec.itemsize)
-    return [shares[server] for server in sorted(shares)]
+            where = piece.server, entry.spec.dtype
+            parcel = latest.get(where)
+            nbytes = (piece.stop - piece.start) * entry.spec.itemsize
+            if parcel is None or (parcel.nbytes and parcel.nbytes + nbytes > most):
+                parcel = latest[where] = Parcel(*where)
+                by_server.setdefault(piece.server, []).append(parcel)
+            parcel.add(position, piece, entry)
+    turns = itertools.zip_longest(*(by_server[server] for server in sorted(by_server)))
+    return [parcel for turn in turns for parcel in turn if parcel is not None]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
@@ -14,6 +15,27 @@ from kvstore.optim import Optimizer, classes
 from kvstore.spec import Key
 
 _HALF = (torch.float16, torch.bfloat16)
+
+
+Kind: TypeAlias = "tuple[float, float, bool]"
+
+
+@dataclass
+class Group:
+    """Weights that are updated together.
+
+    Attributes:
+        params: the tensors that torch.optim knows them by.
+        members: the same, by their multipliers of learning rate and weight decay, and whether they have state already:
+            torch's fused SGD takes the first momentum it finds for all.
+        halves: (weight, param) where the param is a float32 copy.
+        stepped: whether they have been updated; then all have state.
+    """
+
+    params: list[torch.Tensor]
+    members: dict[Kind, list[torch.Tensor]]
+    halves: list[tuple[torch.Tensor, torch.Tensor]]
+    stepped: bool = False
 
 
 class Updater:
@@ -37,6 +59,7 @@ class Updater:
         self._masters: set[Key] = set()
         self._torch = self._build(optimizer, torch.zeros(1, 1))
         self._torch.state.clear()
+        self._fused = bool(self._torch.defaults.get("fused"))
 
     def configure(self, optimizer: Optimizer) -> None:
         """Go on with other numbers for the same rule, keeping the state.
@@ -52,46 +75,74 @@ class Updater:
         self._torch, self.optimizer = rebuilt, optimizer
         self.lr, self.rescale_grad = optimizer.lr, optimizer.rescale_grad
 
-    def update(
-        self,
-        items: Sequence[tuple[Key, torch.Tensor, torch.Tensor]],
-        name_of: Callable[[Key], Key] = lambda key: key,
-    ) -> None:
+    def update(self, items: Sequence[tuple[Key, torch.Tensor, torch.Tensor]]) -> None:
         """Update weights in place.
 
         Args:
             items: (key, weight, gradient) of one shape and dtype each, floating point; the gradients are overwritten.
-            name_of: the name under which ``lr_mult`` and ``wd_mult`` know a key.
         """
-        params, grads = [], []
-        for key, weight, grad in items:
-            param = self._param(key, weight)
-            params.append(param)
-            grads.append(_aligned(grad.to(param.dtype).view(param.shape), param))
+        group = self.group([key for key, _, _ in items], [weight for _, weight, _ in items])
+        grads = [
+            _aligned(grad.to(param.dtype).view(param.shape), param)
+            for (_, _, grad), param in zip(items, group.params, strict=True)
+        ]
+        self.step([group], grads, grads)
+
+    def group(self, keys: Sequence[Key], weights: Sequence[torch.Tensor], names: Sequence[Key] | None = None) -> Group:
+        """Prepare the update of some weights; what comes back can be used until ``configure`` is called.
+
+        Args:
+            keys: by which this updater knows the weights.
+            weights: of floating point; updated in place.
+            names: the names under which ``lr_mult`` and ``wd_mult`` know them; the keys by default.
+        """
+        params = [self._param(key, weight) for key, weight in zip(keys, weights, strict=True)]
+        members: dict[Kind, list[torch.Tensor]] = {}
+        for name, param in zip(keys if names is None else names, params, strict=True):
+            members.setdefault((*self._multipliers(name), param in self._torch.state), []).append(param)
+        halves = [(weight, param) for weight, param in zip(weights, params, strict=True) if param.dtype != weight.dtype]
+        return Group(params, members, halves)
+
+    def reads_only(self) -> bool:
+        """Whether ``step`` leaves gradients as they are."""
+        return self._fused and self.rescale_grad == 1.0 and self.optimizer.clip_gradient is None
+
+    def step(self, groups: Sequence[Group], grads: Sequence[torch.Tensor], memory: list[torch.Tensor]) -> None:
+        """Update the weights of ``groups``.
+
+        Args:
+            groups: whose weights to update, in one call of the optimizer.
+            grads: the gradients, in the order of the groups' params, of their shapes and dtypes.
+            memory: contiguous tensors that hold all of ``grads``, perhaps many in one; overwritten.
+        """
         if self.rescale_grad != 1.0:
-            torch._foreach_mul_(grads, self.rescale_grad)
+            torch._foreach_mul_(memory, self.rescale_grad)
         if self.optimizer.clip_gradient is not None:
-            torch._foreach_clamp_min_(grads, -self.optimizer.clip_gradient)
-            torch._foreach_clamp_max_(grads, self.optimizer.clip_gradient)
+            torch._foreach_clamp_min_(memory, -self.optimizer.clip_gradient)
+            torch._foreach_clamp_max_(memory, self.optimizer.clip_gradient)
+        params = groups[0].params if len(groups) == 1 else [param for group in groups for param in group.params]
         for param, grad in zip(params, grads, strict=True):
             param.grad = grad
-        by_group: dict[tuple[float, float], list[torch.Tensor]] = {}
-        for (key, _, _), param in zip(items, params, strict=True):
-            by_group.setdefault(self._multipliers(name_of(key)), []).append(param)
+        by_kind: dict[Kind, list[torch.Tensor]] = {}
+        for group in groups:
+            for (lr_mult, wd_mult, old), members in group.members.items():
+                kind = lr_mult, wd_mult, old or group.stepped
+                by_kind[kind] = [*by_kind[kind], *members] if kind in by_kind else members
         wd = self._torch.defaults.get("weight_decay", 0.0)
         template = {k: v for k, v in self._torch.param_groups[0].items() if k not in ("params", "lr", "weight_decay")}
         # Only the groups and parameters of this call: torch's step looks at all that it is given.
         self._torch.param_groups[:] = [
             template | {"params": members, "lr": self.lr * lr_mult, "weight_decay": wd * wd_mult}
-            for (lr_mult, wd_mult), members in by_group.items()
+            for (lr_mult, wd_mult, _), members in by_kind.items()
         ] or [template | {"params": [], "lr": self.lr, "weight_decay": wd}]
         try:
             self._torch.step()
         finally:
             for param in params:
                 param.grad = None
-        for (_, weight, _), param in zip(items, params, strict=True):
-            if param.dtype != weight.dtype:
+        for group in groups:
+            group.stepped = True
+            for weight, param in group.halves:
                 weight.copy_(param)
 
     def states(self, keys: Iterable[Key]) -> dict[tuple[Key, str], torch.Tensor]:
@@ -130,6 +181,8 @@ class Updater:
         """The tensor that torch.optim knows ``key`` by: the weight's own memory, or its float32 copy."""
         param = self._params.get(key)
         half = weight.dtype in _HALF
+        if param is weight:
+            return param
         if (
             param is not None
             and param.stride() == weight.stride()

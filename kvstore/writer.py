@@ -2,45 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from kvstore.shares import Entry, Share
-from kvstore.spec import Key
-from kvstore.values import from_buffer, from_host
-from kvstore.wire import Values, tear
+from kvstore.plan import parts_of
+from kvstore.shares import Entry, Parcel, Stretch
+from kvstore.values import Run, cut, from_host, runs_of
+from kvstore.wire import Values
 
 
 class Writer:
-    """Writes ``outs``, one or more arrays for each key, from the replies of the servers that hold the values."""
+    """Writes arrays from the replies of the servers that hold their values.
 
-    def __init__(self, outs: Mapping[Key, Sequence[torch.Tensor]], entries: Mapping[Key, Entry]) -> None:
-        self._outs = {key: list(tensors) for key, tensors in outs.items()}
+    Args:
+        entries: what is known of the keys.
+        outs: for each key the arrays to write into, or, with ``plain``, just one.
+        plain: the arrays are contiguous CPU tensors.
+        copy: if False, let plain arrays become the values themselves where these came in one stretch of memory.
+    """
+
+    def __init__(
+        self, entries: Sequence[Entry], outs: Sequence[Sequence[torch.Tensor] | torch.Tensor], plain: bool, copy: bool
+    ) -> None:
         self._entries = entries
-        self._staged: dict[Key, torch.Tensor] = {}
-        self._missing = {key: len(entries[key].pieces) for key in outs}
+        self._outs = outs
+        self._plain = plain
+        self._copy = copy
+        self._staged: dict[int, torch.Tensor] = {}
+        self._missing = {position: entry.spec.size for position, entry in enumerate(entries)}
 
-    def taker(self, share: Share) -> Callable[[Values], None]:
-        """Return what takes the reply of the server of ``share``."""
+    def taker(self, parcel: Parcel) -> Callable[[Values], None]:
+        """Return what takes the reply to the request for ``parcel``."""
 
         def take(reply: Values) -> None:
-            for piece, part in zip(share.pieces, tear(reply.buffers, share.sizes), strict=True):
-                self._write(piece.key, piece.start, piece.stop, part)
+            runs = runs_of(reply.buffers, parcel.dtype, parcel.size)
+            with torch.no_grad():
+                if self._plain:
+                    self._write_plain(parcel, runs)
+                else:
+                    self._write(parcel, runs)
 
         return take
 
-    def _write(self, key: Key, start: int, stop: int, part: memoryview) -> None:
-        entry, outs = self._entries[key], self._outs[key]
-        flat = from_buffer(part, entry.spec.dtype)
-        if not entry.cut:
-            from_host(flat, outs)
+    def _write_plain(self, parcel: Parcel, runs: Sequence[Run]) -> None:
+        outs: Sequence[torch.Tensor] = self._outs  # type: ignore[assignment]
+        sizes = [stretch.stop - stretch.start for stretch in parcel.stretches]
+        if len(runs) == 1:
+            parts = torch.split_with_sizes(runs[0].values, sizes)
+            if not self._copy:
+                self._share(parcel.stretches, parts)
+                return
+            torch._foreach_copy_(parts_of(parcel, outs), parts)
+            return
+        at = 0
+        for out, size in zip(parts_of(parcel, outs), sizes, strict=True):
+            for run in cut(runs, at, at + size):
+                out[run.start : run.stop] = run.values
+            at += size
+
+    def _share(self, stretches: Sequence[Stretch], parts: Sequence[torch.Tensor]) -> None:
+        for (position, start, stop, whole), part in zip(stretches, parts, strict=True):
+            out: torch.Tensor = self._outs[position]  # type: ignore[assignment]
+            if whole:
+                out.data = part.view(out.shape)
+            else:
+                out.view(-1)[start:stop] = part
+
+    def _write(self, parcel: Parcel, runs: Sequence[Run]) -> None:
+        at = 0
+        for position, start, stop, _ in parcel.stretches:
+            for run in cut(runs, at, at + stop - start):
+                self._write_part(position, start + run.start, run.values)
+            at += stop - start
+
+    def _write_part(self, position: int, start: int, part: torch.Tensor) -> None:
+        size, outs = self._entries[position].spec.size, self._outs[position]
+        stop = start + part.numel()
+        if stop - start == size:
+            from_host(part, list(outs))
             return
         plain = [out.view(-1)[start:stop] for out in outs if out.is_contiguous()]
-        from_host(flat, plain)
-        if len(plain) < len(outs):  # strides have no flat view: collect the pieces first
-            staged = self._staged.setdefault(key, torch.empty(entry.spec.size, dtype=flat.dtype))
-            staged[start:stop] = flat
-            self._missing[key] -= 1
-            if not self._missing[key]:
-                from_host(self._staged.pop(key), [out for out in outs if not out.is_contiguous()])
+        from_host(part, plain)
+        if len(plain) < len(outs):  # strides have no flat view: collect the parts first
+            staged = self._staged.get(position)
+            if staged is None:
+                staged = self._staged[position] = torch.empty(size, dtype=part.dtype)
+            staged[start:stop] = part
+            self._missing[position] -= part.numel()
+            if not self._missing[position]:
+                from_host(self._staged.pop(position), [out for out in outs if not out.is_contiguous()])

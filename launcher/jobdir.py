@@ -1,4 +1,4 @@
-"""A job's private directory: sockets, and what else must not outlive it."""
+"""A job's private directory, whose name is the job's mark: sockets, and what else must not outlive it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher.command import PYTHONS, shim
 from launcher.errors import LaunchError
+from launcher.keeper import remove_shared
 
 # A unix socket's path has at most 107 bytes (103 on macOS); the members of the job make theirs in the directory.
 _MAX_PATH = 103
@@ -65,8 +66,9 @@ class JobDir:
         return directory
 
     def remove(self) -> None:
-        """Remove it with all that is in it. Twice is fine."""
+        """Remove it with all that is in it, and the memory that the job has shared. Twice is fine."""
         shutil.rmtree(self.path, ignore_errors=True)
+        remove_shared(self.path.name)
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -9,22 +9,25 @@ If the input ends without a goodbye then launch.py is gone. Nothing else could h
 parent-death signal ends the children, but not theirs.
 
 This file is run by its path, with nothing but the standard library, so that neither the working directory nor
-PYTHONPATH decides what it imports. The launcher imports it for `strays` and `signal_all`.
+PYTHONPATH decides what it imports. The launcher imports it for `strays`, `signal_all` and `remove_shared`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 PATIENCE_S = 3.0
 POLL_S = 0.02
 _PROC = Path("/proc")
+_SHARED = Path("/dev/shm")  # noqa: S108 (files are only removed)
 
 
 def strays(sessions: Collection[int], mark: str) -> dict[int, int]:
@@ -79,6 +82,19 @@ def kill_all(sessions: Collection[int], mark: str, patience: float = PATIENCE_S)
         time.sleep(POLL_S)
 
 
+def remove_shared(job: str) -> None:
+    """Remove the memory that the processes of a job have shared, and that those that were killed have left.
+
+    Args:
+        job: the value of its mark, which kvstore makes a part of the files' names as it is.
+    """
+    ours = re.compile(rf"kvstore-{os.getuid()}-{re.escape(job)}-[0-9]+-[0-9a-f]+\.[0-9]+")
+    for path in _SHARED.glob("kvstore-*"):
+        if ours.fullmatch(path.name):
+            with suppress(OSError):
+                path.unlink()
+
+
 def watch(fd: int) -> set[int] | None:
     """Follow what launch.py says until it leaves.
 
@@ -97,13 +113,14 @@ def watch(fd: int) -> set[int] | None:
 
 
 def main(directory: str, mark: str) -> int:
-    """Wait; if launch.py dies, kill what it had started and remove the job's directory."""
+    """Wait; if launch.py dies, kill what it had started and remove the job's directory and shared memory."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
     sessions = watch(sys.stdin.fileno())
     if sessions is not None:
         kill_all(sessions, mark)
         shutil.rmtree(directory, ignore_errors=True)
+        remove_shared(mark.partition("=")[2])
     return 0
 
 

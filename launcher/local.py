@@ -92,9 +92,17 @@ def _run(
         supervisor.start()
         if listener is not None:
             listener.close()  # or the kernel would accept for a scheduler that has died
+        _sweep_shared()
         return supervisor.run()
     finally:
         supervisor.close()
+
+
+def _sweep_shared() -> None:
+    """Remove the memory of jobs that were killed with everything that could have done it."""
+    from kvstore.transport.presence import sweep  # only now, while the processes start
+
+    sweep()
 
 
 def cores() -> int:

@@ -25,7 +25,10 @@ def main() -> int:
             return run_scheduler(config.require_job("scheduler"), ZmqTransport(config.root_fd))
         config = config.require_job("server")
         name = f"server-{config.rank_hint}" if config.rank_hint >= 0 else f"server-{_unique()}"
-        return run_server(config, ZmqTransport, endpoint_for(config.root, config.node_host, name))
+        from kvstore.transport.shm import sharing  # brings numpy, which the scheduler does without
+
+        make_transport = sharing(ZmqTransport, config)
+        return run_server(config, make_transport, endpoint_for(config.root, config.node_host, name))
     except KVStoreError as exc:
         print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
         return 1

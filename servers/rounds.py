@@ -1,4 +1,4 @@
-"""Who has contributed to which round of one segment. Pure.
+"""Who has contributed to which round of one bucket. Pure.
 
 Each worker's n-th push is its contribution to round n. A round is complete when every worker has contributed; rounds
 complete in order, whatever order contributions come in, and give them in the order of ranks, so that their sum has the
@@ -14,12 +14,21 @@ T = TypeVar("T")
 
 
 class Rounds(Generic[T]):
-    """The rounds of one segment among ``workers``, given by rank."""
+    """The rounds of one bucket among ``workers``, given by rank; ``version`` of them are over."""
 
-    def __init__(self, workers: Collection[int]) -> None:
-        self.version = 0
+    def __init__(self, workers: Collection[int], version: int = 0) -> None:
+        self.version = version
         self._workers = frozenset(workers)
         self._open: dict[int, dict[int, T]] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody has contributed to a round that is not over."""
+        return not self._open
+
+    def open(self) -> list[tuple[int, int, T]]:
+        """Return what has come for rounds that are not over: (clock, rank, item)."""
+        return [(clock, rank, item) for clock, items in self._open.items() for rank, item in items.items()]
 
     def contribute(self, rank: int, clock: int, item: T) -> bool:
         """Take the contribution of ``rank`` to round ``clock``; False if it came before."""

@@ -49,7 +49,11 @@ class Server:
         except BaseException:
             self._transport.close()
             raise
-        self._shard = Shard(self._session.rank, self._session.num_workers)
+        self._shard = Shard(
+            self._session.rank,
+            self._session.num_workers,
+            self._transport,
+        )
 
     def run(self) -> int:
         """Serve; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection
 
 from kvstore.errors import Mismatch, NodeLost, UsageError, WireError
+from kvstore.memory import Heap, Memory
 from kvstore.optim import Optimizer, describe
 from kvstore.wire import (
     MAX_REASON,
@@ -40,12 +41,14 @@ class Shard:
     Args:
         rank: which server this is.
         num_workers: how many workers contribute to a round.
+        memory: where values live.
     """
 
-    def __init__(self, rank: int, num_workers: int) -> None:
+    def __init__(self, rank: int, num_workers: int, memory: Memory | None = None) -> None:
         self.rank = rank
         self._workers = range(num_workers)
         self._incarnations = dict.fromkeys(self._workers, 1)  # what the scheduler gave; nobody is replaced yet
+        self._memory = memory or Heap()
         self._tables: dict[int, Table] = {}
         self._opened_by: dict[int, int] = {}
         self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
@@ -108,7 +111,7 @@ class Shard:
     def _open(self, message: Open) -> None:
         table = self._tables.get(message.store)
         if table is None:
-            table = self._tables[message.store] = Table(message.mode, self._workers)
+            table = self._tables[message.store] = Table(message.mode, self._workers, self._memory)
             table.depart(self._departed)
             self._opened_by[message.store] = message.rank
             self._agreements[message.store] = Agreement("set_optimizer")

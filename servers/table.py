@@ -1,26 +1,28 @@
 """One store's segments on one server: what pushes and pulls do to them. No I/O, no clock.
 
 ``sync``: a push is a contribution to a round; when a round is complete its sum is assigned, or handed to the optimizer,
-and whoever waits for it is answered. ``async``: every push is an update, at once. All segments that one message
+and whoever waits for it is answered. ``async``: every push is an update, at once. All buckets that one message
 completes are updated by one call of the optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 
-from kvstore.errors import AlreadyInitialised, KeyNotInitialised, Mismatch, NodeLost, UsageError
+from kvstore.errors import Mismatch, NodeLost, UsageError
+from kvstore.memory import Heap, Memory
 from kvstore.optim import Optimizer, log_replaced
 from kvstore.spec import Key, Spec, require_floats
 from kvstore.tickets import shorten
-from kvstore.updater import Updater
-from kvstore.values import from_buffer, spec_of, sum_in_order, to_buffer
+from kvstore.updater import Group, Updater
+from kvstore.values import Run, cut, from_buffer, runs_of, spec_of, sum_runs, to_buffer
 from kvstore.wire import Ack, GetStates, Init, Pull, Push, PutStates, Reply, States, Values, join, tear
+from servers.bucket import Bucket, Contribution, Parked, Slot
+from servers.buckets import Buckets
 from servers.replies import Answer, refuse
-from servers.rounds import Rounds
-from servers.slot import Contribution, Parked, Slot
 
 Hyper = tuple[float | None, float | None]
 
@@ -31,52 +33,55 @@ class Table:
     Args:
         mode: ``sync`` or ``async``.
         workers: the ranks of the job's workers.
+        memory: where values live.
     """
 
-    def __init__(self, mode: str, workers: Collection[int]) -> None:
+    def __init__(self, mode: str, workers: Collection[int], memory: Memory | None = None) -> None:
         self.mode = mode
-        self.slots: dict[int, Slot] = {}
+        self.buckets = Buckets(frozenset(workers), memory or Heap())
         self.updater: Updater | None = None
+        self._groups: WeakKeyDictionary[Bucket, Group] = WeakKeyDictionary()
         self._workers = frozenset(workers)
         self._departed: frozenset[int] = frozenset()
         self._parked: dict[tuple[int, int], Parked] = {}
 
     def init(self, message: Init) -> None:
         """Take new segments and their first values."""
-        for number in message.ids:
-            if number in self.slots:
-                raise AlreadyInitialised(f"key {self.slots[number].key!r} is initialised already")
-        specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
-        parts = tear(message.buffers, [spec.nbytes for spec in specs])
-        for number, key, spec, part in zip(message.ids, message.keys, specs, parts, strict=True):
-            value = from_buffer(part, spec.dtype).clone().view(spec.shape)
-            self.slots[number] = Slot(number, key, spec, value, Rounds(self._workers))
+        specs = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
+        runs = runs_of(message.buffers, message.dtype, sum(spec.size for spec in specs))
+        self.buckets.add(message.ids, message.keys, specs, runs)
 
     def push(self, peer: bytes, message: Push) -> list[Answer]:
         """Take a worker's contributions, and answer whoever they complete."""
-        slots = self._find(message.ids)
-        parts = tear(message.buffers, [slot.spec.nbytes for slot in slots])
+        buckets = self.buckets.pushed(message.ids, message.clocks)
+        runs = self._payload(message, buckets)
         if self.updater is not None:
-            require_floats((slot.key, slot.spec) for slot in slots)
+            require_floats((bucket.slots[0].key, bucket.slots[0].spec) for bucket in buckets)
         elif self.mode == "async":
             raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
         hyper = (message.lr, message.rescale)
-        values = [
-            from_buffer(part, slot.spec.dtype).view(slot.spec.shape) for slot, part in zip(slots, parts, strict=True)
-        ]
+        given: list[tuple[Bucket, list[Contribution]]] = []
+        start = at = 0
+        for bucket in buckets:
+            contribution = Contribution(message.node, cut(runs, start, start + bucket.size), hyper)
+            given.append((bucket, [contribution]))
+            if self.mode == "sync":
+                bucket.rounds.contribute(message.rank, message.clocks[at], contribution)
+            start += bucket.size
+            at += len(bucket.ids)
         if self.mode == "async":
-            for slot in slots:
-                slot.rounds.version += 1
-            self._update([(slot, value, hyper) for slot, value in zip(slots, values, strict=True)])
-            return self._park(peer, message, slots)
-        for slot, clock, value in zip(slots, message.clocks, values, strict=True):
-            slot.rounds.contribute(message.rank, clock, Contribution(message.node, value, hyper))
-        parked = self._park(peer, message, slots)  # before the rounds are over, for it too must learn of their errors
-        return parked + self._complete(slots)
+            for bucket in buckets:
+                bucket.rounds.version += 1
+            self._update([(bucket, items, hyper) for bucket, items in given])
+            return [Answer(peer, message, self._answer(message))]
+        parked = self._park(peer, message)  # before the rounds are over, for it too must learn of their errors
+        return parked + self._complete(buckets)
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer with values now, or when the rounds they must include are complete."""
-        return self._park(peer, message, self._find(message.ids))
+        if self.mode == "async":
+            return [Answer(peer, message, self._answer(message))]
+        return self._park(peer, message)
 
     def read(self, message: Pull) -> Reply:
         """Return current values, whatever rounds they include."""
@@ -84,17 +89,19 @@ class Table:
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with ``optimizer`` from now on; the state stays if the rule is the same."""
+        self._groups.clear()
         if self.updater is not None and optimizer.same_rule(self.updater.optimizer):
             self.updater.configure(optimizer)
             return
         new = Updater(optimizer)
-        require_floats((slot.key, slot.spec) for slot in self.slots.values())
+        require_floats((slot.key, slot.spec) for slot in self.buckets)
         log_replaced(self.updater.optimizer if self.updater is not None else None, optimizer)
         self.updater = new
 
     def get_states(self, message: GetStates) -> States:
         """Return the optimizer's states of some segments."""
-        self._find(message.ids)
+        for number in message.ids:
+            self.buckets.find(number)
         states = self.updater.states(message.ids) if self.updater is not None else {}
         tensors = [value.detach().contiguous().clone() for value in states.values()]
         return States(
@@ -111,7 +118,7 @@ class Table:
         """Take the optimizer's states of some segments."""
         if self.updater is None:
             raise UsageError("the servers have no optimizer whose state this could be; call set_optimizer first")
-        slots = self._find(dict.fromkeys(message.ids))
+        slots = [self.buckets.slot(number) for number in dict.fromkeys(message.ids)]
         specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
         parts = tear(message.buffers, [spec.nbytes for spec in specs])
         states: dict[tuple[Key, str], torch.Tensor] = {
@@ -120,7 +127,10 @@ class Table:
         }
         for slot in slots:
             _require_fitting(slot, self.updater.optimizer, states)
-        self.updater.load_states(states, {slot.id: slot.writable() for slot in slots})
+        for bucket in self.buckets.of(message.ids):
+            bucket.writable()
+        self._groups.clear()
+        self.updater.load_states(states, {slot.id: slot.value for slot in slots})
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note who has left in order; requests that wait for them will wait for ever, so they fail."""
@@ -139,24 +149,33 @@ class Table:
 
     # ---- helpers
 
-    def _find(self, ids: Iterable[int]) -> list[Slot]:
-        try:
-            return [self.slots[number] for number in ids]
-        except KeyError as exc:
-            raise KeyNotInitialised(f"segment {exc} has no value on this server; call init first") from None
+    def _payload(self, message: Push, buckets: Sequence[Bucket]) -> list[Run]:
+        if not buckets:
+            return []
+        return runs_of(message.buffers, buckets[0].dtype, sum(bucket.size for bucket in buckets))
 
-    def _park(self, peer: bytes, message: Push | Pull, slots: Sequence[Slot]) -> list[Answer]:
-        if self.mode == "async":
-            return [Answer(peer, message, self._answer(message))]
+    def _park(self, peer: bytes, message: Push | Pull) -> list[Answer]:
         parked = Parked(peer, message)
-        for slot, clock in zip(slots, message.clocks, strict=True):
-            if slot.rounds.version < clock:
-                slot.parked.append((clock, parked))
+        for bucket, clock in self._waits(message):
+            if bucket.rounds.version < clock:
+                bucket.parked.append((clock, parked))
                 parked.left += 1
         if not parked.left:
             return [Answer(peer, message, self._answer(message))]
         self._parked[message.rank, message.seq] = parked
         return self._give_up(parked)
+
+    def _waits(self, message: Push | Pull) -> list[tuple[Bucket, int]]:
+        """Return the buckets of a request, and the round of each that it wants to be over."""
+        buckets = self.buckets.of(message.ids)
+        clocks = _distinct(message.clocks)
+        if len(clocks) == 1:
+            return [(bucket, clocks[0]) for bucket in buckets]
+        latest = dict.fromkeys(buckets, 0)
+        for number, clock in zip(message.ids, message.clocks, strict=True):
+            bucket, _ = self.buckets.find(number)
+            latest[bucket] = max(latest[bucket], clock)
+        return list(latest.items())
 
     def _give_up(self, parked: Parked) -> list[Answer]:
         """Fail a request that waits for workers that have left."""
@@ -166,16 +185,16 @@ class Table:
         if not missing:
             return []
         del self._parked[parked.request.rank, parked.request.seq]
-        for slot in self._find(parked.request.ids):
-            slot.parked = [entry for entry in slot.parked if entry[1] is not parked]
+        for bucket in self.buckets.of(parked.request.ids):
+            bucket.parked = [entry for entry in bucket.parked if entry[1] is not parked]
         return [refuse(parked.peer, parked.request, NodeLost(f"{missing}, has left the job"))]
 
-    def _complete(self, touched: Sequence[Slot]) -> list[Answer]:
+    def _complete(self, touched: Sequence[Bucket]) -> list[Answer]:
         answers: list[Answer] = []
-        while wave := [(slot, items) for slot in touched if (items := slot.rounds.complete()) is not None]:
+        while wave := [(bucket, items) for bucket in touched if (items := bucket.rounds.complete()) is not None]:
             errors = self._apply(wave)
-            for slot, _ in wave:
-                for parked in slot.release(errors.get(slot.id)):
+            for bucket, _ in wave:
+                for parked in bucket.release(errors.get(bucket)):
                     del self._parked[parked.request.rank, parked.request.seq]
                     if parked.error is not None:
                         answers.append(refuse(parked.peer, parked.request, parked.error))
@@ -183,51 +202,75 @@ class Table:
                         answers.append(Answer(parked.peer, parked.request, self._answer(parked.request)))
         return answers
 
-    def _apply(self, wave: Sequence[tuple[Slot, list[Contribution]]]) -> dict[int, Exception]:
-        """Sum and update; return the errors by segment. A round that fails is over all the same: none can repeat it."""
-        errors: dict[int, Exception] = {}
-        updates: list[tuple[Slot, torch.Tensor, Hyper]] = []
-        for slot, items in wave:
+    def _apply(self, wave: Sequence[tuple[Bucket, list[Contribution]]]) -> dict[Bucket, Exception]:
+        """Sum and update; return the errors. A round that fails is over all the same: none can repeat it."""
+        errors: dict[Bucket, Exception] = {}
+        updates: list[tuple[Bucket, list[Contribution], Hyper]] = []
+        for bucket, items in wave:
             try:
-                hyper = _agreed(slot.key, items)
+                updates.append((bucket, items, _agreed(bucket, items)))
             except Mismatch as exc:
-                errors[slot.id] = exc
-                continue
-            updates.append((slot, sum_in_order([item.value for item in items], reuse=True), hyper))
+                errors[bucket] = exc
         try:
             self._update(updates)
         except Exception as exc:
-            errors |= {slot.id: exc for slot, _, _ in updates}
+            errors |= {bucket: exc for bucket, _, _ in updates}
         return errors
 
-    def _update(self, updates: Sequence[tuple[Slot, torch.Tensor, Hyper]]) -> None:
+    def _update(self, updates: Sequence[tuple[Bucket, list[Contribution], Hyper]]) -> None:
         if self.updater is None:
-            for slot, total, _ in updates:
-                slot.assign(total)
+            for bucket, items, _ in updates:
+                bucket.assign([item.runs for item in items])
             return
         # A round's numbers come from its contributions, not from whatever other round was complete before it.
         default = self.updater.optimizer if self.mode == "sync" else self.updater
-        by_hyper: dict[Hyper, list[tuple[Key, torch.Tensor, torch.Tensor]]] = {}
-        for slot, total, hyper in updates:
-            by_hyper.setdefault(hyper, []).append((slot.id, slot.writable(), total))
-        for (lr, rescale), items in by_hyper.items():
+        by_hyper: dict[Hyper, list[tuple[Bucket, list[Contribution]]]] = {}
+        for bucket, items, hyper in updates:
+            by_hyper.setdefault(hyper, []).append((bucket, items))
+        for (lr, rescale), members in by_hyper.items():
             self.updater.lr = default.lr if lr is None else lr
             self.updater.rescale_grad = default.rescale_grad if rescale is None else rescale
-            self.updater.update(items, lambda number: self.slots[number].key)  # type: ignore[index]
+            self._step(self.updater, members)
+
+    def _step(self, updater: Updater, members: Sequence[tuple[Bucket, list[Contribution]]]) -> None:
+        groups: list[Group] = []
+        totals: list[torch.Tensor] = []
+        grads: list[torch.Tensor] = []
+        for bucket, items in members:
+            bucket.writable()
+            group = self._groups.get(bucket)
+            if group is None:
+                keys = [slot.key for slot in bucket.slots]
+                group = updater.group(bucket.ids, [slot.value for slot in bucket.slots], keys)
+                self._groups[bucket] = group
+            total = self._total(updater, bucket, items).to(group.params[0].dtype)
+            groups.append(group)
+            totals.append(total)
+            grads += bucket.split(total)
+        updater.step(groups, grads, totals)
+
+    def _total(self, updater: Updater, bucket: Bucket, items: Sequence[Contribution]) -> torch.Tensor:
+        """The sum of ``items``, to be overwritten; or the only one's own memory, if it will not be."""
+        if len(items) == 1 and len(items[0].runs) == 1 and updater.reads_only():
+            return items[0].runs[0].values
+        total = torch.empty_like(bucket.value)
+        sum_runs([item.runs for item in items], total)
+        return total
 
     def _answer(self, message: Push | Pull) -> Reply:
         if isinstance(message, Push) and not message.want:
             return Ack(message.seq)
-        lasting = self.updater is None
-        return Values(message.seq, buffers=join([slot.readable(lasting=lasting) for slot in self._find(message.ids)]))
+        spans = self.buckets.spans(message.ids)
+        return Values(message.seq, buffers=[bucket.readable(start, stop) for bucket, start, stop in spans])
 
     def _missing(self, message: Push | Pull, among: Collection[int]) -> str:
         """Name the workers ``among`` those given for whose pushes a request waits, with keys and rounds."""
         waits: dict[int, tuple[int, list[Key]]] = {}
-        for slot, clock in zip(self._find(message.ids), message.clocks, strict=True):
-            for rank, first in slot.rounds.missing(clock).items():
+        for number, clock in zip(message.ids, message.clocks, strict=True):
+            bucket, place = self.buckets.find(number)
+            for rank, first in bucket.rounds.missing(clock).items():
                 if rank in among:
-                    waits.setdefault(rank, (first, []))[1].append(slot.key)
+                    waits.setdefault(rank, (first, []))[1].append(bucket.slots[place].key)
         return "; ".join(
             f"worker {rank}, whose push {first} of {shorten(dict.fromkeys(keys))} is missing"
             for rank, (first, keys) in sorted(waits.items())
@@ -251,7 +294,7 @@ def _words(specs: Mapping[str, Spec]) -> str:
     return ", ".join(f"{name} {spec}" for name, spec in specs.items()) or "none"
 
 
-def _agreed(key: Key, items: Sequence[Contribution]) -> Hyper:
+def _agreed(bucket: Bucket, items: Sequence[Contribution]) -> Hyper:
     """Return the hyper-parameters of a round: those that any worker gave, on which all who gave some must agree."""
     if all(item.hyper == items[0].hyper for item in items):
         return items[0].hyper
@@ -260,6 +303,12 @@ def _agreed(key: Key, items: Sequence[Contribution]) -> Hyper:
         given = {item.node.rank: item.hyper[which] for item in items if item.hyper[which] is not None}
         if len(set(given.values())) > 1:
             words = ", ".join(f"{value:g} on worker {rank}" for rank, value in given.items())
-            raise Mismatch(f"workers disagree on the {name} for the same round of {key!r}: {words}")
+            keys = shorten(dict.fromkeys(slot.key for slot in bucket.slots))
+            raise Mismatch(f"workers disagree on the {name} for the same round of {keys}: {words}")
         agreed.append(next(iter(given.values()), None))
     return agreed[0], agreed[1]
+
+
+def _distinct(clocks: Sequence[int]) -> list[int]:
+    """The different ones among ``clocks``, which usually are all the same."""
+    return [clocks[0]] if clocks and clocks.count(clocks[0]) == len(clocks) else list(dict.fromkeys(clocks))

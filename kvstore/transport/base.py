@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from kvstore.memory import Memory
 from kvstore.wire import Buffer
 
 Peer: TypeAlias = bytes
 Frames: TypeAlias = "list[Buffer]"
 
 
-class Transport(Protocol):
+class Transport(Memory, Protocol):
     """One member's end of its links: it may listen, connect to others, or both.
 
     A ``Peer`` names a link at this end only: ``connect`` returns one, and ``recv`` gives one with each message, to
     answer by. Frames arrive whole, in order and once on each link; a message to a peer that is gone is dropped. The
-    buffers that are sent must not change afterwards. One thread at a time may call the methods, except ``interrupt``.
+    buffers that are sent must not change afterwards, those that are received must not be written to: they may be one
+    memory. Received ones stay good as long as they are held, whatever happens to the link.
+
+    ``allocate`` gives memory that can be sent, whole or in parts, in the cheapest way that there is. It is freed when
+    its last view is dropped and nobody can read any more what was sent of it; ``busy`` is whether somebody can.
+
+    One thread at a time may call the methods, except ``allocate``, ``busy`` and ``interrupt``, which any may.
     """
 
     def bind(self, endpoint: str) -> str:

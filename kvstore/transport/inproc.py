@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from kvstore.errors import ConfigError
+from kvstore.memory import Heap
 from kvstore.transport.base import Frames, Peer
 from kvstore.wire import Buffer
 
@@ -59,7 +60,7 @@ class InprocNetwork:
             self._listeners = {name: t for name, t in self._listeners.items() if t is not transport}
 
 
-class InprocTransport:
+class InprocTransport(Heap):
     """One member's end of an ``InprocNetwork``; see ``Transport``."""
 
     def __init__(self, network: InprocNetwork) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import zmq
 
 from kvstore.errors import ConfigError
+from kvstore.memory import Heap
 from kvstore.transport.base import Frames, Peer
 from kvstore.wire import Buffer
 
@@ -38,7 +39,7 @@ def _keep_memory() -> None:
         libc.mallopt(trim_threshold, (1 << 31) - 1)
 
 
-class ZmqTransport:
+class ZmqTransport(Heap):
     """One member's end of its ZeroMQ links; see ``Transport``.
 
     Args:

@@ -1,18 +1,34 @@
 """Arrays in and out: whatever the caller has becomes a torch tensor over the same memory. Torch begins here."""
 
-from kvstore.values.arrays import as_output, as_tensor, as_tensors, from_buffer, spec_of, to_buffer
+from kvstore.values.arrays import (
+    as_dtype,
+    as_output,
+    as_tensor,
+    as_tensors,
+    from_buffer,
+    spec_of,
+    split_like,
+    to_buffer,
+)
 from kvstore.values.reduce import reduce_to, sum_in_order
+from kvstore.values.runs import Run, cut, runs_of, sum_runs
 from kvstore.values.staging import from_host, to_host
 
 __all__ = [
+    "Run",
+    "as_dtype",
     "as_output",
     "as_tensor",
     "as_tensors",
+    "cut",
     "from_buffer",
     "from_host",
     "reduce_to",
+    "runs_of",
     "spec_of",
+    "split_like",
     "sum_in_order",
+    "sum_runs",
     "to_buffer",
     "to_host",
 ]

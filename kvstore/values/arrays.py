@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,26 @@ _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()
 def spec_of(tensor: torch.Tensor) -> Spec:
     """Return the shape and dtype of ``tensor``."""
     return Spec(tuple(tensor.shape), _NAMES[tensor.dtype])
+
+
+def as_dtype(dtype: Any) -> torch.dtype:
+    """Return ``dtype``, as torch or numpy has it or by name, as torch's; None is float32.
+
+    Raises:
+        UsageError: it is none, or one that cannot be stored.
+    """
+    if dtype is None:
+        return torch.float32
+    if isinstance(dtype, torch.dtype):
+        name = _NAMES.get(dtype, str(dtype))
+    else:
+        try:
+            name = np.dtype(dtype).name
+        except TypeError:
+            name = str(dtype)
+    if name not in _DTYPES:
+        raise UsageError(f"dtype {name} cannot be stored; choose from {choices(ITEMSIZE)}")
+    return _DTYPES[name]
 
 
 def as_tensor(value: Any) -> torch.Tensor:
@@ -92,6 +113,26 @@ def from_buffer(buffer: Buffer, dtype: str) -> torch.Tensor:
     if not len(buffer):
         return torch.empty(0, dtype=_DTYPES[dtype])
     return torch.frombuffer(buffer, dtype=_DTYPES[dtype])
+
+
+def split_like(
+    flat: torch.Tensor, sizes: Sequence[int], shaped: list[torch.Tensor] | None = None
+) -> Sequence[torch.Tensor]:
+    """Return consecutive parts of ``flat``, as views.
+
+    Args:
+        flat: a flat tensor.
+        sizes: how many elements each part has.
+        shaped: tensors that have the parts' shapes; None for flat parts, which cost a fifth as much.
+    """
+    parts: Sequence[torch.Tensor]
+    if shaped is None:
+        parts = torch.split_with_sizes(flat, sizes)
+    elif 0 in sizes:
+        parts = [part.view(like.shape) for part, like in zip(torch.split_with_sizes(flat, sizes), shaped, strict=True)]
+    else:
+        parts = torch._C._nn.unflatten_dense_tensors(flat, shaped)
+    return parts
 
 
 def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:

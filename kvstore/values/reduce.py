@@ -9,29 +9,29 @@ import torch
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def sum_in_order(tensors: Sequence[torch.Tensor], *, reuse: bool = False) -> torch.Tensor:
-    """Return the sum of ``tensors``, added from first to last, on the device of the first.
+def sum_in_order(tensors: Sequence[torch.Tensor], *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the sum of ``tensors``, added from first to last, on the device of the first; none of them changes.
 
     Half-precision values are summed in float32 and rounded once.
 
     Args:
         tensors: one or more of one shape and dtype.
-        reuse: the first one may be overwritten with the result. Without it, and with more than one, the result is new
-            memory; a single tensor is returned as it is.
+        out: where to put the sum. Without it the result is new memory, but for a single tensor, which is returned as
+            it is.
     """
     first, *rest = tensors
     if not rest:
-        return first
+        return first if out is None else out.copy_(first)
     if first.dtype in _HALF:
         total = first.float()
-    elif reuse:
-        total = first
     else:
-        total = torch.add(first, _beside(rest[0], first))
+        total = torch.add(first, _beside(rest[0], first), out=out)
         rest = rest[1:]
     for tensor in rest:
         total.add_(_beside(tensor, first))
-    return total.to(first.dtype)
+    if out is None:
+        return total.to(first.dtype)
+    return out if total is out else out.copy_(total)
 
 
 def reduce_to(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:

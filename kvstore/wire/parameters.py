@@ -40,17 +40,21 @@ class Open(Request):
 @message(41)
 @dataclass(frozen=True)
 class Init(Request):
-    """From rank 0: new segments with their first values; ``shapes`` are those of the segments."""
+    """From rank 0: new segments of one dtype with their first values; ``shapes`` are those of the segments.
+
+    In this message, in ``Push`` and in ``Values`` the buffers together hold the segments' elements back to back, in the
+    order of the ids, however they are divided.
+    """
 
     store: Store
     ids: Ids
     keys: Keys
     shapes: Shapes
-    dtypes: Dtypes
+    dtype: Annotated[str, f.dtype]
     buffers: Sequence[Buffer] = field(repr=False)
 
     def __post_init__(self) -> None:
-        same_length(self.ids, self.keys, self.shapes, self.dtypes)
+        same_length(self.ids, self.keys, self.shapes)
 
 
 @message(42)
@@ -90,7 +94,7 @@ class Pull(Request):
 @message(44)
 @dataclass(frozen=True)
 class Values(Reply):
-    """The values of the segments that were asked for, in that order."""
+    """The values of the segments that were asked for, back to back in that order."""
 
     buffers: Sequence[Buffer] = field(repr=False)
 

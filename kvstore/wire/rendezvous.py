@@ -82,7 +82,8 @@ class Lost(Message):
 class Declare(Request):
     """These keys exist, with these shapes and dtypes: place them (rank 0), or wait until their values are there.
 
-    Arrays of ``bound`` elements or more are cut; rank 0's word counts.
+    Arrays of ``bound`` elements or more are cut across servers, into segments of at most ``longest`` bytes; rank 0's
+    word counts.
     """
 
     store: Store
@@ -90,6 +91,7 @@ class Declare(Request):
     shapes: Shapes
     dtypes: Dtypes
     bound: Annotated[int, f.integer(1)]
+    longest: Annotated[int, f.integer(1)]
 
     def __post_init__(self) -> None:
         same_length(self.keys, self.shapes, self.dtypes)

@@ -68,7 +68,7 @@ class Keys:
             self._waiting = [entry for entry in self._waiting if entry[0] not in others]
             return [(asker, contradicted[0][1]), *contradicted], None
         if request.rank == 0:
-            return self._place(asker, specs, request.bound), None
+            return self._place(asker, specs), None
         for key, spec in specs.items():
             known = self._placed.get(key)
             if known is not None and known.spec != spec:
@@ -102,11 +102,11 @@ class Keys:
                 return f"waits for worker 0 to init {shorten(missing)}"
         return ""
 
-    def _place(self, asker: Asker, specs: Mapping[Key, Spec], bound: int) -> list[Outcome]:
+    def _place(self, asker: Asker, specs: Mapping[Key, Spec]) -> list[Outcome]:
         for key in specs:
             if key in self._placed:
                 return [(asker, AlreadyInitialised(f"key {key!r} is initialised already"))]
-        for key, segments in place(specs, self._loads, bound).items():
+        for key, segments in place(specs, self._loads, asker.request.bound, asker.request.longest).items():
             numbered = []
             for segment in segments:
                 numbered.append([self._next_id, segment.server, segment.start, segment.stop])

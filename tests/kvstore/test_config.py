@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -46,6 +47,11 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
         ("MXNET_KVSTORE_BIGARRAY_BOUND", "", "bigarray_bound", BIGARRAY_BOUND),
         ("MXNET_UPDATE_ON_KVSTORE", "0", "update_on_kvstore", False),
         ("MXNET_UPDATE_ON_KVSTORE", "1", "update_on_kvstore", True),
+        ("KVSTORE_SHM", "0", "shm", False),
+        ("KVSTORE_SHM", "1", "shm", True),
+        ("KVSTORE_JOB", "kvstore-0-17-ab_c1x.y", "job", "kvstore-0-17-ab_c1x.y"),
+        ("KVSTORE_JOB", "../my job\0", "job", ".._my_job_"),
+        ("KVSTORE_JOB", "x" * 50, "job", "x" * 40),
     ],
 )
 def test_each_variable(name: str, text: str, field: str, value: Any) -> None:
@@ -134,3 +140,10 @@ def test_another_role_is_refused() -> None:
         Config.from_env({**JOB, "DMLC_ROLE": "server"}).require_job("worker")
     with pytest.raises(ConfigError, match="DMLC_ROLE=worker"):
         Config.from_env(JOB).require_job("scheduler")
+
+
+def test_a_job_without_a_name_gets_one_from_where_its_members_meet() -> None:
+    one, other = Config.from_env(JOB), Config.from_env({**JOB, "DMLC_ROLE": "server", "DMLC_TASK_ID": "1"})
+    assert one.job == other.job != Config.from_env({**JOB, "DMLC_PS_ROOT_PORT": "9092"}).job
+    assert re.fullmatch("[0-9a-f]{16}", one.job)
+    assert Config.from_env({}).job == Config().job == "none"

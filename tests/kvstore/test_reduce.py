@@ -52,10 +52,14 @@ def test_the_inputs_stay_as_they_were() -> None:
         assert all(total.data_ptr() != part.data_ptr() for part in parts)
 
 
-def test_reuse_sums_into_the_first() -> None:
-    parts = [torch.ones(3), torch.ones(3)]
-    assert sum_in_order(parts, reuse=True).data_ptr() == parts[0].data_ptr()
-    assert parts[0].tolist() == [2, 2, 2]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_sum_goes_where_it_is_wanted_and_changes_nothing_else(count: int, dtype: torch.dtype) -> None:
+    parts = [torch.ones(3, dtype=dtype) for _ in range(count)]
+    out = torch.full((3,), 9, dtype=dtype)
+    assert sum_in_order(parts, out=out) is out
+    assert out.tolist() == [count] * 3
+    assert all(part.tolist() == [1] * 3 for part in parts)
 
 
 def test_a_single_value_is_returned_as_it_is() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from kvstore.errors import UsageError
 from kvstore.optim import describe
 from kvstore.placement import place
-from kvstore.shares import Entry, Piece, plan
+from kvstore.shares import Entry, Piece
 from kvstore.spec import Key, Spec
 from kvstore.states import FORMAT, assemble, cut, read, require_keys, require_optimizer, write
 from kvstore.updater import Updater
@@ -172,21 +172,6 @@ def test_state_that_is_not_element_by_element_cannot_be_cut() -> None:
     entries = entries_for({"w": Spec((4, 4), "float32")}, 2, 1)
     with pytest.raises(UsageError, match="row_var of key 'w' cannot be cut over 2 servers"):
         cut({("w", "row_var"): torch.ones(4, 1)}, entries)
-
-
-def test_a_share_lists_what_one_server_holds() -> None:
-    entries = entries_for({"big": Spec((5,), "float32"), "small": Spec((1,), "float64")}, 2, 3)
-    shares = plan(entries, ["big", "small"])
-    assert [share.server for share in shares] == [0, 1]
-    assert sorted(
-        (p.key, p.start, p.stop, size) for s in shares for p, size in zip(s.pieces, s.sizes, strict=True)
-    ) == [
-        ("big", 0, 2, 8),
-        ("big", 2, 5, 12),
-        ("small", 0, 1, 8),
-    ]
-    assert shares[0].ids == [piece.id for piece in shares[0].pieces]
-    assert plan(entries, ["small"])[0].sizes == [8]
 
 
 def test_the_metadata_is_json(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_store_can_be_added() -> None:
             super().__init__()
             self.factor = factor
 
-        def _pushpull(self, values: Any, outs: Any, priority: int) -> kv.Ticket:
+        def _pushpull(self, values: Any, outs: Any, priority: int, copy: bool) -> kv.Ticket:
             for key, its in outs.items():
                 for out in its:
                     out.copy_(self.factor * sum(values[key]))

@@ -100,7 +100,8 @@ def test_multipliers_by_key() -> None:
 def test_multipliers_know_a_key_by_another_name() -> None:
     updater = Updater(describe("sgd", {"lr": 1.0, "lr_mult": {"w": 0.5}}))
     weight = torch.zeros(1)
-    updater.update([(7, weight, torch.ones(1))], {7: "w"}.__getitem__)
+    grad = torch.ones(1)
+    updater.step([updater.group([7], [weight], ["w"])], [grad], [grad])
     assert weight.item() == -0.5
 
 
@@ -273,3 +274,19 @@ def test_a_key_without_updates_has_no_state() -> None:
     assert updater.states(["w"]) == {}
     updater.update([("w", torch.zeros(1), torch.zeros(1))])
     assert {name for _, name in updater.states(["w", "v"])} == {"step", "exp_avg", "exp_avg_sq"}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "rmsprop"])
+def test_weights_that_are_new_and_weights_that_are_not_in_one_call(name: str) -> None:
+    options = {"lr": 0.1, "momentum": 0.9} if name == "sgd" else {"lr": 0.1}
+    together, alone = Updater(describe(name, options)), Updater(describe(name, options))
+    one, other = torch.ones(3), torch.ones(3)
+    plain = [torch.ones(3), torch.ones(3)]
+    together.update([("a", one, torch.ones(3))])
+    alone.update([("a", plain[0], torch.ones(3))])
+    for _ in range(2):
+        together.update([("a", one, torch.ones(3)), ("b", other, torch.ones(3))])
+        alone.update([("a", plain[0], torch.ones(3))])
+        alone.update([("b", plain[1], torch.ones(3))])
+    assert torch.equal(one, plain[0])
+    assert torch.equal(other, plain[1])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import keeper
 from launcher.errors import LaunchError
 from launcher.jobdir import JobDir, sweep
 
@@ -84,3 +85,24 @@ def test_a_locked_one_is_alive_whatever_its_pid_says(short: Path, dead_pid: int)
     job.remove()
     path.mkdir()
     assert sweep(short) == [path]
+
+
+def test_the_memory_that_the_job_shared_goes_and_nobody_elses(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = short / "shm"
+    shared.mkdir()
+    monkeypatch.setattr(keeper, "_SHARED", shared)
+    job = JobDir.make(short)
+    uid, name = os.getuid(), job.path.name
+    ours = [f"kvstore-{uid}-{name}-{pid}-{'0' * 16}.{number}" for pid in (7, 77) for number in (0, 12)]
+    others = [
+        f"kvstore-{uid}-{name}x-7-{'0' * 16}.0",
+        f"kvstore-{uid}-{name}-7-{'0' * 16}.0x",
+        f"kvstore-{uid}-{name[:-1]}-7-{'0' * 16}.0",
+        f"kvstore-{uid + 1}-{name}-7-{'0' * 16}.0",
+        f"kvstore-{uid}-{name}-x-7-{'0' * 16}.0",
+    ]
+    for file in ours + others:
+        (shared / file).touch()
+    (shared / f"kvstore-{uid}-{name}-8-{'0' * 16}.0").mkdir()  # which cannot be unlinked, and stops nothing
+    job.remove()
+    assert sorted(path.name for path in shared.iterdir() if path.is_file()) == sorted(others)

@@ -23,7 +23,6 @@ from kvstore.wire import (
     decode,
     encode,
     join,
-    tear,
 )
 from servers.shard import Shard
 
@@ -62,8 +61,8 @@ class Worker:
             ids=list(values),
             keys=keys or [f"k{number}" for number in values],
             shapes=[list(value.shape) for value in values.values()],
-            dtypes=[str(value.dtype).removeprefix("torch.") for value in values.values()],
-            buffers=join([to_buffer(value.contiguous()) for value in values.values()]),
+            dtype=str(next(iter(values.values()), torch.empty(0)).dtype).removeprefix("torch."),
+            buffers=[to_buffer(value.contiguous()) for value in values.values()],
         )
 
     def push(
@@ -84,7 +83,7 @@ class Worker:
             want=want,
             lr=lr,
             rescale=rescale,
-            buffers=join([to_buffer(value.contiguous()) for value in values.values()]),
+            buffers=[to_buffer(value.contiguous()) for value in values.values()],
         )
 
     def pull(self, ids: list[int], clock: int | list[int] = 0, store: int = 0) -> Pull:
@@ -157,12 +156,17 @@ class Desk:
         """What worker 0 pulls."""
         reply = self.reply(self.workers[0], self.workers[0].pull([number], clock, store))
         assert isinstance(reply, Values), reply
-        return values_in(reply, [self.shard._tables[store].slots[number].spec])[0]
+        return values_in(reply, [self.shard._tables[store].buckets.slot(number).spec])[0]
 
 
 def values_in(reply: Values, specs: list[Any]) -> list[torch.Tensor]:
-    parts = tear(reply.buffers, [spec.nbytes for spec in specs])
-    return [from_buffer(part, spec.dtype).view(spec.shape) for part, spec in zip(parts, specs, strict=True)]
+    """The values of segments of these specs, which may have more than one dtype here."""
+    payload, values, start = bytearray(b"".join(reply.buffers)), [], 0
+    for spec in specs:
+        values.append(from_buffer(payload[start : start + spec.nbytes], spec.dtype).view(spec.shape))
+        start += spec.nbytes
+    assert start == len(payload)
+    return values
 
 
 def text_of(reply: Any, kind: str) -> str:

@@ -160,7 +160,9 @@ def _well_formed(draw: st.DrawFn) -> list[Any]:
     shapes = [draw(st.sampled_from([[2], [2], [], [3, 3], [2**40]])) for _ in keys]
     dtypes = [draw(st.sampled_from(["float32", "float32", "int8"])) for _ in keys]
     bound = draw(st.sampled_from([1, 1000]))
-    return encode(Declare(*member.me(), store=store, keys=keys, shapes=shapes, dtypes=dtypes, bound=bound))
+    return encode(
+        Declare(*member.me(), store=store, keys=keys, shapes=shapes, dtypes=dtypes, bound=bound, longest=2**40)
+    )
 
 
 KEYED = ["barrier", "beat", "ready", "declare", "declare"]  # what a scheduler is asked

@@ -58,7 +58,13 @@ class Member:
     def declare(self, *keys: str, shape: Iterable[int] = (1,), store: int = 0) -> Declare:
         count = len(keys)
         return Declare(
-            *self.me(), store=store, keys=list(keys), shapes=[list(shape)] * count, dtypes=["int8"] * count, bound=1000
+            *self.me(),
+            store=store,
+            keys=list(keys),
+            shapes=[list(shape)] * count,
+            dtypes=["int8"] * count,
+            bound=1000,
+            longest=2**40,
         )
 
     def leave(self, error: str | None = None) -> Leave:
@@ -499,7 +505,7 @@ def test_a_key_that_rank_0_will_never_give_is_not_waited_for():
         Open("worker", 1, 1, 5, 0, store=0, mode="sync"),
         Ready("worker", 1, 1, 5, 0, store=0, keys=["a"]),
         Barrier("server", 0, 1, 5, 0, store=0, number=1),
-        Declare("server", 0, 1, 5, 0, store=0, keys=["a"], shapes=[[1]], dtypes=["int8"], bound=1),
+        Declare("server", 0, 1, 5, 0, store=0, keys=["a"], shapes=[[1]], dtypes=["int8"], bound=1, longest=2**40),
     ],
 )
 def test_what_a_member_may_not_ask_is_refused(message: Any):

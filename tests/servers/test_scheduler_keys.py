@@ -28,6 +28,7 @@ class Said:
             shapes=[shape for shape, _ in specs],
             dtypes=[dtype for _, dtype in specs],
             bound=bound,
+            longest=2**40,
         )
         outcomes, self.fault = self.keys.declare(b"peer %d" % rank, request)
         self._hear(outcomes)
@@ -143,7 +144,9 @@ def test_who_contradicts_rank_0_later_learns_it_and_so_does_rank_0(ready: bool):
 
 def test_a_key_twice_in_one_call_is_refused():
     keys = Keys([0])
-    request = Declare("worker", 0, 1, 1, 0, store=0, keys=["a", "a"], shapes=[[1], [1]], dtypes=["int8"] * 2, bound=1)
+    request = Declare(
+        "worker", 0, 1, 1, 0, store=0, keys=["a", "a"], shapes=[[1], [1]], dtypes=["int8"] * 2, bound=1, longest=2**40
+    )
     outcomes, fault = keys.declare(b"", request)
     assert [type(outcome) for _, outcome in outcomes] == [UsageError]
     assert fault is None

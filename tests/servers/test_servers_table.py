@@ -164,15 +164,15 @@ def test_workers_that_disagree_on_the_learning_rate_all_learn_it():
 def test_an_optimizer_that_throws_is_told_to_all_who_pushed(monkeypatch, workers, mode):
     desk = Desk(workers, mode, values={1: floats(0)})
     optimized(desk)
-    update = Updater.update
-    monkeypatch.setattr(Updater, "update", lambda *args, **kwargs: 1 / 0)
+    step = Updater.step
+    monkeypatch.setattr(Updater, "step", lambda *args, **kwargs: 1 / 0)
     replies = {}
     for worker in desk.workers:
         replies |= desk.ask(worker, worker.push({1: floats(1)}, want=worker.rank % 2 == 0))
     assert sorted(rank for rank, _ in replies) == list(range(workers))
     for reply in replies.values():
         assert text_of(reply, "ServerError") == "ZeroDivisionError: division by zero"
-    monkeypatch.setattr(Updater, "update", update)
+    monkeypatch.setattr(Updater, "step", step)
     for worker in desk.workers:
         desk.ask(worker, worker.push({1: floats(1)}, 2))
     assert desk.value(clock=2).tolist() == [-0.5 * workers]
@@ -194,9 +194,11 @@ def test_all_segments_of_a_message_are_updated_in_one_call(monkeypatch):
     desk = Desk(1, values={1: floats(0), 2: floats(0, 0)})
     optimized(desk)
     calls = []
-    update = Updater.update
+    step = Updater.step
     monkeypatch.setattr(
-        Updater, "update", lambda self, items, names: calls.append(len(items)) or update(self, items, names)
+        Updater,
+        "step",
+        lambda self, groups, grads, memory: calls.append(len(grads)) or step(self, groups, grads, memory),
     )
     (a,) = desk.workers
     desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}))

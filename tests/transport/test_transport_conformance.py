@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from kvstore.errors import ConfigError
 from kvstore.transport import InprocNetwork, Transport
+from kvstore.transport.presence import available
+from kvstore.transport.shm import SharedMemoryTransport
 from kvstore.transport.zeromq import ZmqTransport
 
 SIZES = (0, 1, 100, 64 << 10, 4 << 20)
@@ -42,16 +49,25 @@ class Ends:
             transport.close()
 
 
-@pytest.fixture(params=["inproc", "ipc", "tcp"])
+def shared() -> Transport:
+    return SharedMemoryTransport(ZmqTransport(), "conformance")
+
+
+@pytest.fixture(params=["inproc", "ipc", "tcp", "shm-ipc", "shm-tcp"])
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
+    if request.param.startswith("shm") and not available():
+        pytest.skip("memory cannot be shared here")
     with tempfile.TemporaryDirectory() as directory:  # which is 0700, and short enough for a socket
         made = {
             "inproc": lambda: Ends(InprocNetwork().transport, "inproc://here"),
             "ipc": lambda: Ends(ZmqTransport, f"ipc://{directory}/here"),
             "tcp": lambda: Ends(ZmqTransport, "tcp://127.0.0.1:0"),
+            "shm-ipc": lambda: Ends(shared, f"ipc://{directory}/here"),
+            "shm-tcp": lambda: Ends(shared, "tcp://127.0.0.1:0"),
         }[request.param]()
         yield made
         made.close()
+        assert not list(Path("/dev/shm").glob(f"kvstore-{os.getuid()}-conformance-{os.getpid()}-*"))
 
 
 def receive(transport: Transport, timeout: float = LONG) -> tuple[bytes, list[memoryview]]:
@@ -237,21 +253,29 @@ def test_a_place_is_free_again_after_closing(ends: Ends):
     assert receive(second)[1] == [b"x"]
 
 
-def test_a_received_buffer_is_writable_and_outlives_the_messages_after_it(ends: Ends):
+def acquaint(listener: Transport, other: Transport, link: bytes) -> bytes:
+    """Send large frames both ways, so that ends that share memory learn that they can; return the listener's link."""
+    other.send(link, [b"head", pattern(64 << 10)])
+    peer, _ = receive(listener)
+    listener.send(peer, [b"head", pattern(64 << 10)])
+    receive(other)
+    return peer
+
+
+def test_a_received_buffer_outlives_the_messages_after_it_the_link_and_its_sender(ends: Ends):
     listener, other, link = ends.pair()
+    acquaint(listener, other, link)
     held = []
     for number in range(4):
         for size in (100, 1 << 20):
-            other.send(link, [bytearray([number]) * size])
-            held.append((number, size, receive(listener)[1][0]))
+            other.send(link, [b"head", bytearray([number]) * size])
+            held.append((number, size, receive(listener)[1][1]))
     other.close()
     listener.close()
+    del other, listener
     gc.collect()
     for number, size, view in held:
-        assert not view.readonly
         assert (len(view), set(view)) == (size, {number})
-        view[:] = b"\xff" * size  # and is nobody else's
-    assert all(set(view) == {255} for _, _, view in held)
 
 
 def test_large_buffers_are_read_where_they_are(ends: Ends):
@@ -262,10 +286,143 @@ def test_large_buffers_are_read_where_they_are(ends: Ends):
     (frame,) = receive(listener)[1]
     taken = torch.frombuffer(frame, dtype=torch.float32)
     assert torch.equal(taken, tensor)
-    taken.zero_()
-    assert not any(frame[:4096]), "torch writes to the frame itself"
+    assert taken.data_ptr() == torch.frombuffer(frame, dtype=torch.uint8).data_ptr()
     if ends.endpoint.startswith("inproc"):
         assert taken.data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 64 << 10, (1 << 20) + 1])
+def test_allocated_memory_is_sent_whole_or_in_parts(ends: Ends, size: int):
+    listener, other, link = ends.pair()
+    acquaint(listener, other, link)
+    memory = other.allocate(size)
+    assert (len(memory), memory.readonly, memory.format) == (size, False, "B")
+    memory[:] = expected = pattern(size)
+    if size:
+        assert torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % 64 == 0
+    half = size // 2
+    other.send(link, [b"head", memory, memory[:half], memory[half:], memory.toreadonly()])
+    frames = receive(listener)[1]
+    del memory
+    other.allocate(size)[:] = bytes(size)  # somebody else's from now on
+    assert frames == [b"head", expected, expected[:half], expected[half:], expected]
+
+
+def test_what_was_sent_of_allocated_memory_stays_although_more_is_allocated(ends: Ends):
+    listener, other, link = ends.pair()
+    acquaint(listener, other, link)
+    held = []
+    for number in range(20):
+        memory = other.allocate(100_000)
+        memory[:] = bytes([number]) * 100_000
+        assert not set(memory) - {number}
+        other.send(link, [b"head", memory])
+        del memory
+        held.append(receive(listener)[1][1])
+        if number % 3 == 0:
+            del held[0]
+        assert [view[0] for view in held] == [view[-1] for view in held]
+    assert [view[0] for view in held] == list(range(7, 20))
+
+
+def test_memory_that_may_be_read_is_busy(ends: Ends):
+    listener, other, link = ends.pair()
+    acquaint(listener, other, link)
+    memory = other.allocate(100_000)
+    other.send(link, [b"head", memory])
+    frames = receive(listener)[1]
+    assert other.busy(memory)
+    assert other.busy(memory[5000:6000])
+    assert other.busy(bytearray(100))
+    del frames
+
+
+CHILD = """
+import os, sys
+from kvstore.transport.shm import SharedMemoryTransport
+from kvstore.transport.zeromq import ZmqTransport
+
+kind, endpoint = sys.argv[1:]
+transport = SharedMemoryTransport(ZmqTransport(), "conformance") if kind == "shm" else ZmqTransport()
+link = transport.connect(endpoint)
+transport.send(link, [b"hello", bytes(1 << 16)])
+held = []
+number = 0
+while True:
+    received = transport.recv(30)
+    if received is None:
+        sys.exit("nobody there")
+    held.append(received)
+    if received[1][0] == b"write":
+        for _ in range(20):
+            memory = transport.allocate(1 << 20)
+            memory[:] = bytes([number % 256]) * (1 << 20)
+            transport.send(link, [b"%d" % number, memory])
+            number += 1
+    else:
+        transport.send(link, [b"got"])
+"""
+
+
+@pytest.fixture
+def child(ends: Ends) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts a process that connects to the endpoint, and does what messages say."""
+    if ends.endpoint.startswith("inproc"):
+        pytest.skip("in one process")
+    kind = "shm" if isinstance(ends.new(), SharedMemoryTransport) else "plain"
+    made: list[subprocess.Popen[bytes]] = []
+
+    def start() -> subprocess.Popen[bytes]:
+        made.append(subprocess.Popen([sys.executable, "-c", CHILD, kind, ends.endpoint]))
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+        process.wait()
+        for path in Path("/dev/shm").glob(f"kvstore-{os.getuid()}-conformance-{process.pid}-*"):
+            path.unlink()
+
+
+def test_a_writer_that_is_killed_leaves_its_readers_what_they_have(ends: Ends, child: Callable[..., object]):
+    listener = ends.new()
+    ends.endpoint = listener.bind(ends.endpoint)
+    writer = child()
+    peer, _ = receive(listener)
+    held = []
+    for _ in range(4):
+        listener.send(peer, [b"write"])
+        held += [receive(listener)[1] for _ in range(10)]
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.wait()
+    while (received := listener.recv(0.2)) is not None:  # what was on its way is whole, or does not come
+        held.append(received[1])
+    for number, (head, frame) in enumerate(held):
+        assert int(bytes(head)) == number
+        assert bytes(frame) == bytes([number % 256]) * (1 << 20)
+    child()
+    assert receive(listener)[1][0] == b"hello"
+
+
+def test_a_reader_that_is_killed_costs_nobody_anything(ends: Ends, child: Callable[..., object]):
+    listener = ends.new()
+    ends.endpoint = listener.bind(ends.endpoint)
+    readers = [child(), child()]
+    peers = [receive(listener)[0], receive(listener)[0]]
+    for _ in range(3):
+        for peer in peers:
+            listener.send(peer, [b"keep", pattern(1 << 16)])
+        for _ in peers:
+            assert receive(listener)[1] == [b"got"]
+    os.kill(readers[0].pid, signal.SIGKILL)
+    readers[0].wait()
+    answers = 0
+    for _ in range(30):
+        for peer in peers:
+            memory = listener.allocate(1 << 20)
+            listener.send(peer, [b"keep", memory])
+        answers += receive(listener)[1] == [b"got"]
+    assert answers == 30
 
 
 def test_a_place_can_be_listened_at_once(ends: Ends):

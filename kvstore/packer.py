@@ -1,0 +1,72 @@
+"""From the caller's arrays into memory that can be sent; arrays that were made in such memory go as they are."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvstore.memory import Memory
+from kvstore.plan import parts_of
+from kvstore.shares import Parcel
+from kvstore.values import from_buffer
+from kvstore.wire import Buffer
+
+SMALL = 1 << 14  # bytes; less is copied by sockets anyway
+
+
+class Packer:
+    """Makes the payloads of one store's messages.
+
+    Args:
+        memory: where they are built.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # numpy arrays by address
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return a new tensor whose payload needs no copy."""
+        size = math.prod(shape)
+        if not size:
+            return torch.empty(shape, dtype=dtype)
+        buffer = self._memory.allocate(size * dtype.itemsize)
+        tensor = torch.frombuffer(buffer, dtype=dtype)
+        self._made[tensor.data_ptr()] = buffer.obj
+        return tensor.view(shape)
+
+    def pack(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[Buffer]:
+        """Return what ``parcel`` carries of contiguous CPU ``tensors``; later changes to those are not seen.
+
+        But for tensors of ``empty``, if the parcel carries nothing else.
+        """
+        if not parcel.nbytes:
+            return []
+        parts = parts_of(parcel, tensors)
+        if self._made:
+            views = self._views(parts)
+            if views is not None:
+                return views
+        small = parcel.nbytes < SMALL
+        buffer = memoryview(bytearray(parcel.nbytes)) if small else self._memory.allocate(parcel.nbytes)
+        with torch.no_grad():
+            torch.cat(parts, out=from_buffer(buffer, parcel.dtype))
+        return [buffer]
+
+    def _views(self, parts: Sequence[torch.Tensor]) -> list[Buffer] | None:
+        """``parts`` where they lie, those that follow each other as one; None if not all can be sent from there."""
+        spans: list[tuple[int, int, int]] = []  # whose memory, from where, to where
+        for part in parts:
+            base = part.untyped_storage().data_ptr()
+            if base not in self._made:
+                return None
+            start = part.data_ptr() - base
+            stop = start + part.numel() * part.itemsize
+            if spans and spans[-1][0] == base and spans[-1][2] == start:
+                start = spans.pop()[1]
+            spans.append((base, start, stop))
+        return [self._made[base][start:stop].data for base, start, stop in spans]

@@ -1,0 +1,147 @@
+"""Segments that workers push together: one stretch of memory, one set of rounds, and the requests that wait for them.
+
+A list of a thousand keys is one sum, one step of the optimizer and one buffer in the answer, as long as workers push
+the list as a whole. When one of them pushes another list, buckets are split; see ``Buckets``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kvstore.memory import Memory
+from kvstore.spec import ITEMSIZE, Key, Spec
+from kvstore.values import Run, from_buffer, split_like, sum_runs
+from kvstore.wire import Node, Pull, Push
+from servers.rounds import Rounds
+
+
+@dataclass
+class Contribution:
+    """A worker's part of a round: its values, and the hyper-parameters (lr, rescale) it wants them used with."""
+
+    node: Node
+    runs: Sequence[Run]
+    hyper: tuple[float | None, float | None]
+
+
+@dataclass
+class Parked:
+    """A push or pull that waits: for how many buckets still, and the first error among those that have come."""
+
+    peer: bytes
+    request: Push | Pull
+    left: int = 0
+    error: Exception | None = None
+
+
+@dataclass(eq=False)
+class Slot:
+    """A segment: ``value`` is one tensor for ever, over whatever memory its bucket has at the time."""
+
+    id: int
+    key: Key
+    spec: Spec
+    value: torch.Tensor
+    splits: int = 0
+
+
+class Bucket:
+    """Segments of one dtype, back to back in memory that is changed only while nobody else can read it.
+
+    Args:
+        slots: the segments, in order.
+        dtype: theirs.
+        version: how many rounds they have behind them.
+        workers: who contributes.
+        memory: where values live.
+    """
+
+    def __init__(
+        self, slots: Sequence[Slot], dtype: str, version: int, workers: frozenset[int], memory: Memory
+    ) -> None:
+        self.slots = list(slots)
+        self.ids = tuple(slot.id for slot in slots)
+        self.dtype = dtype
+        self.sizes = [slot.spec.size for slot in slots]
+        self.starts = list(itertools.accumulate(self.sizes, initial=0))
+        self.size = self.starts.pop()
+        self.rounds: Rounds[Contribution] = Rounds(workers, version)
+        self.parked: list[tuple[int, Parked]] = []
+        self._memory = memory
+        self._flat = all(len(slot.spec.shape) == 1 for slot in slots)
+        self._sent = False
+        self._move()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no round is open and nobody waits."""
+        return self.rounds.idle and not self.parked
+
+    def load(self, runs: Sequence[Run]) -> None:
+        """Take first values."""
+        sum_runs([runs], self.value)
+        self._point()
+
+    def gather(self) -> None:
+        """Take the values that the segments have where they were before."""
+        for mine, slot in zip(self.split(self.value), self.slots, strict=True):
+            mine.copy_(slot.value)
+        self._point()
+
+    def assign(self, payloads: Sequence[Sequence[Run]]) -> None:
+        """Make the sum of ``payloads`` the value."""
+        if self._sent and self._memory.busy(self._buffer):
+            self._move()
+            sum_runs(payloads, self.value)
+            self._point()
+        else:
+            sum_runs(payloads, self.value)
+        self._sent = False
+
+    def writable(self) -> None:
+        """Make the memory such that it may be changed in place: what has been sent of it stays as it was."""
+        if self._sent and self._memory.busy(self._buffer):
+            before = self.value
+            self._move()
+            self.value.copy_(before)
+            self._point()
+        self._sent = False
+
+    def readable(self, start: int, stop: int) -> memoryview:
+        """Return the bytes of elements ``start`` to ``stop``, to be sent; they will not change."""
+        self._sent = True
+        itemsize = ITEMSIZE[self.dtype]
+        return self._buffer[start * itemsize : stop * itemsize]
+
+    def split(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the parts of ``flat`` that belong to the segments, in their shapes."""
+        return split_like(flat, self.sizes, None if self._flat else [slot.value for slot in self.slots])
+
+    def release(self, error: Exception | None) -> list[Parked]:
+        """Let go those who waited for the round that is now complete; return the ones that wait for nothing more."""
+        ready: list[Parked] = []
+        waiting: list[tuple[int, Parked]] = []
+        for clock, parked in self.parked:
+            if clock > self.rounds.version:
+                waiting.append((clock, parked))
+                continue
+            parked.left -= 1
+            parked.error = parked.error or error
+            if not parked.left:
+                ready.append(parked)
+        self.parked = waiting
+        return ready
+
+    def _move(self) -> None:
+        """Take other memory."""
+        self._buffer = self._memory.allocate(self.size * ITEMSIZE[self.dtype])
+        self.value = from_buffer(self._buffer, self.dtype)
+
+    def _point(self) -> None:
+        """Let the segments' tensors be over this bucket's memory."""
+        for slot, part in zip(self.slots, self.split(self.value), strict=True):
+            slot.value.data = part

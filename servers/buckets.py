@@ -1,0 +1,151 @@
+"""How one store's segments are grouped into buckets: as workers push them.
+
+A push of a list that is several whole buckets makes one of them, if none has an open round; a push of a part of a
+bucket takes it apart. Values, rounds and who waits for them are the same before and after, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from kvstore.errors import AlreadyInitialised, KeyNotInitialised, UsageError
+from kvstore.memory import Memory
+from kvstore.spec import Key, Spec
+from kvstore.values import Run, cut
+from servers.bucket import Bucket, Contribution, Slot
+
+MAX_SPLITS = 2  # segments that have been taken apart so often are not put together again: workers differ
+
+
+class Buckets:
+    """The buckets of one store.
+
+    Args:
+        workers: who contributes to rounds.
+        memory: where values live.
+    """
+
+    def __init__(self, workers: frozenset[int], memory: Memory) -> None:
+        self._workers = workers
+        self._memory = memory
+        self._at: dict[int, tuple[Bucket, int]] = {}  # by segment: its bucket, and its place therein
+        self._lists: dict[tuple[int, ...], list[Bucket]] = {}
+
+    def __iter__(self) -> Iterator[Slot]:
+        return (bucket.slots[place] for bucket, place in self._at.values())
+
+    def add(self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], runs: Sequence[Run]) -> None:
+        """Take new segments of one dtype, and their first values, back to back in ``runs``."""
+        for number in ids:
+            if number in self._at:
+                raise AlreadyInitialised(f"key {self.slot(number).key!r} is initialised already")
+        if not ids:
+            return
+        slots = [
+            Slot(number, key, spec, torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)))
+            for number, key, spec in zip(ids, keys, specs, strict=True)
+        ]
+        bucket = Bucket(slots, specs[0].dtype, 0, self._workers, self._memory)
+        bucket.load(runs)
+        self._put(bucket)
+
+    def slot(self, number: int) -> Slot:
+        """Return segment ``number``."""
+        bucket, place = self.find(number)
+        return bucket.slots[place]
+
+    def find(self, number: int) -> tuple[Bucket, int]:
+        """Return the bucket of segment ``number``, and its place therein."""
+        try:
+            return self._at[number]
+        except KeyError:
+            raise KeyNotInitialised(f"segment {number} has no value on this server; call init first") from None
+
+    def of(self, ids: Sequence[int]) -> list[Bucket]:
+        """Return the buckets that hold segments ``ids``, each once."""
+        whole = self._lists.get(tuple(ids))
+        if whole is not None:
+            return whole
+        return list(dict.fromkeys(self.find(number)[0] for number in ids))
+
+    def spans(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
+        """Return where the values of segments ``ids`` are: ranges of elements of buckets, in order."""
+        whole = self._lists.get(tuple(ids))
+        if whole is not None:
+            return [(bucket, 0, bucket.size) for bucket in whole]
+        spans: list[tuple[Bucket, int, int]] = []
+        for number in ids:
+            bucket, place = self.find(number)
+            start = bucket.starts[place]
+            if spans and spans[-1][0] is bucket and spans[-1][2] == start:
+                spans[-1] = (bucket, spans[-1][1], start + bucket.sizes[place])
+            else:
+                spans.append((bucket, start, start + bucket.sizes[place]))
+        return spans
+
+    def pushed(self, ids: Sequence[int], clocks: Sequence[int]) -> list[Bucket]:
+        """Return the buckets that ``ids`` are, one after the other, each with one clock; makes them so."""
+        listed = tuple(ids)
+        if clocks.count(clocks[0] if clocks else 0) < len(clocks):
+            return self._divide(listed, clocks)
+        found = self._lists.get(listed)
+        if found is None:
+            found = self._divide(listed, clocks)
+        if len(found) > 1 and self._may_merge(found):
+            found = [self._merge(found)]
+        self._lists[listed] = found
+        return found
+
+    def _divide(self, ids: tuple[int, ...], clocks: Sequence[int]) -> list[Bucket]:
+        for number in ids:
+            self.find(number)
+        found: list[Bucket] = []
+        at = 0
+        while at < len(ids):
+            bucket, _ = self._at[ids[at]]
+            end = at + len(bucket.ids)
+            if ids[at:end] != bucket.ids or len(set(clocks[at:end])) > 1:
+                self._split(bucket)
+                bucket, _ = self._at[ids[at]]
+            found.append(bucket)
+            at += len(bucket.ids)
+        if len({bucket.dtype for bucket in found}) > 1:
+            raise UsageError("segments of several dtypes in one message")
+        return found
+
+    def _may_merge(self, buckets: Sequence[Bucket]) -> bool:
+        version = buckets[0].rounds.version
+        return all(b.idle and b.rounds.version == version and b.slots[0].splits < MAX_SPLITS for b in buckets)
+
+    def _merge(self, buckets: Sequence[Bucket]) -> Bucket:
+        slots = [slot for bucket in buckets for slot in bucket.slots]
+        merged = Bucket(slots, buckets[0].dtype, buckets[0].rounds.version, self._workers, self._memory)
+        merged.gather()
+        self._put(merged)
+        return merged
+
+    def _split(self, bucket: Bucket) -> None:
+        version, waiting = bucket.rounds.version, [(*entry, set(entry[1].request.ids)) for entry in bucket.parked]
+        for place, slot in enumerate(bucket.slots):
+            slot.splits += 1
+            single = Bucket([slot], bucket.dtype, version, self._workers, self._memory)
+            single.gather()
+            start = bucket.starts[place]
+            stop = start + bucket.sizes[place]
+            for clock, rank, item in bucket.rounds.open():
+                part = Contribution(item.node, cut(item.runs, start, stop), item.hyper)
+                single.rounds.contribute(rank, clock, part)
+            for clock, parked, wanted in waiting:
+                if slot.id in wanted:
+                    single.parked.append((clock, parked))
+                    parked.left += 1
+            self._put(single)
+        for _, parked, _ in waiting:
+            parked.left -= 1
+
+    def _put(self, bucket: Bucket) -> None:
+        for place, number in enumerate(bucket.ids):
+            self._at[number] = (bucket, place)
+        self._lists.clear()

@@ -1,0 +1,114 @@
+"""Real jobs that share memory, and what they leave in /dev/shm, however they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jobs import Job, job
+
+from kvstore.transport.presence import available
+
+pytestmark = pytest.mark.skipif(not available(), reason="memory cannot be shared here")
+
+TRAIN = """
+    import numpy as np
+    import kvstore as kv
+
+    store = kv.create("dist_sync")
+    weight = np.zeros((1000, 1100), np.float32)           # cut over both servers
+    store.init("w", weight)
+    for step in range({steps}):
+        store.pushpull("w", np.ones_like(weight), out=weight)
+        assert (weight == 2).all()
+        if step == 5:
+            print("training", flush=True)
+"""
+FOREVER = TRAIN.format(steps="10**9")
+
+
+def mark(running: Job) -> str:
+    """The job's name, from the environment of its processes."""
+    for entry in running.members():
+        for item in Path(f"/proc/{entry}/environ").read_text().split("\0"):
+            if item.startswith("KVSTORE_JOB="):
+                return item.partition("=")[2]
+    raise AssertionError("the job has no processes")
+
+
+def files(name: str) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"kvstore-{os.getuid()}-{name}-*"))
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10.0
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+def training(running: Job) -> str:
+    """Wait until all workers train; return the job's name."""
+    running.until(lambda: running.output.count("training") == 2)
+    name = mark(running)
+    owners = {path.name.rpartition(".")[0] for path in files(name)}
+    assert len(owners) == 4, "two workers and two servers share memory"
+    return name
+
+
+@pytest.mark.parametrize("transport", ["", "tcp"])
+def test_a_job_that_ends_leaves_nothing(tmp_path: Path, transport: str) -> None:
+    with job(tmp_path, TRAIN.format(steps=200), KVSTORE_TRANSPORT=transport) as running:
+        name = training(running)
+        assert running.wait() == 0, running.output
+        assert files(name) == []
+    assert "shared memory" not in running.output
+
+
+def test_it_can_be_turned_off(tmp_path: Path) -> None:
+    with job(tmp_path, FOREVER, KVSTORE_SHM="0") as running:
+        running.until(lambda: running.output.count("training") == 2)
+        assert files(mark(running)) == []
+
+
+@pytest.mark.parametrize(("role", "rank"), [("server", 0), ("worker", 1)])
+def test_sigkill_of_a_member_leaves_nothing(tmp_path: Path, role: str, rank: int) -> None:
+    with job(tmp_path, FOREVER) as running:
+        name = training(running)
+        os.kill(running.members(role, rank)[0], signal.SIGKILL)
+        assert running.wait() == 137
+        assert files(name) == []
+
+
+def test_sigkill_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:
+    with job(tmp_path, FOREVER) as running:
+        name = training(running)
+        running.process.kill()
+        running.process.wait()
+        soon(lambda: not files(name))
+
+
+def test_what_a_job_leaves_that_was_killed_as_a_whole_goes_with_the_next(tmp_path: Path) -> None:
+    with job(tmp_path, FOREVER) as running:
+        name = training(running)
+        for pid in (*keepers(running.process.pid), running.process.pid, *running.members()):
+            os.kill(pid, signal.SIGKILL)
+        running.process.wait()
+        soon(lambda: not running.members())
+        assert files(name), "nobody was left to remove them"
+    with job(tmp_path, "print('hello')") as running:
+        assert running.wait() == 0, running.output
+        assert files(name) == []
+
+
+def keepers(launcher: int) -> list[int]:
+    found = []
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if b"keeper.py" in Path(f"/proc/{child}/cmdline").read_bytes():
+            found.append(int(child))
+    assert len(found) == 1
+    return found

@@ -1,0 +1,71 @@
+"""What messages a list of keys takes: every element once, one dtype and one server each, none longer than asked."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.placement import place
+from kvstore.shares import Entry, Piece, Stretch, parcels
+from kvstore.spec import Key, Spec
+
+specs = st.dictionaries(
+    st.integers(0, 20),
+    st.builds(Spec, st.lists(st.integers(0, 9), max_size=3).map(tuple), st.sampled_from(["float32", "float16"])),
+    max_size=8,
+)
+
+
+def entries_for(specs: dict[Key, Spec], servers: int, bound: int, longest: int) -> dict[Key, Entry]:
+    placed = place(specs, [0] * servers, bound, longest)
+    number = iter(range(10**6))
+    return {
+        key: Entry(spec, [Piece(next(number), s.server, key, s.start, s.stop) for s in placed[key]])
+        for key, spec in specs.items()
+    }
+
+
+@settings(max_examples=100)
+@given(specs, st.integers(1, 4), st.integers(1, 40), st.integers(1, 100), st.integers(1, 300))
+def test_every_element_is_in_one_message(
+    specs: dict[Key, Spec], servers: int, bound: int, longest: int, most: int
+) -> None:
+    entries = entries_for(specs, servers, bound, longest)
+    keys = list(specs)
+    seen: dict[Key, list[tuple[int, int]]] = {key: [] for key in keys}
+    for parcel in parcels(entries, keys, most):
+        assert parcel.nbytes <= most or sum(piece.stop > piece.start for piece in parcel.pieces) == 1
+        assert parcel.ids == [piece.id for piece in parcel.pieces]
+        assert len(parcel.entries) == len(parcel.pieces)
+        assert {piece.server for piece in parcel.pieces} == {parcel.server}
+        assert {entries[piece.key].spec.dtype for piece in parcel.pieces} == {parcel.dtype}
+        assert parcel.size == sum(piece.stop - piece.start for piece in parcel.pieces)
+        assert parcel.nbytes == parcel.size * entries[parcel.pieces[0].key].spec.itemsize
+        for position, start, stop, whole in parcel.stretches:
+            assert whole == (stop - start == specs[keys[position]].size)
+            seen[keys[position]].append((start, stop))
+    for key, ranges in seen.items():
+        at = 0
+        for start, stop in sorted(ranges):
+            assert start == at
+            at = stop
+        assert at == specs[key].size
+
+
+def test_pieces_of_an_array_that_follow_each_other_are_one_stretch_and_servers_take_turns() -> None:
+    entries = entries_for({"big": Spec((64,), "float32"), "small": Spec((4,), "float32")}, 2, 64, 16)
+    assert len(entries["big"].pieces) == 16
+    (one, two) = parcels(entries, ["big", "small"], 2**20)
+    assert (one.server, two.server) == (0, 1)
+    assert one.stretches[0] == Stretch(0, 0, 32, False)
+    assert two.stretches == [Stretch(0, 32, 64, False)]
+    assert one.stretches[1] == Stretch(1, 0, 4, True)
+    many = parcels(entries, ["big", "small"], 32)
+    assert [parcel.server for parcel in many[:8]] == [0, 1] * 4
+
+
+def test_clocks_are_those_of_the_keys() -> None:
+    entries = entries_for({"a": Spec((2,), "float32"), "b": Spec((3,), "float32")}, 1, 100, 100)
+    entries["b"].clock = 3
+    (parcel,) = parcels(entries, ["b", "a"], 100)
+    assert parcel.clocks() == [3, 0]

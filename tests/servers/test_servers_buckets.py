@@ -1,0 +1,173 @@
+"""Buckets: put together and taken apart as workers push, with the same values as if every segment were alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from asking import Desk, Worker, floats, values_in
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.memory import Heap
+from kvstore.spec import Spec
+from kvstore.values import Run, from_buffer
+from kvstore.wire import Ack, Values
+from servers.bucket import Bucket, Slot
+from servers.buckets import MAX_SPLITS, Buckets
+
+SIZES = {1: 2, 2: 3, 3: 1, 4: 4}
+
+
+class Watched(Heap):
+    """Memory of which the test says whether it is being read."""
+
+    reading = False
+
+    def busy(self, buffer: Any) -> bool:
+        return self.reading
+
+
+def bucket(*values: torch.Tensor, memory: Heap | None = None) -> Bucket:
+    slots = [
+        Slot(number, f"k{number}", Spec(tuple(value.shape), "float32"), torch.empty_like(value))
+        for number, value in enumerate(values)
+    ]
+    made = Bucket(slots, "float32", 0, frozenset({0}), memory or Heap())
+    made.load([Run(0, torch.cat([value.reshape(-1) for value in values]))])
+    return made
+
+
+def sent(of: Bucket) -> torch.Tensor:
+    return from_buffer(of.readable(0, of.size), "float32")
+
+
+def test_segments_have_their_shapes_and_share_the_memory():
+    made = bucket(floats(1, 2), torch.full((2, 2), 3.0), floats(), torch.tensor(4.0))
+    assert [slot.value.tolist() for slot in made.slots] == [[1, 2], [[3, 3], [3, 3]], [], 4]
+    made.slots[1].value.zero_()
+    assert made.value.tolist() == [1, 2, 0, 0, 0, 0, 4]
+    assert from_buffer(made.readable(2, 7), "float32").tolist() == [0, 0, 0, 0, 4]
+
+
+@pytest.mark.parametrize("change", ["assign", "update"])
+@pytest.mark.parametrize("reading", [True, False])
+def test_what_is_being_read_does_not_change(change: str, reading: bool):
+    memory = Watched()
+    made = bucket(floats(1, 2), floats(3), memory=memory)
+    tensors = [slot.value for slot in made.slots]
+    view, memory.reading = sent(made), reading
+    if change == "assign":
+        made.assign([[Run(0, floats(4, 5, 6))]])
+    else:
+        made.writable()
+        for tensor in tensors:
+            tensor += 3
+    assert sent(made).tolist() == [4, 5, 6]
+    assert view.tolist() == ([1, 2, 3] if reading else [4, 5, 6]), "memory that nobody reads is used again"
+    assert [tensor.tolist() for tensor in tensors] == [[4, 5], [6]], "a segment's tensor is the same for ever"
+
+
+def test_memory_that_has_never_been_sent_is_used_again():
+    memory = Watched()
+    memory.reading = True
+    made = bucket(floats(1), memory=memory)
+    before = made.value.data_ptr()
+    made.writable()
+    made.assign([[Run(0, floats(2))]])
+    assert made.value.data_ptr() == before
+
+
+def filled() -> Buckets:
+    made = Buckets(frozenset({0, 1}), Heap())
+    for number, size in SIZES.items():
+        made.add([number], [f"k{number}"], [Spec((size,), "float32")], [Run(0, torch.full((size,), float(number)))])
+    return made
+
+
+def test_a_list_that_is_pushed_becomes_one_bucket_and_keeps_its_values():
+    made = filled()
+    (one,) = made.pushed([2, 4, 1], [1, 1, 1])
+    assert one.ids == (2, 4, 1)
+    assert one.value.tolist() == [2, 2, 2, 4, 4, 4, 4, 1, 1]
+    assert made.pushed([2, 4, 1], [2, 2, 2]) == [one]
+    assert made.spans([4, 1, 3]) == [(one, 3, 9), (made.find(3)[0], 0, 1)]
+    assert made.slot(4).value.tolist() == [4] * 4
+
+
+def test_a_part_takes_a_bucket_apart_and_different_lists_for_ever_leave_it_so():
+    made = filled()
+    for _ in range(MAX_SPLITS):
+        assert len(made.pushed([1, 2, 3, 4], [1] * 4)) == 1
+        assert [b.ids for b in made.pushed([2], [1])] == [(2,)]
+    assert [b.ids for b in made.pushed([1, 2, 3, 4], [1] * 4)] == [(1,), (2,), (3,), (4,)]
+    assert [made.slot(number).value.tolist() for number in SIZES] == [[n] * size for n, size in SIZES.items()]
+
+
+def test_a_bucket_has_one_clock():
+    made = filled()
+    made.pushed([1, 2], [1, 1])
+    assert [b.ids for b in made.pushed([1, 2], [2, 1])] == [(1,), (2,)]
+
+
+def test_an_open_round_keeps_buckets_apart():
+    made = filled()
+    made.find(1)[0].rounds.contribute(0, 1, None)  # type: ignore[arg-type]
+    assert len(made.pushed([1, 2], [1, 1])) == 2
+
+
+lists = st.lists(
+    st.permutations(sorted(SIZES)).flatmap(lambda ids: st.integers(1, 4).map(lambda n: ids[:n])), max_size=8
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(lists, lists, st.randoms(use_true_random=False), st.booleans())
+def test_lists_of_any_kind_give_what_single_keys_give(
+    one: list[list[int]], two: list[list[int]], random: Any, updating: bool
+):
+    """Two workers push lists of their own, interleaved at random; the values are those of a shard that saw no lists."""
+    together, alone = (Desk(2, values={n: torch.zeros(size) for n, size in SIZES.items()}) for _ in range(2))
+    if updating:
+        for desk in (together, alone):
+            first = desk.workers[0]
+            assert desk.reply(first, first.set_optimizer("sgd", 0.5, momentum=0.9)) == Ack(first.seq)
+    clocks = [dict.fromkeys(SIZES, 0) for _ in range(2)]
+    left = {0: list(one), 1: list(two)}
+    answered: list[int] = []
+    while any(left.values()):
+        rank = random.choice([rank for rank, lists in left.items() if lists])
+        ids = left[rank].pop(0)
+        for number in ids:
+            clocks[rank][number] += 1
+        values = {n: torch.full((SIZES[n],), 0.1 * (rank + n + clocks[rank][n])) for n in ids}
+        numbers = [clocks[rank][n] for n in ids]
+        replies = together.ask(together.workers[rank], together.workers[rank].push(values, numbers))
+        answered += [rank for rank, _ in replies]
+        for n in random.sample(ids, len(ids)):
+            single: Worker = alone.workers[rank]
+            alone.ask(single, single.push({n: values[n]}, clocks[rank][n]))
+    for number, size in SIZES.items():
+        over = min(clocks[0][number], clocks[1][number])
+        values = [
+            values_in(desk.reply(desk.workers[0], desk.workers[0].pull([number], over)), [Spec((size,), "float32")])[0]
+            for desk in (together, alone)
+        ]
+        assert torch.equal(*values), number
+
+
+def test_who_waits_for_a_bucket_that_is_taken_apart_is_answered():
+    desk = Desk(2, values={1: floats(0, 0), 2: floats(0)})
+    a, b = desk.workers
+    push = a.push({1: floats(1, 2), 2: floats(3)}, want=True)
+    assert desk.ask(a, push) == {}
+    pull = b.pull([2], 1)
+    assert desk.ask(b, pull) == {}
+    assert desk.ask(b, b.push({1: floats(10, 20)})) == {(1, b.seq): Ack(b.seq)}
+    replies = desk.ask(b, b.push({2: floats(30)}))
+    assert set(replies) == {(0, push.seq), (1, pull.seq), (1, b.seq)}
+    specs = [Spec((2,), "float32"), Spec((1,), "float32")]
+    assert isinstance(replies[0, push.seq], Values)
+    assert [value.tolist() for value in values_in(replies[0, push.seq], specs)] == [[11, 22], [33]]
+    assert values_in(replies[1, pull.seq], specs[1:])[0].tolist() == [33]

@@ -1,0 +1,562 @@
+"""What is shared memory's alone: who is asked, what goes by reference, and what a liar or a full /dev/shm can do."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from kvstore.config import Config
+from kvstore.transport import InprocNetwork, InprocTransport, presence, shm
+from kvstore.transport import arena as arenas
+from kvstore.transport.arena import Arena
+from kvstore.transport.shm import LARGE, MAX_OWN, SharedMemoryTransport, sharing
+from kvstore.transport.zeromq import ZmqTransport
+
+pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
+
+BIG = bytes(range(256)) * (LARGE // 256)
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        monkeypatch.setattr(presence, "DIRECTORY", Path(name))
+        monkeypatch.setattr(shm, "_noticed", threading.Lock())
+        yield Path(name)
+
+
+class Spy(InprocTransport):
+    """Keeps what goes through the inner transport."""
+
+    def __init__(self, network: InprocNetwork) -> None:
+        super().__init__(network)
+        self.sent: list[list[bytes]] = []
+
+    def send(self, peer, frames):
+        self.sent.append([bytes(frame) for frame in frames])
+        super().send(peer, frames)
+
+
+class Ends:
+    """A listener and another end that has a link to it, both shared; ``raw`` is an inner transport with a link."""
+
+    def __init__(self) -> None:
+        self.network = InprocNetwork()
+        self.inner = Spy(self.network)
+        self.back = Spy(self.network)
+        self.listener = SharedMemoryTransport(self.back, "job")
+        self.other = SharedMemoryTransport(self.inner, "job")
+        self.listener.bind("inproc://here")
+        self.link = self.other.connect("inproc://here")
+        self.raw = self.network.transport()
+        self.raw_link = self.raw.connect("inproc://here")
+
+    def send(self, *frames: bytes) -> list[bytes]:
+        """Send over the link, and return what arrives."""
+        self.other.send(self.link, frames)
+        received = self.listener.recv(1)
+        assert received is not None
+        assert self.other.recv(0) is None, "nothing but an answer to a hello"
+        return received[1]
+
+    def acquaint(self) -> None:
+        self.send(b"head", BIG)
+        self.inner.sent.clear()
+
+    def close(self) -> None:
+        self.listener.close()
+        self.other.close()
+
+
+@pytest.fixture
+def ends(directory: Path) -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+    assert list(directory.iterdir()) == []
+
+
+def test_small_messages_need_no_memory_at_all(ends: Ends, directory: Path):
+    assert ends.send(b"head", b"x" * (LARGE - 1)) == [b"head", b"x" * (LARGE - 1)]
+    assert ends.send(BIG * 2) == [BIG * 2], "a header stays where it is"
+    assert len(ends.inner.sent) == 2
+    assert list(directory.iterdir()) == []
+
+
+def test_the_first_large_frame_asks_and_goes_as_it_is_the_next_by_reference(ends: Ends):
+    assert ends.send(b"head", BIG) == [b"head", BIG]
+    hello, first = ends.inner.sent
+    assert hello[0][:2] == b"\xc1\x01"
+    assert first == [b"head", BIG]
+    assert ends.back.sent[0][0][:2] == b"\xc1\x02"
+    assert ends.send(b"head", b"small", BIG, BIG, b"last") == [b"head", b"small", BIG, BIG, b"last"]
+    assert [len(frame) for frame in ends.inner.sent[-1]] == [2 + 2 * 24, 4, 5, 4]
+    assert ends.send(b"head", BIG)[1] == BIG
+    assert len(ends.inner.sent) == 4, "nobody is asked twice"
+
+
+def test_each_direction_is_for_itself(ends: Ends):
+    ends.other.send(ends.link, [b"head", BIG])
+    peer, _ = ends.listener.recv(1)
+    assert ends.other.recv(0) is None
+    ends.listener.send(peer, [b"head", BIG])
+    assert ends.other.recv(0) == (ends.link, [b"head", BIG])
+    assert [len(frames) for frames in ends.back.sent] == [1, 1, 2]
+    assert ends.listener.recv(0) is None
+    ends.listener.send(peer, [b"head", BIG])
+    assert len(ends.back.sent[-1][0]) == 2 + 24
+    assert ends.other.recv(0) == (ends.link, [b"head", BIG])
+
+
+def test_a_peer_that_does_not_know_shared_memory_gets_plain_frames(ends: Ends):
+    plain = ends.network.transport()
+    plain.bind("inproc://plain")
+    link = ends.other.connect("inproc://plain")
+    for _ in range(3):
+        ends.other.send(link, [b"head", ends.other.allocate(LARGE)])
+    assert plain.recv(0)[1][0][:2] == b"\xc1\x01", "one message that means nothing to it"
+    assert [plain.recv(0)[1] for _ in range(3)] == [[b"head", bytes(LARGE)]] * 3
+
+
+def test_a_peer_that_cannot_see_the_memory_gets_plain_frames(
+    ends: Ends, directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is in another container: the name means nothing there."""
+    ends.other.allocate(LARGE)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        monkeypatch.setattr(presence, "DIRECTORY", Path(elsewhere))
+        ends.other.send(ends.link, [b"head", BIG])
+        assert ends.listener.recv(1)[1] == [b"head", BIG]
+        ends.listener.close()
+    monkeypatch.setattr(presence, "DIRECTORY", directory)
+    assert ends.back.sent == [[b"\xc1\x03"]]
+    assert ends.other.recv(0) is None
+    ends.other.send(ends.link, [b"head", BIG])
+    assert ends.inner.sent[-1] == [b"head", BIG]
+
+
+def test_a_message_that_begins_like_one_of_ours_is_not_taken_for_one(ends: Ends):
+    for frames in ([b"\xc1\x01hello"], [b"\xc1", b"x"], [b"", b"\xc1"], [b"\xc1\x00", BIG], [b"\xc1\x00" + BIG, BIG]):
+        assert ends.send(*frames) == frames
+
+
+def test_own_memory_is_sent_as_it_is_and_busy_until_it_was_read(ends: Ends):
+    ends.acquaint()
+    memory = ends.other.allocate(4 * LARGE)
+    memory[:] = BIG * 4
+    assert not ends.other.busy(memory)
+    received = ends.send(b"head", memory[:LARGE], memory[LARGE:])
+    assert len(ends.other._arena._blocks.all()) == 1, "no copy"
+    assert received == [b"head", BIG, BIG * 3]
+    assert ends.other.busy(memory)
+    del received
+    assert not ends.other.busy(memory)
+    ends.send(b"head", memory[: LARGE - 1])
+    assert ends.other.busy(memory), "it went through the socket, which does not say when it is done"
+
+
+def test_a_hundred_frames_and_few_bytes(ends: Ends):
+    ends.acquaint()
+    memory = ends.other.allocate(300 * LARGE)
+    for index in range(300):
+        memory[index * LARGE : (index + 1) * LARGE] = bytes([index % 256]) * LARGE
+    received = ends.send(b"head", *(memory[index * LARGE : (index + 1) * LARGE] for index in range(300)))
+    assert [view[-1] for view in received[1:]] == [index % 256 for index in range(300)]
+    assert sum(map(len, ends.inner.sent[-1])) < 8000
+
+
+def test_closing_waits_for_what_is_on_its_way_to_be_received(ends: Ends, monkeypatch: pytest.MonkeyPatch):
+    ends.acquaint()
+    memory = ends.other.allocate(64 << 20)  # in a chunk that the reader has not opened
+    memory[-5:] = b"in it"
+    ends.other.send(ends.link, [b"head", memory])
+    received = []
+    monkeypatch.setattr(arenas.time, "sleep", lambda _: received.append(ends.listener.recv(0)))
+    ends.other.close(linger=20.0)
+    assert [bytes(message[1][1][-5:]) for message in received] == [b"in it"], "and no longer"
+    ends.other.close()
+
+
+def test_a_close_without_linger_does_not_wait_and_the_message_is_dropped(ends: Ends, caplog: pytest.LogCaptureFixture):
+    ends.acquaint()
+    block = ends.other.allocate(64 << 20)  # in a chunk that the reader has not opened
+    ends.other.send(ends.link, [b"head", block])
+    ends.other.close()
+    assert ends.listener.recv(0) is None
+    assert "cannot be opened: No such file" in caplog.text
+
+
+def test_after_close_there_is_plain_memory(ends: Ends, directory: Path, caplog: pytest.LogCaptureFixture):
+    ends.acquaint()
+    ends.other.close()
+    ends.other.allocate(100)[:] = bytes(100)
+    ends.listener.close()
+    unused = SharedMemoryTransport(ends.network.transport(), "job")
+    unused.close()
+    unused.allocate(100)[:] = bytes(100)
+    assert unused.busy(b"")
+    assert caplog.text == ""
+    assert list(directory.iterdir()) == []
+
+
+# ---- strangers
+
+ENTRY = struct.Struct("<HHIQQ")
+
+
+def refs(*entries: tuple[int, int, int, int, int]) -> bytes:
+    return b"\xc1\x00" + b"".join(ENTRY.pack(*entry) for entry in entries)
+
+
+def hello(*fields: object, kind: int = 1) -> bytes:
+    return bytes((0xC1, kind)) + msgpack.packb(list(fields))
+
+
+BAD = {
+    "nothing": [b"\xc1"],
+    "kind": [b"\xc1\x04"],
+    "two frames": [b"\xc1\x03", b""],
+    "half a reference": [refs((0, 0, 0, 0, 1))[:-1]],
+    "not introduced": [refs((0, 0, 0, 0, 1))],
+    "an answer": [b"\xc1\x03"],
+    "another answer": [hello("kvstore-0-job-1-0000000000000000", bytes(16), kind=2)],
+    "an empty hello": [b"\xc1\x01"],
+    "no list": [b"\xc1\x01\x05"],
+    "one field": [hello("x")],
+    "wrong types": [hello(b"x", "y")],
+    "a long one": [hello("x" * 1000, bytes(16))],
+    "not msgpack": [b"\xc1\x01\xc1"],
+    "deep": [b"\xc1\x01" + b"\x91" * 400],
+}
+
+
+@pytest.mark.parametrize("frames", BAD.values(), ids=BAD.keys())
+def test_a_frame_that_means_nothing_is_dropped(ends: Ends, frames: list[bytes], caplog: pytest.LogCaptureFixture):
+    ends.raw.send(ends.raw_link, frames)
+    assert ends.send(b"head", b"next") == [b"head", b"next"]
+    assert caplog.text.count("dropped a bad message (1 so far)") == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["kvstore-0-job-1-0000000000000000", "../../etc/passwd", "x", "", "kvstore-0-job-1-000000000000000\0"]
+)
+def test_an_arena_that_is_not_there_cannot_be_mapped(ends: Ends, name: str):
+    ends.raw.send(ends.raw_link, [hello(name, bytes(16))])
+    assert ends.listener.recv(0) is None
+    assert ends.raw.recv(0)[1] == [b"\xc1\x03"]
+
+
+def introduce(ends: Ends) -> Arena:
+    """A stranger that has an arena and says so."""
+    arena = Arena("stranger")
+    arena.allocate(1)
+    ends.raw.send(ends.raw_link, [hello(arena.presence.name, arena.presence.nonce)])
+    assert ends.listener.recv(0) is None
+    assert ends.raw.recv(0)[1][0][:2] == b"\xc1\x02"
+    return arena
+
+
+FORGED = {
+    "beyond the chunk": [refs((0, 0, 0, 1 << 40, 64))],
+    "longer than the chunk": [refs((0, 0, 0, 0, 1 << 60))],
+    "empty": [refs((0, 0, 0, 0, 0))],
+    "no such chunk": [refs((0, 9, 0, 0, 64))],
+    "no such cell": [refs((0, 0, 1 << 20, 0, 64))],
+    "not sent": [refs((0, 0, 77, 0, 64))],
+    "twice": [refs((0, 0, 0, 0, 64), (1, 0, 0, 0, 64))],
+    "out of order": [refs((1, 0, 0, 0, 64), (0, 0, 1, 0, 64)), b"x"],
+    "behind the end": [refs((2, 0, 0, 0, 64)), b"x"],
+}
+
+
+@pytest.mark.parametrize("frames", FORGED.values(), ids=FORGED.keys())
+def test_a_forged_reference_is_dropped(ends: Ends, frames: list[bytes], caplog: pytest.LogCaptureFixture):
+    arena = introduce(ends)
+    arena.presence.cells[0] = arena.presence.cells[1] = presence.SENT
+    ends.raw.send(ends.raw_link, frames)
+    ends.raw.send(ends.raw_link, [refs((1, 0, 1, 0, 64)), b"head", b"tail"])
+    received = ends.listener.recv(1)
+    if "out of order" not in caplog.text:
+        assert received[1] == [b"head", bytes(64), b"tail"], "an honest one is taken"
+    assert caplog.text.count("dropped a bad message") == 1
+    arena.close()
+
+
+def test_whoever_takes_the_place_of_a_peer_is_asked_anew(ends: Ends):
+    """A link that was made is made again when another listens there, and that one has mapped nothing."""
+    ends.acquaint()
+    ends.listener.close()
+    ends.other.send(ends.link, [b"head", BIG])
+    assert [frames[0][:2] for frames in ends.inner.sent] == [b"\xc1\x01", b"he"]
+
+
+def test_a_second_hello_takes_the_place_of_the_first(ends: Ends):
+    first, second = introduce(ends), introduce(ends)
+    ends.raw.send(ends.raw_link, [refs((1, 0, 0, 0, 64)), b"head"])
+    first.presence.cells[0] = second.presence.cells[0] = presence.SENT
+    assert ends.listener.recv(1)[1] == [b"head", bytes(64)]
+    assert (first.presence.cells[0], second.presence.cells[0]) == (presence.SENT, presence.FREE)
+    first.close()
+    second.close()
+
+
+def test_a_flood_costs_few_lines_and_does_not_hold_recv(ends: Ends, caplog: pytest.LogCaptureFixture):
+    for _ in range(3 * MAX_OWN):
+        ends.raw.send(ends.raw_link, [b"\xc1\xff"])
+    ends.raw.send(ends.raw_link, [b"head"])
+    assert [ends.listener.recv(20) for _ in range(3)] == [None] * 3
+    assert ends.listener.recv(0)[1] == [b"head"]
+    assert caplog.text.count("dropped a bad message") == 3
+
+
+# ---- no room
+
+
+def full(fd: int, offset: int, length: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_full_directory_is_noticed_once_and_frames_go_as_they_are(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    ends.acquaint()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        for _ in range(3):
+            memory = ends.other.allocate(64 << 20)
+            memory[-4:] = b"last"
+            assert bytes(ends.send(b"head", memory)[1][-4:]) == b"last"
+            assert len(ends.inner.sent[-1]) == 2
+            assert ends.other.busy(memory)
+    assert caplog.text.count("no shared memory for 67108864 bytes: No space left on device") == 1
+    assert "--shm-size" in caplog.text
+    ends.send(b"head", ends.other.allocate(64 << 20))
+    assert len(ends.inner.sent[-1][0]) == 2 + 24, "there is room again"
+
+
+def test_where_not_even_the_control_file_fits(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for _ in range(3):
+        memory = ends.other.allocate(LARGE)
+        memory[:] = BIG
+        assert ends.send(b"head", memory) == [b"head", BIG]
+    assert len(ends.inner.sent) == 3, "there was nothing to say hello with"
+    assert caplog.text.count("no shared memory") == 1
+    # A peer that has some is told that we cannot: it could not see us die.
+    ends.raw.send(ends.raw_link, [hello("kvstore-0-job-1-0000000000000000", bytes(16))])
+    assert ends.listener.recv(0) is None
+    assert ends.raw.recv(0)[1] == [b"\xc1\x03"]
+
+
+def test_no_directory_at_all(ends: Ends, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    with monkeypatch.context() as patch:
+        patch.setattr(presence, "DIRECTORY", Path("/nowhere"))
+        patch.setattr(shm, "DIRECTORY", Path("/nowhere"))
+        assert ends.send(b"head", BIG) == [b"head", BIG]
+    assert "there is no /nowhere" in caplog.text
+
+
+def test_references_that_have_run_out(ends: Ends):
+    ends.acquaint()
+    ends.other._arena._free_cells.clear()
+    assert ends.send(b"head", BIG) == [b"head", BIG]
+    assert ends.inner.sent == [[b"head", BIG]]
+
+
+SMALL = """
+import logging, sys
+from kvstore.transport.shm import SharedMemoryTransport
+from kvstore.transport.zeromq import ZmqTransport
+
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+listener, other = (SharedMemoryTransport(ZmqTransport(), "small") for _ in range(2))
+link = other.connect(listener.bind(sys.argv[1]))
+held = []
+for size in [1 << 16, 1 << 16, 1 << 22, 1 << 16, 1 << 22, 1 << 17, 1 << 18, 1 << 18]:
+    memory = other.allocate(size)
+    memory[:] = bytes([len(held)]) * size
+    other.send(link, [b"head", memory])
+    del memory
+    held.append(listener.recv(20)[1][1])
+    assert other.recv(0) is None
+for number, view in enumerate(held):
+    assert set(view) == {number}
+print(sum("numpy" in str(type(view.obj)) for view in held))
+other.close()
+listener.close()
+"""
+
+
+def test_a_small_dev_shm(tmp_path: Path):
+    """As a container has it: what fits is shared, the rest goes through the socket, and no SIGBUS."""
+    with tempfile.TemporaryDirectory() as private:
+        script = Path(private) / "script.py"
+        script.write_text(SMALL)
+        mounted = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+        argv = ["unshare", "-m", "sh", "-c", mounted, "sh", sys.executable, str(script), f"ipc://{private}/s"]
+        if os.getuid() or subprocess.run([*argv[:4], "mount -t tmpfs tmpfs /dev/shm"], check=False).returncode:
+            pytest.skip("only root can mount a small /dev/shm")
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 3
+    assert done.stderr.count("no shared memory for 4194304 bytes: No space left on device (/dev/shm has 1 MiB") == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+# ---- processes and threads
+
+ECHO = """
+import random, sys, zlib
+from collections import deque
+from pathlib import Path
+from kvstore.transport import presence
+from kvstore.transport.shm import SharedMemoryTransport
+from kvstore.transport.zeromq import ZmqTransport
+
+presence.DIRECTORY = Path(sys.argv[2])
+transport = SharedMemoryTransport(ZmqTransport(), "job")
+link = transport.connect(sys.argv[1])
+transport.send(link, [b"ready"])
+held, choice = deque(), random.Random(2)
+while (received := transport.recv(30)) is not None and received[1][0] != b"stop":
+    head, *frames = received[1]
+    held.append((int(bytes(head)), frames))
+    while len(held) > choice.randrange(1, 12):
+        number, frames = held.popleft()         # after it was held while others came
+        transport.send(link, [b"%d" % number, *frames])
+    del frames
+transport.close(linger=1.0)
+"""
+
+
+@pytest.mark.parametrize("endpoint", ["ipc", "tcp"])
+def test_two_processes_send_each_other_what_does_not_change_on_the_way(directory: Path, endpoint: str):
+    choice = random.Random(1)
+    pool = choice.randbytes(1 << 20)
+    with tempfile.TemporaryDirectory() as private:
+        transport = SharedMemoryTransport(ZmqTransport(), "job")
+        place = transport.bind(f"ipc://{private}/s" if endpoint == "ipc" else "tcp://127.0.0.1:0")
+        process = subprocess.Popen([sys.executable, "-c", ECHO, place, str(directory)])
+        try:
+            peer, _ = transport.recv(30)
+            sums, shared, answered = {}, 0, 0
+
+            def answer(timeout: float) -> bool:
+                nonlocal shared, answered
+                received = transport.recv(timeout)
+                if received is None:
+                    return False
+                head, *frames = received[1]
+                assert sums.pop(int(bytes(head))) == [zlib.crc32(frame) for frame in frames]
+                shared += sum(type(frame.obj).__name__ == "ndarray" for frame in frames)
+                answered += 1
+                return True
+
+            for number in range(300):
+                frames = []
+                for _ in range(choice.randrange(1, 4)):
+                    size = choice.choice([100, LARGE, 50_000, 200_000])
+                    start = choice.randrange(len(pool) - size)
+                    memory = transport.allocate(size)
+                    memory[:] = pool[start : start + size]
+                    frames.append(memory)
+                sums[number] = [zlib.crc32(frame) for frame in frames]
+                transport.send(peer, [b"%d" % number, *frames])
+                del memory, frames
+                if number - answered > 30:
+                    assert answer(30)
+                while answer(0):
+                    pass
+            while number - answered > 12:
+                assert answer(30)
+            transport.send(peer, [b"stop"])
+            assert process.wait(30) == 0
+            assert shared > 200
+            assert len(transport._arena._chunks) <= 2, "what was read is used again"
+        finally:
+            process.kill()
+            process.wait()
+            transport.close()
+    gc.collect()
+    assert list(directory.iterdir()) == []
+
+
+def test_other_threads_may_allocate_while_one_sends_and_receives(ends: Ends):
+    ends.acquaint()
+    stop, errors = threading.Event(), []
+
+    def work(seed: int) -> None:
+        try:
+            while not stop.is_set():
+                memory = ends.other.allocate(LARGE)
+                memory[:] = bytes([seed]) * LARGE
+                assert not ends.other.busy(memory)
+                assert set(memory[::1024]) == {seed}
+        except BaseException as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in (101, 102, 103)]
+    for thread in threads:
+        thread.start()
+    held = []
+    for number in range(100):
+        memory = ends.other.allocate(LARGE)
+        memory[:] = bytes([number]) * LARGE
+        held.append(ends.send(b"head", memory)[1])
+        del memory, held[:-5]
+    assert [set(view) for view in held] == [{number} for number in range(95, 100)]
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+# ---- switches
+
+
+def test_who_shares(monkeypatch: pytest.MonkeyPatch):
+    network = InprocNetwork()
+    made = sharing(network.transport, Config(job="x"))()
+    assert isinstance(made, SharedMemoryTransport)
+    made.interrupt()
+    assert made.recv(5) is None
+    made.close()
+    assert sharing(network.transport, Config(shm=False)) == network.transport
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert sharing(network.transport, Config()) == network.transport
+
+
+def test_a_peer_elsewhere_is_no_warning(ends: Ends, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    ends.raw.send(ends.raw_link, [hello("kvstore-0-job-1-0000000000000000", bytes(16))])
+    assert ends.listener.recv(0) is None
+    assert caplog.text == ""
+
+
+def test_a_transport_that_nobody_closes_goes_with_its_last_view(directory: Path):
+    def use() -> Callable[[], object]:
+        ends = Ends()
+        ends.acquaint()
+        return ends.send(b"head", BIG)[1].__len__
+
+    length = use()
+    gc.collect()
+    assert length() == len(BIG)
+    assert len(list(directory.iterdir())) == 1, "by which the sender sees that its reader lives"
+    del length
+    assert list(directory.iterdir()) == []
