@@ -1,0 +1,676 @@
+"""Overlap: what is pushed during backward, the same weights to the bit, and an error where it cannot be right."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cluster import Cluster
+from torch import nn
+
+import kvstore as kv
+from kvstore.dist import DistStore
+from kvstore.local import LocalStore
+from kvstore.tickets import Ticket
+from workers import Trainer, buckets, overlap
+
+SGD = {"learning_rate": 0.1, "momentum": 0.9}
+LAYERS = 3  # of a bucket each
+
+
+@pytest.fixture(autouse=True)
+def _a_bucket_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each weight fills a bucket; the bias after it belongs to it."""
+    monkeypatch.setattr(buckets, "FIRST_BYTES", 64)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
+
+
+class Recorder(LocalStore):
+    """A local store that keeps a diary."""
+
+    def __init__(self) -> None:
+        super().__init__("dist_recorder")
+        self.diary: list[Any] = []
+        self.copies: list[bool] = []
+
+    def _pushpull(self, values: dict[Any, list[Any]], outs: dict[Any, list[Any]], priority: int, copy: bool) -> Ticket:
+        self.diary.append((list(values), priority))
+        self.copies.append(copy)
+        return super()._pushpull(values, outs, priority, copy)
+
+    def keys(self) -> list[list[str]]:
+        """The lists of keys since the last call."""
+        listed, self.diary = [entry[0] for entry in self.diary], []
+        return listed
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def loss_of(model: nn.Module, step: int, rows: slice = slice(0, 6)) -> torch.Tensor:
+    draws = torch.Generator().manual_seed(1000 + step)
+    data, labels = torch.randn(12, 4, generator=draws), torch.randint(3, (12,), generator=draws)
+    return nn.functional.cross_entropy(model(data[rows]), labels[rows])
+
+
+def backward(model: nn.Module, step: int, rows: slice = slice(0, 6)) -> None:
+    model.zero_grad()
+    loss_of(model, step, rows).backward()
+
+
+def weights(model: nn.Module) -> list[torch.Tensor]:
+    return [param.detach().clone() for param in model.parameters()]
+
+
+def equal(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, two, strict=True))
+
+
+class Rig:
+    """A trainer that overlaps, its model and its store; the watched first step has been made."""
+
+    def __init__(self, wanted: bool | None = True, steps: int = 1, **how: Any) -> None:
+        self.model, self.store = network(), Recorder()
+        self.trainer = Trainer(self.model.named_parameters(), "sgd", SGD, self.store, overlap=wanted, **how)
+        self.params = list(self.model.parameters())
+        for step in range(steps):
+            self.step(step)
+        self.store.keys()
+
+    def step(self, step: int) -> None:
+        backward(self.model, step)
+        self.trainer.step()
+
+    def whole(self) -> list[str]:
+        return [name for name, _ in self.model.named_parameters()]
+
+
+FIRST, SECOND, THIRD = ["4.weight", "4.bias"], ["2.weight", "2.bias"], ["0.weight", "0.bias"]
+
+
+@pytest.fixture(params=[True, False], ids=["on the store", "in the worker"])
+def rig(request: pytest.FixtureRequest) -> Rig:
+    return Rig(update_on_kvstore=request.param)
+
+
+# ---- the same to the bit
+
+
+def trained(
+    cluster: Cluster, wanted: bool, optimizer: str, options: dict[str, Any], mode: str = "sync", **how: Any
+) -> list[list[torch.Tensor]]:
+    """The weights of all workers after five steps."""
+
+    def work(store: DistStore) -> list[torch.Tensor]:
+        model = models[store.rank]
+        trainer = Trainer(model.named_parameters(), optimizer, options, store, overlap=wanted, **how)
+        for step in range(5):
+            trainer.set_learning_rate(0.1 / (step + 1))
+            backward(model, step, slice(3 * store.rank, 3 * store.rank + 3))
+            trainer.step()
+        assert store.statistics().pushes == 5 * 2 * LAYERS, "each gradient is pushed once"
+        return weights(model)
+
+    models = [network(rank) for rank in range(cluster.workers)]
+    return cluster.run(work, mode=mode)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (1, 3), (2, 2), (3, 1), (3, 3)])
+def test_the_weights_are_the_same_to_the_bit(workers: int, servers: int) -> None:
+    with Cluster(workers, servers, bigarray_bound=20) as cluster:
+        for optimizer, options in (("sgd", {"momentum": 0.9, "wd": 1e-4}), ("adam", {}), ("adamw", {})):
+            for on_store in (True, False):
+                plain = trained(cluster, False, optimizer, options, update_on_kvstore=on_store)
+                early = trained(cluster, True, optimizer, options, update_on_kvstore=on_store)
+                assert not equal(plain[0], weights(network()))
+                for theirs in (*plain, *early):
+                    assert equal(plain[0], theirs), (optimizer, on_store)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_weights_that_are_shared_are_the_same(wanted: bool) -> None:
+    with Cluster(2, 2, bigarray_bound=20) as cluster:
+        plain = trained(cluster, False, "adam", {})
+        for on_store in (True, False):
+            shared = trained(cluster, wanted, "adam", {}, share_weights=True, update_on_kvstore=on_store)
+            assert all(equal(plain[0], theirs) for theirs in shared)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("share", [True, False])
+def test_shared_weights_are_new_memory_after_each_step(wanted: bool, share: bool) -> None:
+    def work(store: DistStore) -> tuple[int, int]:
+        model = network()
+        trainer = Trainer(model.named_parameters(), "sgd", SGD, store, overlap=wanted, share_weights=share)
+        moved = []
+        for step in range(3):
+            before = [param.data for param in model.parameters()]  # kept, so that their memory is not used again
+            backward(model, step)
+            trainer.step()
+            moved.append(sum(a.data_ptr() != b.data_ptr() for a, b in zip(before, model.parameters(), strict=True)))
+        return moved[1], moved[2]
+
+    with Cluster(1, 1) as cluster:
+        assert cluster.run(work) == [(2 * LAYERS, 2 * LAYERS) if share else (0, 0)]
+
+
+def test_an_async_store_gives_a_single_worker_the_same_too() -> None:
+    with Cluster(1, 2, bigarray_bound=20) as cluster:
+        plain, early = (trained(cluster, wanted, "adam", {}, mode="async")[0] for wanted in (False, True))
+    assert equal(plain, early)
+
+
+def test_workers_need_not_agree_on_it() -> None:
+    """Each decides by what it has seen."""
+
+    def work(store: DistStore, same: bool) -> list[torch.Tensor]:
+        model = models[store.rank]
+        trainer = Trainer(model.named_parameters(), "sgd", SGD, store, overlap=store.rank == 1 or same)
+        for step in range(4):
+            backward(model, step, slice(3 * store.rank, 3 * store.rank + 3))
+            trainer.step()
+        return weights(model)
+
+    results = []
+    with Cluster(2, 2, bigarray_bound=20) as cluster:
+        for same in (True, False):
+            models = [network(), network()]
+            results += cluster.run(partial(work, same=same))
+    assert all(equal(results[0], other) for other in results)
+
+
+# ---- when, and in what order
+
+
+def test_the_last_layers_are_pushed_before_backward_is_over() -> None:
+    rig = Rig()
+    for layer in (1, 3):
+        rig.model[layer].register_full_backward_hook(lambda *_, layer=layer: rig.store.diary.append(layer))
+    backward(rig.model, 1)
+    # Layers 1 and 3 have no parameters; backward comes through 3 when it has left the last layer.
+    assert rig.store.diary == [(FIRST, -4), 3, (SECOND, -2), 1, (THIRD, 0)]
+
+
+def test_a_step_pushes_nothing_twice(rig: Rig) -> None:
+    for step in range(1, 4):
+        rig.step(step)
+        assert rig.store.keys() == [FIRST, SECOND, THIRD]
+
+
+def test_weights_and_gradients_stay_until_the_step(rig: Rig) -> None:
+    before = weights(rig.model)
+    backward(rig.model, 1)
+    alone = network()
+    alone.load_state_dict(rig.model.state_dict())
+    backward(alone, 1)
+    assert equal(weights(rig.model), before)
+    assert equal([p.grad for p in rig.params], [p.grad for p in alone.parameters()])  # type: ignore[misc]
+    rig.trainer.step()
+    assert not equal(weights(rig.model), before)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_values_are_copied_once_at_most(share: bool) -> None:
+    rig = Rig(share_weights=share)
+    assert rig.store.copies == [not share], "into the parameters"
+    rig.step(1)
+    assert rig.store.copies[1:] == [False] * LAYERS, "the step copies what was held"
+
+
+def test_gradients_that_no_backward_made_are_pushed_by_the_step(rig: Rig) -> None:
+    for param in rig.params:
+        param.grad = torch.ones_like(param)
+    rig.trainer.step()
+    assert rig.store.keys() == [rig.whole()]
+
+
+def test_buckets_that_backward_has_not_filled_are_pushed_by_the_step(rig: Rig) -> None:
+    rig.trainer.zero_grad()
+    rig.model[4](torch.ones(1, 8)).sum().backward()
+    for param in rig.params[:4]:
+        param.grad = torch.ones_like(param)
+    rig.trainer.step()
+    assert rig.store.keys() == [FIRST, THIRD + SECOND]
+
+
+def test_allreduce_grads_waits_for_what_was_pushed() -> None:
+    rig = Rig(update_on_kvstore=False)
+    backward(rig.model, 1)
+    rig.trainer.allreduce_grads()
+    assert rig.store.keys() == [FIRST, SECOND, THIRD]
+    nn.utils.clip_grad_norm_(rig.params, 0.01)
+    plain = Rig(False, update_on_kvstore=False)
+    backward(plain.model, 1)
+    plain.trainer.allreduce_grads()
+    nn.utils.clip_grad_norm_(plain.params, 0.01)
+    for one in (rig, plain):
+        one.trainer.update()
+    assert equal(weights(rig.model), weights(plain.model))
+
+
+def test_a_small_model_goes_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "FIRST_BYTES", 1 << 20)
+    rig = Rig()
+    rig.step(1)
+    assert rig.store.keys() == [rig.whole()]
+
+
+# ---- when nobody has asked: by what the first steps were like
+
+
+def accumulate(rig: Rig, step: int) -> None:
+    backward(rig.model, step)
+    loss_of(rig.model, step, slice(6, 12)).backward()
+    rig.trainer.step()
+
+
+def clip(rig: Rig, step: int) -> None:
+    backward(rig.model, step)
+    nn.utils.clip_grad_norm_(rig.params, 1e9)
+    rig.trainer.step()
+
+
+def clip_data(rig: Rig, step: int) -> None:
+    backward(rig.model, step)
+    for param in rig.params:
+        param.grad.data.mul_(0.5)  # type: ignore[union-attr]
+    rig.trainer.step()
+
+
+def replace(rig: Rig, step: int) -> None:
+    backward(rig.model, step)
+    rig.params[0].grad = torch.ones_like(rig.params[0])
+    rig.trainer.step()
+
+
+def schedule(rig: Rig, step: int) -> None:
+    backward(rig.model, step)
+    rig.trainer.set_learning_rate(1 / (2 + step))
+    rig.trainer.step()
+
+
+def gluon(rig: Rig, step: int) -> None:
+    backward(rig.model, step)
+    rig.trainer.step(6)
+
+
+def two_parts(rig: Rig, step: int) -> None:
+    """What the last layers get first is dropped."""
+    backward(rig.model, step)
+    rig.trainer.zero_grad()
+    loss_of(rig.model, step).backward()
+    rig.trainer.step()
+
+
+PROGRAMS = [accumulate, clip, clip_data, replace, schedule, gluon, two_parts]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_program_that_changes_its_gradients_is_left_alone(
+    program: Callable[[Rig, int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger=overlap.__name__)
+    plain, watched = Rig(False, steps=0), Rig(None, steps=0)
+    for step in range(overlap.WATCHED_STEPS + 3):
+        for rig in (plain, watched):
+            program(rig, step)
+            assert rig.store.keys() == [rig.whole()]
+    assert equal(weights(plain.model), weights(watched.model))
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "gradients will not be pushed during backward"
+    ], "once"
+
+
+def test_a_program_that_may_is_overlapped_after_the_watched_steps() -> None:
+    rig = Rig(None, steps=overlap.WATCHED_STEPS - 1)
+    rig.step(90)
+    assert rig.store.keys() == [rig.whole()]
+    rig.step(91)
+    assert rig.store.keys() == [FIRST, SECOND, THIRD]
+
+
+def test_a_gan_is_left_alone() -> None:
+    """Its generator's backward runs through the discriminator, every fifth step."""
+    rig = Rig(None, steps=0)
+    for step in range(20):
+        rig.step(step)
+        assert rig.store.keys() == [rig.whole()]
+        if step % 5 == 4:
+            backward(rig.model, step)
+
+
+def test_steps_without_a_backward_say_nothing() -> None:
+    rig = Rig(None, steps=0)
+    for _ in range(overlap.WATCHED_STEPS + 1):
+        for param in rig.params:
+            param.grad = torch.ones_like(param)
+        rig.trainer.step()
+    rig.step(1)
+    assert rig.store.keys()[-1] == rig.whole()
+
+
+def test_summed_gradients_do_not_care_for_the_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "WATCHED_STEPS", 1)
+    rig = Rig(None, update_on_kvstore=False)
+    for step in (1, 2):
+        backward(rig.model, step)
+        rig.trainer.set_learning_rate(0.1 / step)
+        rig.trainer.step(step)
+    assert rig.store.keys() == [FIRST, SECOND, THIRD] * 2
+
+
+@pytest.mark.parametrize("store", ["local", "device", None])
+def test_stores_of_one_process_have_nothing_to_overlap(store: str | None) -> None:
+    trainer = Trainer(network().named_parameters(), "sgd", SGD, store, update_on_kvstore=store is not None)
+    assert trainer._overlap is None
+
+
+# ---- errors: what is wrong after a push, and what helps
+
+
+def raises(text: str) -> Any:
+    return pytest.raises(kv.UsageError, match=rf"{text}.*no_sync\(\).*overlap=False")
+
+
+def recovers(rig: Rig) -> None:
+    """The trainer goes on as before."""
+    rig.store.keys()
+    rig.step(7)
+    assert rig.store.keys() == [FIRST, SECOND, THIRD]
+
+
+def test_a_second_backward(rig: Rig) -> None:
+    backward(rig.model, 1)
+    with raises("second backward.*'4.(weight|bias)'"):
+        loss_of(rig.model, 2).backward()
+    with raises("'4.(weight|bias)' changed"):
+        rig.trainer.step()
+    assert rig.store.keys() == [FIRST, SECOND, THIRD]
+    recovers(rig)
+
+
+def test_a_second_backward_under_no_sync_is_as_wrong(rig: Rig) -> None:
+    backward(rig.model, 1)
+    with raises("second backward"), rig.trainer.no_sync():
+        loss_of(rig.model, 2).backward()
+
+
+@pytest.mark.parametrize("last_too", [True, False])
+def test_no_sync_adds_gradients_up(rig: Rig, last_too: bool) -> None:
+    plain = Rig(False, update_on_kvstore=rig.trainer.update_on_kvstore)
+    for step in (1, 2):
+        for one in (rig, plain):
+            one.trainer.zero_grad()
+            with one.trainer.no_sync():
+                loss_of(one.model, step).backward()
+                with one.trainer.no_sync():
+                    loss_of(one.model, step, slice(6, 9)).backward()
+                if last_too:
+                    loss_of(one.model, step, slice(9, 12)).backward()
+            if not last_too:
+                loss_of(one.model, step, slice(9, 12)).backward()
+            one.trainer.step()
+        assert rig.store.keys() == [rig.whole()] if last_too else [FIRST, SECOND, THIRD]
+    assert equal(weights(rig.model), weights(plain.model))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda param: nn.utils.clip_grad_norm_([param], 1e9),
+        lambda param: param.grad.add_(1),
+        lambda param: setattr(param, "grad", param.grad.clone()),
+        lambda param: param.grad.zero_(),
+    ],
+)
+def test_a_gradient_that_was_changed_after_its_push(rig: Rig, change: Callable[[nn.Parameter], Any]) -> None:
+    backward(rig.model, 1)
+    change(rig.params[2])
+    with raises(r"the gradient of '2\.weight' changed between backward\(\) and step\(\)"):
+        rig.trainer.step()
+    recovers(rig)
+
+
+def test_clipping_under_no_sync(rig: Rig) -> None:
+    plain = Rig(False, update_on_kvstore=rig.trainer.update_on_kvstore)
+    for one in (rig, plain):
+        with one.trainer.no_sync():
+            backward(one.model, 1)
+        nn.utils.clip_grad_norm_(one.params, 0.1)
+        one.trainer.step()
+    assert equal(weights(rig.model), weights(plain.model))
+    recovers(rig)
+
+
+def test_gradients_that_were_dropped_after_their_push(rig: Rig) -> None:
+    backward(rig.model, 1)
+    rig.trainer.zero_grad()
+    with pytest.raises(kv.UsageError, match=r"'0\.weight' has no gradient"):
+        rig.trainer.step()
+    recovers(rig)
+
+
+def test_gradients_that_were_dropped_before_their_push(rig: Rig) -> None:
+    rig.trainer.zero_grad()
+    rig.params[4].sum().backward()
+    rig.trainer.zero_grad()
+    with raises(r"'4\.weight' was dropped"):
+        rig.params[5].sum().backward()
+    with pytest.raises(kv.UsageError, match=r"'0\.weight' has no gradient"):
+        rig.trainer.step()
+    assert rig.store.keys() == []
+    recovers(rig)
+
+
+def test_an_unused_parameter(rig: Rig) -> None:
+    rig.trainer.zero_grad()
+    unused = rig.params[0]
+    unused.requires_grad_(False)
+    before = weights(rig.model)
+    loss_of(rig.model, 1).backward()
+    with pytest.raises(kv.UsageError, match=r"'0\.weight' has no gradient"):
+        rig.trainer.step()
+    assert rig.store.keys() == [FIRST, SECOND], "stay pushed"
+    assert equal(weights(rig.model), before)
+    unused.requires_grad_(True)
+    recovers(rig)
+
+
+def test_an_unused_parameter_of_the_last_layers_holds_all_back(rig: Rig) -> None:
+    rig.trainer.zero_grad()
+    rig.model[:4](torch.ones(2, 4)).sum().backward()
+    with pytest.raises(kv.UsageError, match=r"'4\.weight' has no gradient"):
+        rig.trainer.step()
+    assert rig.store.keys() == []
+
+
+def test_another_batch_size_than_before() -> None:
+    rig, plain = Rig(steps=0), Rig(False, steps=0)
+    for step in range(3):
+        for one in (rig, plain):
+            backward(one.model, step)
+            one.trainer.step(6)
+    assert rig.store.keys() == [rig.whole(), *[FIRST, SECOND, THIRD] * 2]
+    for one in (rig, plain):
+        with one.trainer.no_sync():
+            backward(one.model, 3)
+        one.trainer.step(2)
+        backward(one.model, 4)
+        one.trainer.step(6)
+    assert equal(weights(rig.model), weights(plain.model))
+    backward(rig.model, 5)
+    with raises("another batch size"):
+        rig.trainer.step(2)
+
+
+def test_a_learning_rate_that_changes_after_a_push() -> None:
+    rig = Rig()
+    backward(rig.model, 1)
+    rig.trainer.set_learning_rate(0.01)
+    with raises(r"learning rate changed between backward\(\) and step\(\), from 0.1"):
+        rig.trainer.step()
+    recovers(rig)
+
+
+def test_states_that_are_half_updated(tmp_path: Path) -> None:
+    rig = Rig()
+    rig.trainer.save_states(tmp_path / "s")
+    backward(rig.model, 1)
+    for what, call in (("save", rig.trainer.save_states), ("load", rig.trainer.load_states)):
+        with raises(rf"{what}_states\(\) between backward\(\) and step\(\)"):
+            call(tmp_path / "s")
+    rig.trainer.step()
+    rig.trainer.load_states(tmp_path / "s")
+
+
+def test_what_it_needs() -> None:
+    with pytest.raises(kv.UsageError, match="overlap=True needs a store, and one device"):
+        Trainer(network().parameters(), "sgd", kvstore=None, overlap=True)
+    with pytest.raises(kv.UsageError, match="overlap=True needs a store, and one device"):
+        Trainer([network().parameters(), network().parameters()], "sgd", kvstore="device", overlap=True)
+
+
+class Failing(Recorder):
+    """Refuses a list of keys, at once or at its ticket."""
+
+    at_once = False
+    which: list[str] | None = None
+
+    def _pushpull(self, values: dict[Any, list[Any]], outs: dict[Any, list[Any]], priority: int, copy: bool) -> Ticket:
+        if list(values) != self.which:
+            return super()._pushpull(values, outs, priority, copy)
+        self.diary.append((list(values), priority))
+        error = kv.ServerError("out of order")
+        if self.at_once:
+            raise error
+        ticket = Ticket("pushpull", list(values))
+        ticket.fail(error)
+        return ticket
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("which", [FIRST, THIRD])
+def test_a_push_that_fails_is_the_steps_error(at_once: bool, which: list[str]) -> None:
+    rig, store = Rig(steps=0), Failing()
+    rig.store, rig.trainer = store, Trainer(rig.model.named_parameters(), "sgd", SGD, store, overlap=True)
+    rig.step(0)
+    store.keys()
+    before = weights(rig.model)
+    store.at_once, store.which = at_once, which
+    backward(rig.model, 1)
+    # A refusal ends it; after a failure the others are pushed all the same, as the other workers will push theirs.
+    assert store.keys() == ([FIRST] if at_once and which == FIRST else [FIRST, SECOND, THIRD])
+    with pytest.raises(kv.ServerError, match="out of order"):
+        rig.trainer.step()
+    assert equal(weights(rig.model), before)
+    store.which = None
+    recovers(rig)
+
+
+def test_workers_that_disagree_are_told_in_step() -> None:
+    """And once: the next call of the store raises nothing."""
+
+    def work(store: DistStore) -> list[torch.Tensor]:
+        model = network()
+        trainer = Trainer(model.named_parameters(), "sgd", SGD, store, overlap=True)
+        for step in range(2):
+            backward(model, step)
+            trainer.step()
+        trainer.set_learning_rate(0.1 + store.rank)
+        backward(model, 2)
+        before = weights(model)
+        with pytest.raises(kv.Mismatch, match="disagree on the learning rate"):
+            trainer.step()
+        assert equal(weights(model), before)
+        trainer.set_learning_rate(0.1)
+        backward(model, 3)
+        trainer.step()
+        return weights(model)
+
+    with Cluster(2, 2, bigarray_bound=20) as cluster:
+        one, two = cluster.run(work)
+    assert equal(one, two)
+
+
+# ---- the hooks
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(param._post_accumulate_grad_hooks or ()) for param in model.parameters())  # type: ignore[attr-defined]
+
+
+def test_the_hooks_go_with_the_trainer() -> None:
+    rig = Rig()
+    assert hooks(rig.model) == 2 * LAYERS
+    gone = weakref.ref(rig.trainer)
+    del rig.trainer
+    gc.collect()
+    assert gone() is None
+    assert hooks(rig.model) == 0
+
+
+def test_a_closed_trainer_pushes_in_its_steps(rig: Rig) -> None:
+    rig.trainer.close()
+    rig.trainer.close()
+    assert hooks(rig.model) == 0
+    rig.step(1)
+    assert rig.store.keys() == [rig.whole()]
+
+
+def test_closing_between_backward_and_step(rig: Rig) -> None:
+    backward(rig.model, 1)
+    rig.trainer.close()
+    rig.trainer.step()
+    assert rig.store.keys() == [FIRST, SECOND, THIRD]
+
+
+def test_two_trainers_of_one_model() -> None:
+    rig = Rig()
+    other = Recorder()
+    second = Trainer(rig.model.named_parameters(), "sgd", SGD, other, update_on_kvstore=False, overlap=True)
+    for step in (1, 2):
+        rig.step(step)
+        second.allreduce_grads()
+    assert rig.store.keys() == [FIRST, SECOND, THIRD] * 2
+    assert other.keys() == [rig.whole(), FIRST, SECOND, THIRD]
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    return torch.device("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_on_a_cuda_device(cuda: torch.device, update_on_kvstore: bool) -> None:
+    def work(store: DistStore, wanted: bool) -> list[torch.Tensor]:
+        model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]).to(cuda)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            for param in model.parameters():
+                param.normal_(0, 0.05)
+        trainer = Trainer(model.named_parameters(), "sgd", SGD, store, update_on_kvstore, overlap=wanted)
+        for step in range(5):
+            trainer.zero_grad()
+            with torch.cuda.stream(torch.cuda.Stream() if step % 2 else torch.cuda.current_stream()):
+                model(torch.full((64, 256), 1.0 + step + store.rank, device=cuda)).square().mean().backward()
+            torch.cuda.synchronize()
+            trainer.step()
+        return [value.cpu() for value in weights(model)]
+
+    results: list[list[torch.Tensor]] = []
+    with Cluster(2, 2) as cluster:
+        for wanted in (False, True):
+            results += cluster.run(partial(work, wanted=wanted))
+    assert all(equal(results[0], other) for other in results)

@@ -1,0 +1,294 @@
+"""Communication while backward runs: gradients are pushed as they come, and a step waits for what is missing.
+
+A push cannot be taken back, so everything it depends on must be final when backward has made the gradient: the
+gradient itself, the factor it is scaled by, the learning rate. The first steps are therefore only watched. If something
+changes between backward and the end of one, pushing early would be wrong for this program, and never begins. Where a
+later step differs from those, it raises; it never makes a different update in silence.
+
+Values that come back are held until the step: backward may still read the weights, and so may the program after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from kvstore import DeadlineExceeded, KVStore, KVStoreError, UsageError
+from kvstore.tickets import Ticket
+from workers.buckets import Progress
+from workers.parameters import Parameter
+
+log = logging.getLogger(__name__)
+
+WATCHED_STEPS = 10  # GANs have turns of several steps, some of which run backward through what others train
+INSTEAD = "run that backward() under `with trainer.no_sync():`, or pass overlap=False to Trainer"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A gradient as it was when it was pushed, or, while watching, would have been."""
+
+    grad: torch.Tensor
+    version: int  # torch counts the writes to a tensor
+    norm: torch.Tensor | None  # also finds writes that torch does not count, through .data or numpy
+
+    def still(self, grad: torch.Tensor) -> bool:
+        """Whether ``grad`` is it, unchanged."""
+        if grad is not self.grad or grad._version != self.version:
+            return False
+        return self.norm is None or torch.equal(_norm(grad), self.norm)
+
+
+@dataclass
+class Step:
+    """What has happened since the last step.
+
+    Attributes:
+        seen: by position, the gradients of buckets that have gone.
+        held: by position, the values that come back for what has been pushed.
+        tickets: of the pushes.
+        streams: those on which gradients were computed.
+        lr: the learning rate with which the first bucket went, where the store updates.
+        refused: what kept the store from taking a push.
+        objection: what a watched step has shown against pushing early.
+    """
+
+    seen: dict[int, Seen] = field(default_factory=dict)
+    held: dict[int, torch.Tensor] = field(default_factory=dict)
+    tickets: list[Ticket] = field(default_factory=list)
+    streams: set[torch.cuda.Stream] = field(default_factory=set)
+    lr: float | None = None
+    refused: KVStoreError | None = None
+    objection: str | None = None
+
+
+class Overlap:
+    """Pushes the gradients of parameters, one device's, from hooks that run during backward.
+
+    The parameters do not keep it alive: with it go its hooks.
+
+    Args:
+        params: whose gradients; they are leaves.
+        buckets: their positions, see ``buckets.divide``.
+        store: where to push, and to pull from.
+        updates: whether the store updates; else it sums, and neither factor nor learning rate matters here.
+        share: let the parameters' ``data`` become the values that come back, where that saves a copy.
+        asked: begin after the first step, whatever was seen in it, so that what does not fit is an error.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Parameter],
+        buckets: Sequence[range],
+        store: KVStore,
+        *,
+        updates: bool,
+        share: bool,
+        asked: bool,
+    ) -> None:
+        self._params = params
+        self._tensors = [param.tensors[0] for param in params]
+        self._store = store
+        self._updates = updates
+        self._share = share and updates
+        self._asked = asked
+        self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
+        self._paused = False
+        self._progress = Progress(buckets)
+        self._rescale: float | None = None  # that of watched steps
+        self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
+        self._step = Step()
+        me = weakref.ref(self)
+        self._handles: list[RemovableHandle] = [
+            tensor.register_post_accumulate_grad_hook(_hook(me, position))  # type: ignore[no-untyped-call]
+            for position, tensor in enumerate(self._tensors)
+        ]
+        weakref.finalize(self, _remove, self._handles)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Push nothing from hooks in this block."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def finish(self, rescale: float | None = None, *, lasting: bool = True) -> None:
+        """Push what has not been pushed, and return when the parameters have their new values, or the gradients sums.
+
+        Whether it raises or not, the step is over: what has been pushed stays pushed.
+
+        Args:
+            rescale: the factor of this step's gradients; None for sums.
+            lasting: the next step will have the same.
+
+        Raises:
+            UsageError: a parameter has no gradient; or what had been pushed was not final.
+            KVStoreError: what the store raises.
+        """
+        try:
+            grads = [param.gradients()[0] for param in self._params]
+            self._require_final(grads, rescale, lasting)
+            self._exchange(grads, self._tensors if self._updates else grads, rescale)
+            if self._watching and self._handles:
+                self._judge(rescale)
+        finally:
+            self._progress.restart()
+            self._step = Step()
+
+    def require_between_steps(self, what: str) -> None:
+        """Raise ``UsageError`` if some of a step's gradients have been pushed, and others not."""
+        if self._step.seen:
+            self._object(f"{what} between backward() and step(): some gradients have been pushed already")
+
+    def close(self) -> None:
+        """Remove the hooks; ``finish`` pushes everything from now on."""
+        _remove(self._handles)
+
+    # ---- during backward
+
+    def arrive(self, position: int) -> None:
+        """Take note that the gradient of a parameter has been accumulated."""
+        with self._lock:
+            if self._progress.gone(position):
+                key = self._params[position].key
+                self._object(f"a second backward() before step() adds to the gradient of {key!r}, pushed by the first")
+            if self._paused:
+                return
+            tensor = self._tensors[position]
+            if tensor.is_cuda:
+                self._step.streams.add(torch.cuda.current_stream(tensor.device))
+            for bucket in self._progress.arrive(position):
+                self._go(bucket)
+
+    def _go(self, bucket: range) -> None:
+        for stream in self._step.streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        grads: list[torch.Tensor] = []
+        for position in bucket:
+            grad = self._tensors[position].grad
+            if grad is None:
+                self._object(f"the gradient of {self._params[position].key!r} was dropped between two backward()")
+                return
+            grads.append(grad)
+        for position, grad in zip(bucket, grads, strict=True):
+            self._step.seen[position] = Seen(grad, grad._version, _norm(grad) if self._watching else None)
+        if self._updates and self._step.lr is None:
+            self._step.lr = self._store.learning_rate
+        if self._watching or self._step.refused is not None:
+            return
+        held = {
+            position: torch.empty(grad.shape, dtype=grad.dtype) for position, grad in zip(bucket, grads, strict=True)
+        }
+        try:
+            self._pushpull(held, grads, list(held.values()), self._rescale, copy=False)
+        except KVStoreError as exc:  # whoever calls step() expects it there
+            self._step.refused = exc
+        else:
+            self._step.held |= held
+
+    # ---- in step
+
+    def _require_final(self, grads: Sequence[torch.Tensor], rescale: float | None, lasting: bool) -> None:
+        """Object to what has changed since gradients were pushed."""
+        if self._updates and self._step.seen and self._store.learning_rate != self._step.lr:
+            self._object(f"the learning rate changed between backward() and step(), from {self._step.lr:g}")
+        if self._watching and not lasting:
+            self._object("step() was given a batch size, and the next may be another")
+        elif self._step.seen and not self._watching and rescale != self._rescale:
+            self._object("this step() was given another batch size than the first ones")
+        for position, seen in self._step.seen.items():
+            if not seen.still(grads[position]):
+                self._object(f"the gradient of {self._params[position].key!r} changed between backward() and step()")
+
+    @property
+    def _watching(self) -> bool:
+        return self._to_watch > 0
+
+    def _object(self, reason: str) -> None:
+        if not self._watching:
+            raise UsageError(f"{reason}; {INSTEAD}")
+        self._step.objection = self._step.objection or reason
+
+    def _exchange(self, grads: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], rescale: float | None) -> None:
+        if self._step.refused is not None:
+            raise self._step.refused
+        missing = [position for position in range(len(grads)) if position not in self._step.held]
+        # Whatever has become of the first pushes, the others follow: workers must agree on how often they have pushed.
+        if missing:
+            its = [grads[position] for position in missing], [outs[position] for position in missing]
+            self._pushpull(missing, *its, rescale, copy=not self._share)
+        _settle(self._step.tickets)
+        for position, value in self._step.held.items():
+            if self._share and outs[position].is_cpu:
+                outs[position].data = value
+            else:
+                outs[position].detach().copy_(value)
+
+    def _judge(self, rescale: float | None) -> None:
+        """Begin, or never begin, by what watched steps have shown; one without hooks shows nothing."""
+        if self._step.objection is not None and not self._asked:
+            log.info("gradients will not be pushed during backward: %s", self._step.objection)
+            self.close()
+        elif self._asked or self._progress.complete:
+            self._to_watch -= 1
+            self._rescale = rescale
+
+    def _pushpull(
+        self,
+        positions: Collection[int],
+        grads: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        rescale: float | None,
+        *,
+        copy: bool,
+    ) -> None:
+        for ticket in self._step.tickets:  # what has failed is raised at the end of the step, not by the next call
+            if ticket.error is not None:
+                with suppress(KVStoreError):
+                    ticket.wait()
+        if rescale is not None:
+            self._store.set_hyperparameters(rescale_grad=rescale)
+        keys = [self._params[position].key for position in positions]
+        self._step.tickets.append(self._store.pushpull(keys, grads, outs, -min(positions), wait=False, copy=copy))
+
+
+def _hook(me: weakref.ref[Overlap], position: int) -> Callable[[torch.Tensor], None]:
+    def hook(_: torch.Tensor) -> None:
+        overlap = me()
+        if overlap is not None:
+            overlap.arrive(position)
+
+    return hook
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()
+
+
+@torch.no_grad()
+def _norm(grad: torch.Tensor) -> torch.Tensor:
+    return grad.norm() if grad.layout == torch.strided else torch.zeros(())
+
+
+def _settle(tickets: Sequence[Ticket]) -> None:
+    """Wait for all; raise the first error, and let none be raised by a later call."""
+    first: KVStoreError | None = None
+    for ticket in tickets:
+        try:
+            ticket.wait()
+        except DeadlineExceeded as exc:  # the others would take as long
+            raise first or exc from None
+        except KVStoreError as exc:
+            first = first or exc
+    if first is not None:
+        raise first
