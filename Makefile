@@ -41,8 +41,8 @@ format: $(INSTALLED)  ## let ruff format the code and mend what it can
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-bench: $(INSTALLED)  ## measure a round of push and pull against the same work in one process
-	$(BIN)/python -m benchmarks pushpull
+bench: $(INSTALLED)  ## measure everything, beside MXNet, gloo and plain sockets; under ten minutes on two cores
+	$(BIN)/python -m benchmarks all
 
 clean:  ## remove .venv and all that tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

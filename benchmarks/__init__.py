@@ -1,1 +1,1 @@
-"""Measurements, each of whole processes over several rounds; run one with ``python -m benchmarks NAME``."""
+"""Measurements, each of whole processes over several rounds; run one with ``python -m benchmarks WHAT``."""

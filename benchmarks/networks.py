@@ -1,8 +1,14 @@
-"""The shapes of the parameters of well-known networks."""
+"""The shapes of the parameters of well-known networks, and of single arrays of any size. Needs nothing installed."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
+
 Shape = tuple[int, ...]
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 
 def resnet50() -> list[Shape]:
@@ -39,4 +45,26 @@ def tiny() -> list[Shape]:
     return [(256,)]
 
 
-NETWORKS = {"resnet50": resnet50, "vgg16": vgg16, "small": small, "tiny": tiny}
+NETWORKS: dict[str, Callable[[], list[Shape]]] = {"resnet50": resnet50, "vgg16": vgg16, "small": small, "tiny": tiny}
+
+
+def shapes_of(name: str) -> list[Shape]:
+    """The shapes of float32 parameters that ``name`` stands for.
+
+    Args:
+        name: a network in ``NETWORKS``, or a size such as ``1KB``, ``40MB`` or ``1GB``: one array of so many bytes.
+
+    Raises:
+        ValueError: there is no such network; the message lists those there are.
+    """
+    if name in NETWORKS:
+        return NETWORKS[name]()
+    size = re.fullmatch(r"(\d+)([KMG]?)B", name)
+    if size is None:
+        raise ValueError(f"no network {name!r}; choose from {', '.join(NETWORKS)}, or a size such as 40MB")
+    return [(max(1, int(size[1]) * _UNITS[size[2]] // 4),)]
+
+
+def elements(shapes: list[Shape]) -> int:
+    """How many numbers these arrays have together."""
+    return sum(math.prod(shape) for shape in shapes)

@@ -1,0 +1,232 @@
+"""Who is measured: each contender knows how to start its processes for a piece of work, and reads their report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from benchmarks import dmlc
+from benchmarks.dmlc import Layout
+from benchmarks.hosts import INTERFACE
+from benchmarks.jobs import HERE, Member, Place, run, scratch
+from benchmarks.peers import Peers
+
+Samples = dict[str, list[float]]
+
+# How a job's payloads travel; `auto` is what a user gets.
+TRANSPORTS: Mapping[str, Mapping[str, str]] = {
+    "auto": {},
+    "sockets": {"KVSTORE_SHM": "0"},
+    "tcp": {"KVSTORE_SHM": "0", "KVSTORE_TRANSPORT": "tcp"},
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Rounds of push and pull.
+
+    Attributes:
+        net: whose arrays, as ``shapes_of`` knows it.
+        workers, servers: how many.
+        optimizer: ``none`` for sums, else what the servers update with.
+        kind: the type of the store.
+        rounds: how many are counted.
+    """
+
+    net: str = "resnet50"
+    workers: int = 2
+    servers: int = 2
+    optimizer: str = "none"
+    kind: str = "dist_sync"
+    rounds: int = 10
+
+    @property
+    def words(self) -> list[str]:
+        """The options of a program that does it with a store."""
+        return [*self.size, "--type", self.kind, "--optimizer", self.optimizer]
+
+    @property
+    def size(self) -> list[str]:
+        """The options of a program that has no store."""
+        return ["--net", self.net, "--rounds", str(self.rounds)]
+
+
+class Contender(Protocol):
+    """One who does the work.
+
+    Attributes:
+        name: that of its row.
+    """
+
+    @property
+    def name(self) -> str:
+        """That of its row."""
+
+    def run(self) -> Samples:
+        """Do all rounds once; return what each took, by the name of the row.
+
+        Raises:
+            Unavailable: it cannot run here.
+            JobFailed: it could not do the work.
+        """
+
+
+@dataclass(frozen=True)
+class Ours:
+    """This project, started by its launcher; or, where ``layout`` says on which hosts, member by member."""
+
+    work: Work
+    memory: str = "ordinary"
+    transport: str = "auto"
+    layout: Layout | None = None
+    name: str = "kvstore"
+
+    def run(self) -> Samples:
+        """See ``Contender``."""
+        return {self.name: self.report()["times"]}
+
+    def report(self, sample_every: int = 0) -> dict[str, Any]:
+        """Do the work; return also what the servers held every so many rounds, if not 0."""
+        with scratch() as folder:
+            path = folder / "report"
+            words = [*self.work.words, "--memory", self.memory, "--sample-every", str(sample_every)]
+            command = [*_program("rounds"), *words, "--report", str(path)]
+            env = TRANSPORTS[self.transport]
+            if self.layout is None:
+                return run([launched(self.work.workers, self.work.servers, command, env)], path)
+            # The hosts share the cores of this machine.
+            return run(placed(self.layout, command, {**env, "OMP_NUM_THREADS": "1"}), path)
+
+
+@dataclass(frozen=True)
+class Mxnet:
+    """MXNet 1.9.1: ps-lite, in C++."""
+
+    work: Work
+    peers: Peers
+    layout: Layout | None = None
+    name: str = "mxnet"
+
+    def run(self) -> Samples:
+        """See ``Contender``."""
+        python = self.peers.mxnet()
+        layout = self.layout or Layout([HERE] * self.work.workers, [HERE] * self.work.servers)
+        with scratch() as folder:
+            path = folder / "report"
+            command = [python, "-m", "benchmarks.programs.mxnet", *self.work.words, "--report", str(path)]
+            members = dmlc.members(layout, servers=[python, "-c", "import mxnet"], workers=command)
+            return {self.name: run(members, path)["times"]}
+
+
+@dataclass(frozen=True)
+class Gloo:
+    """torch.distributed's all-reduce of one flat tensor: it sums, and there are no servers to update."""
+
+    work: Work
+    places: Sequence[Place] = ()
+    name: str = "gloo"
+
+    def run(self) -> Samples:
+        """See ``Contender``."""
+        with scratch() as folder:
+            path = folder / "report"
+            words = [*self.work.size, "--report", str(path), "--meet", str(folder / "meet")]
+            members = ranks([*_program("gloo"), *words], self.places or [HERE] * self.work.workers)
+            return {self.name: run(members, path)["times"]}
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """Plain sockets: what TCP on this machine allows."""
+
+    work: Work
+    name: str = "sockets"
+
+    def run(self) -> Samples:
+        """See ``Contender``."""
+        with scratch() as folder:
+            path = folder / "report"
+            counts = ["-n", str(self.work.workers), "-s", str(self.work.servers)]
+            command = [*_program("sockets"), *self.work.size, *counts, "--report", str(path)]
+            return {self.name: run([Member("sockets", command)], path)["times"]}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Training steps.
+
+    Attributes:
+        model: one of ``MODELS``.
+        who: ``alone``: one process; ``ours``: the ``Trainer``; ``ddp``: torch's ``DistributedDataParallel``.
+        rounds: how many steps are counted.
+        layout: where workers and servers run; None for two of each on this machine.
+        name: that of its row.
+    """
+
+    model: str
+    who: str
+    rounds: int
+    name: str
+    layout: Layout | None = None
+
+    def run(self) -> Samples:
+        """See ``Contender``. The process alone also says what its forward pass takes."""
+        with scratch() as folder:
+            path = folder / "report"
+            words = ["--who", self.who, "--model", self.model, "--rounds", str(self.rounds), "--report", str(path)]
+            found = run(self._members([*_program("steps"), *words], folder), path)
+        forward = {f"{self.name}, forward only": found["forward"]} if found["forward"] else {}
+        return {self.name: found["times"], **forward}
+
+    def _members(self, command: list[str], folder: Path) -> list[Member]:
+        env = {"OMP_NUM_THREADS": "1"}
+        if self.who == "alone":
+            return [Member("the process", command, env)]
+        if self.who == "ddp":
+            places = self.layout.workers if self.layout else [HERE] * 2
+            return ranks([*command, "--meet", str(folder / "meet")], places, env)
+        if self.layout is None:
+            return [launched(2, 2, command, env)]
+        return placed(self.layout, command, env)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What cannot be beaten: a figure that is computed, beside those that are measured."""
+
+    name: str
+    ms: float
+
+    def run(self) -> Samples:
+        """See ``Contender``."""
+        return {self.name: [self.ms]}
+
+
+def launched(workers: int, servers: int, command: Sequence[str], env: Mapping[str, str]) -> Member:
+    """A whole job of ours on this machine, started as a user starts it."""
+    job = [sys.executable, "-m", "launcher", "-n", str(workers), "-s", str(servers), "--launcher", "local"]
+    return Member("launch.py", [*job, shlex.join(command)], env)
+
+
+def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str]) -> list[Member]:
+    """A whole job of ours, on the hosts of ``layout``."""
+    return dmlc.members(layout, servers=[sys.executable, "-m", "servers"], workers=command, env=env)
+
+
+def ranks(command: Sequence[str], places: Sequence[Place], env: Mapping[str, str] | None = None) -> list[Member]:
+    """The processes of a torch.distributed job, one for each place."""
+    made = []
+    for rank, place in enumerate(places):
+        its = {**(env or {}), "RANK": str(rank), "WORLD_SIZE": str(len(places))}
+        if place.namespace:
+            its["GLOO_SOCKET_IFNAME"] = INTERFACE
+        made.append(Member(f"rank {rank}", command, its, place))
+    return made
+
+
+def _program(name: str) -> list[str]:
+    return [sys.executable, "-m", f"benchmarks.programs.{name}"]

@@ -1,0 +1,109 @@
+"""Several hosts on one machine: network namespaces on one switch, each with a cap on what it sends, and its own memory.
+
+The switch has a namespace of its own, so nothing of it is seen outside: no address can clash, no firewall interferes,
+and to remove the namespaces is to remove everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.jobs import Place, Unavailable
+
+INTERFACE = "eth0"
+NETWORK = "10.77.0"
+SHM = Path("/dev/shm")  # noqa: S108
+# So large a bucket that a full-speed sender is never starved by the timer; no packet is dropped in 0.1 s of queue.
+LIMIT = ("burst", "512kb", "latency", "100ms")
+
+
+@contextlib.contextmanager
+def hosts(count: int, rate: str = "1gbit") -> Iterator[list[Place]]:
+    """So many hosts, which are gone at the end together with all that runs in them.
+
+    Args:
+        count: how many.
+        rate: how much each may send, in the words of ``tc``.
+
+    Raises:
+        Unavailable: they cannot be made here; the message says why.
+    """
+    require()
+    mark = f"kvbench-{secrets.token_hex(3)}"
+    switch, names = f"{mark}-switch", [f"{mark}-{number}" for number in range(1, count + 1)]
+    memories = [SHM / name for name in names]
+    try:
+        for memory in memories:
+            memory.mkdir()
+        _ip("netns", "add", switch)
+        _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", switch, "link", "set", "bridge", "up")
+        for number, name in enumerate(names, 1):
+            _add_host(switch, name, number, rate)
+        yield [Place(f"{NETWORK}.{number}", name, str(SHM / name)) for number, name in enumerate(names, 1)]
+    finally:
+        for name in [*names, switch]:
+            _remove(name)
+        for memory in memories:
+            shutil.rmtree(memory, ignore_errors=True)
+
+
+def require() -> None:
+    """Raise ``Unavailable`` unless hosts can be made here."""
+    if os.geteuid() != 0:
+        raise Unavailable(
+            "hosts are network namespaces, which need root: sudo -E .venv/bin/python -m benchmarks network"
+        )
+    missing = [tool for tool in ("ip", "tc", "mount") if shutil.which(tool) is None]
+    if missing:
+        raise Unavailable(f"hosts need {' and '.join(missing)}; on Debian and Ubuntu: apt-get install iproute2")
+
+
+def sent(host: Place) -> int:
+    """How many bytes ``host`` has sent so far, headers and all."""
+    path = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
+    return int(_run(*host.wrap(["cat", path])))
+
+
+def _add_host(switch: str, name: str, number: int, rate: str) -> None:
+    port = f"port{number}"
+    _ip("netns", "add", name)
+    _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
+    _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+    _ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", INTERFACE)
+    _ip("-n", name, "link", "set", "lo", "up")
+    _ip("-n", name, "link", "set", INTERFACE, "up")
+    _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", "rate", rate, *LIMIT)
+
+
+def _remove(name: str) -> None:
+    """End what runs in a namespace, and remove it; it may not exist."""
+    with contextlib.suppress(Unavailable):
+        for _ in range(50):
+            running = _ip("netns", "pids", name).split()
+            for pid in running:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            if not running:
+                break
+            time.sleep(0.02)
+        _ip("netns", "del", name)
+
+
+def _ip(*words: str) -> str:
+    return _run("ip", *words)
+
+
+def _run(*words: str) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(f"`{' '.join(words)}` failed: {done.stderr.strip() or done.returncode}")
+    return done.stdout

@@ -1,0 +1,111 @@
+"""The command line of ``python -m benchmarks``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from benchmarks.contenders import TRANSPORTS
+from benchmarks.networks import shapes_of
+from benchmarks.peers import PEERS
+
+WHATS = {
+    "pushpull": "rounds of push and pull of a network's arrays, or the lines that have a target",
+    "small": "2,000 arrays of 128 floats, and one of 1 KB",
+    "async": "the arrays of ResNet-50 with dist_async and SGD with momentum",
+    "train": "training steps, alone, with two workers, and with torch's DistributedDataParallel",
+    "network": "the same across hosts of 1 Gbit/s, made of network namespaces; needs root and iproute2",
+    "scale": "against workers, servers and sizes",
+    "memory": "what the servers hold, over many rounds",
+    "all": "all of these, with fewer rounds, in under ten minutes on two cores",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for. None: nothing was said, and each measurement has a default of its own.
+
+    Attributes:
+        what: one of ``WHATS``.
+        net, optimizer, kind, memory, transport: of rounds; any of them asks for one line in the place of several.
+        workers, servers: how many, on this machine.
+        rounds: how many are counted.
+        repeats: how often each contender's processes are started.
+        peers: some of ``PEERS``.
+        out: the directory for ``json`` and ``plot``.
+    """
+
+    what: str
+    net: str | None = None
+    workers: int = 2
+    servers: int = 2
+    rounds: int | None = None
+    repeats: int | None = None
+    optimizer: str | None = None
+    kind: str | None = None
+    memory: str | None = None
+    transport: str | None = None
+    peers: Sequence[str] = PEERS
+    out: Path = Path("bench-results")
+    json: Path | None = None
+    plot: Path | None = None
+
+    @property
+    def one_line(self) -> bool:
+        """Whether one kind of rounds is asked for."""
+        return any((self.net, self.optimizer, self.kind, self.memory, self.transport))
+
+
+def parse(argv: Sequence[str] | None = None) -> Options:
+    """Read ``argv``, or this process's.
+
+    Raises:
+        SystemExit: it makes no sense.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measure, beside others at the same work in the same run.",
+        epilog="\n".join(["WHAT is one of:", *(f"  {what:9} {meaning}" for what, meaning in WHATS.items())]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("what", choices=WHATS, metavar="WHAT", help="see below")
+    add("--net", type=_net, help="resnet50, vgg16, small, tiny, or one array of a size such as 40MB")
+    add("-n", "--workers", type=_count, default=2, metavar="N")
+    add("-s", "--servers", type=_count, default=2, metavar="N")
+    add("--rounds", type=_count, metavar="N", help="rounds or steps that are counted")
+    add("--repeats", type=_count, metavar="N", help="turns of all contenders; 3, and 1 for all")
+    add("--optimizer", choices=["none", "sgd", "adam"], help="what servers update with; sgd has momentum")
+    add("--type", dest="kind", choices=["dist_sync", "dist_async"])
+    add("--memory", choices=["ordinary", "arena"], help="the caller's own arrays, or memory from the store")
+    add("--transport", choices=list(TRANSPORTS), help="sockets: no shared memory; tcp: over the loopback interface")
+    add("--peers", type=_peers, default=PEERS, metavar="NAMES", help=f"some of {','.join(PEERS)}, or none; default all")
+    add("--out", type=Path, default=Path("bench-results"), metavar="DIR", help="for figures and pictures")
+    add("--json", type=Path, metavar="FILE", help="by default WHAT.json in DIR")
+    add("--plot", type=Path, metavar="FILE", help="by default WHAT.png in DIR")
+    given = parser.parse_args(argv)
+    return Options(**{one.name: getattr(given, one.name) for one in fields(Options)})
+
+
+def _net(text: str) -> str:
+    try:
+        shapes_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _peers(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.split(",") if name and name != "none")
+    for name in names:
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(f"no peer {name!r}; choose from {', '.join(PEERS)}, or none")
+    return names

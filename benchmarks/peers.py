@@ -1,0 +1,82 @@
+"""Those that we compare with, and the Python environments that they need; pip makes these once, in a cache."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.jobs import Unavailable
+
+PEERS = ("mxnet", "gloo", "sockets")
+# The last release; it uses names that later versions of numpy do not have, and those need Python 3.11 or older.
+MXNET = ("mxnet==1.9.1", "numpy<1.24")
+PYTHONS = ("python3.11", "python3.10", "python3.9")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The peers that were asked for.
+
+    Attributes:
+        names: some of ``PEERS``.
+        cache: where environments are made.
+    """
+
+    names: Sequence[str]
+    cache: Path
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def mxnet(self) -> str:
+        """The Python that has MXNet, made now if need be.
+
+        Raises:
+            Unavailable: it cannot be made here.
+        """
+        return _environment(self.cache / "mxnet", MXNET, "mxnet")
+
+
+def default_cache() -> Path:
+    """``$KVSTORE_BENCH_PEERS``, or a directory among the user's caches."""
+    chosen = os.environ.get("KVSTORE_BENCH_PEERS")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(chosen) if chosen else caches / "kvstore-bench"
+
+
+@functools.cache
+def _environment(path: Path, packages: Sequence[str], module: str) -> str:
+    python = str(path / "bin" / "python")
+    try:
+        _run([python, "-c", f"import {module}"])  # what was interrupted half-way is made again
+    except Unavailable:
+        print(f"making {path}: pip install {' '.join(packages)}", file=sys.stderr, flush=True)
+        _run([_old_python(), "-m", "venv", "--clear", str(path)])
+        _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+    return python
+
+
+def _old_python() -> str:
+    if sys.version_info < (3, 12):
+        return sys.executable
+    for name in PYTHONS:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise Unavailable(f"MXNet 1.9.1 needs Python 3.11 or older, and there is none: {', '.join(PYTHONS)}")
+
+
+def _run(argv: Sequence[str]) -> None:
+    try:
+        subprocess.run(argv, capture_output=True, text=True, check=True)
+    except FileNotFoundError:
+        raise Unavailable(f"there is no {argv[0]}") from None
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise Unavailable(f"`{' '.join(argv)}` failed: {last}") from None

@@ -1,0 +1,64 @@
+"""A worker's rounds of push and pull, each of all arrays of a network."""
+
+from __future__ import annotations
+
+import torch
+
+import kvstore as kv
+from benchmarks.networks import shapes_of
+from benchmarks.programs.servers import memory_of_servers
+from benchmarks.programs.stopwatch import parser, report, timed
+
+# In an arena arrays are not cut: whole ones can be handed over as they are.
+NEVER_CUT = 2**40
+
+
+def main() -> None:
+    """Measure; rank 0 reports. Without an optimizer the last sum is checked."""
+    options = parser()
+    options.add_argument("--net", default="resnet50")
+    options.add_argument("--type", default="dist_sync")
+    options.add_argument("--optimizer", default="none")
+    options.add_argument("--memory", choices=["ordinary", "arena"], default="ordinary")
+    options.add_argument("--sample-every", type=int, default=0, help="note the servers' memory every so many rounds")
+    args = options.parse_args()
+
+    arena = args.memory == "arena"
+    store = kv.create(args.type, **({"bigarray_bound": NEVER_CUT} if arena else {}))
+    shapes = shapes_of(args.net)
+    keys = list(range(len(shapes)))
+    weights = [torch.zeros(shape) for shape in shapes]
+    gradients = [store.empty(shape) if arena else torch.empty(shape) for shape in shapes]
+    torch.manual_seed(0)
+    for gradient in gradients:
+        gradient.normal_()
+    expected = gradients[0] * store.num_workers
+    if args.optimizer != "none":
+        momentum = {"momentum": 0.9} if args.optimizer == "sgd" else {}
+        store.set_optimizer(args.optimizer, learning_rate=0.01, **momentum)
+    store.init(keys, weights)
+
+    memory: list[tuple[int, list[dict[str, float]]]] = []
+    started = 0
+
+    def note_memory() -> None:
+        nonlocal started
+        if args.sample_every and store.rank == 0 and started % args.sample_every == 0:
+            memory.append((started, memory_of_servers()))
+        started += 1
+
+    def before() -> None:
+        note_memory()
+        store.barrier()
+
+    times = timed(lambda: store.pushpull(keys, gradients, out=weights, copy=not arena), args.rounds, before)
+    if args.optimizer == "none" and args.type == "dist_sync" and not torch.allclose(weights[0], expected):
+        raise SystemExit("the sum is wrong")
+    note_memory()
+    if store.rank == 0:
+        report(args.report, times=times, memory=memory)
+    store.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Rounds of push and pull on one machine: ``pushpull``, ``small`` and ``async``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.contenders import Contender, Gloo, Mxnet, Ours, Sockets, Work
+from benchmarks.options import Options
+from benchmarks.peers import Peers
+from benchmarks.session import Case, Session
+
+ROUNDS = {"tiny": 500, "vgg16": 6}
+TITLES = {
+    "resnet50": "ResNet-50, 161 arrays, 102 MB",
+    "vgg16": "VGG-16, 32 arrays, 553 MB",
+    "small": "2,000 arrays of 128 floats",
+    "tiny": "one array of 1 KB",
+}
+
+
+def pushpull(session: Session) -> None:
+    """The one line that the options ask for, or those that have a target."""
+    options = session.options
+    if options.one_line:
+        transport = options.transport or "auto"
+        memories = (options.memory or "ordinary",)
+        session.measure(case(_work(options), session.peers, memories, transport))
+        return
+    session.measure(case(_work(options), session.peers, ("ordinary", "arena")))
+    session.measure(case(_work(options, optimizer="sgd"), session.peers, ("ordinary", "arena")))
+    session.measure(case(_work(options, "vgg16", "sgd"), session.peers))
+    session.measure(case(_work(options), session.peers, transport="tcp"))
+
+
+def small(session: Session) -> None:
+    """Many small arrays, and one: what a message and a key cost."""
+    session.measure(case(_work(session.options, "small"), session.peers))
+    session.measure(case(_work(session.options, "small", "sgd"), session.peers))
+    session.measure(case(_work(session.options, "tiny"), session.peers))
+
+
+def asynchronous(session: Session) -> None:
+    """An update for every push."""
+    session.measure(case(_work(session.options, optimizer="sgd", kind="dist_async"), session.peers))
+
+
+def case(
+    work: Work, peers: Peers, memories: Sequence[str] = ("ordinary",), transport: str = "auto", name: str = ""
+) -> Case:
+    """Everybody who can do this work.
+
+    Args:
+        work: what to do.
+        peers: with whom to compare.
+        memories: where our arrays are: ``ordinary`` memory, an ``arena`` of the store, or one after the other.
+        transport: how our payloads travel.
+        name: what to call it; made from the work if empty.
+    """
+    contenders: list[Contender] = [
+        Ours(work, memory, transport, name=our_name(memory, transport)) for memory in memories
+    ]
+    if "mxnet" in peers:
+        contenders.append(Mxnet(work, peers))
+    # These sum one flat array: it is other work where servers update, or where it is the number of arrays that counts.
+    sums = work.optimizer == "none" and work.kind == "dist_sync" and work.net != "small"
+    if sums and "gloo" in peers:
+        contenders.append(Gloo(work))
+    if sums and "sockets" in peers and transport != "auto":
+        contenders.append(Sockets(work))
+    return Case(name or case_name(work, transport), _title(work, transport), contenders)
+
+
+def our_name(memory: str, transport: str) -> str:
+    """What our row is called."""
+    return ", ".join(
+        ["kvstore", *(["arena"] if memory == "arena" else []), *([transport] if transport != "auto" else [])]
+    )
+
+
+def case_name(work: Work, transport: str = "auto") -> str:
+    """``resnet50-sgd-async-tcp-4x2``: what is not usual is said."""
+    words = [work.net, work.optimizer]
+    words += ["async"] if work.kind == "dist_async" else []
+    words += [transport] if transport != "auto" else []
+    words += [f"{work.workers}x{work.servers}"] if (work.workers, work.servers) != (2, 2) else []
+    return "-".join(words)
+
+
+def _title(work: Work, transport: str) -> str:
+    updates = {"none": "no optimizer", "sgd": "SGD with momentum"}.get(work.optimizer, work.optimizer)
+    words = [TITLES.get(work.net, work.net), updates, work.kind, f"{work.workers} workers, {work.servers} servers"]
+    return ", ".join(words + ([transport] if transport != "auto" else []))
+
+
+def _work(options: Options, net: str = "resnet50", optimizer: str = "none", kind: str = "dist_sync") -> Work:
+    chosen = options.net or net
+    return Work(
+        net=chosen,
+        workers=options.workers,
+        servers=options.servers,
+        optimizer=options.optimizer or optimizer,
+        kind=options.kind or kind,
+        rounds=options.rounds or ROUNDS.get(chosen, 10),
+    )

@@ -1,0 +1,143 @@
+"""The same across hosts of 1 Gbit/s: the wire is what counts, and the figures stand beside what it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from benchmarks.contenders import Contender, Gloo, Limit, Mxnet, Ours, Samples, Steps, Work
+from benchmarks.dmlc import Layout
+from benchmarks.figures import Result, Row
+from benchmarks.hosts import hosts, require, sent
+from benchmarks.jobs import JobFailed, Place, Unavailable
+from benchmarks.models import build
+from benchmarks.networks import elements, shapes_of
+from benchmarks.programs.stopwatch import WARM_UP
+from benchmarks.session import Case, Session
+from benchmarks.suites.training import ALONE, note_efficiency
+
+RATE = "1gbit"
+BYTES_A_MS = 125_000.0  # what 1 Gbit/s carries
+ROUNDS = 5
+STEPS = 10
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A contender whose first host's sent bytes are counted: what did not cross the wire was not measured.
+
+    Attributes:
+        contender: who does the work.
+        host: that of a worker.
+        rounds: how many the work has.
+        nbytes: what such a host must send in a round, about.
+        counts: what it has sent, for each turn.
+    """
+
+    contender: Contender
+    host: Place
+    rounds: int
+    nbytes: float
+    counts: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The contender's."""
+        return self.contender.name
+
+    def run(self) -> Samples:
+        """See ``Contender``."""
+        before = sent(self.host)
+        found = self.contender.run()
+        count = sent(self.host) - before
+        least = self.nbytes * (self.rounds + WARM_UP) / 2  # shares are not quite even
+        if count < least:
+            raise JobFailed(
+                f"a worker's host sent {count / 1e6:,.0f} MB, and must have sent {least / 1e6:,.0f} at the very least: "
+                "the hosts are not separate, and this is no measurement of the wire"
+            )
+        self.counts.append(count)
+        return found
+
+    @property
+    def note(self) -> str:
+        """How much was sent."""
+        megabytes = sum(self.counts) / len(self.counts) / (self.rounds + WARM_UP) / 1e6
+        return f"a worker's host sent {megabytes:,.0f} MB a round"
+
+
+def network(session: Session) -> None:
+    """Rounds on four hosts, and on four with four more for the servers; training on two."""
+    try:
+        require()
+    except Unavailable as error:
+        session.console.print(f"network: skipped: {error}", style="yellow", markup=False, highlight=False)
+        return
+    _rounds(session, "hosts-4", servers_apart=False)
+    _rounds(session, "hosts-4+4", servers_apart=True)
+    _training(session)
+
+
+def wire_ms(nbytes: int, workers: int, servers_apart: bool) -> float:
+    """What a round must take when each host sends 1 Gbit/s.
+
+    With the servers on hosts of their own, each worker sends and receives all of its ``nbytes``, both at once. With a
+    server on each of n hosts, each host keeps a n-th, and sends the others' gradients and then its weights: what a
+    ring's all-reduce sends.
+    """
+    if servers_apart:
+        return nbytes / BYTES_A_MS
+    return 2 * nbytes * (workers - 1) / workers / BYTES_A_MS
+
+
+def _rounds(session: Session, name: str, servers_apart: bool, workers: int = 4) -> None:
+    work = Work(workers=workers, servers=workers, rounds=session.options.rounds or ROUNDS)
+    wire = Limit("wire", wire_ms(4 * elements(shapes_of(work.net)), workers, servers_apart))
+    with hosts(2 * workers if servers_apart else workers, RATE) as places:
+        layout = Layout(places[:workers], places[workers:] if servers_apart else places)
+        contenders: list[Contender] = [Ours(work, layout=layout)]
+        if "mxnet" in session.peers:
+            contenders.append(Mxnet(work, session.peers, layout))
+        if "gloo" in session.peers:
+            contenders.append(Gloo(work, layout.workers))
+        counted = [Counted(contender, places[0], work.rounds, wire.ms * BYTES_A_MS) for contender in contenders]
+
+        where = f"{workers} worker hosts and {workers} server hosts" if servers_apart else f"{workers} hosts"
+        title = f"ResNet-50's arrays, {where}, {RATE}"
+        session.measure(Case(name, title, [*counted, wire], ("mxnet", "gloo", "wire"), partial(note_bytes, counted)))
+
+
+def note_bytes(counted: Sequence[Counted], result: Result) -> None:
+    """Say beside each contender how much crossed the wire."""
+    for one in counted:
+        row = result.row(one.name)
+        if row is not None:
+            row.note = one.note
+
+
+def _training(session: Session, model: str = "resnet18") -> None:
+    steps = session.options.rounds or STEPS
+    nbytes = 4 * sum(parameter.numel() for parameter in build(model).parameters())
+    with hosts(2, RATE) as places:
+        layout = Layout(places, places)
+        wire = Limit("wire", wire_ms(nbytes, 2, servers_apart=False))
+        sending = [Steps(model, "ours", steps, "kvstore", layout)]
+        if "gloo" in session.peers:
+            sending.append(Steps(model, "ddp", steps, "ddp", layout))
+        counted = [Counted(contender, places[0], steps, nbytes) for contender in sending]
+        contenders: list[Contender] = [*counted, Steps(model, "alone", steps, ALONE), wire]
+        title = f"A training step of ResNet-18, batch 16, a worker and a server on each of 2 hosts, {RATE}"
+        session.measure(Case("hosts-train", title, contenders, ("ddp", "limit"), add_limit))
+
+
+def add_limit(result: Result) -> None:
+    """Add what a step may take: 1.1 times the longer of computing and sending, and what these cannot share.
+
+    That is the forward pass: before its end there is no gradient to send, and its beginning needs all the weights.
+    """
+    note_efficiency(result)
+    alone, forward, wire = (result.row(name) for name in (ALONE, f"{ALONE}, forward only", "wire"))
+    if alone and forward and wire:
+        limit = 1.1 * max(alone.median, wire.median) + forward.median
+        result.rows.append(Row("limit", [limit], "1.1 × the longer of alone and wire, + forward"))

@@ -1,0 +1,87 @@
+"""The figures that the project must reach: each a ratio of two rows of one result, so each from one run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from benchmarks.figures import Result
+
+
+@dataclass(frozen=True)
+class Target:
+    """``row`` takes at most ``factor`` times what ``peer`` takes, in the result called ``result``."""
+
+    result: str
+    row: str
+    peer: str
+    factor: float
+
+    def __str__(self) -> str:
+        return f"{self.result}: {self.row} ≤ {_words(self.factor)}{self.peer}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target, and the ratio that was measured; None if one of the two rows was not."""
+
+    target: Target
+    ratio: float | None
+
+    @property
+    def word(self) -> str:
+        """Whether it is reached."""
+        if self.ratio is None:
+            return "not measured"
+        return "reached" if self.ratio <= self.target.factor else "NOT REACHED"
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        reached = None if self.ratio is None else self.ratio <= self.target.factor
+        return {"target": str(self.target), "factor": self.target.factor, "ratio": self.ratio, "reached": reached}
+
+
+TARGETS: Sequence[Target] = (
+    Target("resnet50-none", "kvstore", "mxnet", 1 / 6),
+    Target("resnet50-none", "kvstore", "gloo", 1 / 2),
+    Target("resnet50-none", "kvstore, arena", "mxnet", 1 / 15),
+    Target("resnet50-none", "kvstore, arena", "gloo", 1 / 4),
+    Target("resnet50-sgd", "kvstore", "mxnet", 1 / 6),
+    Target("vgg16-sgd", "kvstore", "mxnet", 1 / 6),
+    Target("resnet50-none-tcp", "kvstore, tcp", "mxnet", 1 / 1.6),
+    Target("resnet50-none-tcp", "kvstore, tcp", "sockets", 1.15),
+    Target("small-sgd", "kvstore", "mxnet", 1 / 30),
+    Target("tiny-none", "kvstore", "mxnet", 1.0),
+    Target("resnet50-sgd-async", "kvstore", "mxnet", 1 / 6),
+    # The same step with two processes and alone: the shorter one has the higher efficiency.
+    Target("train-resnet8", "kvstore", "ddp", 1.0),
+    Target("train-resnet18", "kvstore", "ddp", 1.0),
+    Target("hosts-4", "kvstore", "wire", 1.05),
+    Target("hosts-4", "kvstore", "gloo", 1.0),
+    Target("hosts-4+4", "kvstore", "wire", 1.08),
+    Target("hosts-4+4", "kvstore", "gloo", 1 / 1.5),
+    Target("hosts-train", "kvstore", "ddp", 1.0),
+    Target("hosts-train", "kvstore", "limit", 1.0),
+    Target("memory", "largest server", "allowed", 1.0),
+    Target("memory-growth", "largest growth", "allowed", 1.0),
+)
+
+
+def judge(results: Iterable[Result], targets: Sequence[Target] = TARGETS) -> list[Verdict]:
+    """A verdict on every target whose result is there."""
+    found = {result.name: result for result in results}
+    return [
+        Verdict(target, found[target.result].ratio(target.row, target.peer))
+        for target in targets
+        if target.result in found
+    ]
+
+
+def _words(factor: float) -> str:
+    """``1/6 of `` or ``1.05 × ``, as one would say it."""
+    if factor == 1:
+        return ""
+    inverse = Fraction(1 / factor).limit_denominator(10)
+    return f"1/{float(inverse):g} of " if factor < 1 else f"{factor:g} × "

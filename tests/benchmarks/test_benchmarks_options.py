@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import MEASUREMENTS
+from benchmarks.options import WHATS, parse
+
+
+def test_defaults():
+    options = parse(["pushpull"])
+    assert options.peers == ("mxnet", "gloo", "sockets")
+    assert (options.workers, options.servers, options.rounds, options.repeats) == (2, 2, None, None)
+    assert not options.one_line
+
+
+def test_everything_can_be_said():
+    words = "pushpull --net vgg16 -n 4 -s 3 --rounds 7 --repeats 2 --optimizer adam --type dist_async"
+    options = parse([*words.split(), "--memory", "arena", "--transport", "tcp", "--json", "a", "--plot", "b"])
+    assert (options.net, options.workers, options.servers, options.rounds, options.repeats) == ("vgg16", 4, 3, 7, 2)
+    assert (options.optimizer, options.kind, options.memory, options.transport) == (
+        "adam",
+        "dist_async",
+        "arena",
+        "tcp",
+    )
+    assert (options.json, options.plot) == (Path("a"), Path("b"))
+    assert options.one_line
+
+
+@pytest.mark.parametrize(
+    ("text", "names"), [("none", ()), ("gloo", ("gloo",)), ("sockets,mxnet", ("sockets", "mxnet"))]
+)
+def test_peers(text, names):
+    assert parse(["small", "--peers", text]).peers == names
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ("pushpull --peers horovod", "no peer 'horovod'; choose from mxnet, gloo, sockets, or none"),
+        ("pushpull --net alexnet", "no network 'alexnet'"),
+        ("pushpull --rounds 0", "'0' is not a number from 1"),
+        ("sparse", "invalid choice: 'sparse'"),
+    ],
+)
+def test_nonsense_is_told_what_would_work(words, complaint, capsys):
+    with pytest.raises(SystemExit):
+        parse(words.split())
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_help_describes_every_measurement(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    text = capsys.readouterr().out
+    assert all(f"  {what} " in text for what in WHATS)
+    assert set(MEASUREMENTS) == set(WHATS)
