@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, WireError, rebuild
@@ -26,6 +27,7 @@ SLICE_S = 0.5  # the longest single wait on the transport
 _Waiting: TypeAlias = "tuple[int, Ticket, Callable[[Me], Message]]"  # its number, on whose behalf, the request
 Me: TypeAlias = tuple[str, int, int, int, int]  # a request's role, rank, incarnation, seq and done
 
+STALL_S = 0.1  # without an answer for so long, what somebody waits for goes whether or not it is its turn
 FEW = 4  # requests; with more of them outstanding, replies are taken in between two that are sent
 EXPLAIN_S = 1.0  # how long a peer may take to say what a late request waits for
 
@@ -113,6 +115,7 @@ class Client:
         self._names: dict[Peer, str] = {}
         self._lanes: dict[Peer, Lane[_Waiting]] = {}
         self._window = window
+        self._answers = 0
         self._closed = False
 
     def connect(self, endpoint: str, name: str) -> Peer:
@@ -153,9 +156,12 @@ class Client:
         nbytes: int,
         priority: int,
     ) -> None:
-        """Send a request when it is its turn, or when somebody waits for ``ticket``; see ``ask`` and ``Lane``.
+        """Send a request when it is its turn, or answers stall while somebody waits; see ``ask`` and ``Lane``.
+
+        Somebody must wait for ``ticket`` soon, or its requests may stay here.
 
         Args:
+            make: is called when the request goes.
             nbytes: how large the answer will be.
             priority: the highest goes first.
         """
@@ -200,7 +206,10 @@ class Client:
         """Return when ``ticket`` is done; see ``Ticket.wait``."""
         timeout = self.timeout_s if timeout is None else timeout
         if any(self._lanes.values()):
-            self._hurry(ticket)
+            try:
+                self._pace(timeout)
+            finally:
+                self._hurry(ticket)
         if not self._wait_until(lambda: not ticket.open, timeout):
             raise self._overdue(ticket, timeout)
 
@@ -252,6 +261,18 @@ class Client:
         for seq, _, make in self._lanes[peer].ready():
             self._transport.send(peer, self._encoded(seq, make))
 
+    def _pace(self, timeout: float) -> None:
+        """Wait while requests go in their turn, as long as answers keep coming."""
+        deadline = self._clock() + timeout
+        while any(self._lanes.values()) and self._clock() < deadline:
+            before = self._answers
+            self._wait_until(partial(self._answered_since, before), STALL_S)
+            if self._answers == before:
+                return
+
+    def _answered_since(self, before: int) -> bool:
+        return self._answers > before
+
     def _hurry(self, ticket: Ticket) -> None:
         """Send what ``ticket`` still waits to ask, for somebody waits for it: that must not depend on other answers."""
         with self._turns.send():
@@ -274,6 +295,7 @@ class Client:
             return
         error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
         self._outstanding.settle(peer, reply, error)
+        self._answers += 1
         lane = self._lanes.get(peer)
         if lane is not None:
             lane.answered(reply.seq)

@@ -59,7 +59,7 @@ class DistStore(KVStore):
         self._on_device = on_device
         self._timeout_s = session.config.timeout_s if timeout_s is None else timeout_s
         self._bound = session.config.bigarray_bound if bound is None else bound
-        self._piece = session.config.piece_bytes
+        self._piece, self._segment = session.config.piece_bytes, session.config.segment_bytes
         self._remote = Remote(session, self._timeout_s)
         self._lock = threading.RLock()  # of all below: clocks must be sent in the order in which they are taken
         self._entries: dict[Key, Entry] = {}
@@ -99,10 +99,10 @@ class DistStore(KVStore):
         entries = self._remote.declare(
             {key: spec_of(first) for key, first in firsts.items()},
             WHOLE if whole else self._bound,
-            WHOLE if whole else self._piece,
+            WHOLE if whole else self._segment,
         )
         if self.rank == 0:
-            plan = Plan(entries, list(entries), self._piece)
+            plan = Plan(entries, list(entries), self._piece, self._segment)
             self._remote.put_values(plan, [to_host(first) for first in firsts.values()])
         with self._lock:
             self._entries.update(entries)
@@ -137,7 +137,8 @@ class DistStore(KVStore):
         if plan is None or values is None or outs is None:
             return super().pushpull(key, value, out, priority, wait=wait, copy=copy)
         self._check()
-        return finish(self._contribute("pushpull", plan, values, Writer(plan.entries, outs, True, copy)), wait)
+        writer = Writer(plan.entries, outs, True, copy)
+        return finish(self._contribute("pushpull", plan, values, writer, priority if wait else None), wait)
 
     def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
         self._check()
@@ -152,8 +153,20 @@ class DistStore(KVStore):
         plan, writer = self._plan(values), self._writer(outs, copy)
         return self._contribute("pushpull", plan, self._sums(values), writer)
 
-    def _contribute(self, what: str, plan: Plan, values: Sequence[torch.Tensor], writer: Writer | None) -> Ticket:
-        """Send ``values``, contiguous CPU tensors, as this worker's next contribution."""
+    def _contribute(
+        self,
+        what: str,
+        plan: Plan,
+        values: Sequence[torch.Tensor],
+        writer: Writer | None,
+        in_turn: int | None = None,
+    ) -> Ticket:
+        """Send ``values``, contiguous CPU tensors, as this worker's next contribution.
+
+        Args:
+            in_turn: the priority of messages that may wait for their turn, for a caller that waits for them and leaves
+                the values as they are until then; None sends all at once.
+        """
         if self._mode == "async":
             self._require_optimizer("push")
         if self._optimizer is not None and not plan.floats:
@@ -168,9 +181,8 @@ class DistStore(KVStore):
             for entry in plan.entries:
                 entry.clock += 1
             for parcel in plan.parcels:
-                buffers = self._remote.packer.pack(parcel, values)
                 take = None if writer is None else writer.taker(parcel)
-                self._remote.push(ticket, parcel, buffers, self._lr, self._rescale, take)
+                self._remote.push(ticket, parcel, values, self._lr, self._rescale, take, in_turn)
             self._pushed.append(ticket)
             while self._pushed and not self._pushed[0].open:
                 self._pushed.popleft()
@@ -344,7 +356,7 @@ class DistStore(KVStore):
                     raise KeyNotInitialised(f"key {key!r} has no value on this worker; call init first")
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
-            plan = self._plans[listed] = Plan(self._entries, listed, self._piece)
+            plan = self._plans[listed] = Plan(self._entries, listed, self._piece, self._segment)
         return plan
 
     def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

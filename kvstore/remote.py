@@ -115,17 +115,23 @@ class Remote:
         self,
         ticket: Ticket,
         parcel: Parcel,
-        buffers: Sequence[Buffer],
+        values: Sequence[torch.Tensor],
         lr: float | None,
         rescale: float | None,
         take: Callable[[Values], None] | None,
+        in_turn: int | None = None,
     ) -> None:
-        """Send this worker's contribution to a parcel's pieces; ``take`` gets the new values, if it is given."""
-        clocks = parcel.clocks()
-        self._client.ask(
-            self._session.servers[parcel.server],
-            ticket,
-            lambda me: Push(
+        """Send this worker's contribution to a parcel's pieces.
+
+        Args:
+            values: contiguous CPU tensors; read when the message goes.
+            take: gets the new values, if it is given.
+            in_turn: None sends it at once; else it may wait for its turn, with this priority.
+        """
+        clocks, peer = parcel.clocks(), self._session.servers[parcel.server]
+
+        def make(me: Me) -> Push:
+            return Push(
                 *me,
                 store=self.number,
                 ids=parcel.ids,
@@ -133,10 +139,13 @@ class Remote:
                 want=take is not None,
                 lr=lr,
                 rescale=rescale,
-                buffers=buffers,
-            ),
-            take,
-        )
+                buffers=self.packer.pack(parcel, values),
+            )
+
+        if in_turn is None or take is None:
+            self._client.ask(peer, ticket, make, take)
+        else:
+            self._client.ask_in_turn(peer, ticket, make, take, parcel.nbytes, in_turn)
 
     def pull(self, ticket: Ticket, parcel: Parcel, priority: int, take: Callable[[Values], None]) -> None:
         """Ask, in turn, for the values of a parcel's pieces that include this worker's contributions so far."""

@@ -8,7 +8,7 @@ import torch
 
 from kvstore.plan import parts_of
 from kvstore.shares import Entry, Parcel, Stretch
-from kvstore.values import Run, cut, from_host, runs_of
+from kvstore.values import Run, copy_each, cut, from_host, runs_of
 from kvstore.wire import Values
 
 
@@ -53,7 +53,7 @@ class Writer:
             if not self._copy:
                 self._share(parcel.stretches, parts)
                 return
-            torch._foreach_copy_(parts_of(parcel, outs), parts)
+            copy_each(parts_of(parcel, outs), parts)
             return
         at = 0
         for out, size in zip(parts_of(parcel, outs), sizes, strict=True):

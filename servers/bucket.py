@@ -40,7 +40,7 @@ class Parked:
 
 @dataclass(eq=False)
 class Slot:
-    """A segment: ``value`` is one tensor for ever, over whatever memory its bucket has at the time."""
+    """A segment: ``value`` is one tensor for ever, over its bucket's memory; see ``Bucket.point``."""
 
     id: int
     key: Key
@@ -84,32 +84,29 @@ class Bucket:
     def load(self, runs: Sequence[Run]) -> None:
         """Take first values."""
         sum_runs([runs], self.value)
-        self._point()
+        self.point()
 
     def gather(self) -> None:
         """Take the values that the segments have where they were before."""
         for mine, slot in zip(self.split(self.value), self.slots, strict=True):
             mine.copy_(slot.value)
-        self._point()
+        self.point()
 
     def assign(self, payloads: Sequence[Sequence[Run]]) -> None:
         """Make the sum of ``payloads`` the value."""
         if self._sent and self._memory.busy(self._buffer):
             self._move()
-            sum_runs(payloads, self.value)
-            self._point()
-        else:
-            sum_runs(payloads, self.value)
+        sum_runs(payloads, self.value)
         self._sent = False
 
     def writable(self) -> None:
-        """Make the memory such that it may be changed in place: what has been sent of it stays as it was."""
+        """Make memory and tensors such that they may be changed in place: what has been sent stays as it was."""
         if self._sent and self._memory.busy(self._buffer):
             before = self.value
             self._move()
             self.value.copy_(before)
-            self._point()
         self._sent = False
+        self.point()
 
     def readable(self, start: int, stop: int) -> memoryview:
         """Return the bytes of elements ``start`` to ``stop``, to be sent; they will not change."""
@@ -140,8 +137,11 @@ class Bucket:
         """Take other memory."""
         self._buffer = self._memory.allocate(self.size * ITEMSIZE[self.dtype])
         self.value = from_buffer(self._buffer, self.dtype)
+        self._pointed = False
 
-    def _point(self) -> None:
-        """Let the segments' tensors be over this bucket's memory."""
-        for slot, part in zip(self.slots, self.split(self.value), strict=True):
-            slot.value.data = part
+    def point(self) -> None:
+        """Let the segments' tensors be over this bucket's memory, if it has changed since."""
+        if not self._pointed:
+            for slot, part in zip(self.slots, self.split(self.value), strict=True):
+                slot.value.data = part
+            self._pointed = True

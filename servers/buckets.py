@@ -120,6 +120,8 @@ class Buckets:
         return all(b.idle and b.rounds.version == version and b.slots[0].splits < MAX_SPLITS for b in buckets)
 
     def _merge(self, buckets: Sequence[Bucket]) -> Bucket:
+        for bucket in buckets:
+            bucket.point()
         slots = [slot for bucket in buckets for slot in bucket.slots]
         merged = Bucket(slots, buckets[0].dtype, buckets[0].rounds.version, self._workers, self._memory)
         merged.gather()
@@ -128,6 +130,7 @@ class Buckets:
 
     def _split(self, bucket: Bucket) -> None:
         version, waiting = bucket.rounds.version, [(*entry, set(entry[1].request.ids)) for entry in bucket.parked]
+        bucket.point()
         for place, slot in enumerate(bucket.slots):
             slot.splits += 1
             single = Bucket([slot], bucket.dtype, version, self._workers, self._memory)

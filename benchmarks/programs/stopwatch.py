@@ -16,21 +16,24 @@ def nothing() -> None:
     """What to do before each round, if there is nothing to do."""
 
 
-def timed(one_round: Callable[[], Any], rounds: int, before: Callable[[], Any] = nothing) -> list[float]:
+def timed(
+    one_round: Callable[[], Any], rounds: int, before: Callable[[], Any] = nothing, warm_up: int = WARM_UP
+) -> list[float]:
     """What each of so many rounds took, in milliseconds, after a few that are not counted.
 
     Args:
         one_round: what to time; it returns when the round is complete.
         rounds: how many to count.
         before: called before each round, and not timed.
+        warm_up: how many not to count.
     """
     times = []
-    for _ in range(WARM_UP + rounds):
+    for _ in range(warm_up + rounds):
         before()
         start = time.perf_counter()
         one_round()
         times.append(1000 * (time.perf_counter() - start))
-    return times[WARM_UP:]
+    return times[warm_up:]
 
 
 def parser() -> argparse.ArgumentParser:

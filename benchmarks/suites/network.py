@@ -13,6 +13,7 @@ from benchmarks.hosts import hosts, require, sent
 from benchmarks.jobs import JobFailed, Place, Unavailable
 from benchmarks.models import build
 from benchmarks.networks import elements, shapes_of
+from benchmarks.programs.steps import WARM_UP as STEPS_WARM_UP
 from benchmarks.programs.stopwatch import WARM_UP
 from benchmarks.session import Case, Session
 from benchmarks.suites.training import ALONE, note_efficiency
@@ -32,6 +33,7 @@ class Counted:
         host: that of a worker.
         rounds: how many the work has.
         nbytes: what such a host must send in a round, about.
+        warm_up: rounds that come before those.
         counts: what it has sent, for each turn.
     """
 
@@ -39,6 +41,7 @@ class Counted:
     host: Place
     rounds: int
     nbytes: float
+    warm_up: int = WARM_UP
     counts: list[int] = field(default_factory=list)
 
     @property
@@ -51,7 +54,7 @@ class Counted:
         before = sent(self.host)
         found = self.contender.run()
         count = sent(self.host) - before
-        least = self.nbytes * (self.rounds + WARM_UP) / 2  # shares are not quite even
+        least = self.nbytes * (self.rounds + self.warm_up) / 2  # shares are not quite even
         if count < least:
             raise JobFailed(
                 f"a worker's host sent {count / 1e6:,.0f} MB, and must have sent {least / 1e6:,.0f} at the very least: "
@@ -63,7 +66,7 @@ class Counted:
     @property
     def note(self) -> str:
         """How much was sent."""
-        megabytes = sum(self.counts) / len(self.counts) / (self.rounds + WARM_UP) / 1e6
+        megabytes = sum(self.counts) / len(self.counts) / (self.rounds + self.warm_up) / 1e6
         return f"a worker's host sent {megabytes:,.0f} MB a round"
 
 
@@ -125,7 +128,7 @@ def _training(session: Session, model: str = "resnet18") -> None:
         sending = [Steps(model, "ours", steps, "kvstore", layout)]
         if "gloo" in session.peers:
             sending.append(Steps(model, "ddp", steps, "ddp", layout))
-        counted = [Counted(contender, places[0], steps, nbytes) for contender in sending]
+        counted = [Counted(contender, places[0], steps, nbytes, STEPS_WARM_UP) for contender in sending]
         contenders: list[Contender] = [*counted, Steps(model, "alone", steps, ALONE), wire]
         title = f"A training step of ResNet-18, batch 16, a worker and a server on each of 2 hosts, {RATE}"
         session.measure(Case("hosts-train", title, contenders, ("ddp", "limit"), add_limit))

@@ -10,6 +10,7 @@ from kvstore.values.arrays import (
     split_like,
     to_buffer,
 )
+from kvstore.values.copying import copy_each
 from kvstore.values.reduce import reduce_to, sum_in_order
 from kvstore.values.runs import Run, cut, runs_of, sum_runs
 from kvstore.values.staging import from_host, to_host
@@ -20,6 +21,7 @@ __all__ = [
     "as_output",
     "as_tensor",
     "as_tensors",
+    "copy_each",
     "cut",
     "from_buffer",
     "from_host",

@@ -60,6 +60,7 @@ def test_what_is_being_read_does_not_change(change: str, reading: bool):
     view, memory.reading = sent(made), reading
     if change == "assign":
         made.assign([[Run(0, floats(4, 5, 6))]])
+        made.point()
     else:
         made.writable()
         for tensor in tensors:
