@@ -118,10 +118,10 @@ class Client:
         self._answers = 0
         self._closed = False
 
-    def connect(self, endpoint: str, name: str) -> Peer:
-        """Make a link to ``name``, which is what messages call it."""
+    def connect(self, endpoint: str, name: str, *, bulk: bool = False) -> Peer:
+        """Make a link to ``name``, which is what messages call it; see ``Transport.connect``."""
         with self._turns.send():
-            peer = self._transport.connect(endpoint)
+            peer = self._transport.connect(endpoint, bulk=bulk)
         self._names[peer] = name
         self._lanes[peer] = Lane(self._window)
         return peer
@@ -237,6 +237,7 @@ class Client:
                     received = self._transport.recv(min(left, SLICE_S))
                     if received is not None:
                         self._take(*received)
+                        del received  # its sender waits for the memory
                         if not condition():
                             self._drain()
         return True
@@ -283,6 +284,7 @@ class Client:
     def _drain(self) -> None:
         while (received := self._transport.recv(0)) is not None:
             self._take(*received)
+            del received
 
     def _take(self, peer: Peer, frames: list[Any]) -> None:
         try:

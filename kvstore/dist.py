@@ -22,7 +22,7 @@ from kvstore.session import Session, shared
 from kvstore.shares import Entry, Piece
 from kvstore.spec import Key, require_floats, require_same
 from kvstore.tickets import Ticket
-from kvstore.values import as_dtype, as_output, as_tensors, reduce_to, spec_of, to_host
+from kvstore.values import Leaving, as_dtype, as_output, as_tensors, reduce_to, spec_of
 from kvstore.writer import Writer
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ class DistStore(KVStore):
         )
         if self.rank == 0:
             plan = Plan(entries, list(entries), self._piece, self._segment)
-            self._remote.put_values(plan, [to_host(first) for first in firsts.values()])
+            self._remote.put_values(plan, Leaving([first.contiguous() for first in firsts.values()]))
         with self._lock:
             self._entries.update(entries)
             self._plans.clear()
@@ -161,7 +161,7 @@ class DistStore(KVStore):
         writer: Writer | None,
         in_turn: int | None = None,
     ) -> Ticket:
-        """Send ``values``, contiguous CPU tensors, as this worker's next contribution.
+        """Send ``values``, contiguous tensors, as this worker's next contribution.
 
         Args:
             in_turn: the priority of messages that may wait for their turn, for a caller that waits for them and leaves
@@ -171,7 +171,7 @@ class DistStore(KVStore):
             self._require_optimizer("push")
         if self._optimizer is not None and not plan.floats:
             require_floats((key, self._entries[key].spec) for key in plan.keys)
-        ticket = self._ticket(what, plan)
+        ticket, leaving = self._ticket(what, plan), Leaving(values)
         with self._lock:
             self._pushes += len(plan.keys)
             self._bytes_pushed += plan.nbytes
@@ -182,7 +182,7 @@ class DistStore(KVStore):
                 entry.clock += 1
             for parcel in plan.parcels:
                 take = None if writer is None else writer.taker(parcel)
-                self._remote.push(ticket, parcel, values, self._lr, self._rescale, take, in_turn)
+                self._remote.push(ticket, parcel, leaving, self._lr, self._rescale, take, in_turn)
             self._pushed.append(ticket)
             while self._pushed and not self._pushed[0].open:
                 self._pushed.popleft()
@@ -371,13 +371,11 @@ class DistStore(KVStore):
         return Writer(plan.entries, targets, False, copy)
 
     def _sums(self, values: dict[Key, list[Any]]) -> list[torch.Tensor]:
-        """The sum over devices of each key's values, as contiguous CPU tensors."""
+        """The sum over devices of each key's values, on the first one's device or on the CPU, contiguous."""
         given = [self._checked(key, as_tensors(its)) for key, its in values.items()]
-        return [self._reduced(tensors) for tensors in given]
-
-    def _reduced(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        total = reduce_to(tensors, tensors[0].device if self._on_device else CPU)
-        return total if total.device == CPU and total.is_contiguous() else to_host(total)
+        return [
+            reduce_to(its, its[0].device if self._on_device or len(its) == 1 else CPU).contiguous() for its in given
+        ]
 
     def _require_optimizer(self, what: str) -> str:
         """Return the optimizer's name; a worker that has not set it asks the servers, once."""

@@ -12,7 +12,7 @@ import torch
 from kvstore.memory import Memory
 from kvstore.plan import parts_of
 from kvstore.shares import Parcel
-from kvstore.values import from_buffer
+from kvstore.values import Leaving, from_buffer
 from kvstore.wire import Buffer
 
 SMALL = 1 << 14  # bytes; less is copied by sockets anyway
@@ -39,14 +39,14 @@ class Packer:
         self._made[tensor.data_ptr()] = buffer.obj
         return tensor.view(shape)
 
-    def pack(self, parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[Buffer]:
-        """Return what ``parcel`` carries of contiguous CPU ``tensors``; later changes to those are not seen.
+    def pack(self, parcel: Parcel, values: Leaving) -> list[Buffer]:
+        """Return what ``parcel`` carries of ``values``; later changes to those are not seen.
 
         But for tensors of ``empty``, if the parcel carries nothing else.
         """
         if not parcel.nbytes:
             return []
-        parts = parts_of(parcel, tensors)
+        parts = parts_of(parcel, values.arrived(stretch.position for stretch in parcel.stretches))
         if self._made:
             views = self._views(parts)
             if views is not None:

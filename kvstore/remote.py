@@ -16,7 +16,7 @@ from kvstore.session import Session
 from kvstore.shares import Entry, Parcel, Piece
 from kvstore.spec import Key, Spec
 from kvstore.tickets import Ticket
-from kvstore.values import from_buffer, spec_of, to_buffer
+from kvstore.values import Leaving, from_buffer, spec_of, to_buffer
 from kvstore.wire import (
     MAX_STORES,
     Barrier,
@@ -81,8 +81,8 @@ class Remote:
             for (key, spec), segments in zip(specs.items(), placed.segments, strict=True)
         }
 
-    def put_values(self, plan: Plan, values: Sequence[torch.Tensor]) -> None:
-        """Give the servers the first values of a plan's keys (contiguous CPU tensors), then tell the scheduler."""
+    def put_values(self, plan: Plan, values: Leaving) -> None:
+        """Give the servers the first values of a plan's keys, then tell the scheduler."""
         ticket = Ticket("init", plan.keys, self._client)
         for parcel in plan.parcels:
             self._init(ticket, parcel, self.packer.pack(parcel, values))
@@ -115,7 +115,7 @@ class Remote:
         self,
         ticket: Ticket,
         parcel: Parcel,
-        values: Sequence[torch.Tensor],
+        values: Leaving,
         lr: float | None,
         rescale: float | None,
         take: Callable[[Values], None] | None,
@@ -124,7 +124,7 @@ class Remote:
         """Send this worker's contribution to a parcel's pieces.
 
         Args:
-            values: contiguous CPU tensors; read when the message goes.
+            values: are read when the message goes.
             take: gets the new values, if it is given.
             in_turn: None sends it at once; else it may wait for its turn, with this priority.
         """

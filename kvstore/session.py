@@ -70,7 +70,7 @@ class Session:
             self.client.node = Node(config.role, welcome.rank, welcome.incarnation)
             self.num_workers = welcome.num_workers
             self.servers = (
-                [self.client.connect(there, f"server {rank}") for rank, there in enumerate(welcome.servers)]
+                [self.client.connect(there, f"server {rank}", bulk=True) for rank, there in enumerate(welcome.servers)]
                 if config.role == "worker"
                 else []
             )

@@ -30,6 +30,8 @@ class Writer:
         self._plain = plain
         self._copy = copy
         self._staged: dict[int, torch.Tensor] = {}
+        self._moving: set[torch.cuda.Stream] = set()
+        self._left = sum(entry.spec.size for entry in entries)
         self._missing = {position: entry.spec.size for position, entry in enumerate(entries)}
 
     def taker(self, parcel: Parcel) -> Callable[[Values], None]:
@@ -42,6 +44,10 @@ class Writer:
                     self._write_plain(parcel, runs)
                 else:
                     self._write(parcel, runs)
+            self._left -= parcel.size
+            if not self._left:  # copies to devices go on while other replies come
+                for stream in self._moving:
+                    stream.synchronize()
 
         return take
 
@@ -80,10 +86,10 @@ class Writer:
         size, outs = self._entries[position].spec.size, self._outs[position]
         stop = start + part.numel()
         if stop - start == size:
-            from_host(part, list(outs))
+            self._moving |= from_host(part, list(outs))
             return
         plain = [out.view(-1)[start:stop] for out in outs if out.is_contiguous()]
-        from_host(part, plain)
+        self._moving |= from_host(part, plain)
         if len(plain) < len(outs):  # strides have no flat view: collect the parts first
             staged = self._staged.get(position)
             if staged is None:
@@ -91,4 +97,5 @@ class Writer:
             staged[start:stop] = part
             self._missing[position] -= part.numel()
             if not self._missing[position]:
-                from_host(self._staged.pop(position), [out for out in outs if not out.is_contiguous()])
+                strided = [out for out in outs if not out.is_contiguous()]
+                self._moving |= from_host(self._staged.pop(position), strided)

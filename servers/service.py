@@ -49,12 +49,14 @@ class Service:
         due = self._clock()
         while not self._stopped:
             received = self._transport.recv(max(0.0, due - self._clock()))
+            came = received is not None
             if received is not None:
                 self._receive(*received)
+                del received  # its sender waits for the memory
             while not self._posted.empty():
                 self._send(self._posted.get()())
             now = self._clock()
-            if now >= due + (self._interval_s if received is not None else 0.0):
+            if now >= due + (self._interval_s if came else 0.0):
                 due = now + self._interval_s
                 self._send(self._tick())
 

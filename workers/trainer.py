@@ -41,6 +41,9 @@ class Trainer:
         overlap: push during backward. None decides by the first steps, for dist stores and models of more than one
             bucket (``workers/buckets.py``); True does it from the second step on, whatever the first was like, also
             with ``step(batch_size)``, which must then always be given the same.
+        share_gradients: keep the gradients of parameters on the CPU in memory from ``KVStore.empty``, whose push copies
+            nothing. ``zero_grad`` then sets them to zero, where it otherwise drops them, so a parameter that the loss
+            does not depend on has a gradient of zeros; a gradient that something else has replaced is copied as usual.
         share_weights: let the ``data`` of parameters on the CPU become the values that a dist store brings, where it
             updates: that saves copying them. It is then new memory after each step, to be read only: nobody may write
             into the parameters in place, nor keep views of them. See ``copy`` of ``KVStore.pull``.
@@ -59,6 +62,7 @@ class Trainer:
         kvstore: KVStore | str | None = "device",
         update_on_kvstore: bool | None = None,
         overlap: bool | None = None,
+        share_gradients: bool = False,
         share_weights: bool = False,
     ) -> None:
         self._params = collect(params)
@@ -79,6 +83,15 @@ class Trainer:
         if self._store is not None:
             self._store.broadcast(self._keys, self._weights, self._weights)
         self._overlap = self._overlapping(overlap)
+        self._grads: dict[torch.Tensor, torch.Tensor] = {}
+        if share_gradients and self._store is not None:
+            self._grads = {
+                tensor: self._store.empty(tuple(tensor.shape), tensor.dtype).zero_()
+                for param in self._params
+                for tensor in param.tensors
+                if tensor.is_cpu
+            }
+            self.zero_grad()
 
     def step(self, batch_size: int | None = None) -> None:
         """Make one step: sum the gradients of all devices and workers, and update all parameters.
@@ -127,10 +140,12 @@ class Trainer:
         self._local.update(self._scale(batch_size))
 
     def zero_grad(self) -> None:
-        """Drop all gradients."""
+        """Drop all gradients; set those that are in the store's memory to zero."""
         for param in self._params:
             for tensor in param.tensors:
-                tensor.grad = None
+                tensor.grad = self._grads.get(tensor)
+                if tensor.grad is not None:
+                    tensor.grad.zero_()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -159,15 +159,10 @@ class Arena:
         """A block that had this size before: what a training step finds."""
         while self._unseen:
             self._bury(self._unseen.popleft())
-        block = self._blocks.take_same(size)
-        if block is not None:
-            return block
-        waiting = self._read.get(size, [])
-        for index, block in enumerate(waiting):
-            if not self._prune(block):
-                block.lent = False
-                return waiting.pop(index)
-        return None
+        waiting = self._read.get(size)
+        if waiting:
+            self._read[size] = [block for block in waiting if not self._returned(block)]
+        return self._blocks.take_same(size)
 
     def _other(self, size: int) -> Block:
         self._regain()
@@ -194,16 +189,17 @@ class Arena:
         block.lent = False
         self._blocks.give(block)
 
+    def _returned(self, block: Block) -> bool:
+        """Take back a block if nobody reads it any more; return whether that is so."""
+        if self._prune(block):
+            return False
+        self._reset(block)
+        return True
+
     def _regain(self) -> None:
         """Take back all that nobody reads any more."""
         for size, blocks in list(self._read.items()):
-            left = []
-            for block in blocks:
-                if self._prune(block):
-                    left.append(block)
-                else:
-                    self._reset(block)
-            self._read[size] = left
+            self._read[size] = [block for block in blocks if not self._returned(block)]
 
     def _forget_the_dead(self) -> bool:
         """Free the cells of readers that are gone; return whether there were any."""

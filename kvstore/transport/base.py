@@ -30,8 +30,12 @@ class Transport(Memory, Protocol):
         """Listen, and return the endpoint that others can connect to."""
         ...
 
-    def connect(self, endpoint: str) -> Peer:
-        """Make a link to whoever listens, or will listen, at ``endpoint``; returns at once."""
+    def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
+        """Make a link to whoever listens, or will listen, at ``endpoint``; returns at once.
+
+        Args:
+            bulk: large frames will go over it, so whatever makes them cheap is to be prepared now.
+        """
         ...
 
     def send(self, peer: Peer, frames: Sequence[Buffer]) -> None:

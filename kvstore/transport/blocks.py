@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from heapq import heappop, heappush
 
 GRAIN = 64
 PAGE = 4096
@@ -38,14 +39,15 @@ class Blocks:
     """The blocks of all chunks, and the holes between them.
 
     A training step asks for the sizes of the step before, so a block that is given back keeps its size and goes to the
-    next who asks for just that, the last one first, because it is still in the caches. Only when no hole fits are such
+    next who asks for just that. Of several the one with the lowest address goes first: so each step's messages have the
+    same blocks as the last one's, and no reader comes to map what another one reads. Only when no hole fits are such
     blocks made holes, which grow together.
     """
 
     def __init__(self) -> None:
         self._keys: list[int] = []
         self._blocks: dict[int, Block] = {}
-        self._spare: dict[int, list[Block]] = {}
+        self._spare: dict[int, list[tuple[int, Block]]] = {}  # heaps by address
         self._holes: list[tuple[int, int]] = []  # (size, key), sorted
         self._starts: dict[int, int] = {}  # where a hole starts -> its size
         self._ends: dict[int, int] = {}  # where a hole ends -> where it starts
@@ -57,7 +59,7 @@ class Blocks:
     def take_same(self, size: int) -> Block | None:
         """Return a block that had this size before, if there is one."""
         spare = self._spare.get(size)
-        return spare.pop() if spare else None
+        return heappop(spare)[1] if spare else None
 
     def take(self, size: int) -> Block | None:
         """Return a block of ``size`` bytes, a multiple of ``GRAIN``, or None if there is no room."""
@@ -68,7 +70,7 @@ class Blocks:
 
     def give(self, block: Block) -> None:
         """Take back a block."""
-        self._spare.setdefault(block.size, []).append(block)
+        heappush(self._spare.setdefault(block.size, []), (block.key, block))
 
     def find(self, chunk: int, offset: int) -> Block | None:
         """Return the block that has the byte at ``offset`` of ``chunk``, if it is in one."""
@@ -86,7 +88,7 @@ class Blocks:
     @property
     def free(self) -> int:
         """Bytes that can be taken, if not in one piece."""
-        return sum(size for size, _ in self._holes) + sum(b.size for spare in self._spare.values() for b in spare)
+        return sum(size for size, _ in self._holes) + sum(size * len(spare) for size, spare in self._spare.items())
 
     def _carve(self, size: int) -> Block | None:
         index = bisect_left(self._holes, (size, 0))
@@ -103,7 +105,7 @@ class Blocks:
 
     def _dissolve(self) -> bool:
         """Make holes of the blocks that were given back; return whether there were any."""
-        spare = [block for blocks in self._spare.values() for block in blocks]
+        spare = [block for blocks in self._spare.values() for _, block in blocks]
         self._spare.clear()
         for block in spare:
             del self._blocks[block.key]

@@ -78,7 +78,7 @@ class InprocTransport(Heap):
         self._network.listen(endpoint, self)
         return endpoint
 
-    def connect(self, endpoint: str) -> Peer:
+    def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
         """Make a link; what is sent before anyone listens waits."""
         mine, theirs = self._network.new_peer(), self._network.new_peer()
         self._unsent[mine] = []

@@ -84,9 +84,12 @@ class SharedMemoryTransport:
         """Listen; see the inner transport."""
         return self._inner.bind(endpoint)
 
-    def connect(self, endpoint: str) -> Peer:
-        """Make a link; see the inner transport."""
-        return self._inner.connect(endpoint)
+    def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
+        """Make a link; see the inner transport. With ``bulk`` the peers meet at once."""
+        peer = self._inner.connect(endpoint)
+        if bulk:
+            self._greeted(peer)
+        return peer
 
     def allocate(self, nbytes: int) -> memoryview:
         """Return memory that the peers on this host can read; where there is none, memory like any."""
@@ -228,6 +231,8 @@ class SharedMemoryTransport:
             log.debug("no shared memory with a peer: %s", exc)
         answer = bytes((MARK, CANNOT)) if arena is None or link.mapped is None else _hello(MAPPED, arena)
         self._inner.send(peer, [answer])
+        if link.mapped is not None:  # whoever sends us much will get much
+            self._greeted(peer)
 
     def _resolve(self, peer: Peer, frames: Frames) -> Frames:
         """Put views where frames were left out."""

@@ -64,7 +64,7 @@ class ZmqTransport(Heap):
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake, zmq.POLLIN)
         self._numbers = itertools.count()
-        self._closed = False
+        self._closed = self._flowing = False
 
     def bind(self, endpoint: str) -> str:
         """Listen at ``ipc://path``, whose directory must be this user's alone, or at ``tcp://address:port``.
@@ -94,7 +94,7 @@ class ZmqTransport(Heap):
             return endpoint
         return str(self._socket.get_string(zmq.LAST_ENDPOINT))
 
-    def connect(self, endpoint: str) -> Peer:
+    def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
         """Make a link; ZeroMQ goes on trying until someone listens there."""
         peer = b"to:%d" % next(self._numbers)
         self._socket.set(zmq.CONNECT_ROUTING_ID, peer)
@@ -117,15 +117,18 @@ class ZmqTransport(Heap):
         """Return the next message; large frames are views of ZeroMQ's own buffers."""
         if self._closed:
             return None
-        try:
-            parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            if timeout <= 0 or not self._wait(timeout):
-                return None
+        # One message is likely to follow another; else to ask first costs less than the exception.
+        if timeout > 0 and not self._flowing and not self._wait(timeout):
+            return None
+        while True:
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                break
             except zmq.Again:
-                return None
+                flowing, self._flowing = self._flowing, False
+                if not flowing or timeout <= 0 or not self._wait(timeout):
+                    return None
+        self._flowing = True
         return parts[0].bytes, [part.buffer for part in parts[1:]]
 
     def interrupt(self) -> None:

@@ -13,9 +13,10 @@ from kvstore.values.arrays import (
 from kvstore.values.copying import copy_each
 from kvstore.values.reduce import reduce_to, sum_in_order
 from kvstore.values.runs import Run, cut, runs_of, sum_runs
-from kvstore.values.staging import from_host, to_host
+from kvstore.values.staging import Leaving, from_host
 
 __all__ = [
+    "Leaving",
     "Run",
     "as_dtype",
     "as_output",
@@ -32,5 +33,4 @@ __all__ = [
     "sum_in_order",
     "sum_runs",
     "to_buffer",
-    "to_host",
 ]

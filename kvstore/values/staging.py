@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import torch
 
 
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a flat, contiguous copy of ``tensor`` in host memory, complete on return."""
-    if tensor.device.type == "cpu":
-        copy = torch.empty(tensor.numel(), dtype=tensor.dtype)
-        copy.view(tensor.shape).copy_(tensor)
-        return copy
-    copy = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
-    copy.view(tensor.shape).copy_(tensor, non_blocking=True)
-    if tensor.device.type == "cuda":
-        torch.cuda.current_stream(tensor.device).synchronize()
-    return copy
+class Leaving:
+    """Tensors on their way to the host: those of CUDA devices come while the first are being sent already.
+
+    Args:
+        tensors: contiguous; on the CPU they are what they are.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._events: dict[int, torch.cuda.Event] = {}
+        streams: dict[torch.device, torch.cuda.Stream] = {}
+        for position, tensor in enumerate(tensors):
+            if not tensor.is_cuda:
+                continue
+            stream = streams.get(tensor.device)
+            if stream is None:
+                stream = streams[tensor.device] = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+                stream.wait_stream(torch.cuda.current_stream(tensor.device))
+            with torch.cuda.stream(stream):
+                here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                here.copy_(tensor, non_blocking=True)
+                tensor.record_stream(stream)
+                self._tensors[position] = here
+                self._events[position] = stream.record_event()
+
+    def arrived(self, positions: Iterable[int]) -> Sequence[torch.Tensor]:
+        """Return all tensors, of which those at ``positions`` are complete."""
+        if self._events:
+            for position in positions:
+                event = self._events.pop(position, None)
+                if event is not None:
+                    event.synchronize()
+        return self._tensors
 
 
-def from_host(flat: torch.Tensor, outs: list[torch.Tensor]) -> None:
-    """Write ``flat``, a host tensor, into each of ``outs``, which have its size and dtype and any device or strides."""
+def from_host(flat: torch.Tensor, outs: Sequence[torch.Tensor]) -> set[torch.cuda.Stream]:
+    """Write ``flat``, a host tensor, into each of ``outs``, which have its size and dtype and any device or strides.
+
+    Returns:
+        The CUDA streams on which copies are still under way.
+    """
+    pinned: torch.Tensor | None = None
     for out in outs:
-        source = flat.view(out.shape)
-        if out.device.type == "cuda":
-            out.copy_(source.pin_memory(), non_blocking=True)
+        if out.is_cuda:
+            pinned = flat.pin_memory() if pinned is None else pinned
+            out.copy_(pinned.view(out.shape), non_blocking=True)
         else:
-            out.copy_(source)
-    for device in {out.device for out in outs if out.device.type == "cuda"}:
-        torch.cuda.current_stream(device).synchronize()
+            out.copy_(flat.view(out.shape))
+    return {torch.cuda.current_stream(out.device) for out in outs if out.is_cuda}

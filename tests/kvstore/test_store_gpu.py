@@ -14,7 +14,7 @@ from cluster import Cluster
 import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.optim import names
-from kvstore.values import as_tensor, from_host, reduce_to, to_host
+from kvstore.values import Leaving, as_tensor, from_host, reduce_to
 
 pytestmark = [
     pytest.mark.gpu,
@@ -96,11 +96,14 @@ def test_states_are_saved_from_and_loaded_to_a_device(tmp_path: Path) -> None:
 
 def test_host_copies_go_through_pinned_memory() -> None:
     value = torch.arange(6.0, device=GPU).view(2, 3).t()
-    copy = to_host(value)
+    here = torch.ones(2)
+    copy, same = Leaving([value.contiguous(), here]).arrived([0, 1])
     assert copy.is_pinned()
-    assert copy.tolist() == [0, 3, 1, 4, 2, 5]
+    assert copy.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert same is here
     outs = [torch.zeros(3, 2, device=GPU), torch.zeros(2, 3, device=GPU).t(), torch.zeros(3, 2)]
-    from_host(copy, outs)
+    for stream in from_host(copy.view(-1), outs):
+        stream.synchronize()
     assert all(torch.equal(out.cpu(), value.cpu()) for out in outs)
     assert reduce_to([value, value], torch.device("cpu")).tolist() == (2 * value).tolist()
 

@@ -28,7 +28,7 @@ class Played:
         self.waits: list[float] = []
         self.closed = False
 
-    def connect(self, endpoint: str) -> bytes:
+    def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
         return endpoint.encode()
 
     def send(self, peer: bytes, frames: Sequence[Any]) -> None:
@@ -285,7 +285,7 @@ class Gate:
         self.sent: deque[tuple[bytes, Request]] = deque()
         self.inside = 0
 
-    def connect(self, endpoint: str) -> bytes:
+    def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
         return endpoint.encode()
 
     def send(self, peer: bytes, frames: Sequence[Any]) -> None:

@@ -42,7 +42,7 @@ class Scheduler:
         self.heartbeat._run()
         assert self.closed
 
-    def connect(self, endpoint: str) -> bytes:
+    def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
         assert endpoint == "inproc://scheduler"
         return b"scheduler"
 

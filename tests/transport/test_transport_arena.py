@@ -110,14 +110,14 @@ def test_blocks_never_overlap_and_all_come_back(steps):
     assert blocks.free == whole - sum(sizes.values())
 
 
-def test_a_size_that_was_asked_for_before_gets_the_same_memory_and_the_latest_first():
+def test_a_size_that_was_asked_for_before_gets_the_same_memory_and_the_lowest_first():
     blocks = Blocks()
     blocks.grow(0, 1 << 20)
     first, second, other = blocks.take(640), blocks.take(640), blocks.take(128)
     for block in (first, other, second):
         blocks.give(block)
-    assert blocks.take(640) is second
     assert blocks.take(640) is first
+    assert blocks.take(640) is second
 
 
 def test_the_smallest_hole_that_fits_is_taken():

@@ -458,3 +458,27 @@ def test_the_weights_of_rank_zero_count(cluster: Cluster) -> None:
             return [param.tolist() for param in params]
 
         assert cluster.run(work, mode=mode) == [[[5, 5], [5, 5]]] * 2
+
+
+@pytest.mark.parametrize(
+    "share", [{"share_gradients": True}, {"share_weights": True}, {"share_gradients": True, "share_weights": True}]
+)
+def test_memory_that_is_shared_gives_the_same_weights(share: dict[str, bool]) -> None:
+    def train(store: Any, **options: bool) -> list[torch.Tensor]:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 40), torch.nn.ReLU(), torch.nn.Linear(40, 3))
+        for number, param in enumerate(model.parameters()):  # threads share torch's own generator
+            torch.nn.init.normal_(param, std=0.3, generator=torch.Generator().manual_seed(number))
+        trainer = Trainer(model.named_parameters(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, store, **options)
+        for step in range(5):
+            batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + store.rank))
+            trainer.zero_grad()
+            model(batch).square().mean().backward()
+            trainer.step()
+        return [param.detach().clone() for param in model.parameters()]
+
+    results = []
+    for options in ({}, share):
+        with Cluster(2, 2, bigarray_bound=2**40) as cluster:
+            results.append(cluster.run(lambda store, options=options: train(store, **options)))
+    for plain, shared in zip(*results, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(plain, shared, strict=True))
