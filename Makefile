@@ -45,7 +45,7 @@ bench: $(INSTALLED)  ## measure everything, beside MXNet, gloo and plain sockets
 	$(BIN)/python -m benchmarks all
 
 clean:  ## remove .venv and all that tools have left
-	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: help install demo test check format bench clean

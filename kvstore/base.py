@@ -63,7 +63,7 @@ class KVStore:
 
         @kv.KVStore.register
         class Mine(kv.KVStore):
-            def pushpull(self, key, value, out=None, priority=0, *, wait=True): ...
+            def pushpull(self, key, value, out=None, priority=0, *, wait=True, copy=True): ...
 
         kv.create("mine")
     """

@@ -41,7 +41,6 @@ class Config:
         heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.
         bigarray_bound: arrays of at least so many elements are cut across all servers.
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
-        segment_bytes: into how long segments arrays are cut, and how small a message may be to make others wait less.
         update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
         job: a name for the job that a file name can have; the same in all processes of it.
         shm: whether processes of one host share memory.
@@ -59,7 +58,6 @@ class Config:
     heartbeat_timeout_s: float = 10.0
     bigarray_bound: int = BIGARRAY_BOUND
     piece_bytes: int = SOCKET_PIECE
-    segment_bytes: int = SOCKET_PIECE // 4
     update_on_kvstore: bool = True
     job: str = "none"
     shm: bool = True
@@ -83,7 +81,6 @@ class Config:
         if role not in ROLES:
             raise ConfigError(f"DMLC_ROLE={role!r}; it must be one of {', '.join(ROLES)}")
         root = _root(env)
-        piece = _number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(env), 1024)
         return cls(
             role=role,
             root=root,
@@ -98,8 +95,7 @@ class Config:
             bigarray_bound=_number(
                 env, ("KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_BIGARRAY_BOUND"), int, cls.bigarray_bound, 1
             ),
-            piece_bytes=piece,
-            segment_bytes=piece if piece >= MEMORY_PIECE else max(256, piece // 4),
+            piece_bytes=_number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(env), 1024),
             update_on_kvstore=_number(env, ("MXNET_UPDATE_ON_KVSTORE",), int, 1, 0) != 0,
             job=_job(env, root),
             shm=_number(env, ("KVSTORE_SHM",), int, 1, 0) != 0,

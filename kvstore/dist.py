@@ -59,7 +59,7 @@ class DistStore(KVStore):
         self._on_device = on_device
         self._timeout_s = session.config.timeout_s if timeout_s is None else timeout_s
         self._bound = session.config.bigarray_bound if bound is None else bound
-        self._piece, self._segment = session.config.piece_bytes, session.config.segment_bytes
+        self._piece = session.config.piece_bytes
         self._remote = Remote(session, self._timeout_s)
         self._lock = threading.RLock()  # of all below: clocks must be sent in the order in which they are taken
         self._entries: dict[Key, Entry] = {}
@@ -99,10 +99,10 @@ class DistStore(KVStore):
         entries = self._remote.declare(
             {key: spec_of(first) for key, first in firsts.items()},
             WHOLE if whole else self._bound,
-            WHOLE if whole else self._segment,
+            WHOLE if whole else self._piece,
         )
         if self.rank == 0:
-            plan = Plan(entries, list(entries), self._piece, self._segment)
+            plan = Plan(entries, list(entries), self._piece)
             self._remote.put_values(plan, Leaving([first.contiguous() for first in firsts.values()]))
         with self._lock:
             self._entries.update(entries)
@@ -356,7 +356,7 @@ class DistStore(KVStore):
                     raise KeyNotInitialised(f"key {key!r} has no value on this worker; call init first")
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
-            plan = self._plans[listed] = Plan(self._entries, listed, self._piece, self._segment)
+            plan = self._plans[listed] = Plan(self._entries, listed, self._piece)
         return plan
 
     def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

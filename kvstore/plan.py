@@ -20,13 +20,13 @@ class Plan:
     Args:
         entries: what is known of them, and perhaps of others.
         keys: the list.
-        most, least: bytes that a message should have, and those that the first and the last should.
+        most: bytes that a message should have.
     """
 
-    def __init__(self, entries: Mapping[Key, Entry], keys: Sequence[Key], most: int, least: int) -> None:
+    def __init__(self, entries: Mapping[Key, Entry], keys: Sequence[Key], most: int) -> None:
         self.keys = tuple(keys)
         self.entries = [entries[key] for key in keys]
-        self.parcels = parcels(entries, keys, most, least)
+        self.parcels = parcels(entries, keys, most)
         self.nbytes = sum(parcel.nbytes for parcel in self.parcels)
         self.floats = all(entry.spec.dtype in FLOATS for entry in self.entries)
         self._shapes = [entry.spec.shape for entry in self.entries]

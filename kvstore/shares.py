@@ -78,33 +78,19 @@ class Parcel:
         return [entry.clock for entry in self.entries]
 
 
-def parcels(entries: Mapping[Key, Entry], keys: Sequence[Key], most: int, least: int | None = None) -> list[Parcel]:
-    """Return the messages that ``keys`` take: each of at most ``most`` bytes or a single piece, servers in turns.
-
-    A server answers a message when it has it all, so the time before the first answer, and that after the last
-    message, are those of one message. With ``least`` the first and the last to each server are of about so many bytes,
-    and those between grow.
-    """
+def parcels(entries: Mapping[Key, Entry], keys: Sequence[Key], most: int) -> list[Parcel]:
+    """Return the messages that ``keys`` take: each of at most ``most`` bytes or a single piece, servers in turns."""
     by_server: dict[int, list[Parcel]] = {}
     latest: dict[tuple[int, str], Parcel] = {}
-    left = dict.fromkeys({piece.server for key in keys for piece in entries[key].pieces}, 0)
-    for key in keys:
-        for piece in entries[key].pieces:
-            left[piece.server] += (piece.stop - piece.start) * entries[key].spec.itemsize
-    done = dict.fromkeys(left, 0)
-    least = most if least is None else least
     for position, key in enumerate(keys):
         entry = entries[key]
         for piece in entry.pieces:
             where = piece.server, entry.spec.dtype
             parcel = latest.get(where)
             nbytes = (piece.stop - piece.start) * entry.spec.itemsize
-            limit = min(most, max(least, min(done[piece.server], left[piece.server])))
-            if parcel is None or (parcel.nbytes and parcel.nbytes + nbytes > limit):
-                done[piece.server] += parcel.nbytes if parcel is not None else 0
+            if parcel is None or (parcel.nbytes and parcel.nbytes + nbytes > most):
                 parcel = latest[where] = Parcel(*where)
                 by_server.setdefault(piece.server, []).append(parcel)
             parcel.add(position, piece, entry)
-            left[piece.server] -= nbytes
     turns = itertools.zip_longest(*(by_server[server] for server in sorted(by_server)))
     return [parcel for turn in turns for parcel in turn if parcel is not None]

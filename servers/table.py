@@ -38,7 +38,8 @@ class Table:
 
     def __init__(self, mode: str, workers: Collection[int], memory: Memory | None = None) -> None:
         self.mode = mode
-        self.buckets = Buckets(frozenset(workers), memory or Heap())
+        self._memory = memory or Heap()
+        self.buckets = Buckets(frozenset(workers), self._memory)
         self.updater: Updater | None = None
         self._groups: WeakKeyDictionary[Bucket, Group] = WeakKeyDictionary()
         self._workers = frozenset(workers)
@@ -253,7 +254,8 @@ class Table:
         """The sum of ``items``, to be overwritten; or the only one's own memory, if it will not be."""
         if len(items) == 1 and len(items[0].runs) == 1 and updater.reads_only():
             return items[0].runs[0].values
-        total = torch.empty_like(bucket.value)
+        # From where values are, which is the same memory in every round: fresh pages cost more than the sum.
+        total = from_buffer(self._memory.allocate(bucket.size * bucket.value.itemsize), bucket.dtype)
         sum_runs([item.runs for item in items], total)
         return total
 

@@ -112,3 +112,55 @@ def keepers(launcher: int) -> list[int]:
             found.append(int(child))
     assert len(found) == 1
     return found
+
+
+WHOLE = """
+    import torch
+    import kvstore as kv
+
+    store = kv.create("dist_async", bigarray_bound=2**40)
+    store.set_optimizer("sgd", learning_rate=-1.0)
+    gradient, weight, view = store.empty(300_000).fill_(1), torch.zeros(300_000), torch.zeros(300_000)
+    store.init("w", weight)
+    store.barrier()
+    for step in range(60):
+        store.push("w", gradient).wait()
+        store.pull("w", out=weight)
+        assert weight.min() == weight.max() >= step + 1, "a value of which a part belongs to another update"
+        store.pull("w", out=view, copy=False)
+        before = view[0].item()
+        store.pushpull("w", gradient, out=weight)
+        assert view.min() == view.max() == before, "a value that was read changed"
+    store.barrier()
+    store.pull("w", out=weight)
+    assert (weight == 240).all()
+"""
+
+
+def test_values_are_whole_while_others_update(tmp_path: Path) -> None:
+    with job(tmp_path, WHOLE, servers=1) as running:
+        assert running.wait() == 0, running.output
+
+
+def test_an_array_of_the_stores_is_pushed_from_where_it_is(tmp_path: Path) -> None:
+    script = """
+        import torch
+        import kvstore as kv
+        from kvstore.packer import Packer
+
+        store = kv.create("dist_sync")
+        ours, plain = store.empty((300, 400)), torch.ones(300, 400)
+        cat, copied = torch.cat, []
+        torch.cat = lambda *args, **kwargs: copied.append(1) or cat(*args, **kwargs)
+        store.init("w", plain)
+        copied.clear()
+        out = torch.zeros(300, 400)
+        for step in range(3):
+            store.pushpull("w", ours.fill_(step), out=out)
+            assert (out == 2 * step).all()
+        assert not copied
+        store.pushpull("w", plain, out=out)
+        assert copied
+    """
+    with job(tmp_path, script) as running:
+        assert running.wait() == 0, running.output

@@ -101,7 +101,9 @@ def test_the_first_large_frame_asks_and_goes_as_it_is_the_next_by_reference(ends
     hello, first, *_ = ends.inner.sent
     assert hello[0][:2] == b"\xc1\x01"
     assert first == [b"head", BIG]
-    assert [frames[0][:2] for frames in ends.back.sent] == [b"\xc1\x02", b"\xc1\x01"], "an answer, and a hello of its own"
+    assert [frames[0][:2] for frames in ends.back.sent] == [b"\xc1\x02", b"\xc1\x01"], (
+        "an answer, and a hello of its own"
+    )
     assert ends.send(b"head", b"small", BIG, BIG, b"last") == [b"head", b"small", BIG, BIG, b"last"]
     assert [len(frame) for frame in ends.inner.sent[-1]] == [2 + 2 * 24, 4, 5, 4]
     assert ends.send(b"head", BIG)[1] == BIG
