@@ -299,6 +299,7 @@ class DistStore(KVStore):
 
     def statistics(self) -> Statistics:
         """See ``KVStore``."""
+        self._session.client.poll()
         held = [0] * len(self._session.servers)
         for entry in self._entries.values():
             for piece in entry.pieces:

@@ -119,8 +119,8 @@ WHOLE = """
     import kvstore as kv
 
     store = kv.create("dist_async", bigarray_bound=2**40)
-    store.set_optimizer("sgd", learning_rate=-1.0)
-    gradient, weight, view = store.empty(300_000).fill_(1), torch.zeros(300_000), torch.zeros(300_000)
+    store.set_optimizer("sgd", learning_rate=1.0)
+    gradient, weight, view = store.empty(300_000).fill_(-1), torch.zeros(300_000), torch.zeros(300_000)
     store.init("w", weight)
     store.barrier()
     for step in range(60):

@@ -885,7 +885,7 @@ def test_arrays_from_the_store_are_like_any(run: Run, dtype: Any) -> None:
 def test_arrays_may_become_the_value(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
         if "async" in store.type:
-            store.set_optimizer("sgd", learning_rate=-1.0)
+            store.set_optimizer("sgd", learning_rate=1.0, rescale_grad=-1.0)
         keys, shapes = ["small", "cut"], [(2, 3), (9, 9)]
         outs = [torch.empty(shape) for shape in shapes]
         store.init(keys, [torch.zeros(shape) for shape in shapes])
