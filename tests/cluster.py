@@ -36,6 +36,7 @@ class Cluster:
         heartbeat_s: float = 0.1,
         heartbeat_timeout_s: float = 10.0,
         bigarray_bound: int = 1000,
+        piece_bytes: int = 1 << 20,
     ) -> None:
         self.network = network or InprocNetwork()
         self.transport: Callable[[], Transport] = self.network.transport
@@ -47,6 +48,7 @@ class Cluster:
             "heartbeat_s": heartbeat_s,
             "heartbeat_timeout_s": heartbeat_timeout_s,
             "bigarray_bound": bigarray_bound,
+            "piece_bytes": piece_bytes,
         }
         self.workers = workers
         self.servers = servers

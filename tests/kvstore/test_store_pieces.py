@@ -1,0 +1,82 @@
+"""Many pieces: they take turns, servers answer one by one, and no order of calls locks up."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from cluster import Cluster
+
+from kvstore.client import STALL_S
+from kvstore.dist import DistStore
+
+SHAPES = {"a": (5000,), "b": (40, 100), "c": (3,), "d": (9000,)}
+PIECE = 2048  # bytes; four of them may be on their way to a server
+
+
+def work(store: DistStore) -> list[torch.Tensor]:
+    keys = list(SHAPES)
+    store.init(keys, [torch.zeros(shape) for shape in SHAPES.values()])
+    outs = [torch.empty(shape) for shape in SHAPES.values()]
+    for step in range(4):
+        grads = [
+            torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + 10 * store.rank + number))
+            for number, shape in enumerate(SHAPES.values())
+        ]
+        if step % 2:
+            store.pushpull(keys, grads, outs)
+        else:
+            store.push(keys, grads)
+            tickets = [
+                store.pull(key, out, -i, wait=False) for i, (key, out) in enumerate(zip(keys, outs, strict=True))
+            ]
+            for ticket in tickets:
+                ticket.wait()
+    return outs
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_sums_in_pieces_have_the_bits_of_whole_arrays(servers: int) -> None:
+    results: list[Any] = []
+    for piece in (PIECE, 1 << 20):
+        with Cluster(2, servers, piece_bytes=piece) as cluster:
+            results.append(cluster.run(work))
+    for one, other in zip(*results, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+
+
+def test_calls_in_another_order_do_not_lock_up() -> None:
+    """Each fills its window with what the other has not pushed yet, and waits for what comes behind it."""
+
+    def crossed(store: DistStore) -> None:
+        store.init(["x", "y"], [torch.zeros(20_000), torch.zeros(20_000)])
+        first, second = ("x", "y") if store.rank == 0 else ("y", "x")
+        store.push(first, torch.ones(20_000))
+        out, other = torch.empty(20_000), torch.empty(20_000)
+        waiting = store.pull(first, out, wait=False)  # needs the other worker's push, which comes after its own pull
+        store.push(second, torch.ones(20_000))
+        store.pull(second, other)
+        waiting.wait()
+        assert (out == 2).all()
+        assert (other == 2).all()
+
+    with Cluster(2, 1, piece_bytes=PIECE) as cluster:
+        cluster.run(crossed)
+
+
+def test_a_round_whose_answers_stall_goes_out_whole() -> None:
+    """The other worker gets all of a round, whatever this one's window, when nobody answers for a while."""
+
+    def late(store: DistStore) -> None:
+        store.init("w", torch.zeros(30_000))
+        store.barrier()
+        if store.rank == 1:
+            time.sleep(3 * STALL_S)  # the round cannot be answered until this one comes
+        out = torch.empty(30_000)
+        store.pushpull("w", torch.ones(30_000), out)
+        assert (out == 2).all()
+
+    with Cluster(2, 2, piece_bytes=PIECE) as cluster:
+        cluster.run(late)
