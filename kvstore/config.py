@@ -21,6 +21,7 @@ ROLES = ("worker", "server", "scheduler")
 BIGARRAY_BOUND = 1_000_000
 MAX_JOB = 40  # characters of a job's name
 SOCKET_PIECE = 1 << 20  # bytes; what sockets carry best
+WINDOW_PIECES = 4
 MEMORY_PIECE = 64 << 20  # through shared memory, what counts is how many messages there are
 
 T = TypeVar("T", int, float)
@@ -68,6 +69,12 @@ class Config:
                 f"KVSTORE_HEARTBEAT_TIMEOUT_S={self.heartbeat_timeout_s:g} must be at least twice "
                 f"KVSTORE_HEARTBEAT_S={self.heartbeat_s:g}, or one late beat is a death"
             )
+
+    @property
+    def window_bytes(self) -> int:
+        """How much may be on its way from one server of what goes in turn: little where a network card is shared."""
+        one_host = self.root.startswith(("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]"))
+        return 1 << 40 if one_host else WINDOW_PIECES * self.piece_bytes
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:

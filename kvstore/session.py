@@ -62,7 +62,7 @@ class Session:
         self._left = False
         self.flushes: list[Callable[[float], None]] = []
         self.client = Client(
-            make_transport(), clock, config.timeout_s, config.role, secrets.randbits(62), 4 * config.piece_bytes
+            make_transport(), clock, config.timeout_s, config.role, secrets.randbits(62), config.window_bytes
         )
         try:
             self.scheduler = self.client.connect(config.root, "the scheduler")

@@ -19,6 +19,12 @@ JOB = {
 }
 
 
+@pytest.mark.parametrize("root", ["ipc:///tmp/x", "tcp://127.0.0.1:99", "tcp://localhost:99", "tcp://[::1]:99"])
+def test_on_one_host_nothing_waits_for_its_turn(root: str) -> None:
+    assert Config(root=root).window_bytes > 1 << 30
+    assert Config(root="tcp://10.0.0.1:99", piece_bytes=1000).window_bytes == 4000
+
+
 def test_an_empty_environment_gives_the_defaults() -> None:
     assert Config.from_env({}) == Config()
 
