@@ -205,12 +205,13 @@ class Client:
     def wait(self, ticket: Ticket, timeout: float | None = None) -> None:
         """Return when ``ticket`` is done; see ``Ticket.wait``."""
         timeout = self.timeout_s if timeout is None else timeout
-        if any(self._lanes.values()):
+        deadline = self._clock() + timeout
+        if ticket.open and any(self._lanes.values()):
             try:
-                self._pace(timeout)
+                self._pace(ticket, deadline)
             finally:
                 self._hurry(ticket)
-        if not self._wait_until(lambda: not ticket.open, timeout):
+        if not self._wait_until(lambda: not ticket.open, max(0.0, deadline - self._clock())):
             raise self._overdue(ticket, timeout)
 
     def wait_all(self, tickets: list[Ticket], timeout: float | None = None) -> None:
@@ -262,12 +263,11 @@ class Client:
         for seq, _, make in self._lanes[peer].ready():
             self._transport.send(peer, self._encoded(seq, make))
 
-    def _pace(self, timeout: float) -> None:
-        """Wait while requests go in their turn, as long as answers keep coming."""
-        deadline = self._clock() + timeout
-        while any(self._lanes.values()) and self._clock() < deadline:
+    def _pace(self, ticket: Ticket, deadline: float) -> None:
+        """Wait for ``ticket`` while requests go in their turn, as long as answers keep coming."""
+        while ticket.open and any(self._lanes.values()) and (left := deadline - self._clock()) > 0:
             before = self._answers
-            self._wait_until(partial(self._answered_since, before), STALL_S)
+            self._wait_until(partial(self._answered_since, before), min(STALL_S, left))
             if self._answers == before:
                 return
 

@@ -80,3 +80,19 @@ def test_a_round_whose_answers_stall_goes_out_whole() -> None:
 
     with Cluster(2, 2, piece_bytes=PIECE) as cluster:
         cluster.run(late)
+
+
+def test_who_waits_for_one_pull_does_not_wait_for_the_others() -> None:
+    def urgent(store: DistStore) -> None:
+        store.init(["x", "y"], [torch.zeros(20_000), torch.zeros(20_000)])
+        out, other = torch.empty(20_000), torch.empty(20_000)
+        store.push(["x", "y"], [torch.ones(20_000)] * 2)
+        slow = store.pull("y", other, -1, wait=False)
+        store.pull("x", out, 0)
+        assert (out == 2).all()
+        assert slow.open, "what is less urgent has not all been asked for yet"
+        slow.wait()
+        assert (other == 2).all()
+
+    with Cluster(2, 1, piece_bytes=PIECE) as cluster:
+        cluster.run(urgent)
