@@ -19,7 +19,7 @@ from kvstore.placement import WHOLE
 from kvstore.plan import Plan
 from kvstore.remote import Remote
 from kvstore.session import Session, shared
-from kvstore.shares import Entry, Piece
+from kvstore.shares import Entry, Piece, parcels
 from kvstore.spec import Key, require_floats, require_same
 from kvstore.tickets import Ticket
 from kvstore.values import Leaving, as_dtype, as_output, as_tensors, reduce_to, spec_of
@@ -110,34 +110,32 @@ class DistStore(KVStore):
 
     def push(self, key: Any, value: Any, priority: int = 0) -> Ticket:
         """See ``KVStore``."""
-        plan = self._known(key)
-        values = None if plan is None else plan.plain(value if isinstance(key, list | tuple) else [value])
-        if plan is None or values is None:
+        found = self._plain(key, value)
+        if found is None:
             return super().push(key, value, priority)
         self._check()
+        plan, (values,) = found
         return self._contribute("push", plan, values, None)
 
     def pull(self, key: Any, out: Any, priority: int = 0, *, wait: bool = True, copy: bool = True) -> Ticket:
         """See ``KVStore``."""
-        plan = self._known(key)
-        outs = None if plan is None else plan.plain(out if isinstance(key, list | tuple) else [out])
-        if plan is None or outs is None:
+        found = self._plain(key, out)
+        if found is None:
             return super().pull(key, out, priority, wait=wait, copy=copy)
         self._check()
+        plan, (outs,) = found
         return finish(self._ask(plan, Writer(plan.entries, outs, True, copy), priority), wait)
 
     def pushpull(
         self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
     ) -> Ticket:
         """See ``KVStore``."""
-        plan = self._known(key)
-        single = not isinstance(key, list | tuple)
-        values = None if plan is None else plan.plain([value] if single else value)
-        outs = values if out is None or plan is None else plan.plain([out] if single else out)
-        if plan is None or values is None or outs is None:
+        found = self._plain(key, value) if out is None else self._plain(key, value, out)
+        if found is None:
             return super().pushpull(key, value, out, priority, wait=wait, copy=copy)
         self._check()
-        writer = Writer(plan.entries, outs, True, copy)
+        plan, tensors = found
+        values, writer = tensors[0], Writer(plan.entries, tensors[-1], True, copy)
         return finish(self._contribute("pushpull", plan, values, writer, priority if wait else None), wait)
 
     def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
@@ -210,8 +208,9 @@ class DistStore(KVStore):
         for key, entry in self._entries.items():
             if new.whole and entry.cut:
                 raise UsageError(
-                    f"{new.name} needs whole tensors, but key {key!r} is cut over {len(entry.pieces)} servers; "
-                    "set the optimizer before init, or raise KVSTORE_BIGARRAY_BOUND"
+                    f"{new.name} needs whole tensors, but key {key!r} is cut over {entry.servers} servers, in "
+                    f"{len(entry.pieces)} pieces; set the optimizer before init, or raise KVSTORE_BIGARRAY_BOUND "
+                    "and KVSTORE_PIECE_BYTES"
                 )
         self._flush(self._timeout_s)  # what was pushed before is updated as before
         self._versions += 1
@@ -252,7 +251,7 @@ class DistStore(KVStore):
         self._theirs = None  # it may be another by now
         optimizer = self._require_optimizer("save_optimizer_states")
         pieces: dict[tuple[Piece, str], torch.Tensor] = {}
-        for parcel in self._plan(self._entries).parcels:
+        for parcel in parcels(self._entries, list(self._entries), WHOLE):
             pieces |= self._remote.get_states(parcel)
         states.write(path, optimizer, states.assemble(pieces, self._entries))
 
@@ -343,10 +342,20 @@ class DistStore(KVStore):
     def _ticket(self, what: str, plan: Plan) -> Ticket:
         return Ticket(what, plan.keys, self._session.client, self._failed.append, self._timeout_s)
 
-    def _known(self, key: Any) -> Plan | None:
-        """The plan for ``key``, or a list of them, if it has been used before."""
-        listed = tuple(key) if isinstance(key, list | tuple) else (key,)
-        return self._plans.get(listed) if _KEYS.issuperset(map(type, listed)) else None
+    def _plain(self, key: Any, *arrays: Any) -> tuple[Plan, list[Sequence[torch.Tensor]]] | None:
+        """The plan for ``key``, or a list of them, and ``arrays``; if it has been used before and they are plain."""
+        several = isinstance(key, list | tuple)
+        listed = tuple(key) if several else (key,)
+        plan = self._plans.get(listed) if _KEYS.issuperset(map(type, listed)) else None
+        if plan is None:
+            return None
+        found: list[Sequence[torch.Tensor]] = []
+        for its in arrays:
+            tensors = plan.plain(its if several else [its])
+            if tensors is None:
+                return None
+            found.append(tensors)
+        return plan, found
 
     def _plan(self, keys: Iterable[Key]) -> Plan:
         listed = tuple(keys)

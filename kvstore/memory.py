@@ -7,6 +7,7 @@ from typing import Protocol
 from kvstore.wire import Buffer
 
 ALIGN = 64
+SMALL = 1 << 14  # bytes; less is cheaper to copy than to have memory, or track its use, of its own
 
 
 class Memory(Protocol):

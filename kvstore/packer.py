@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
-from kvstore.memory import Memory
+from kvstore.memory import SMALL, Memory
 from kvstore.plan import parts_of
 from kvstore.shares import Parcel
 from kvstore.values import Leaving, from_buffer
 from kvstore.wire import Buffer
-
-SMALL = 1 << 14  # bytes; less is copied by sockets anyway
 
 
 class Packer:

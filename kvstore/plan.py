@@ -49,9 +49,9 @@ class Plan:
 
 def parts_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return flat views of the stretches of contiguous ``tensors`` that are in ``parcel``."""
-    return [
-        (tensor if tensor.dim() == 1 else tensor.view(-1))
-        if whole
-        else (tensor if tensor.dim() == 1 else tensor.view(-1))[start:stop]
-        for (_, start, stop, whole), tensor in ((stretch, tensors[stretch.position]) for stretch in parcel.stretches)
-    ]
+    parts: list[torch.Tensor] = []
+    for position, start, stop, whole in parcel.stretches:
+        tensor = tensors[position]
+        flat = tensor if tensor.dim() == 1 else tensor.view(-1)
+        parts.append(flat if whole else flat[start:stop])
+    return parts

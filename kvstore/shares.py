@@ -33,6 +33,11 @@ class Entry:
         """Whether it is several segments."""
         return len(self.pieces) > 1
 
+    @property
+    def servers(self) -> int:
+        """How many servers hold some of it; a server may hold several segments."""
+        return len({piece.server for piece in self.pieces})
+
 
 class Stretch(NamedTuple):
     """Elements ``start`` to ``stop`` of the array at ``position`` of the list; ``whole`` if that is all of it."""

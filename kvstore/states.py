@@ -115,5 +115,5 @@ def cut(states: States, entries: Mapping[Key, Entry]) -> dict[tuple[Piece, str],
             elif value.numel() == entry.spec.size:
                 pieces[piece, name] = value.reshape(-1)[piece.start : piece.stop]
             else:
-                raise UsageError(f"{name} of key {key!r} cannot be cut over {len(entry.pieces)} servers")
+                raise UsageError(f"{name} of key {key!r} cannot be cut over {entry.servers} servers")
     return pieces

@@ -94,14 +94,14 @@ class Bucket:
 
     def assign(self, payloads: Sequence[Sequence[Run]]) -> None:
         """Make the sum of ``payloads`` the value."""
-        if self._sent and self._memory.busy(self._buffer):
+        if self._read:
             self._move()
         sum_runs(payloads, self.value)
         self._sent = False
 
     def writable(self) -> None:
         """Make memory and tensors such that they may be changed in place: what has been sent stays as it was."""
-        if self._sent and self._memory.busy(self._buffer):
+        if self._read:
             before = self.value
             self._move()
             self.value.copy_(before)
@@ -132,6 +132,11 @@ class Bucket:
                 ready.append(parked)
         self.parked = waiting
         return ready
+
+    @property
+    def _read(self) -> bool:
+        """Whether somebody may still read what was sent of the memory."""
+        return self._sent and self._memory.busy(self._buffer)
 
     def _move(self) -> None:
         """Take other memory."""

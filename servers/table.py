@@ -61,11 +61,11 @@ class Table:
         elif self.mode == "async":
             raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
         hyper = (message.lr, message.rescale)
-        given: list[tuple[Bucket, list[Contribution]]] = []
+        updates: list[tuple[Bucket, list[Contribution], Hyper]] = []
         start = at = 0
         for bucket in buckets:
             contribution = Contribution(message.node, cut(runs, start, start + bucket.size), hyper)
-            given.append((bucket, [contribution]))
+            updates.append((bucket, [contribution], hyper))
             if self.mode == "sync":
                 bucket.rounds.contribute(message.rank, message.clocks[at], contribution)
             start += bucket.size
@@ -73,7 +73,7 @@ class Table:
         if self.mode == "async":
             for bucket in buckets:
                 bucket.rounds.version += 1
-            self._update([(bucket, items, hyper) for bucket, items in given])
+            self._update(updates)
             return [Answer(peer, message, self._answer(message))]
         parked = self._park(peer, message)  # before the rounds are over, for it too must learn of their errors
         return parked + self._complete(buckets)

@@ -20,11 +20,10 @@ from pathlib import Path
 import zmq
 
 from kvstore.errors import ConfigError
-from kvstore.memory import Heap
+from kvstore.memory import SMALL, Heap
 from kvstore.transport.base import Frames, Peer
 from kvstore.wire import Buffer
 
-COPY_BELOW = 1 << 14  # smaller buffers are cheaper to copy than to track
 MAX_FRAME = 1 << 36  # bytes; a peer that announces more is disconnected
 MAX_IPC_PATH = 107  # bytes of a unix socket's path
 
@@ -111,7 +110,7 @@ class ZmqTransport(Heap):
         self._socket.send(peer, zmq.SNDMORE)
         last = len(frames) - 1
         for i, frame in enumerate(frames):
-            self._socket.send(frame, zmq.SNDMORE if i < last else 0, copy=len(frame) < COPY_BELOW)
+            self._socket.send(frame, zmq.SNDMORE if i < last else 0, copy=len(frame) < SMALL)
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message; large frames are views of ZeroMQ's own buffers."""

@@ -1,4 +1,4 @@
-"""How the arrays of one message share its frames; both ends compute the same layout from the sizes alone.
+"""How the states of an optimizer, arrays of any dtype, share a message's frames; both ends compute the same layout.
 
 A large array has a frame of its own, which neither end copies to build or to read. Small ones share a frame, each
 starting at a multiple of 16 bytes: a message with a thousand of them costs a few frames, not a thousand.

@@ -12,8 +12,9 @@ import pytest
 import zmq
 
 from kvstore.errors import ConfigError
+from kvstore.memory import SMALL
 from kvstore.transport import zeromq
-from kvstore.transport.zeromq import COPY_BELOW, ZmqTransport, endpoint_for
+from kvstore.transport.zeromq import ZmqTransport, endpoint_for
 
 
 @pytest.fixture
@@ -172,8 +173,8 @@ def test_large_frames_are_handed_over_and_small_ones_copied(monkeypatch: pytest.
     try:
         link = other.connect(listener.bind(f"ipc://{directory}/s"))
         sent.clear()
-        other.send(link, [bytes(COPY_BELOW - 1), bytes(COPY_BELOW)])
-        assert sent[1:] == [(COPY_BELOW - 1, True), (COPY_BELOW, False)]
+        other.send(link, [bytes(SMALL - 1), bytes(SMALL)])
+        assert sent[1:] == [(SMALL - 1, True), (SMALL, False)]
         assert listener.recv(10) is not None
     finally:
         listener.close()
