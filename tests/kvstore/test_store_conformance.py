@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cluster import Cluster
+from threaded import ThreadedJob
 
 import kvstore as kv
 from kvstore.dist import DistStore
@@ -50,13 +50,13 @@ Run = Callable[[Callable[[kv.KVStore], Any]], list[Any]]
 
 
 @pytest.fixture(scope="module")
-def clusters() -> Iterator[Callable[[Kind], Cluster]]:
+def clusters() -> Iterator[Callable[[Kind], ThreadedJob]]:
     """One running job for each kind of dist store, for all tests of this module."""
-    running: dict[Kind, Cluster] = {}
+    running: dict[Kind, ThreadedJob] = {}
 
-    def cluster_for(kind: Kind) -> Cluster:
+    def cluster_for(kind: Kind) -> ThreadedJob:
         if kind not in running:
-            running[kind] = Cluster(kind.workers, kind.servers, bigarray_bound=BOUND).__enter__()
+            running[kind] = ThreadedJob(kind.workers, kind.servers, bigarray_bound=BOUND).__enter__()
         return running[kind]
 
     yield cluster_for
@@ -65,7 +65,7 @@ def clusters() -> Iterator[Callable[[Kind], Cluster]]:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, clusters: Callable[[Kind], Cluster]) -> Run:
+def run(request: pytest.FixtureRequest, clusters: Callable[[Kind], ThreadedJob]) -> Run:
     """Calls a function with a new store on every worker, and returns the results by rank."""
     kind: Kind = request.param
 
@@ -513,7 +513,7 @@ def test_the_job(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL, ids=str)
-def test_the_type_is_the_name_asked_for(kind: Kind, clusters: Callable[[Kind], Cluster]) -> None:
+def test_the_type_is_the_name_asked_for(kind: Kind, clusters: Callable[[Kind], ThreadedJob]) -> None:
     if kind.dist:
         mode = "async" if "async" in kind.name else "sync"
         types = clusters(kind).run_sessions(lambda session: DistStore(session, kind.name, mode).type)

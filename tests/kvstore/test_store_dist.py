@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cluster import Cluster
+from threaded import ThreadedJob
 
 import kvstore as kv
 from kvstore.dist import DistStore
@@ -20,14 +20,14 @@ SOON = 0.05  # seconds: the deadline of what cannot come
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(workers=2, servers=2, bigarray_bound=BOUND) as cluster:
+def cluster() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=2, servers=2, bigarray_bound=BOUND) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[Cluster]:
-    with Cluster(workers=3, servers=3, bigarray_bound=BOUND) as cluster:
+def three() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=3, servers=3, bigarray_bound=BOUND) as cluster:
         yield cluster
 
 
@@ -54,7 +54,7 @@ def refused(call: Callable[[], Any]) -> str:
 # ---- init
 
 
-def test_init_waits_for_rank_zero_and_says_so(cluster: Cluster) -> None:
+def test_init_waits_for_rank_zero_and_says_so(cluster: ThreadedJob) -> None:
     rank_one_waits = threading.Event()
 
     def zero(store: DistStore) -> None:
@@ -76,7 +76,7 @@ def test_init_waits_for_rank_zero_and_says_so(cluster: Cluster) -> None:
     cluster.run(by_rank(zero, one))
 
 
-def test_the_order_and_the_grouping_of_init_do_not_matter(three: Cluster) -> None:
+def test_the_order_and_the_grouping_of_init_do_not_matter(three: ThreadedJob) -> None:
     shapes = {"a": (3,), "b": (4, 5), "c": (), "d": (30,)}
 
     def values(store: DistStore) -> dict[str, torch.Tensor]:
@@ -108,7 +108,7 @@ OTHERS = [torch.zeros(4), torch.zeros(3, dtype=torch.float64), torch.zeros(3, 1)
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda t: f"{t.dtype}{list(t.shape)}")
-def test_different_shapes_or_dtypes_raise_on_both(cluster: Cluster, other: torch.Tensor) -> None:
+def test_different_shapes_or_dtypes_raise_on_both(cluster: ThreadedJob, other: torch.Tensor) -> None:
     def zero(store: DistStore) -> str:
         def go_on() -> None:
             if not store.statistics().keys:
@@ -126,7 +126,7 @@ def test_different_shapes_or_dtypes_raise_on_both(cluster: Cluster, other: torch
         assert "on worker 1" in text
 
 
-def test_a_worker_that_waits_learns_that_another_contradicts(three: Cluster) -> None:
+def test_a_worker_that_waits_learns_that_another_contradicts(three: ThreadedJob) -> None:
     """Both of the others call first: rank 0 never does, and need not for them to learn of it."""
 
     def work(store: DistStore) -> str | None:
@@ -136,7 +136,7 @@ def test_a_worker_that_waits_learns_that_another_contradicts(three: Cluster) -> 
     assert all("'w'" in text and "worker 1" in text and "worker 2" in text for text in texts)
 
 
-def test_a_second_init_raises_on_every_worker(cluster: Cluster) -> None:
+def test_a_second_init_raises_on_every_worker(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.init(["a", "b"], [torch.zeros(2), torch.zeros(20)])
         for keys in ("a", ["b"], ["c", "b"]):
@@ -150,7 +150,7 @@ def test_a_second_init_raises_on_every_worker(cluster: Cluster) -> None:
 # ---- rounds and deadlines
 
 
-def test_a_late_worker_is_named_with_the_keys_that_wait(three: Cluster) -> None:
+def test_a_late_worker_is_named_with_the_keys_that_wait(three: ThreadedJob) -> None:
     rank_zero_has_seen = threading.Event()
 
     def zero(store: DistStore) -> None:
@@ -183,7 +183,7 @@ def test_a_late_worker_is_named_with_the_keys_that_wait(three: Cluster) -> None:
     three.run(work)
 
 
-def test_the_deadline_of_a_store_is_its_option(cluster: Cluster) -> None:
+def test_the_deadline_of_a_store_is_its_option(cluster: ThreadedJob) -> None:
     seen = threading.Event()
 
     def zero(store: DistStore) -> None:
@@ -206,7 +206,7 @@ def test_the_deadline_of_a_store_is_its_option(cluster: Cluster) -> None:
     cluster.run(work)
 
 
-def test_a_barrier_that_was_late_is_the_same_barrier_when_called_again(cluster: Cluster) -> None:
+def test_a_barrier_that_was_late_is_the_same_barrier_when_called_again(cluster: ThreadedJob) -> None:
     late = threading.Event()
 
     def zero(store: DistStore) -> None:
@@ -228,7 +228,7 @@ def test_a_barrier_that_was_late_is_the_same_barrier_when_called_again(cluster: 
     cluster.run(work)
 
 
-def test_a_worker_may_be_rounds_ahead(cluster: Cluster) -> None:
+def test_a_worker_may_be_rounds_ahead(cluster: ThreadedJob) -> None:
     ahead = threading.Event()
 
     def work(store: DistStore) -> list[float]:
@@ -250,7 +250,7 @@ def test_a_worker_may_be_rounds_ahead(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_rank_zero_may_set_the_optimizer_alone(cluster: Cluster, mode: str) -> None:
+def test_rank_zero_may_set_the_optimizer_alone(cluster: ThreadedJob, mode: str) -> None:
     def work(store: DistStore) -> None:
         store.init(["w", "big"], [torch.zeros(3), torch.zeros(25)])
         if store.rank == 0:
@@ -275,7 +275,7 @@ def test_rank_zero_may_set_the_optimizer_alone(cluster: Cluster, mode: str) -> N
     cluster.run(work, mode=mode)
 
 
-def test_a_worker_that_sets_an_optimizer_alone_learns_whom_it_waits_for(cluster: Cluster) -> None:
+def test_a_worker_that_sets_an_optimizer_alone_learns_whom_it_waits_for(cluster: ThreadedJob) -> None:
     late = threading.Event()
 
     def zero(store: DistStore) -> None:
@@ -301,7 +301,7 @@ def test_a_worker_that_sets_an_optimizer_alone_learns_whom_it_waits_for(cluster:
 @pytest.mark.parametrize(
     ("name", "options"), [("sgd", {"lr": 0.25}), ("sgd", {"momentum": 0.9}), ("adam", {"lr": 0.5}), ("nag", {})]
 )
-def test_workers_that_disagree_on_the_optimizer(cluster: Cluster, name: str, options: dict[str, Any]) -> None:
+def test_workers_that_disagree_on_the_optimizer(cluster: ThreadedJob, name: str, options: dict[str, Any]) -> None:
     def work(store: DistStore) -> None:
         store.init("w", torch.zeros(1))
         if store.rank == 0:
@@ -315,7 +315,7 @@ def test_workers_that_disagree_on_the_optimizer(cluster: Cluster, name: str, opt
     cluster.run(work)
 
 
-def test_an_optimizer_that_throws_raises_in_every_worker(cluster: Cluster) -> None:
+def test_an_optimizer_that_throws_raises_in_every_worker(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.init("w", torch.zeros(1))
         with pytest.raises(kv.ServerError, match=r"ValueError: Invalid learning rate: -1"):
@@ -329,7 +329,7 @@ def test_an_optimizer_that_throws_raises_in_every_worker(cluster: Cluster) -> No
     cluster.run(work)
 
 
-def test_an_optimizer_that_throws_in_a_round_raises_in_every_worker(cluster: Cluster) -> None:
+def test_an_optimizer_that_throws_in_a_round_raises_in_every_worker(cluster: ThreadedJob) -> None:
     """Muon takes matrices only, which it says when it meets the first vector."""
 
     def work(store: DistStore) -> None:
@@ -343,7 +343,7 @@ def test_an_optimizer_that_throws_in_a_round_raises_in_every_worker(cluster: Clu
     cluster.run(work)
 
 
-def test_integers_cannot_get_an_optimizer(cluster: Cluster) -> None:
+def test_integers_cannot_get_an_optimizer(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.init("n", torch.zeros(2, dtype=torch.int64))
         with pytest.raises(kv.Mismatch, match="floating point only"):
@@ -355,7 +355,7 @@ def test_integers_cannot_get_an_optimizer(cluster: Cluster) -> None:
     cluster.run(work)
 
 
-def test_an_async_store_needs_an_optimizer(cluster: Cluster) -> None:
+def test_an_async_store_needs_an_optimizer(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.init("w", torch.zeros(1))
         for call in (lambda: store.push("w", torch.ones(1)), lambda: store.pushpull("w", torch.ones(1))):
@@ -366,7 +366,7 @@ def test_an_async_store_needs_an_optimizer(cluster: Cluster) -> None:
     cluster.run(work, mode="async")
 
 
-def test_servers_take_no_function(cluster: Cluster) -> None:
+def test_servers_take_no_function(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         with pytest.raises(kv.Unsupported, match="use set_optimizer"):
             store.set_updater(lambda key, pushed, stored: None)
@@ -374,7 +374,7 @@ def test_servers_take_no_function(cluster: Cluster) -> None:
     cluster.run(work)
 
 
-def test_a_new_learning_rate_acts_from_the_next_round_and_keeps_momentum(three: Cluster) -> None:
+def test_a_new_learning_rate_acts_from_the_next_round_and_keeps_momentum(three: ThreadedJob) -> None:
     def work(store: DistStore) -> list[float]:
         store.set_optimizer("sgd", learning_rate=0.5, momentum=0.5)
         store.init(["w", "big"], [torch.zeros(1), torch.zeros(20)])
@@ -396,7 +396,7 @@ def test_a_new_learning_rate_acts_from_the_next_round_and_keeps_momentum(three: 
 
 
 @pytest.mark.parametrize("what", ["learning_rate", "rescale_grad"])
-def test_workers_that_disagree_on_a_number_for_one_round(cluster: Cluster, what: str) -> None:
+def test_workers_that_disagree_on_a_number_for_one_round(cluster: ThreadedJob, what: str) -> None:
     def work(store: DistStore) -> None:
         store.set_optimizer("sgd", learning_rate=1.0)
         store.init("w", torch.zeros(1))
@@ -414,7 +414,7 @@ def test_workers_that_disagree_on_a_number_for_one_round(cluster: Cluster, what:
     cluster.run(work)
 
 
-def test_one_worker_may_set_the_learning_rate_for_all(cluster: Cluster) -> None:
+def test_one_worker_may_set_the_learning_rate_for_all(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.set_optimizer("sgd", learning_rate=1.0)
         store.init("w", torch.zeros(1))
@@ -427,7 +427,7 @@ def test_one_worker_may_set_the_learning_rate_for_all(cluster: Cluster) -> None:
     cluster.run(work)
 
 
-def test_an_error_nobody_waited_for_is_raised_by_the_next_call(cluster: Cluster) -> None:
+def test_an_error_nobody_waited_for_is_raised_by_the_next_call(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.set_optimizer("sgd")
         store.init("w", torch.zeros(1))
@@ -442,7 +442,7 @@ def test_an_error_nobody_waited_for_is_raised_by_the_next_call(cluster: Cluster)
     cluster.run(work)
 
 
-def test_close_raises_what_nobody_waited_for(cluster: Cluster) -> None:
+def test_close_raises_what_nobody_waited_for(cluster: ThreadedJob) -> None:
     def work(session: Session) -> None:
         store = DistStore(session)
         store.set_optimizer("sgd")
@@ -462,7 +462,7 @@ def test_close_raises_what_nobody_waited_for(cluster: Cluster) -> None:
 # ---- several stores, big arrays
 
 
-def test_two_stores_in_one_process(cluster: Cluster) -> None:
+def test_two_stores_in_one_process(cluster: ThreadedJob) -> None:
     def work(session: Session) -> None:
         with DistStore(session, "dist_sync") as one, DistStore(session, "dist_async", "async") as two:
             one.init("w", torch.zeros(2))
@@ -480,7 +480,7 @@ def test_two_stores_in_one_process(cluster: Cluster) -> None:
     cluster.run_sessions(work)
 
 
-def test_stores_that_differ_between_workers_are_refused(cluster: Cluster) -> None:
+def test_stores_that_differ_between_workers_are_refused(cluster: ThreadedJob) -> None:
     first = threading.Event()
 
     def work(session: Session) -> None:
@@ -495,7 +495,7 @@ def test_stores_that_differ_between_workers_are_refused(cluster: Cluster) -> Non
     cluster.run_sessions(work)
 
 
-def test_big_arrays_are_cut_over_all_servers(three: Cluster) -> None:
+def test_big_arrays_are_cut_over_all_servers(three: ThreadedJob) -> None:
     def work(store: DistStore) -> kv.Statistics:
         value = torch.arange(100.0).view(10, 10)
         store.init(["big", "small"], [value, torch.zeros(BOUND - 1)])
@@ -511,7 +511,7 @@ def test_big_arrays_are_cut_over_all_servers(three: Cluster) -> None:
         assert held == [4 * 33, 4 * 34, 4 * (33 + BOUND - 1)]
 
 
-def test_what_is_outside_a_strided_out_stays(cluster: Cluster) -> None:
+def test_what_is_outside_a_strided_out_stays(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.init("w", torch.ones(4, 5))
         frame = torch.zeros(6, 10)
@@ -522,7 +522,7 @@ def test_what_is_outside_a_strided_out_stays(cluster: Cluster) -> None:
     cluster.run(work)
 
 
-def test_an_optimizer_that_needs_whole_arrays_gets_them(cluster: Cluster) -> None:
+def test_an_optimizer_that_needs_whole_arrays_gets_them(cluster: ThreadedJob) -> None:
     def early(store: DistStore) -> None:
         store.set_optimizer("adafactor", learning_rate=0.1)
         store.init("w", torch.ones(6, 7))
@@ -547,7 +547,7 @@ def test_an_optimizer_that_needs_whole_arrays_gets_them(cluster: Cluster) -> Non
 
 
 def test_states_move_to_a_job_with_other_servers_and_to_a_local_store(
-    cluster: Cluster, three: Cluster, tmp_path: Path
+    cluster: ThreadedJob, three: ThreadedJob, tmp_path: Path
 ) -> None:
     path = tmp_path / "s"
     shapes = {"w": (3,), "big": (7, 8), "n": ()}
@@ -584,7 +584,7 @@ def test_states_move_to_a_job_with_other_servers_and_to_a_local_store(
                 torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
 
 
-def test_a_worker_that_set_no_optimizer_can_save(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_worker_that_set_no_optimizer_can_save(cluster: ThreadedJob, tmp_path: Path) -> None:
     def work(store: DistStore) -> None:
         store.init("w", torch.zeros(20))
         for name in ("adam", "sgd"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cluster import Cluster
+from threaded import ThreadedJob
 
 import kvstore as kv
 from kvstore.dist import DistStore
@@ -25,8 +25,8 @@ GPU = "cuda:0"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(workers=2, servers=2, bigarray_bound=100) as cluster:
+def cluster() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=2, servers=2, bigarray_bound=100) as cluster:
         yield cluster
 
 
@@ -109,7 +109,7 @@ def test_host_copies_go_through_pinned_memory() -> None:
 
 
 @pytest.mark.parametrize("on_device", [False, True])
-def test_dist_stores_take_and_fill_device_arrays(cluster: Cluster, on_device: bool) -> None:
+def test_dist_stores_take_and_fill_device_arrays(cluster: ThreadedJob, on_device: bool) -> None:
     def work(session: Any) -> None:
         with DistStore(session, "dist_device_sync", "sync", on_device) as store:
             shapes = [(3,), (10, 20)]

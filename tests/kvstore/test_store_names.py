@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cluster import Cluster
+from threaded import ThreadedJob
 
 import kvstore as kv
 from kvstore import base
@@ -25,7 +25,7 @@ NAMES = [*LOCAL, *DEVICE, *SYNC, *DEVICE_SYNC, *ASYNC]
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only worker of a job."""
-    with Cluster(workers=1, servers=1) as cluster:
+    with ThreadedJob(workers=1, servers=1) as cluster:
         session = cluster.run_sessions(lambda session: session)[0]
         monkeypatch.setattr("kvstore.dist.shared", lambda config: session)
         yield

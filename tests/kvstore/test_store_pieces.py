@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from cluster import Cluster
+from threaded import ThreadedJob
 
 from kvstore.client import STALL_S
 from kvstore.dist import DistStore
@@ -41,7 +41,7 @@ def work(store: DistStore) -> list[torch.Tensor]:
 def test_sums_in_pieces_have_the_bits_of_whole_arrays(servers: int) -> None:
     results: list[Any] = []
     for piece in (PIECE, 1 << 20):
-        with Cluster(2, servers, piece_bytes=piece) as cluster:
+        with ThreadedJob(2, servers, piece_bytes=piece) as cluster:
             results.append(cluster.run(work))
     for one, other in zip(*results, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
@@ -62,7 +62,7 @@ def test_calls_in_another_order_do_not_lock_up() -> None:
         assert (out == 2).all()
         assert (other == 2).all()
 
-    with Cluster(2, 1, piece_bytes=PIECE) as cluster:
+    with ThreadedJob(2, 1, piece_bytes=PIECE) as cluster:
         cluster.run(crossed)
 
 
@@ -78,7 +78,7 @@ def test_a_round_whose_answers_stall_goes_out_whole() -> None:
         store.pushpull("w", torch.ones(30_000), out)
         assert (out == 2).all()
 
-    with Cluster(2, 2, piece_bytes=PIECE) as cluster:
+    with ThreadedJob(2, 2, piece_bytes=PIECE) as cluster:
         cluster.run(late)
 
 
@@ -94,5 +94,5 @@ def test_who_waits_for_one_pull_does_not_wait_for_the_others() -> None:
         slow.wait()
         assert (other == 2).all()
 
-    with Cluster(2, 1, piece_bytes=PIECE) as cluster:
+    with ThreadedJob(2, 1, piece_bytes=PIECE) as cluster:
         cluster.run(urgent)

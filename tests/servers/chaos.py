@@ -1,7 +1,7 @@
 """A network that repeats, delays and reorders messages, and loses none.
 
     chaos = Chaos(seed=3)
-    with chaos, Cluster(workers=2, servers=2, network=chaos.network) as cluster: ...
+    with chaos, ThreadedJob(workers=2, servers=2, network=chaos.network) as cluster: ...
 
 What happens to the n-th message is decided by the seed alone. A thread delivers the messages when they are due.
 """

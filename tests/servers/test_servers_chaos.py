@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from chaos import Chaos
-from cluster import Cluster
+from threaded import ThreadedJob
 
 from kvstore.dist import DistStore
 
@@ -69,12 +69,12 @@ def assert_same_bits(results: list[list[torch.Tensor]], expected: list[torch.Ten
 def test_a_run_under_chaos_ends_in_the_bits_of_a_clean_one(
     workers: int, servers: int, optimizer: str, hyper: dict[str, float]
 ):
-    with Cluster(workers, servers, bigarray_bound=100) as cluster:
+    with ThreadedJob(workers, servers, bigarray_bound=100) as cluster:
         clean = cluster.run(train(optimizer, **hyper))
     assert_same_bits(clean, clean[0])
     for seed in (1, 2):
         chaos = Chaos(seed)
-        with chaos, Cluster(workers, servers, bigarray_bound=100, network=chaos.network) as cluster:
+        with chaos, ThreadedJob(workers, servers, bigarray_bound=100, network=chaos.network) as cluster:
             assert_same_bits(cluster.run(train(optimizer, **hyper)), clean[0])
         assert chaos.deliveries > chaos.messages > 500
         assert chaos.overtaken > 100
@@ -94,7 +94,7 @@ def test_an_all_reduce_under_chaos_adds_in_the_order_of_ranks():
         return outs
 
     chaos = Chaos(7)
-    with chaos, Cluster(3, 2, bigarray_bound=100, network=chaos.network) as cluster:
+    with chaos, ThreadedJob(3, 2, bigarray_bound=100, network=chaos.network) as cluster:
         for outs in cluster.run(work):
             assert all(torch.equal(out, expected) for out in outs)
 
@@ -119,7 +119,7 @@ def test_async_under_chaos_every_push_is_one_update(workers: int):
         return out.item(), set(cut.tolist())
 
     chaos = Chaos(11, repeated=0.6)
-    with chaos, Cluster(workers, 2, bigarray_bound=100, network=chaos.network) as cluster:
+    with chaos, ThreadedJob(workers, 2, bigarray_bound=100, network=chaos.network) as cluster:
         results = cluster.run(work, mode="async")
     assert results == [(-float(pushes * workers), {-float(pushes * workers)})] * workers
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from cluster import Cluster
+from threaded import ThreadedJob
 from torch import nn
 
 from kvstore.dist import DistStore
@@ -59,7 +59,7 @@ def test_n_workers_do_as_one(workers: int, servers: int, update_on_kvstore: bool
             trainer.step(None if mean else workers * BATCH)
         return sum(count > 0 for count in store.statistics().server_bytes)
 
-    with Cluster(workers, servers, bigarray_bound=100) as cluster:
+    with ThreadedJob(workers, servers, bigarray_bound=100) as cluster:
         assert cluster.run(train) == [servers] * workers, "every server holds a part"
     expected = alone(workers)
     start = [parameter.detach() for parameter in network().parameters()]

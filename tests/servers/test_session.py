@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from cluster import Cluster
+from threaded import ThreadedJob
 
 from kvstore import session as sessions
 from kvstore.config import Config
@@ -31,7 +31,7 @@ from kvstore.wire import Alive, Join, decode, encode
 from servers.server import run_server
 
 
-class Tapped(Cluster):
+class Tapped(ThreadedJob):
     """A cluster that can silence a member: its links are cut, without a word."""
 
     def __init__(self, **options: Any) -> None:
@@ -60,13 +60,13 @@ def outcome(work: Callable[[], Any]) -> Any:
 
 
 def test_everybody_ends_with_0_when_the_workers_are_done():
-    with Cluster(2, 2) as cluster:
+    with ThreadedJob(2, 2) as cluster:
         assert cluster.run(lambda store: store.rank) == [0, 1]
     assert cluster.exit_codes == {"scheduler": 0, "server 0": 0, "server 1": 0}
 
 
 def test_a_worker_that_fails_ends_the_job_for_all_with_its_words():
-    with Cluster(2, 1) as cluster:
+    with ThreadedJob(2, 1) as cluster:
         barrier = threading.Barrier(2)
 
         def work(session: Session) -> Any:
@@ -85,7 +85,7 @@ def test_a_worker_that_fails_ends_the_job_for_all_with_its_words():
 
 
 def test_after_leaving_the_session_says_so():
-    with Cluster(1, 1) as cluster:
+    with ThreadedJob(1, 1) as cluster:
 
         def work(session: Session) -> None:
             store = DistStore(session)
@@ -150,7 +150,7 @@ def test_a_silent_scheduler_is_lost_for_all():
 
 
 def test_a_late_pull_names_the_worker_the_push_and_the_key():
-    with Cluster(2, 2) as cluster:
+    with ThreadedJob(2, 2) as cluster:
 
         def work(store: DistStore) -> Any:
             store.init(["w", "x"], [torch.zeros(4), torch.zeros(4)])
@@ -172,7 +172,7 @@ def test_a_late_pull_names_the_worker_the_push_and_the_key():
 
 
 def test_late_calls_to_the_scheduler_name_whom_they_wait_for():
-    with Cluster(2, 1) as cluster:
+    with ThreadedJob(2, 1) as cluster:
 
         def work(session: Session) -> list[str]:
             impatient = DistStore(session, timeout_s=0.05)
@@ -233,7 +233,7 @@ def test_a_server_waits_on_while_the_scheduler_lives(caplog: pytest.LogCaptureFi
     """It may be there long before the workers; only a scheduler that does not answer ends its patience."""
     waited = threading.Event()
 
-    class Patient(Cluster):
+    class Patient(ThreadedJob):
         def _join(self, rank: int) -> None:
             assert waited.wait(10)
             super()._join(rank)
@@ -251,7 +251,7 @@ def test_a_server_waits_on_while_the_scheduler_lives(caplog: pytest.LogCaptureFi
 
 
 def test_who_is_not_wanted_is_told():
-    with Cluster(1, 1) as cluster, pytest.raises(UsageError, match="the job has its 1 workers already"):
+    with ThreadedJob(1, 1) as cluster, pytest.raises(UsageError, match="the job has its 1 workers already"):
         Session(cluster.config("worker"), cluster.transport)
 
 
@@ -259,7 +259,7 @@ def test_who_is_not_wanted_is_told():
 
 
 def test_an_optimizer_that_cannot_be_made_raises_in_every_worker_with_the_servers_message():
-    with Cluster(2, 2) as cluster:
+    with ThreadedJob(2, 2) as cluster:
         results = cluster.run(lambda store: outcome(lambda: store.set_optimizer("sgd", learning_rate=-1.0)))
     for error in results:
         assert isinstance(error, ServerError)
@@ -267,7 +267,7 @@ def test_an_optimizer_that_cannot_be_made_raises_in_every_worker_with_the_server
 
 
 def test_an_update_that_fails_raises_in_every_worker():
-    with Cluster(2, 2, bigarray_bound=4) as cluster:
+    with ThreadedJob(2, 2, bigarray_bound=4) as cluster:
 
         def work(store: DistStore) -> Any:
             store.set_optimizer("sgd", learning_rate=0.1)
@@ -287,7 +287,7 @@ def test_an_update_that_fails_raises_in_every_worker():
 @pytest.mark.parametrize("first", [0, 1])
 def test_workers_that_give_a_key_different_shapes_both_learn_it(first: int):
     """Whoever comes first; rank 0, whose init is over by then, at its next call."""
-    with Cluster(2, 1, heartbeat_s=0.05) as cluster:
+    with ThreadedJob(2, 1, heartbeat_s=0.05) as cluster:
         come = threading.Event()
 
         def work(session: Session) -> Any:
@@ -314,7 +314,7 @@ def test_workers_that_give_a_key_different_shapes_both_learn_it(first: int):
 
 def test_threads_of_one_worker_get_their_own_answers():
     rounds, count = 30, 4
-    with Cluster(2, 2, bigarray_bound=50) as cluster:
+    with ThreadedJob(2, 2, bigarray_bound=50) as cluster:
 
         def work(session: Session) -> list[Any]:
             store = DistStore(session)
@@ -353,7 +353,7 @@ def test_threads_of_one_worker_get_their_own_answers():
 
 
 def test_two_threads_push_the_same_key_and_every_push_is_a_round_of_its_own():
-    with Cluster(2, 2) as cluster:
+    with ThreadedJob(2, 2) as cluster:
 
         def work(store: DistStore) -> float:
             store.set_optimizer("sgd", learning_rate=1.0)
@@ -376,7 +376,7 @@ def test_two_threads_push_the_same_key_and_every_push_is_a_round_of_its_own():
 
 
 @pytest.fixture
-def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Cluster], Session]]:
+def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ThreadedJob], Session]]:
     """``kvstore.session.shared`` as a worker process has it, over an in-process network."""
     from kvstore.transport import zeromq
 
@@ -386,7 +386,7 @@ def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Cluster], S
     monkeypatch.setattr(sessions, "AFTER_OTHERS_S", 0.0)
     monkeypatch.delattr(sys, "last_value", raising=False)
 
-    def make(cluster: Cluster) -> Session:
+    def make(cluster: ThreadedJob) -> Session:
         monkeypatch.setattr(zeromq, "ZmqTransport", cluster.transport)
         session = sessions.shared(cluster.config("worker"))
         assert sessions.shared(cluster.config("worker")) is session, "one for the whole process"
@@ -397,7 +397,7 @@ def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Cluster], S
     assert sessions._shared is None or sessions._shared[1]._left
 
 
-class Alone(Cluster):
+class Alone(ThreadedJob):
     """A cluster whose only worker the test makes."""
 
     def _join(self, rank: int) -> None:
@@ -406,7 +406,7 @@ class Alone(Cluster):
         self._sessions.append(sessions._shared[1])
 
 
-def alone(make: Callable[[Cluster], Session]) -> Alone:
+def alone(make: Callable[[ThreadedJob], Session]) -> Alone:
     cluster = Alone(1, 1)
     cluster.make = make  # type: ignore[attr-defined]
     return cluster

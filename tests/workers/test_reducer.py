@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cluster import Cluster
+from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
@@ -19,13 +19,13 @@ RunAll = Callable[[Callable[[Reducer, int], Any]], list[Any]]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(workers=3, servers=2, bigarray_bound=10) as cluster:
+def cluster() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=3, servers=2, bigarray_bound=10) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> RunAll:
+def run(cluster: ThreadedJob, monkeypatch: pytest.MonkeyPatch) -> RunAll:
     """Calls a function with a reducer and the rank, on every worker."""
     mine = threading.local()
     names = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cluster import Cluster
+from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
@@ -26,8 +26,8 @@ HOWS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(workers=2, servers=2, bigarray_bound=30) as cluster:
+def cluster() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
         yield cluster
 
 
@@ -134,7 +134,7 @@ def test_alone_weights_are_updated_in_place_so_that_they_may_be_changed_between_
     ],
 )
 def test_dist_stores(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, mode: str, environ: str, wanted: bool | None, updates: bool
+    cluster: ThreadedJob, monkeypatch: pytest.MonkeyPatch, mode: str, environ: str, wanted: bool | None, updates: bool
 ) -> None:
     monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", environ)
 
@@ -144,7 +144,7 @@ def test_dist_stores(
     assert cluster.run(work, mode=mode) == [updates] * 2
 
 
-def test_an_async_store_must_update(cluster: Cluster) -> None:
+def test_an_async_store_must_update(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         with pytest.raises(kv.UsageError, match="update_on_kvstore=False cannot be"):
             Trainer(on_devices(weights(0.0)), "sgd", kvstore=store, update_on_kvstore=False)
@@ -199,7 +199,7 @@ def test_two_devices_do_as_one_with_both_batches(how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_two_workers_do_as_one_with_both_batches(cluster: Cluster, update_on_kvstore: bool) -> None:
+def test_two_workers_do_as_one_with_both_batches(cluster: ThreadedJob, update_on_kvstore: bool) -> None:
     options = {"lr": 0.1, "momentum": 0.9}
 
     def work(store: DistStore) -> nn.Module:
@@ -218,7 +218,7 @@ def test_two_workers_do_as_one_with_both_batches(cluster: Cluster, update_on_kvs
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_gluon_step_on_several_workers(cluster: Cluster, update_on_kvstore: bool) -> None:
+def test_gluon_step_on_several_workers(cluster: ThreadedJob, update_on_kvstore: bool) -> None:
     """MXNet's nightly test: every worker's gradient is its rank + 1, so w == 1 - n(n+1)/2."""
 
     def work(store: DistStore) -> list[float]:
@@ -231,7 +231,7 @@ def test_gluon_step_on_several_workers(cluster: Cluster, update_on_kvstore: bool
     assert cluster.run(work) == [[-2.0, -2.0]] * 2
 
 
-def test_an_async_store_updates_for_every_worker(cluster: Cluster) -> None:
+def test_an_async_store_updates_for_every_worker(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> list[float]:
         (param,) = weights(1.0)
         trainer = Trainer({"w": param}, "sgd", {"learning_rate": 1.0}, store)
@@ -330,7 +330,7 @@ def test_the_learning_rate_changes_and_momentum_stays(how: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_the_learning_rate_changes_on_the_servers(cluster: Cluster, update_on_kvstore: bool) -> None:
+def test_the_learning_rate_changes_on_the_servers(cluster: ThreadedJob, update_on_kvstore: bool) -> None:
     """MXNet's set_learning_rate does nothing on a dist store."""
 
     def work(store: DistStore) -> list[float]:
@@ -371,7 +371,7 @@ def test_states_are_saved_and_loaded(how: dict[str, Any], optimizer: Any, tmp_pa
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
-def test_states_of_a_dist_store(cluster: Cluster, update_on_kvstore: bool, tmp_path: Path) -> None:
+def test_states_of_a_dist_store(cluster: ThreadedJob, update_on_kvstore: bool, tmp_path: Path) -> None:
     def work(session: Session) -> None:
         params = weights(1.0, 1.0)
         stores = [DistStore(session) for _ in params]
@@ -438,7 +438,7 @@ def test_wrong_arguments(arguments: Any, error: type[Exception], text: str) -> N
         Trainer(*arguments)
 
 
-def test_workers_with_different_batch_sizes_are_told(cluster: Cluster) -> None:
+def test_workers_with_different_batch_sizes_are_told(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         (param,) = weights(0.0)
         trainer = Trainer({"w": param}, "sgd", None, store)
@@ -449,7 +449,7 @@ def test_workers_with_different_batch_sizes_are_told(cluster: Cluster) -> None:
     cluster.run(work)
 
 
-def test_the_weights_of_rank_zero_count(cluster: Cluster) -> None:
+def test_the_weights_of_rank_zero_count(cluster: ThreadedJob) -> None:
     for mode in ("sync", "async"):
 
         def work(store: DistStore) -> list[list[float]]:
@@ -478,7 +478,7 @@ def test_memory_that_is_shared_gives_the_same_weights(share: dict[str, bool]) ->
 
     results = []
     for options in ({}, share):
-        with Cluster(2, 2, bigarray_bound=2**40) as cluster:
+        with ThreadedJob(2, 2, bigarray_bound=2**40) as cluster:
             results.append(cluster.run(lambda store, options=options: train(store, **options)))
     for plain, shared in zip(*results, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(plain, shared, strict=True))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from cluster import Cluster
+from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
@@ -106,7 +106,7 @@ def rig(request: pytest.FixtureRequest) -> Rig:
 
 
 def trained(
-    cluster: Cluster, wanted: bool, optimizer: str, options: dict[str, Any], mode: str = "sync", **how: Any
+    cluster: ThreadedJob, wanted: bool, optimizer: str, options: dict[str, Any], mode: str = "sync", **how: Any
 ) -> list[list[torch.Tensor]]:
     """The weights of all workers after five steps."""
 
@@ -126,7 +126,7 @@ def trained(
 
 @pytest.mark.parametrize(("workers", "servers"), [(1, 1), (1, 3), (2, 2), (3, 1), (3, 3)])
 def test_the_weights_are_the_same_to_the_bit(workers: int, servers: int) -> None:
-    with Cluster(workers, servers, bigarray_bound=20) as cluster:
+    with ThreadedJob(workers, servers, bigarray_bound=20) as cluster:
         for optimizer, options in (("sgd", {"momentum": 0.9, "wd": 1e-4}), ("adam", {}), ("adamw", {})):
             for on_store in (True, False):
                 plain = trained(cluster, False, optimizer, options, update_on_kvstore=on_store)
@@ -138,7 +138,7 @@ def test_the_weights_are_the_same_to_the_bit(workers: int, servers: int) -> None
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_weights_that_are_shared_are_the_same(wanted: bool) -> None:
-    with Cluster(2, 2, bigarray_bound=20) as cluster:
+    with ThreadedJob(2, 2, bigarray_bound=20) as cluster:
         plain = trained(cluster, False, "adam", {})
         for on_store in (True, False):
             shared = trained(cluster, wanted, "adam", {}, share_weights=True, update_on_kvstore=on_store)
@@ -159,12 +159,12 @@ def test_shared_weights_are_new_memory_after_each_step(wanted: bool, share: bool
             moved.append(sum(a.data_ptr() != b.data_ptr() for a, b in zip(before, model.parameters(), strict=True)))
         return moved[1], moved[2]
 
-    with Cluster(1, 1) as cluster:
+    with ThreadedJob(1, 1) as cluster:
         assert cluster.run(work) == [(2 * LAYERS, 2 * LAYERS) if share else (0, 0)]
 
 
 def test_an_async_store_gives_a_single_worker_the_same_too() -> None:
-    with Cluster(1, 2, bigarray_bound=20) as cluster:
+    with ThreadedJob(1, 2, bigarray_bound=20) as cluster:
         plain, early = (trained(cluster, wanted, "adam", {}, mode="async")[0] for wanted in (False, True))
     assert equal(plain, early)
 
@@ -181,7 +181,7 @@ def test_workers_need_not_agree_on_it() -> None:
         return weights(model)
 
     results = []
-    with Cluster(2, 2, bigarray_bound=20) as cluster:
+    with ThreadedJob(2, 2, bigarray_bound=20) as cluster:
         for same in (True, False):
             models = [network(), network()]
             results += cluster.run(partial(work, same=same))
@@ -596,7 +596,7 @@ def test_workers_that_disagree_are_told_in_step() -> None:
         trainer.step()
         return weights(model)
 
-    with Cluster(2, 2, bigarray_bound=20) as cluster:
+    with ThreadedJob(2, 2, bigarray_bound=20) as cluster:
         one, two = cluster.run(work)
     assert equal(one, two)
 
@@ -670,7 +670,7 @@ def test_on_a_cuda_device(cuda: torch.device, update_on_kvstore: bool) -> None:
         return [value.cpu() for value in weights(model)]
 
     results: list[list[torch.Tensor]] = []
-    with Cluster(2, 2) as cluster:
+    with ThreadedJob(2, 2) as cluster:
         for wanted in (False, True):
             results += cluster.run(partial(work, wanted=wanted))
     assert all(equal(results[0], other) for other in results)

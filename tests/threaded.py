@@ -1,6 +1,6 @@
 """A whole job inside one process: scheduler, servers and workers as threads over an in-process network.
 
-    with Cluster(workers=2, servers=2) as cluster:
+    with ThreadedJob(workers=2, servers=2) as cluster:
         results = cluster.run(lambda store: store.rank)            # one DistStore per worker, as 'dist_sync'
         results = cluster.run(train, mode="async")
         results = cluster.run_sessions(lambda session: ...)        # the Session itself, to make stores from
@@ -23,7 +23,7 @@ from servers.server import run_scheduler, run_server
 ROOT = "inproc://scheduler"
 
 
-class Cluster:
+class ThreadedJob:
     """See the module. ``transport`` makes a new end for links; other arguments go to ``Config``."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Cluster:
         """What a member of the job is configured with."""
         return Config(role=role, rank_hint=rank, **self._options)  # type: ignore[arg-type]
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> ThreadedJob:
         self._start("scheduler", lambda: run_scheduler(self.config("scheduler"), self.transport()))
         for rank in range(self.servers):
             self._start(
