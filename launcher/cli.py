@@ -8,18 +8,21 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from dataclasses import fields
+from typing import Any, NamedTuple, NoReturn
 
+from launcher.cluster import PLACEMENTS, Cluster
 from launcher.errors import LaunchError
 from launcher.job import MAX_PER_ROLE, Job
-from launcher.kinds import LAUNCHERS, NAMES
+from launcher.kinds import KINDS
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _USAGE = f"""\
 launch.py [-h] -n NUM_WORKERS [-s NUM_SERVERS] [-H HOSTFILE] [--sync-dst-dir DIR]
-                 [--launcher {{{",".join(NAMES)}}}]
-                 [--env-server K:V] [--env-worker K:V] [--env NAME] command ..."""
+                 [--launcher {{{",".join(KINDS)}}}]
+                 [--env-server K:V] [--env-worker K:V] [--env NAME] [--dry-run]
+                 [other options, see -h] command ..."""
 
 _EPILOG = """\
 examples:
@@ -35,8 +38,16 @@ class _Parser(argparse.ArgumentParser):
         raise LaunchError(f"error: {message}\n{self.format_usage().rstrip()}")
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Job]:
-    """The kind of launcher, and the job.
+class Request(NamedTuple):
+    """What the command line asks for: a job, on that kind of cluster, or only to say what would be run."""
+
+    kind: str
+    job: Job
+    dry_run: bool
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """Read the command line.
 
     Args:
         argv: the words behind `launch.py`.
@@ -55,6 +66,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Job]:
     for name in options.env:
         if name not in environ:
             parser.error(f"--env {name}: there is no such variable in this environment; export it first")
+    given: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(Cluster)}
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
         job = Job(
             num_workers=options.num_workers,
@@ -63,12 +76,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[str, Job]:
             env_server=dict(options.env_server),
             env_worker=dict(options.env_worker),
             env_names=tuple(options.env),
-            hostfile=options.hostfile,
-            sync_dst_dir=options.sync_dst_dir,
+            cluster=Cluster(**plain),
         )
     except LaunchError as error:
         parser.error(str(error))
-    return options.launcher or ("local" if job.hostfile is None else "ssh"), job
+    return Request(options.launcher or ("local" if job.cluster.hostfile is None else "ssh"), job, options.dry_run)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,13 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-n", "--num-workers", type=_count, required=True, metavar="NUM_WORKERS", help="how many workers to start")
     add("-s", "--num-servers", type=_count, metavar="NUM_SERVERS", help="how many servers; as many as workers if unset")
-    add("-H", "--hostfile", metavar="HOSTFILE", help="the hosts to run on, one per line")
-    add("--sync-dst-dir", metavar="DIR", help="copy the working directory to DIR on each host first (ssh)")
-    add(
-        "--launcher",
-        choices=NAMES,
-        help=f"the kind of cluster; ssh with a hostfile, else local. These work today: {', '.join(LAUNCHERS)}",
-    )
+    add("--launcher", choices=list(KINDS), help="the kind of cluster; ssh with a hostfile, else local")
+    add("--dry-run", action="store_true", help="print what would be run, without secrets, and run nothing")
     for role in ("server", "worker"):
         add(
             f"--env-{role}",
@@ -107,8 +114,74 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="pass this environment variable on to every process; may be repeated (a local job inherits them all)",
     )
+    _add_hosts(parser.add_argument_group("hosts (ssh, mpi)"))
+    _add_network(parser.add_argument_group("network"))
+    _add_resources(parser.add_argument_group("cluster managers (slurm, sge, yarn, kubernetes)"))
     add("command", nargs=argparse.REMAINDER, help="what each worker runs: one quoted string, or separate words")
     return parser
+
+
+def _add_hosts(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("-H", "--hostfile", metavar="FILE", help="the hosts to run on, one per line: [user@]host[:port] [slots=N]")
+    add("--server-hosts", metavar="FILE", help="the hosts of the servers, likewise; beside the workers if unset")
+    add(
+        "--placement",
+        choices=PLACEMENTS,
+        default=PLACEMENTS[0],
+        help="fill each host's slots before the next's (the default), or deal to the hosts in turn",
+    )
+    add("--sync-dst-dir", metavar="DIR", help="copy the working directory to DIR on each host first, and run there")
+    add("--sync-exclude", metavar="PATTERN", action="append", default=[], help="copy no such files; may be repeated")
+    add("--ssh-config", metavar="FILE", help="a configuration file for ssh, instead of ~/.ssh/config")
+    add("--ssh-option", metavar="K=V", action="append", default=[], help="an option for ssh's -o; may be repeated")
+    add("--python", default="", metavar="PATH", help="the interpreter on the hosts; the path of this one if unset")
+
+
+def _add_network(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--host-ip", default="", metavar="IP", help="the address of this machine by which the hosts reach it")
+    add("--interface", default="", metavar="NAME", help="the network interface to use on every host, as eth0")
+    add(
+        "--no-encryption",
+        dest="encryption",
+        action="store_false",
+        help="for networks you trust: whoever can reach a port of the job can read it and join it",
+    )
+
+
+def _add_resources(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--job-name", default="kvstore", metavar="NAME", type=_job_name, help="how the cluster's tools show the job")
+    add("--queue", default="", metavar="NAME", help="the queue or partition")
+    add("--time", default="", metavar="TIME", help="how long the job may take, as the cluster writes it: 2:00:00")
+    for role in ("worker", "server"):
+        add(f"--{role}-cores", default=0, type=_number, metavar="N", help=f"processors for each {role}")
+        add(f"--{role}-memory", default="", type=_memory, metavar="SIZE", help=f"memory for each {role}: 500m, 4g")
+    add("--mem", dest="worker_memory", type=_memory, metavar="SIZE", help="the same as --worker-memory")
+    add("--gpus-per-worker", default=0, type=_number, metavar="N", help="GPUs for each worker")
+    add("--cluster-option", metavar="WORD", action="append", default=[], help="a word for mpirun, srun, sbatch or qsub")
+    add("--image", default="", help="the container image (kubernetes)")
+    add("--namespace", default="", help="the namespace (kubernetes)")
+    add("--yarn-jar", default="", metavar="FILE", help="YARN's distributed shell, if it is not where Hadoop has it")
+
+
+def _memory(text: str) -> str:
+    if text and not re.fullmatch(r"[1-9][0-9]{0,9}[mMgG]?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500m or 4g")
+    return f"{text}m" if text[-1:].isdigit() else text.lower()
+
+
+def _job_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} must be up to 40 small letters, digits and -, a letter first")
+    return text
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()) or not 0 <= int(text[:9]) <= MAX_PER_ROLE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {MAX_PER_ROLE}")
+    return int(text)
 
 
 def _count(text: str) -> int:

@@ -65,10 +65,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a process ended: with a code, or by a signal."""
+    """How a process ended: with a code, by a signal, or out of sight, which `text` tells about."""
 
     code: int = 0
     signum: int = 0
+    text: str = ""
 
     @property
     def status(self) -> int:
@@ -76,6 +77,8 @@ class Exit:
         return 128 + self.signum if self.signum else self.code
 
     def __str__(self) -> str:
+        if self.text:
+            return self.text
         if self.signum:
             return f"was killed by {signal_name(self.signum)}"
         # A shell reports so that the program it ran was killed.
@@ -214,7 +217,7 @@ class Ending:
         self.exit_code = code
         self._enter(Phase.WINDOW, now + self._limits.window)
         task = self._tasks[index]
-        return [Say(f"{task.name} {how}"), Tell(task, how)]
+        return [Say(f"{task.title} {how}"), Tell(task, how)]
 
     def _fail_unnamed(self, told: int, now: float) -> list[Action]:
         """Nobody has exited as if it had failed, but the job has: its processes have said why."""

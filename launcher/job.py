@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from launcher.cluster import Cluster
 from launcher.errors import LaunchError
 
 # A typing error must not become a fork bomb.
@@ -22,21 +22,18 @@ RESERVED = frozenset(
         "DMLC_PS_ROOT_URI",
         "DMLC_ROLE",
         "DMLC_TASK_ID",
+        "KVSTORE_AGENT",
         "KVSTORE_JOB",
+        "KVSTORE_MEMBER_KEYS",
         "KVSTORE_ROOT_FD",
+        "KVSTORE_ROOT_KEY",
+        "KVSTORE_SECRET_KEY",
     }
 )
 
 
 def _nothing() -> Mapping[str, str]:
     return MappingProxyType({})
-
-
-def _servers() -> tuple[str, ...]:
-    safe_path = (
-        ("-P",) if sys.version_info >= (3, 11) else ()
-    )  # a folder called servers where the user is, is the user's
-    return (sys.executable, *safe_path, "-m", "servers")
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,8 @@ class Job:
         env_worker: variables for the workers alone.
         env_names: variables of the caller's environment that go along to every process. A local job inherits them all;
             clusters that start processes elsewhere send just these.
-        hostfile: where the job may run, for launchers that need to be told.
-        sync_dst_dir: where to copy the working directory on each host, for launchers that copy.
-        server_argv: what the scheduler and the servers run; `DMLC_ROLE` tells them which one they are.
+        cluster: where it runs.
+        server_argv: what the scheduler and the servers run, if it is not ours; `DMLC_ROLE` tells them which they are.
 
     Raises:
         LaunchError: the description makes no sense.
@@ -65,9 +61,8 @@ class Job:
     env_server: Mapping[str, str] = field(default_factory=_nothing, repr=False)
     env_worker: Mapping[str, str] = field(default_factory=_nothing, repr=False)
     env_names: tuple[str, ...] = ()
-    hostfile: str | None = None
-    sync_dst_dir: str | None = None
-    server_argv: tuple[str, ...] = field(default_factory=_servers)
+    cluster: Cluster = field(default_factory=Cluster)
+    server_argv: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for what, count in (("workers", self.num_workers), ("servers", self.num_servers)):

@@ -36,8 +36,12 @@ def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> i
         0, the exit code of the first process to fail, 128 + N for signal N, or 2 for a senseless command line.
     """
     try:
-        kind, job = parse(sys.argv[1:] if argv is None else argv, os.environ)
-        return find(kind)(job, on_failure)
+        kind, job, dry_run = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        found = find(kind, job)
+        if dry_run:
+            print(found.dry_run(job))
+            return 0
+        return found.run(job, on_failure)
     except LaunchError as error:
         print(f"launch.py: {error}", file=sys.stderr)
         return error.exit_code

@@ -7,17 +7,20 @@ that start processes elsewhere; `render` makes whole environments for processes 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from launcher.command import argv_of
 from launcher.job import Job
+from launcher.keyring import Keyring
 
 Role = Literal["scheduler", "server", "worker"]
 
 # Every process of a job carries this, so that even one that has left its session can be found at the end.
 MARK = "KVSTORE_JOB"
+AGENT = "KVSTORE_AGENT"  # the same, of those that one agent has started
 STREAM_BYTES = 1 << 20  # copies of so much go past the caches: a tenth to a fifth faster where memory is the limit
 ROOT_FD = "KVSTORE_ROOT_FD"
 
@@ -33,6 +36,7 @@ class Rendezvous:
         cluster: the kind of launcher.
         node_host: the address at which each process can be reached, where it is the same for all.
         fd: a socket that listens at uri and port, which the scheduler inherits under this number.
+        keyring: the members' keys, where links are encrypted.
     """
 
     uri: str
@@ -41,21 +45,35 @@ class Rendezvous:
     cluster: str = "local"
     node_host: str | None = "127.0.0.1"
     fd: int | None = None
+    keyring: Keyring | None = None
 
 
 @dataclass(frozen=True)
 class Task:
-    """One process to start. Its environment is kept out of its repr: it may hold secrets."""
+    """One process to start. Its environment is kept out of its repr: it may hold secrets.
+
+    Args:
+        role, rank: which member of the job it is.
+        argv: the words to execute.
+        env: its environment; for a task on another host, what is added to the environment there.
+        host: where it runs, if not here.
+    """
 
     role: Role
     rank: int
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)
+    host: str = ""
 
     @property
     def name(self) -> str:
-        """How it is called in output and errors: `worker 0`, `scheduler`."""
+        """How it is called in output: `worker 0`, `scheduler`."""
         return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
+
+    @property
+    def title(self) -> str:
+        """How it is called in errors: `worker 0 on node7`."""
+        return f"{self.name} on {self.host}" if self.host else self.name
 
 
 @dataclass(frozen=True)
@@ -63,7 +81,7 @@ class Surroundings:
     """What processes on this machine inherit, and what rendering needs to know about it.
 
     Args:
-        environ: the caller's environment.
+        environ: the environment that is there.
         python: the interpreter that `python` means in a command.
         cores: how many processors the job may share.
         shims: a directory that goes first on the PATH of workers, where `python` is found.
@@ -75,6 +93,14 @@ class Surroundings:
     cores: int
     shims: str | None = None
     source_root: str | None = None
+
+
+def members(job: Job) -> list[tuple[Role, int]]:
+    """Who is in the job, in the order in which to start them: scheduler, servers, workers."""
+    everybody: list[tuple[Role, int]] = [("scheduler", 0)]
+    everybody += [("server", rank) for rank in range(job.num_servers)]
+    everybody += [("worker", rank) for rank in range(job.num_workers)]
+    return everybody
 
 
 def contract(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
@@ -91,34 +117,47 @@ def contract(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
     }
     if at.fd is not None and role == "scheduler":
         variables[ROOT_FD] = str(at.fd)
+    if at.keyring is not None:
+        variables.update(at.keyring.variables(role, rank))
     return variables
 
 
-def render(job: Job, at: Rendezvous, around: Surroundings) -> list[Task]:
-    """Every process of the job, in the order in which to start them: scheduler, servers, workers.
+def settings(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
+    """What a member's environment has beside what it inherits: the user's variables for its role, and the contract."""
+    env = {} if at.node_host is None else {"DMLC_NODE_HOST": at.node_host}
+    env.update({"server": job.env_server, "worker": job.env_worker}.get(role, {}))
+    env.update(contract(job, at, role, rank))
+    return env
+
+
+def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
+    """What a member of that role runs, where `python` is the interpreter of that path.
 
     Raises:
         LaunchError: the command cannot be understood.
     """
-    command = argv_of(job.command, around.python)
-    members: list[tuple[Role, int, tuple[str, ...]]] = [("scheduler", 0, job.server_argv)]
-    members += [("server", rank, job.server_argv) for rank in range(job.num_servers)]
-    members += [("worker", rank, command) for rank in range(job.num_workers)]
-    return [Task(role, rank, argv, _environment(job, at, around, role, rank)) for role, rank, argv in members]
+    if role == "worker":
+        return argv_of(job.command, python)
+    # -P: a folder called servers where the user is, is the user's.
+    return job.server_argv or (python, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "servers")
 
 
-def _environment(job: Job, at: Rendezvous, around: Surroundings, role: Role, rank: int) -> dict[str, str]:
+def environment(around: Surroundings, role: Role, siblings: int, settings: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a process.
+
+    Args:
+        around: where it starts.
+        role: what it will be.
+        siblings: how many of that role share the machine.
+        settings: what it gets beside what it inherits.
+    """
     env = dict(around.environ)
     env.pop(ROOT_FD, None)
-    if at.node_host is not None:
-        env["DMLC_NODE_HOST"] = at.node_host
-    env.update({"server": job.env_server, "worker": job.env_worker}.get(role, {}))
-    env.update(contract(job, at, role, rank))
+    env.update(settings)
 
     # A process per rank shares the machine: unless told, none takes more than its part of the cores.
     if role != "scheduler":
-        siblings = job.num_workers if role == "worker" else job.num_servers
-        env.setdefault("OMP_NUM_THREADS", str(max(1, around.cores // siblings)))
+        env.setdefault("OMP_NUM_THREADS", str(max(1, around.cores // max(1, siblings))))
     # glibc takes the caches of the whole processor for this process's, and so never copies large arrays past them.
     env.setdefault("GLIBC_TUNABLES", f"glibc.cpu.x86_non_temporal_threshold={STREAM_BYTES:#x}")
     # Lines appear when they are printed, not when a pipe's buffer is full.
@@ -129,3 +168,21 @@ def _environment(job: Job, at: Rendezvous, around: Surroundings, role: Role, ran
     if around.source_root is not None:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), around.source_root]))
     return env
+
+
+def render(job: Job, at: Rendezvous, around: Surroundings) -> list[Task]:
+    """Every process of a job on one machine, in the order in which to start them.
+
+    Raises:
+        LaunchError: the command cannot be understood.
+    """
+    siblings = {"worker": job.num_workers, "server": job.num_servers, "scheduler": 1}
+    return [
+        Task(
+            role,
+            rank,
+            words(job, role, around.python),
+            environment(around, role, siblings[role], settings(job, at, role, rank)),
+        )
+        for role, rank in members(job)
+    ]

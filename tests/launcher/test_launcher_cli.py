@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from launcher import local
 from launcher.cli import parse
 from launcher.errors import LaunchError
 from launcher.job import Job
-from launcher.kinds import LAUNCHERS, find
+from launcher.kinds import KINDS, find, local
 from launcher.launch import main
 
 
@@ -15,8 +14,8 @@ def job(*argv: str, environ: dict[str, str] | None = None) -> Job:
 
 
 def test_the_readme_line() -> None:
-    kind, parsed = parse(["-n", "2", "-s", "3", "--launcher", "local", "python train_cifar10.py"], {})
-    assert kind == "local"
+    kind, parsed, dry_run = parse(["-n", "2", "-s", "3", "--launcher", "local", "python train_cifar10.py"], {})
+    assert (kind, dry_run) == ("local", False)
     assert (parsed.num_workers, parsed.num_servers, parsed.command) == (2, 3, ("python train_cifar10.py",))
 
 
@@ -48,8 +47,8 @@ def test_env_options_repeat_and_values_may_hold_anything() -> None:
 def test_the_default_launcher() -> None:
     assert parse(["-n", "1", "x"], {})[0] == "local"
     assert parse(["-n", "1", "-H", "hosts", "x"], {})[0] == "ssh"
-    kind, parsed = parse(["-n", "1", "-H", "hosts", "--sync-dst-dir", "/d", "--launcher", "mpi", "x"], {})
-    assert (kind, parsed.hostfile, parsed.sync_dst_dir) == ("mpi", "hosts", "/d")
+    kind, parsed, _ = parse(["-n", "1", "-H", "hosts", "--sync-dst-dir", "/d", "x"], {})
+    assert (kind, parsed.cluster.hostfile, parsed.cluster.sync_dst_dir) == ("ssh", "hosts", "/d")
 
 
 @pytest.mark.parametrize(
@@ -70,10 +69,10 @@ def test_the_default_launcher() -> None:
         (["-n", "1", "--lr", "0.1", "x"], "no such option: --lr"),
         (["-n", "1", "--env-worker", "DMLC_ROLE:x", "y"], "--env-worker cannot set DMLC_ROLE"),
         (["-n", "1", "python 'train.py"], "not well quoted"),
-        (["-n", "1", "-H", "hosts", "--launcher", "local", "x"], "takes no hostfile; leave out -H"),
-        (["-n", "1", "--sync-dst-dir", "/d", "x"], "leave out --sync-dst-dir"),
-        (["-n", "1", "-H", "hosts", "x"], "launcher ssh is not there yet; these work today: local"),
-        (["-n", "1", "--launcher", "slurm", "x"], "launcher slurm is not there yet; these work today: local"),
+        (["-n", "1", "-H", "hosts", "--launcher", "local", "x"], "--launcher local takes no --hostfile; leave it out"),
+        (["-n", "1", "--sync-dst-dir", "/d", "x"], "takes no --sync-dst-dir; leave it out"),
+        (["-n", "1", "--worker-memory", "lots", "x"], "'lots' is not a size such as 500m or 4g"),
+        (["-n", "1", "--job-name", "My Job", "x"], "'My Job' must be"),
     ],
 )
 def test_what_makes_no_sense_is_an_error(
@@ -113,12 +112,12 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         main(["-h"])
     assert caught.value.code == 0
     shown = capsys.readouterr().out
-    for word in ("-n NUM_WORKERS", "{local,ssh,mpi,sge,yarn,slurm,kubernetes}", "--sync-dst-dir", "command ..."):
+    for word in ("-n NUM_WORKERS", "{local", "--sync-dst-dir", "command ..."):
         assert word in shown
 
 
 def test_an_interrupt_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(name: str) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("launcher.launch.find", interrupted)
@@ -126,9 +125,10 @@ def test_an_interrupt_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_launchers_are_found_by_name() -> None:
-    assert find("local") is LAUNCHERS["local"] is local.run
-    with pytest.raises(LaunchError, match="launcher cloud does not exist"):
-        find("cloud")
+    anything = job("-n", "1", "x")
+    assert find("local", anything) is KINDS["local"] is local.KIND
+    with pytest.raises(LaunchError, match="there is no launcher cloud; there are: local"):
+        find("cloud", anything)
 
 
 def test_a_job_needs_no_more_files_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,9 @@ def test_help(way: list[str], tmp_path: Path) -> None:
 
 
 def test_errors(way: list[str], tmp_path: Path) -> None:
-    done = call(way, "-n", "1", "--launcher", "ssh", "x", cwd=tmp_path)
+    done = call(way, "-n", "1", "--launcher", "local", "-H", "hosts", "x", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "launcher ssh is not there yet" in done.stderr
+    assert "--launcher local takes no --hostfile" in done.stderr
 
 
 def test_a_command_that_does_not_exist(way: list[str], tmp_path: Path) -> None:

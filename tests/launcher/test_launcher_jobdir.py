@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import keeper
 from launcher.errors import LaunchError
-from launcher.jobdir import JobDir, sweep
+from launcher.processes import keeper
+from launcher.processes.jobdir import JobDir, sweep
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher import output
-from launcher.output import Outlet, Prefixer, prefix, wants_colour
+from launcher.processes import output
+from launcher.processes.output import Outlet, Prefixer, prefix, wants_colour
 
 P = b"[x] "
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 
@@ -7,7 +8,8 @@ import pytest
 
 from launcher.errors import LaunchError
 from launcher.job import MAX_PER_ROLE, RESERVED, Job
-from launcher.tasks import Rendezvous, Surroundings, Task, contract, render
+from launcher.keyring import Keyring
+from launcher.tasks import AGENT, Rendezvous, Surroundings, Task, contract, members, render, words
 
 AT = Rendezvous(uri="ipc:///t/scheduler", port=0, mark="kvstore-0-1-x")
 HERE = Surroundings(environ={"HOME": "/h"}, python="/py", cores=8)
@@ -22,15 +24,16 @@ def by_name(tasks: list[Task]) -> dict[str, Task]:
 
 
 def test_servers_are_ours_whatever_the_working_directory_holds() -> None:
-    assert job().server_argv[0] == sys.executable
-    assert job().server_argv[-2:] == ("-m", "servers")
-    assert ("-P" in job().server_argv) == (sys.version_info >= (3, 11))
+    argv = words(job(), "server", "/py")
+    assert argv[0] == "/py"
+    assert argv[-2:] == ("-m", "servers")
+    assert ("-P" in argv) == (sys.version_info >= (3, 11))
 
 
 def test_scheduler_then_servers_then_workers() -> None:
     tasks = render(job(num_servers=2), AT, HERE)
     assert [task.name for task in tasks] == ["scheduler", "server 0", "server 1", "worker 0", "worker 1"]
-    assert [task.argv for task in tasks] == [job().server_argv] * 3 + [("/py", "train.py")] * 2
+    assert [task.argv for task in tasks] == [words(job(), "server", "/py")] * 3 + [("/py", "train.py")] * 2
 
 
 def test_the_whole_environment_of_a_worker() -> None:
@@ -53,8 +56,9 @@ def test_the_whole_environment_of_a_worker() -> None:
 
 def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
     at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", cluster="ssh", node_host=None, fd=5)
-    assert set(contract(job(), at, "scheduler", 0)) == RESERVED
-    assert set(contract(job(), at, "worker", 0)) == RESERVED - {"KVSTORE_ROOT_FD"}
+    at = dataclasses.replace(at, keyring=Keyring(dict.fromkeys(members(job()), ("public", "secret"))))
+    assert set(contract(job(), at, "scheduler", 0)) == RESERVED - {AGENT}
+    assert set(contract(job(), at, "worker", 0)) == RESERVED - {AGENT, "KVSTORE_ROOT_FD"}
 
 
 def test_only_the_scheduler_gets_the_socket_even_inside_another_job() -> None:

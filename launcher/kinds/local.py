@@ -7,20 +7,23 @@ import resource
 import shutil
 import socket
 import sys
-import sysconfig
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.child import cannot_start
+from launcher import dryrun
 from launcher.ending import Limits
 from launcher.errors import LaunchError
-from launcher.guard import Guard
 from launcher.job import Job
-from launcher.jobdir import JobDir
-from launcher.signals import SignalQueue
+from launcher.kinds.kind import Kind
+from launcher.processes.child import cannot_start
+from launcher.processes.children import Children
+from launcher.processes.guard import Guard
+from launcher.processes.jobdir import JobDir
+from launcher.processes.machine import cores, source_root
+from launcher.processes.signals import SignalQueue
 from launcher.supervisor import OnFailure, Supervisor
-from launcher.tasks import Rendezvous, Surroundings, Task, render
+from launcher.tasks import Rendezvous, Surroundings, Task, members, render, settings, words
 
 TRANSPORT = "KVSTORE_TRANSPORT"
 _SPARE_FILES = 64
@@ -67,6 +70,17 @@ def run(
             directory.remove()
 
 
+def dry_run(job: Job) -> str:
+    """What `run` would start, a line for each process."""
+    at = Rendezvous(uri="ipc://(a private directory)/scheduler", port=0, mark="(the directory's name)")
+    lines = [
+        f"{role} {rank}: {dryrun.variables(settings(job, at, role, rank))} "
+        f"{dryrun.command(words(job, role, sys.executable))}"
+        for role, rank in members(job)
+    ]
+    return "\n".join(["# on this machine, with the environment of launch.py and:", *lines])
+
+
 def _run(
     job: Job,
     on_failure: OnFailure,
@@ -87,7 +101,8 @@ def _run(
     tasks = render(job, _rendezvous(directory, listener), around)
     _check_command(tasks[-job.num_workers])
     pass_fds = {} if listener is None else {0: (listener.fileno(),)}
-    supervisor = Supervisor(tasks, guard, signals, on_failure, pass_fds=pass_fds, environ=environ, limits=limits)
+    children = Children(dict(enumerate(tasks)), guard, pass_fds=pass_fds)
+    supervisor = Supervisor(tasks, [children], signals, on_failure, environ=environ, limits=limits)
     try:
         supervisor.start()
         if listener is not None:
@@ -103,20 +118,6 @@ def _sweep_shared() -> None:
     from kvstore.transport.presence import sweep  # only now, while the processes start
 
     sweep()
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def source_root() -> str | None:
-    """The directory that holds our packages if that is a clone; None if they are installed."""
-    root = str(Path(__file__).resolve().parent.parent)
-    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    return None if root in installed or os.pathsep in root else root
 
 
 def _rendezvous(directory: JobDir, listener: socket.socket | None) -> Rendezvous:
@@ -140,10 +141,6 @@ def _listen() -> socket.socket:
 
 
 def _check(job: Job) -> None:
-    if job.hostfile is not None:
-        raise LaunchError("--launcher local runs everything on this machine and takes no hostfile; leave out -H")
-    if job.sync_dst_dir is not None:
-        raise LaunchError("--launcher local copies nothing; leave out --sync-dst-dir")
     needed = 2 * (job.num_workers + job.num_servers + 1) + _SPARE_FILES
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed != resource.RLIM_INFINITY and needed > allowed:
@@ -156,6 +153,9 @@ def _check_command(worker: Task) -> None:
     if shutil.which(program, path=worker.env["PATH"]) is None:
         there = os.sep in program and Path(program).exists()
         raise cannot_start(worker, PermissionError(0, "is not executable") if there else FileNotFoundError())
+
+
+KIND = Kind(run=run, dry_run=dry_run, takes=frozenset())
 
 
 def _open_standard_streams() -> None:

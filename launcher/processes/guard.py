@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from launcher import keeper
+from launcher.processes import keeper
 from launcher.tasks import MARK
 
 MAX_RESTARTS = 3

@@ -1,0 +1,133 @@
+"""Tasks as children of this process: the crew of a job on one machine, and of an agent on its own."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from launcher.crew import Sink
+from launcher.processes.child import Child
+from launcher.processes.guard import Guard
+from launcher.tasks import Task
+
+_READ = 1 << 16
+_PIPE_HOLDS = 1 << 20  # at most, by Linux's default limit
+
+
+@dataclass
+class _Stream:
+    """One pipe of one child."""
+
+    index: int
+    number: int
+    source: int
+    closed: bool = False
+
+
+class Children:
+    """Runs tasks on this machine; see `Crew`.
+
+    Args:
+        tasks: what to run, in this order, by index.
+        guard: sends signals to them, and kills them if this process dies.
+        pass_fds: file descriptors for some of the tasks, by index.
+    """
+
+    def __init__(
+        self, tasks: Mapping[int, Task], guard: Guard, *, pass_fds: Mapping[int, tuple[int, ...]] | None = None
+    ) -> None:
+        self._tasks = tasks
+        self._guard = guard
+        self._pass_fds = pass_fds or {}
+        self._children: dict[int, Child] = {}
+        self._streams: dict[int, tuple[_Stream, _Stream]] = {}
+        self._reading = True
+
+    def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
+        """Start them in order."""
+        self._selector, self._sink = selector, sink
+        for index, task in self._tasks.items():
+            child = Child(task, self._guard.announce, self._pass_fds.get(index, ()))
+            self._guard.add(child.pid)
+            self._children[index] = child
+            self._streams[index] = (_Stream(index, 1, child.stdout), _Stream(index, 2, child.stderr))
+            for stream in self._streams[index]:
+                self._register(stream)
+
+    def collect(self) -> None:
+        """Notice who has exited."""
+        if (note := self._guard.recheck()) is not None:
+            self._sink.say(note)
+        for index, child in self._children.items():
+            if child.exit is None and (how := child.poll()) is not None:
+                for stream in self._streams[index]:
+                    self._drain(stream)  # its last words come before the news of it
+                self._sink.exited(index, how)
+
+    def reading(self, wanted: bool) -> None:
+        """Take what they write, or let them wait."""
+        if wanted == self._reading:
+            return
+        self._reading = wanted
+        for stream in (one for pair in self._streams.values() for one in pair if not one.closed):
+            if wanted:
+                self._register(stream)
+            else:
+                self._selector.unregister(stream.source)
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to all of them, and to what they have started."""
+        self._guard.signal(signum)
+
+    def leftovers(self) -> bool:
+        """Whether any of those lives."""
+        return self._guard.leftovers()
+
+    def close(self) -> None:
+        """Kill what is left."""
+        self._guard.kill()
+        for index, child in self._children.items():
+            child.reap()
+            for stream in self._streams[index]:
+                self._drain(stream)
+                self._finish(stream)
+        self._children = {}
+
+    def _register(self, stream: _Stream) -> None:
+        self._selector.register(stream.source, selectors.EVENT_READ, partial(self._read, stream))
+
+    def _read(self, stream: _Stream) -> int:
+        """Take what one pipe holds, up to a limit.
+
+        Returns:
+            How much that was; 0 also if there will be no more.
+        """
+        if stream.closed:
+            return 0
+        try:
+            data = os.read(stream.source, _READ)
+        except BlockingIOError:
+            return 0
+        if data:
+            self._sink.output(stream.index, stream.number, data)
+        else:
+            self._finish(stream)
+        return len(data)
+
+    def _drain(self, stream: _Stream) -> None:
+        """Read all that was in a pipe when its process exited; a grandchild may be filling it still, without end."""
+        total = 0
+        while total <= _PIPE_HOLDS and (count := self._read(stream)):
+            total += count
+
+    def _finish(self, stream: _Stream) -> None:
+        if stream.closed:
+            return
+        stream.closed = True
+        self._sink.output(stream.index, stream.number, b"")
+        if self._reading:
+            self._selector.unregister(stream.source)
+        os.close(stream.source)

@@ -1,0 +1,21 @@
+"""What this machine has: processors, and our own packages."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from pathlib import Path
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def source_root() -> str | None:
+    """The directory that holds our packages if that is a clone; None if they are installed."""
+    root = str(Path(__file__).resolve().parents[2])
+    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return None if root in installed or os.pathsep in root else root
