@@ -9,6 +9,7 @@ from types import FrameType
 
 from benchmarks.options import parse
 from benchmarks.session import Session
+from benchmarks.suites.encryption import encryption
 from benchmarks.suites.everything import everything
 from benchmarks.suites.exchange import asynchronous, pushpull, small
 from benchmarks.suites.memory import memory
@@ -22,6 +23,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "async": asynchronous,
     "train": train,
     "network": network,
+    "encryption": encryption,
     "scale": scale,
     "memory": memory,
     "all": everything,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,6 +84,7 @@ class Ours:
     transport: str = "auto"
     layout: Layout | None = None
     name: str = "kvstore"
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def run(self) -> Samples:
         """See ``Contender``."""
@@ -95,7 +96,7 @@ class Ours:
             path = folder / "report"
             words = [*self.work.words, "--memory", self.memory, "--sample-every", str(sample_every)]
             command = [*_program("rounds"), *words, "--report", str(path)]
-            env = TRANSPORTS[self.transport]
+            env = {**TRANSPORTS[self.transport], **self.env}
             if self.layout is None:
                 return run([launched(self.work.workers, self.work.servers, command, env)], path)
             # The hosts share the cores of this machine.

@@ -17,6 +17,7 @@ WHATS = {
     "async": "the arrays of ResNet-50 with dist_async and SGD with momentum",
     "train": "training steps, alone, with two workers, and with torch's DistributedDataParallel",
     "network": "the same across hosts of 1 Gbit/s, made of network namespaces; needs root and iproute2",
+    "encryption": "what encrypted links cost, over TCP on this machine",
     "scale": "against workers, servers and sizes",
     "memory": "what the servers hold, over many rounds",
     "all": "all of these, with fewer rounds, in under ten minutes on two cores",
@@ -67,7 +68,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measure, beside others at the same work in the same run.",
-        epilog="\n".join(["WHAT is one of:", *(f"  {what:9} {meaning}" for what, meaning in WHATS.items())]),
+        epilog="\n".join(["WHAT is one of:", *(f"  {what:10} {meaning}" for what, meaning in WHATS.items())]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument

@@ -12,10 +12,11 @@ import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kvstore.errors import ConfigError
+from kvstore.keys import Keys, with_key
 
 ROLES = ("worker", "server", "scheduler")
 BIGARRAY_BOUND = 1_000_000
@@ -33,18 +34,23 @@ class Config:
 
     Attributes:
         role: ``worker``, ``server`` or ``scheduler``.
-        root: the scheduler's endpoint, ``ipc://path`` or ``tcp://host:port``; empty outside a job.
+        root: the scheduler's endpoint, ``ipc://path`` or ``tcp://host:port``, this with the scheduler's key if there
+            are keys; empty outside a job.
         num_workers, num_servers: how many the job has; 0 outside a job.
         node_host: the address that this process binds to and tells the others, for TCP; empty for the default.
+        interface: the network interface whose address it is, if ``node_host`` is empty; empty for the default.
         rank_hint: the rank to ask for, -1 for any.
         root_fd: a listening socket that was opened for the scheduler, -1 for none.
         timeout_s: the deadline of every wait, in seconds.
+        join_timeout_s: how long a worker waits for the others to be there; 0 for ``timeout_s``.
         heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.
         bigarray_bound: arrays of at least so many elements are cut across all servers.
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
         update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
         job: a name for the job that a file name can have; the same in all processes of it.
         shm: whether processes of one host share memory.
+        encryption: whether links over TCP are to be encrypted, which takes keys.
+        keys: those of this process; None for plain links.
     """
 
     role: str = "worker"
@@ -52,9 +58,11 @@ class Config:
     num_workers: int = 0
     num_servers: int = 0
     node_host: str = ""
+    interface: str = ""
     rank_hint: int = -1
     root_fd: int = -1
     timeout_s: float = 60.0
+    join_timeout_s: float = 0.0
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     bigarray_bound: int = BIGARRAY_BOUND
@@ -62,6 +70,8 @@ class Config:
     update_on_kvstore: bool = True
     job: str = "none"
     shm: bool = True
+    encryption: bool = True
+    keys: Keys | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.heartbeat_timeout_s < 2 * self.heartbeat_s:
@@ -88,15 +98,19 @@ class Config:
         if role not in ROLES:
             raise ConfigError(f"DMLC_ROLE={role!r}; it must be one of {', '.join(ROLES)}")
         root = _root(env)
+        encryption = _number(env, ("KVSTORE_ENCRYPTION",), int, 1, 0) != 0
+        keys = Keys.from_env(env) if encryption else None
         return cls(
             role=role,
-            root=root,
+            root=with_key(root, keys.root) if keys is not None and root.startswith("tcp://") else root,
             num_workers=_number(env, ("DMLC_NUM_WORKER",), int, 0, 0),
             num_servers=_number(env, ("DMLC_NUM_SERVER",), int, 0, 0),
-            node_host=env.get("DMLC_NODE_HOST", ""),
+            node_host=env.get("DMLC_NODE_HOST", "").strip(),
+            interface=env.get("DMLC_INTERFACE", "").strip(),
             rank_hint=_number(env, ("DMLC_TASK_ID", "DMLC_RANK"), int, -1, -1),
             root_fd=_number(env, ("KVSTORE_ROOT_FD",), int, -1, -1),
             timeout_s=_number(env, ("KVSTORE_TIMEOUT_S",), float, cls.timeout_s, 0.001),
+            join_timeout_s=_number(env, ("KVSTORE_JOIN_TIMEOUT_S",), float, cls.join_timeout_s, 0.0),
             heartbeat_s=_number(env, ("KVSTORE_HEARTBEAT_S",), float, cls.heartbeat_s, 0.01),
             heartbeat_timeout_s=_number(env, ("KVSTORE_HEARTBEAT_TIMEOUT_S",), float, cls.heartbeat_timeout_s, 0.02),
             bigarray_bound=_number(
@@ -106,6 +120,8 @@ class Config:
             update_on_kvstore=_number(env, ("MXNET_UPDATE_ON_KVSTORE",), int, 1, 0) != 0,
             job=_job(env, root),
             shm=_number(env, ("KVSTORE_SHM",), int, 1, 0) != 0,
+            encryption=encryption,
+            keys=keys,
         )
 
     def require_job(self, role: str) -> Config:

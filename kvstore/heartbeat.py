@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 
 from kvstore.errors import KVStoreError, NodeLost, WireError
+from kvstore.keys import split_key
 from kvstore.transport import Transport
 from kvstore.wire import Alive, Beat, Message, Node, decode, encode
 
@@ -81,7 +82,8 @@ class Heartbeat:
                     heard = now
                 looked = now
                 if now - heard > self._limit_s:
-                    self._on_lost(NodeLost(f"the scheduler at {self._root} has been silent for {now - heard:.1f} s"))
+                    where = split_key(self._root)[0]
+                    self._on_lost(NodeLost(f"the scheduler at {where} has been silent for {now - heard:.1f} s"))
                     return
         except Exception as exc:  # a dead heartbeat must be as loud as a dead scheduler
             self._on_lost(NodeLost(f"the heartbeat of {self._node} failed: {exc!r}"))

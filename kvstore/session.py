@@ -16,11 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 from kvstore.client import Client, Me
 from kvstore.config import Config
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
 from kvstore.heartbeat import Heartbeat
+from kvstore.keys import split_key
 from kvstore.tickets import Ticket
 from kvstore.transport import Transport
 from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Node, Welcome
@@ -91,7 +93,8 @@ class Session:
 
     def _join(self, address: str) -> Welcome:
         """Ask to join, and wait for the others: a worker until its deadline, a server while the scheduler lives."""
-        ticket = Ticket(f"joining the job at {self.config.root}", (), self.client)
+        what = f"joining the job at {split_key(self.config.root)[0]}"
+        ticket = Ticket(what, (), self.client, timeout_s=self.config.join_timeout_s or None)
 
         def make(me: Me) -> Join:
             role, _, incarnation, seq, done = me
@@ -175,7 +178,7 @@ def shared(config: Config) -> Session:
         from kvstore.transport.shm import sharing
         from kvstore.transport.zeromq import ZmqTransport
 
-        session = Session(config, sharing(ZmqTransport, config))
+        session = Session(config, sharing(partial(ZmqTransport, keys=config.keys), config))
         _shared = (os.getpid(), session)
         atexit.register(_leave_at_exit)
         return session

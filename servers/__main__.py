@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import resource
 import signal
 import sys
+from functools import partial
 from types import FrameType
 
 from kvstore.config import Config
 from kvstore.errors import KVStoreError
-from kvstore.transport.zeromq import ZmqTransport, endpoint_for
+from kvstore.transport.zeromq import ZmqTransport
+from servers.places import server_endpoint
+
+MAX_FILES = 1 << 16  # what a server may have open: each connection is a file, a stranger's too until it is refused
 
 
 def main() -> int:
@@ -21,14 +26,15 @@ def main() -> int:
         config = Config.from_env()
         from servers.server import run_scheduler, run_server
 
+        _allow_many_files()
         if config.role == "scheduler":
-            return run_scheduler(config.require_job("scheduler"), ZmqTransport(config.root_fd))
+            return run_scheduler(config.require_job("scheduler"), ZmqTransport(config.root_fd, config.keys))
         config = config.require_job("server")
         name = f"server-{config.rank_hint}" if config.rank_hint >= 0 else f"server-{_unique()}"
         from kvstore.transport.shm import sharing  # brings numpy, which the scheduler does without
 
-        make_transport = sharing(ZmqTransport, config)
-        return run_server(config, make_transport, endpoint_for(config.root, config.node_host, name))
+        make_transport = sharing(partial(ZmqTransport, keys=config.keys), config)
+        return run_server(config, make_transport, server_endpoint(config, name))
     except KVStoreError as exc:
         print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
         return 1
@@ -38,6 +44,13 @@ def _unique() -> str:
     import secrets
 
     return secrets.token_hex(4)
+
+
+def _allow_many_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:

@@ -12,6 +12,7 @@ from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.session import Session
 from kvstore.transport import Transport
 from kvstore.wire import Message, Roster, Stop
+from servers.places import scheduler_endpoint, warn_if_open
 from servers.replies import Outbox
 from servers.scheduler import Scheduler
 from servers.service import Service
@@ -110,7 +111,9 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         clock,
     )
     try:
-        transport.bind(config.root)
+        endpoint = scheduler_endpoint(config)
+        transport.bind(endpoint)
+        warn_if_open(config, endpoint)
         service.run()
     finally:
         transport.close(linger=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.session import Session
+from benchmarks.suites.encryption import encryption
 from benchmarks.suites.exchange import asynchronous, pushpull, small
 from benchmarks.suites.memory import memory
 from benchmarks.suites.network import network
@@ -13,7 +14,7 @@ from benchmarks.suites.training import train
 def everything(session: Session) -> None:
     """Each measurement once; MXNet and the curves' peers only where a target names them."""
     once = session.with_options(repeats=session.options.repeats or 1)
-    for measurement in (pushpull, small, asynchronous, train, memory):
+    for measurement in (pushpull, small, asynchronous, train, encryption, memory):
         measurement(once)
     gloo = [name for name in once.options.peers if name == "gloo"]
     fewer = once.options.rounds or 4

@@ -1,4 +1,4 @@
-"""Links over ZeroMQ: ``ipc://`` in a private directory on one host, ``tcp://`` across hosts.
+"""Links over ZeroMQ: ``ipc://`` in a private directory on one host, ``tcp://`` across hosts, with CURVE if it has keys.
 
 Each member has one ROUTER socket, which both listens and connects: a link it made has a name it chose, a link it
 accepted one that ZeroMQ chose, so no peer can pass for another by claiming a name. Large buffers are neither copied
@@ -20,12 +20,16 @@ from pathlib import Path
 import zmq
 
 from kvstore.errors import ConfigError
+from kvstore.keys import VARIABLES, Keys, split_key, with_key
 from kvstore.memory import SMALL, Heap
 from kvstore.transport.base import Frames, Peer
+from kvstore.transport.curve import Curve
 from kvstore.wire import Buffer
 
 MAX_FRAME = 1 << 36  # bytes; a peer that announces more is disconnected
 MAX_IPC_PATH = 107  # bytes of a unix socket's path
+HANDSHAKE_MS = 5000  # who has not shown by then that they speak the protocol, and with what key, is disconnected
+BACKLOG = 1024  # connections that wait to be accepted
 
 
 @functools.cache
@@ -43,11 +47,18 @@ class ZmqTransport(Heap):
 
     Args:
         root_fd: a listening socket to use at the first ``bind`` to TCP, opened by whoever started this process.
+        keys: the job's. With them, links over TCP are encrypted and between members only, and the endpoints that are
+            returned and asked for have the listener's key; without, links are plain. ``ipc://`` is always.
+
+    Raises:
+        ConfigError: the process's own key is not the job's.
     """
 
-    def __init__(self, root_fd: int = -1) -> None:
+    def __init__(self, root_fd: int = -1, keys: Keys | None = None) -> None:
+        public = "" if keys is None else keys.public
         _keep_memory()
         self._root_fd = root_fd
+        self._public = public
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set(zmq.SNDHWM, 0)
@@ -56,6 +67,9 @@ class ZmqTransport(Heap):
         self._socket.set(zmq.IPV6, 1)
         self._socket.set(zmq.RECONNECT_IVL, 20)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._socket.set(zmq.BACKLOG, BACKLOG)
+        self._curve = None if keys is None else Curve(self._context, self._socket, keys)
         self._bell, self._wake = socket.socketpair()
         self._bell.setblocking(False)
         self._wake.setblocking(False)
@@ -73,6 +87,9 @@ class ZmqTransport(Heap):
         Raises:
             ConfigError: the endpoint cannot be bound; the message says why.
         """
+        endpoint, key = split_key(endpoint)
+        if key and key != self._public:
+            raise ConfigError(f"cannot listen at {endpoint}: its key is not that of this process's KVSTORE_SECRET_KEY")
         if endpoint.startswith("ipc://"):
             _require_private(Path(endpoint.removeprefix("ipc://")))
         elif self._root_fd >= 0:
@@ -81,6 +98,9 @@ class ZmqTransport(Heap):
             endpoint = _resolve(endpoint)
         # Else an IPv4 address would come back in IPv6 notation.
         self._socket.set(zmq.IPV6, int(endpoint.startswith("tcp://[")))
+        secured = self._curve is not None and endpoint.startswith("tcp://")
+        if self._curve is not None:
+            self._curve.serve() if secured else self._curve.plain()
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as exc:
@@ -90,11 +110,24 @@ class ZmqTransport(Heap):
         if self._root_fd >= 0:
             self._socket.set(zmq.USE_FD, -1)
             self._root_fd = -1
-            return endpoint
-        return str(self._socket.get_string(zmq.LAST_ENDPOINT))
+        else:
+            endpoint = str(self._socket.get_string(zmq.LAST_ENDPOINT))
+        return with_key(endpoint, self._public) if secured else endpoint
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """Make a link; ZeroMQ goes on trying until someone listens there."""
+        """Make a link; ZeroMQ goes on trying until someone listens there.
+
+        Raises:
+            ConfigError: the endpoint is none, or has a key although this process has none, or the other way round.
+        """
+        endpoint, key = split_key(endpoint)
+        if self._curve is None and key:
+            raise ConfigError(
+                f"{endpoint} has a key, and this process has none: set {', '.join(VARIABLES)} in all processes of a "
+                "job, as launch.py does, and KVSTORE_ENCRYPTION=0 in all or none"
+            )
+        if self._curve is not None:
+            self._curve.link(endpoint, key)
         peer = b"to:%d" % next(self._numbers)
         self._socket.set(zmq.CONNECT_ROUTING_ID, peer)
         try:
@@ -130,6 +163,10 @@ class ZmqTransport(Heap):
         self._flowing = True
         return parts[0].bytes, [part.buffer for part in parts[1:]]
 
+    def fileno(self) -> int:
+        """For a selector: becomes readable when something may have come, of which ``recv(0)`` must then take all."""
+        return int(self._socket.get(zmq.FD))
+
     def interrupt(self) -> None:
         """Wake ``recv``."""
         with contextlib.suppress(OSError):  # full: a wake-up is already there; closed: nobody waits
@@ -141,6 +178,8 @@ class ZmqTransport(Heap):
             return
         self._closed = True
         self._socket.close(linger=int(linger * 1000))
+        if self._curve is not None:
+            self._curve.close()
         self._context.term()
         self._bell.close()
         self._wake.close()
@@ -152,28 +191,6 @@ class ZmqTransport(Heap):
             with contextlib.suppress(BlockingIOError):
                 self._wake.recv(4096)
         return self._socket in ready
-
-
-def endpoint_for(root: str, node_host: str, name: str) -> str:
-    """Return where a member may listen: beside the scheduler's ipc socket, or on the address it was told.
-
-    Raises:
-        ConfigError: the scheduler is on another host, and no address was given.
-    """
-    if root.startswith("ipc://"):
-        return f"ipc://{Path(root.removeprefix('ipc://')).parent / name}"
-    if not node_host:
-        host = root.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-        if not _is_loopback(host):
-            raise ConfigError(
-                f"the scheduler is at {root}: set DMLC_NODE_HOST to the address by which the other hosts reach this one"
-            )
-        node_host = host
-    return f"tcp://[{node_host}]:0" if ":" in node_host else f"tcp://{node_host}:0"
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _resolve(endpoint: str) -> str:

@@ -6,9 +6,11 @@ import re
 from typing import Any
 
 import pytest
+from jobkeys import variables
 
 from kvstore.config import BIGARRAY_BOUND, Config
 from kvstore.errors import ConfigError
+from kvstore.keys import with_key
 
 JOB = {
     "DMLC_ROLE": "worker",
@@ -42,6 +44,7 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
         ("DMLC_NUM_WORKER", "4", "num_workers", 4),
         ("DMLC_NUM_SERVER", " 5 ", "num_servers", 5),
         ("DMLC_NODE_HOST", "10.0.0.7", "node_host", "10.0.0.7"),
+        ("DMLC_INTERFACE", " eth1 ", "interface", "eth1"),
         ("DMLC_TASK_ID", "3", "rank_hint", 3),
         ("DMLC_RANK", "2", "rank_hint", 2),
         ("KVSTORE_ROOT_FD", "9", "root_fd", 9),
@@ -55,6 +58,8 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
         ("MXNET_UPDATE_ON_KVSTORE", "1", "update_on_kvstore", True),
         ("KVSTORE_SHM", "0", "shm", False),
         ("KVSTORE_SHM", "1", "shm", True),
+        ("KVSTORE_ENCRYPTION", "0", "encryption", False),
+        ("KVSTORE_ENCRYPTION", "1", "encryption", True),
         ("KVSTORE_JOB", "kvstore-0-17-ab_c1x.y", "job", "kvstore-0-17-ab_c1x.y"),
         ("KVSTORE_JOB", "../my job\0", "job", ".._my_job_"),
         ("KVSTORE_JOB", "x" * 50, "job", "x" * 40),
@@ -85,6 +90,7 @@ def test_our_own_name_goes_before_mxnets() -> None:
         ("KVSTORE_BIGARRAY_BOUND", "0"),
         ("MXNET_KVSTORE_BIGARRAY_BOUND", "1e6"),
         ("MXNET_UPDATE_ON_KVSTORE", "yes"),
+        ("KVSTORE_ENCRYPTION", "off"),
     ],
 )
 def test_a_bad_value_is_named(name: str, text: str) -> None:
@@ -153,3 +159,30 @@ def test_a_job_without_a_name_gets_one_from_where_its_members_meet() -> None:
     assert one.job == other.job != Config.from_env({**JOB, "DMLC_PS_ROOT_PORT": "9092"}).job
     assert re.fullmatch("[0-9a-f]{16}", one.job)
     assert Config.from_env({}).job == Config().job == "none"
+
+
+def test_a_port_that_something_else_was_given_is_not_ours() -> None:
+    assert Config.from_env({**JOB, "PORT": "8080"}) == Config.from_env(JOB)
+
+
+def test_with_keys_the_scheduler_is_reached_by_its_own() -> None:
+    env = variables(2)[1]
+    config = Config.from_env({**JOB, **env})
+    assert config.keys is not None
+    assert config.keys.secret == env["KVSTORE_SECRET_KEY"]
+    assert config.root == with_key("tcp://127.0.0.1:9091", env["KVSTORE_ROOT_KEY"])
+    assert config.job == Config.from_env(JOB).job
+    assert config.window_bytes > 1 << 30
+    inside = Config.from_env({**JOB, **env, "DMLC_PS_ROOT_URI": "ipc:///run/job/scheduler"})
+    assert inside.root == "ipc:///run/job/scheduler"
+
+
+def test_without_encryption_keys_are_not_read() -> None:
+    config = Config.from_env({**JOB, **variables(2)[1], "KVSTORE_MEMBER_KEYS": "rubbish", "KVSTORE_ENCRYPTION": "0"})
+    assert (config.keys, config.root) == (None, "tcp://127.0.0.1:9091")
+
+
+def test_settings_are_shown_without_secrets() -> None:
+    env = variables(2)[1]
+    config = Config.from_env({**JOB, **env})
+    assert env["KVSTORE_SECRET_KEY"] not in f"{config!r} {config} {config.keys!r}"

@@ -387,7 +387,7 @@ def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ThreadedJob
     monkeypatch.delattr(sys, "last_value", raising=False)
 
     def make(cluster: ThreadedJob) -> Session:
-        monkeypatch.setattr(zeromq, "ZmqTransport", cluster.transport)
+        monkeypatch.setattr(zeromq, "ZmqTransport", lambda keys: cluster.transport())
         session = sessions.shared(cluster.config("worker"))
         assert sessions.shared(cluster.config("worker")) is session, "one for the whole process"
         assert hooks == [sessions._leave_at_exit]

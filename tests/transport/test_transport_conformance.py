@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -15,13 +16,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from jobkeys import variables
 
 from kvstore.errors import ConfigError
+from kvstore.keys import Keys
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.presence import available
 from kvstore.transport.shm import SharedMemoryTransport
 from kvstore.transport.zeromq import ZmqTransport
 
+MEMBERS = variables(3)  # of one job; their ends take turns
 SIZES = (0, 1, 100, 64 << 10, 4 << 20)
 LONG = 20.0  # seconds; reached only by a transport that fails
 
@@ -53,7 +57,17 @@ def shared() -> Transport:
     return SharedMemoryTransport(ZmqTransport(), "conformance")
 
 
-@pytest.fixture(params=["inproc", "ipc", "tcp", "shm-ipc", "shm-tcp"])
+def secured() -> Callable[[], Transport]:
+    numbers = itertools.count()
+    return lambda: ZmqTransport(keys=Keys.from_env(MEMBERS[next(numbers) % len(MEMBERS)]))
+
+
+def both() -> Callable[[], Transport]:
+    make = secured()
+    return lambda: SharedMemoryTransport(make(), "conformance")
+
+
+@pytest.fixture(params=["inproc", "ipc", "tcp", "curve", "curve-ipc", "shm-ipc", "shm-tcp", "shm-curve"])
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     if request.param.startswith("shm") and not available():
         pytest.skip("memory cannot be shared here")
@@ -62,8 +76,11 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
             "inproc": lambda: Ends(InprocNetwork().transport, "inproc://here"),
             "ipc": lambda: Ends(ZmqTransport, f"ipc://{directory}/here"),
             "tcp": lambda: Ends(ZmqTransport, "tcp://127.0.0.1:0"),
+            "curve": lambda: Ends(secured(), "tcp://127.0.0.1:0"),
+            "curve-ipc": lambda: Ends(secured(), f"ipc://{directory}/here"),
             "shm-ipc": lambda: Ends(shared, f"ipc://{directory}/here"),
             "shm-tcp": lambda: Ends(shared, "tcp://127.0.0.1:0"),
+            "shm-curve": lambda: Ends(both(), "tcp://127.0.0.1:0"),
         }[request.param]()
         yield made
         made.close()
@@ -147,11 +164,11 @@ def test_what_is_sent_before_anyone_listens_arrives_in_order(ends: Ends):
         probe = ends.new()
         ends.endpoint = probe.bind(ends.endpoint)
         probe.close()
-    other = ends.new()
+    other, _ = ends.new(), ends.new()
     link = other.connect(ends.endpoint)
     for number in range(20):
         other.send(link, [b"%d" % number, pattern(1000)])
-    listener = ends.new()
+    listener = ends.new()  # with keys, the probe's again
     listener.bind(ends.endpoint)
     other.send(link, [b"20", b""])
     assert [bytes(receive(listener)[1][0]) for _ in range(21)] == [b"%d" % number for number in range(21)]
@@ -247,7 +264,7 @@ def test_a_place_is_free_again_after_closing(ends: Ends):
     first = ends.new()
     endpoint = first.bind(ends.endpoint)
     first.close()
-    second, other = ends.new(), ends.new()
+    other, _, second = ends.new(), ends.new(), ends.new()
     assert second.bind(endpoint) == endpoint
     other.send(other.connect(endpoint), [b"x"])
     assert receive(second)[1] == [b"x"]
@@ -339,11 +356,13 @@ def test_memory_that_may_be_read_is_busy(ends: Ends):
 
 CHILD = """
 import os, sys
+from kvstore.keys import Keys
 from kvstore.transport.shm import SharedMemoryTransport
 from kvstore.transport.zeromq import ZmqTransport
 
 kind, endpoint = sys.argv[1:]
-transport = SharedMemoryTransport(ZmqTransport(), "conformance") if kind == "shm" else ZmqTransport()
+inner = ZmqTransport(keys=Keys.from_env(os.environ) if "key=" in endpoint else None)
+transport = SharedMemoryTransport(inner, "conformance") if kind == "shm" else inner
 link = transport.connect(endpoint)
 transport.send(link, [b"hello", bytes(1 << 16)])
 held = []
@@ -373,7 +392,8 @@ def child(ends: Ends) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     made: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
-        made.append(subprocess.Popen([sys.executable, "-c", CHILD, kind, ends.endpoint]))
+        env = os.environ | MEMBERS[0]
+        made.append(subprocess.Popen([sys.executable, "-c", CHILD, kind, ends.endpoint], env=env))
         return made[-1]
 
     yield start
@@ -426,7 +446,7 @@ def test_a_reader_that_is_killed_costs_nobody_anything(ends: Ends, child: Callab
 
 
 def test_a_place_can_be_listened_at_once(ends: Ends):
-    first, second = ends.new(), ends.new()
+    first, _, _, second = ends.new(), ends.new(), ends.new(), ends.new()
     endpoint = first.bind(ends.endpoint)
     if endpoint.startswith("ipc"):
         return  # a second one takes a unix socket over; its directory is private

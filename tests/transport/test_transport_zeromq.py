@@ -14,7 +14,7 @@ import zmq
 from kvstore.errors import ConfigError
 from kvstore.memory import SMALL
 from kvstore.transport import zeromq
-from kvstore.transport.zeromq import ZmqTransport, endpoint_for
+from kvstore.transport.zeromq import ZmqTransport
 
 
 @pytest.fixture
@@ -95,32 +95,6 @@ def test_a_host_name_is_resolved_before_binding(transport: ZmqTransport, monkeyp
 def test_localhost_is_loopback(transport: ZmqTransport):
     host = transport.bind("tcp://localhost:0").removeprefix("tcp://").rpartition(":")[0]
     assert host in ("127.0.0.1", "[::1]")
-
-
-@pytest.mark.parametrize(
-    ("root", "node_host", "expected"),
-    [
-        ("ipc:///run/job/scheduler", "", "ipc:///run/job/server-3"),
-        ("ipc:///run/job/scheduler", "10.0.0.5", "ipc:///run/job/server-3"),
-        ("tcp://127.0.0.1:9000", "", "tcp://127.0.0.1:0"),
-        ("tcp://127.1.2.3:9000", "", "tcp://127.1.2.3:0"),
-        ("tcp://localhost:9000", "", "tcp://localhost:0"),
-        ("tcp://[::1]:9000", "", "tcp://[::1]:0"),
-        ("tcp://10.0.0.1:9000", "10.0.0.5", "tcp://10.0.0.5:0"),
-        ("tcp://head:9000", "node-5", "tcp://node-5:0"),
-        ("tcp://head:9000", "fe80::5", "tcp://[fe80::5]:0"),
-    ],
-)
-def test_where_a_member_listens(root: str, node_host: str, expected: str):
-    assert endpoint_for(root, node_host, "server-3") == expected
-
-
-@pytest.mark.parametrize(
-    "root", ["tcp://10.0.0.1:9000", "tcp://head:9000", "tcp://127x.example:9000", "tcp://[fe80::1]:1"]
-)
-def test_nobody_listens_to_the_network_without_being_told_an_address(root: str):
-    with pytest.raises(ConfigError, match="set DMLC_NODE_HOST"):
-        endpoint_for(root, "", "server-0")
 
 
 def test_a_socket_from_the_parent_is_used_for_the_first_bind():

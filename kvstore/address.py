@@ -1,0 +1,148 @@
+"""The address by which other hosts reach this one. Standard library only: launchers need it before anything else."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+
+SIOCGIFADDR = 0x8915
+LINK_LOCAL = 0x20  # a scope in if_inet6
+ANYWHERE = ("198.51.100.1", "2001:db8::1")  # of no network that there is, so that they lead where everything else does
+_IF_INET6 = Path("/proc/net/if_inet6")
+
+
+@dataclass(frozen=True)
+class Address:
+    """An address of this host.
+
+    Attributes:
+        ip: itself.
+        why: how it was chosen, in words.
+        others: the other networks' interfaces and addresses, if it was chosen by where it leads.
+    """
+
+    ip: str
+    why: str
+    others: tuple[str, ...] = ()
+
+
+def choose(*, host: str = "", interface: str = "", toward: str = "") -> Address:
+    """Return the address to listen at and to tell others.
+
+    Args:
+        host: what the user calls this host; goes before all else.
+        interface: the network interface whose address it shall be.
+        toward: a host that must be reachable from there; else any that is not here.
+
+    Raises:
+        ConfigError: a name is unknown, or nothing leads there; the message lists what this host has.
+    """
+    if host:
+        return Address(_own(host), "given as DMLC_NODE_HOST")
+    if interface:
+        mine = [ip for name, ip in interfaces() if name == interface]
+        if not mine:
+            raise ConfigError(f"DMLC_INTERFACE={interface}: no interface with that name has an address; {_there()}")
+        fitting = [ip for ip in mine if (":" in ip) == (":" in toward)]
+        return Address((fitting or mine)[0], f"the address of {interface}")
+    ip = _source(toward)
+    why = f"it leads to {toward}" if toward else "it leads out of this host"
+    others = _others(ip)
+    return Address(ip, why + (f"; there are also {', '.join(others)}" if others else ""), others)
+
+
+def interfaces() -> list[tuple[str, str]]:
+    """Return each network interface's name with its address, once for each; IPv4 first, link-local ones left out."""
+    if sys.platform != "linux":
+        return []
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.append((name, socket.inet_ntoa(answer[20:24])))
+    with contextlib.suppress(OSError):  # no IPv6 here
+        for line in _IF_INET6.read_text().splitlines():
+            digits, _, _, scope, _, name = line.split()
+            if int(scope, 16) != LINK_LOCAL:
+                found.append((name, str(ipaddress.IPv6Address(int(digits, 16)))))
+    return found
+
+
+def resolve(host: str) -> list[str]:
+    """Return the addresses of ``host``, the preferred first.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:
+        raise ConfigError(f"{host} is no address, and cannot be resolved: {exc}") from None
+    return [str(address[0]) for _, _, _, _, address in found]
+
+
+def is_here(ip: str) -> bool:
+    """Whether ``ip`` is an address of this host."""
+    try:
+        with socket.socket(_family(ip), socket.SOCK_DGRAM) as sock:
+            sock.bind((ip, 0))
+    except OSError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host``, a name or an address, can be reached from this host only."""
+    return host in ("localhost", "::1") or (host.startswith("127.") and not host.strip("0123456789."))
+
+
+def is_any(ip: str) -> bool:
+    """Whether ``ip`` stands for all addresses of a host."""
+    return ip in ("0.0.0.0", "::")  # noqa: S104
+
+
+def _own(host: str) -> str:
+    for ip in resolve(host):
+        if is_here(ip) and not is_any(ip):
+            return ip
+    raise ConfigError(
+        f"DMLC_NODE_HOST={host} must be the address by which the other hosts reach this one, or its name; {_there()}"
+    )
+
+
+def _source(toward: str) -> str:
+    for ip in resolve(toward) if toward else ANYWHERE:
+        with contextlib.suppress(OSError), socket.socket(_family(ip), socket.SOCK_DGRAM) as sock:
+            sock.connect((ip, 9))  # of a datagram socket: nothing is sent
+            return str(sock.getsockname()[0])
+    raise ConfigError(f"nothing here leads to {toward or 'other hosts'}: set DMLC_NODE_HOST; {_there()}")
+
+
+def _others(ip: str) -> tuple[str, ...]:
+    """The interfaces of other networks of the same kind; none if ``ip`` is where there is no choice."""
+    if is_loopback(ip):
+        return ()
+    there = interfaces()
+    mine = {name for name, address in there if address == ip}
+    return tuple(
+        f"{name} ({address})"
+        for name, address in there
+        if name not in mine and not is_loopback(address) and (":" in address) == (":" in ip)
+    )
+
+
+def _there() -> str:
+    return "there are: " + (", ".join(f"{name} ({ip})" for name, ip in interfaces()) or "none that is known")
+
+
+def _family(ip: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in ip else socket.AF_INET

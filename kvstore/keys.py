@@ -1,0 +1,104 @@
+"""The keys by which members of a job know each other, and how an address carries one.
+
+Each process has a CURVE key pair (http://curvezmq.org); keys are texts in Z85, 40 characters. Who connects must know
+the public key of whoever listens, so the address of a listener has it: ``tcp://10.0.0.1:5555?key=...``, percent-quoted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from urllib.parse import quote, unquote
+
+from kvstore.errors import ConfigError
+
+VARIABLES = ("KVSTORE_SECRET_KEY", "KVSTORE_ROOT_KEY", "KVSTORE_MEMBER_KEYS")
+MARK = "?key="
+LENGTH = 40
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What one process knows of its job's keys.
+
+    Attributes:
+        secret: its own secret key; never shown.
+        root: the scheduler's public key.
+        members: the public keys of the whole job.
+    """
+
+    secret: str = field(repr=False)
+    root: str
+    members: frozenset[str] = field(repr=False)
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Keys | None:
+        """Read ``env``; None if it has no keys at all.
+
+        Raises:
+            ConfigError: some are missing or are no keys. The message names variables and shows no values.
+        """
+        texts = {name: env.get(name, "").strip() for name in VARIABLES}
+        if not any(texts.values()):
+            return None
+        missing = " and ".join(name for name, text in texts.items() if not text)
+        if missing:
+            there = " and ".join(name for name, text in texts.items() if text)
+            raise ConfigError(f"{missing} missing beside {there}: a process has all three, from launch.py, or none")
+        secret, root, listed = texts.values()
+        members = frozenset(listed.split(","))
+        for name, keys in zip(VARIABLES, ({secret}, {root}, members), strict=True):
+            if not all(map(_is_key, keys)):
+                raise ConfigError(f"{name} is no key: it must be {LENGTH} characters of Z85, the members' with commas")
+        if root not in members:
+            raise ConfigError("KVSTORE_ROOT_KEY is not among KVSTORE_MEMBER_KEYS: they are of different jobs")
+        return cls(secret, root, members)
+
+    @cached_property
+    def public(self) -> str:
+        """The public key of ``secret``.
+
+        Raises:
+            ConfigError: it is not the job's.
+        """
+        import zmq  # only now: settings are read without ZeroMQ
+
+        public = zmq.curve_public(self.secret.encode()).decode()
+        if public not in self.members:
+            raise ConfigError("KVSTORE_SECRET_KEY belongs to none of KVSTORE_MEMBER_KEYS: nobody would let it in")
+        return public
+
+
+def pair() -> tuple[str, str]:
+    """Return a new public key and its secret key."""
+    import zmq
+
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def with_key(endpoint: str, key: str) -> str:
+    """Return ``endpoint`` with the public key of whoever listens there."""
+    return endpoint + MARK + quote(key, safe="")
+
+
+def split_key(endpoint: str) -> tuple[str, str]:
+    """Return an endpoint without its key, and the key; it is empty if there is none.
+
+    Raises:
+        ConfigError: what should be the key is none.
+    """
+    bare, mark, quoted = endpoint.partition(MARK)
+    key = unquote(quoted)
+    if mark and not _is_key(key):
+        raise ConfigError(f"the address {bare} has something for a key that is none")
+    return bare, key
+
+
+def _is_key(text: str) -> bool:
+    if len(text) != LENGTH or set(text) - set(_DIGITS):
+        return False
+    groups = (text[i : i + 5] for i in range(0, LENGTH, 5))
+    return all(sum(_DIGITS.index(c) * 85**i for i, c in enumerate(reversed(group))) < 1 << 32 for group in groups)

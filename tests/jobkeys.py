@@ -1,0 +1,15 @@
+"""The keys of a job, as a launcher makes them."""
+
+from __future__ import annotations
+
+from kvstore.keys import pair
+
+
+def variables(members: int) -> list[dict[str, str]]:
+    """What each process of a new job has in its environment; the first is the scheduler's."""
+    pairs = [pair() for _ in range(members)]
+    listed = ",".join(public for public, _ in pairs)
+    return [
+        {"KVSTORE_SECRET_KEY": secret, "KVSTORE_ROOT_KEY": pairs[0][0], "KVSTORE_MEMBER_KEYS": listed}
+        for _, secret in pairs
+    ]

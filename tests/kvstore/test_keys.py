@@ -1,0 +1,115 @@
+"""A job's keys: what the environment must have, and how an address carries one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from jobkeys import variables
+
+from kvstore.errors import ConfigError
+from kvstore.keys import LENGTH, VARIABLES, Keys, _is_key, pair, split_key, with_key
+from kvstore.wire.rendezvous import Join, Welcome
+
+ENV = variables(3)[1]
+FIRST, OTHER = "0" * LENGTH, "1" * LENGTH
+
+
+def test_a_pair_is_one() -> None:
+    public, secret = pair()
+    assert zmq.curve_public(secret.encode()) == public.encode()
+    assert pair() != (public, secret)
+
+
+def test_what_a_process_is_given() -> None:
+    keys = Keys.from_env({name: f" {text}\n" for name, text in ENV.items()})
+    assert keys is not None
+    assert keys.secret == ENV["KVSTORE_SECRET_KEY"]
+    assert keys.root == ENV["KVSTORE_ROOT_KEY"]
+    assert keys.members == set(ENV["KVSTORE_MEMBER_KEYS"].split(","))
+    assert keys.public == ENV["KVSTORE_MEMBER_KEYS"].split(",")[1]
+
+
+@pytest.mark.parametrize("env", [{}, dict.fromkeys(VARIABLES, ""), {"KVSTORE_SECRET_KEY": " "}])
+def test_no_keys_at_all(env: dict[str, str]) -> None:
+    assert Keys.from_env(env) is None
+
+
+@pytest.mark.parametrize("missing", [{name} for name in VARIABLES] + [set(VARIABLES) - {name} for name in VARIABLES])
+def test_some_are_missing(missing: set[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Keys.from_env({name: text for name, text in ENV.items() if name not in missing})
+    said, there = str(caught.value).split(" missing beside ")
+    assert {name for name in VARIABLES if name in said} == missing
+    assert {name for name in VARIABLES if name in there} == set(VARIABLES) - missing
+    assert_no_secret(caught.value)
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text[:-1],
+        lambda text: text + "0",
+        lambda text: '"' + text[1:],
+        lambda text: "é" + text[1:],
+        lambda text: "#" * 5 + text[5:],
+        lambda text: text + ",",
+        lambda text: text[:20] + " " + text[21:],
+    ],
+    ids=["short", "long", "quoted", "not ascii", "beyond 32 bits", "a comma", "a space"],
+)
+def test_what_is_no_key_is_named_and_not_shown(name: str, change) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is no key") as caught:
+        Keys.from_env({**ENV, name: change(ENV[name])})
+    assert_no_secret(caught.value)
+
+
+def test_keys_of_different_jobs() -> None:
+    other = variables(1)[0]
+    with pytest.raises(ConfigError, match="KVSTORE_ROOT_KEY is not among KVSTORE_MEMBER_KEYS"):
+        Keys.from_env({**ENV, "KVSTORE_ROOT_KEY": other["KVSTORE_ROOT_KEY"]})
+    keys = Keys.from_env({**ENV, "KVSTORE_SECRET_KEY": other["KVSTORE_SECRET_KEY"]})
+    assert keys is not None
+    with pytest.raises(ConfigError, match="KVSTORE_SECRET_KEY belongs to none"):
+        _ = keys.public
+
+
+def assert_no_secret(error: Exception) -> None:
+    for text in ENV.values():
+        assert text[5:20] not in str(error)
+
+
+@given(st.binary(min_size=32, max_size=32))
+def test_a_key_survives_an_address(key: bytes) -> None:
+    text = zmq.utils.z85.encode(key).decode()
+    assert _is_key(text)
+    endpoint = with_key("tcp://[fe80::1%eth0]:5555", text)
+    assert split_key(endpoint) == ("tcp://[fe80::1%eth0]:5555", text)
+    assert endpoint.isascii()
+    assert not set(endpoint.partition("?key=")[2]) & set("?&=/: #,'\"<>")
+    assert Join("server", 0, 0, 1, 0, address=endpoint).address == endpoint
+    assert Welcome(1, 0, 0, 1, [endpoint]).servers == [endpoint]
+
+
+def test_an_address_without_a_key() -> None:
+    assert split_key("tcp://10.0.0.1:5") == ("tcp://10.0.0.1:5", "")
+    assert split_key("ipc:///run/job/server-0") == ("ipc:///run/job/server-0", "")
+
+
+@pytest.mark.parametrize("key", ["", "abc", "%", FIRST + "0", FIRST + "?key=" + OTHER])
+def test_an_address_with_something_else(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"tcp://10.0.0.1:5 has something for a key that is none"):
+        split_key(f"tcp://10.0.0.1:5?key={key}")
+
+
+def test_settings_and_addresses_are_read_without_zeromq() -> None:
+    code = (
+        "import sys; from kvstore.config import Config; import kvstore.address, kvstore.keys; Config.from_env(); "
+        "assert not {'zmq', 'torch', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], env={**ENV, "PYTHONPATH": ":".join(sys.path)}, check=True)
