@@ -1,4 +1,4 @@
-"""Shared fixtures. ``cluster.py`` beside this file makes whole jobs inside one process."""
+"""Shared fixtures. ``threaded.py`` beside this file makes whole jobs inside one process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 
 import pytest
 import torch
+
+# Hosts, and the MPI, Slurm and Grid Engine that run on them; each begins with the first test that asks for it.
+pytest_plugins = ["cluster.fixtures"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)

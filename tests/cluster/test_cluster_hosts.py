@@ -1,0 +1,167 @@
+"""The hosts that other tests rely on: that they are as separate as they claim, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cluster.hosts import STATE, Hosts
+from cluster.missing import missing
+from cluster.namespaces import child, soon
+from cluster.watch import watch_ps
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def ssh(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["ssh", "-F", f"{config}", "-o", "BatchMode=yes", "-o", "ConnectTimeout=2", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_ssh_reaches_each_by_its_name_and_both_addresses(hosts: Hosts) -> None:
+    for i, name in enumerate(hosts.names):
+        for place in (name, hosts.addresses[i], hosts.addresses6[i]):
+            assert ssh(hosts.ssh_config, place, "hostname").stdout == f"{name}\n"
+
+
+def test_ssh_reaches_one_from_another(hosts: Hosts) -> None:
+    words = ["ssh", "-F", f"{hosts.ssh_config}", hosts.names[3], "hostname"]
+    assert hosts.run(1, words).stdout == f"{hosts.names[3]}\n"
+
+
+def test_a_host_whose_key_is_another_is_refused(hosts: Hosts, tmp_path: Path) -> None:
+    known = tmp_path / "known"
+    known.write_text((hosts.directory / "known_hosts").read_text().replace(f"{hosts.addresses[1]} ", "other "))
+    known.write_text(known.read_text().replace(f"{hosts.addresses[0]} ", f"{hosts.addresses[1]} "))
+    done = ssh(hosts.ssh_config, "-o", f"UserKnownHostsFile={known}", hosts.addresses[1], "hostname")
+    assert done.returncode == 255
+    assert "Host key verification failed" in done.stderr
+
+
+def test_each_has_its_own_memory_files_and_processes(hosts: Hosts, tmp_path: Path) -> None:
+    assert hosts.run(0, ["touch", "/dev/shm/one", "/tmp/two", "/root/three", f"{tmp_path}/shared"]).returncode == 0
+    assert hosts.shared_memory(0) == ["one"]
+    assert hosts.shared_memory(1) == []
+    assert hosts.run(1, ["ls", "/tmp/two", "/root/three"]).stdout == ""
+    assert hosts.run(1, ["ls", f"{tmp_path}"]).stdout == "shared\n"
+    assert not Path("/dev/shm/one").exists()
+    assert not Path("/tmp/two").exists()
+    assert len(hosts.run(1, ["ps", "-e", "-o", "pid="]).stdout.split()) <= 4, "it sees processes of others"
+
+
+def test_they_import_what_we_do(hosts: Hosts) -> None:
+    done = ssh(
+        hosts.ssh_config, hosts.addresses[0], f"cd {TESTS.parent} && {sys.executable} -c 'import msgpack, kvstore'"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_cut_is_silent_and_can_be_mended(hosts: Hosts) -> None:
+    hosts.cut(2)
+    with pytest.raises(TimeoutError):
+        socket.create_connection((hosts.addresses[2], 22), 0.5)
+    assert ssh(hosts.ssh_config, hosts.addresses[1], "hostname").returncode == 0
+    hosts.mend(2)
+    socket.create_connection((hosts.addresses[2], 22), 5).close()
+
+
+def test_three_ways_not_to_answer(hosts: Hosts) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((hosts.refusing, 22), 5)
+    with ThreadPoolExecutor() as both:
+        silent = both.submit(socket.create_connection, (hosts.silent, 22), 5)
+        nobody = both.submit(socket.create_connection, (hosts.nobody, 22), 15)
+    assert isinstance(silent.exception(), TimeoutError)
+    assert "No route to host" in str(nobody.exception())
+
+
+def test_processes_are_found_and_ended(hosts: Hosts) -> None:
+    with child(["ssh", "-F", f"{hosts.ssh_config}", hosts.addresses[1], "sleep 999"]) as login:
+        soon(lambda: "sleep 999" in hosts.processes(1).values(), "a process to be seen")
+        assert hosts.processes(0) == {}
+        hosts.clear()
+        assert hosts.processes(1) == {}
+        assert login.wait(5) == 255
+    assert ssh(hosts.ssh_config, hosts.addresses[1], "hostname").returncode == 0, "its sshd was to stay"
+
+
+def test_a_job_from_outside_has_an_ssh_that_knows_the_hosts(hosts: Hosts) -> None:
+    words = ["ssh", hosts.addresses[0], "echo $SSH_CONNECTION"]
+    done = subprocess.run(words, env=hosts.launcher_env, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == hosts.outside
+
+
+def test_ports_rate_and_loss_of_power(hosts: Hosts) -> None:
+    with Hosts.up(2, rate="100mbit", ports=[2201]) as others:
+        assert set(others.addresses).isdisjoint(hosts.addresses)
+        assert ssh(others.ssh_config, others.names[0], "hostname").stdout == f"{others.names[0]}\n"
+        assert ssh(others.portless_ssh_config, others.names[0], "hostname").returncode == 255
+        assert ssh(others.portless_ssh_config, "-p", "2201", others.names[0], "hostname").returncode == 0
+        assert ssh(others.portless_ssh_config, others.names[1], "hostname").returncode == 0
+        assert "rate 100Mbit" in others.run(0, ["tc", "qdisc", "show", "dev", "eth0"]).stdout
+        others.crash(0)
+        with pytest.raises(TimeoutError):
+            socket.create_connection((others.addresses[0], 2201), 0.5)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_of_a_run_that_is_killed(hosts: Hosts, how: signal.Signals) -> None:
+    script = """
+        import signal
+        from cluster.hosts import Hosts
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # who is started in the background ignores it
+        with Hosts.up(2) as hosts:
+            for i in range(2):
+                hosts.run(i, ["sh", "-c", "sleep 999 >/dev/null 2>&1 &"])
+            print(hosts.interface, hosts.directory, *(pid for i in range(2) for pid in hosts.processes(i)), flush=True)
+            signal.pause()
+    """
+    program = "\n".join(line[8:] for line in script.splitlines())
+    with child(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": f"{TESTS}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        interface, directory, *pids = run.stdout.readline().split()
+        assert Path(f"/sys/class/net/{interface}").exists()
+        assert len(pids) == 2
+        run.send_signal(how)
+        run.wait(10)
+    soon(lambda: not Path(f"/sys/class/net/{interface}").exists(), "the network to go")
+    soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the processes to die")
+    if how == signal.SIGKILL:
+        with Hosts.up(0):
+            pass  # sweeps, if no other run has by now
+    assert not Path(directory).exists()
+    assert hosts.directory in STATE.iterdir(), "those in use were to stay"
+
+
+def test_watch_ps_sees_what_stands_on_a_command_line_anywhere(hosts: Hosts) -> None:
+    with watch_ps(["whisper-1", "whisper-2", "whisper-3"]) as seen:
+        hosts.run(0, ["sh", "-c", "sleep 0.2; : whisper-1"])
+        hosts.run(1, ["sleep", "0.2"], env=os.environ | {"SECRET": "whisper-2"})
+        hosts.run(2, ["sh"], text="sleep 0.2 # whisper-3")
+    assert seen
+    assert all("whisper-1" in line for line in seen)
+    assert not any("whisper-2" in line or "whisper-3" in line for line in seen)
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing("sh") == ""
+    assert missing("sh", "no-such-program").startswith("not installed: no-such-program (")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert missing("sh") == "hosts are made of namespaces, which need root"
