@@ -133,6 +133,7 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     )
     add("--sync-dst-dir", metavar="DIR", help="copy the working directory to DIR on each host first, and run there")
     add("--sync-exclude", metavar="PATTERN", action="append", default=[], help="copy no such files; may be repeated")
+    add("--sync-gitignore", action="store_true", help="copy nothing that a .gitignore names")
     add("--ssh-config", metavar="FILE", help="a configuration file for ssh, instead of ~/.ssh/config")
     add("--ssh-option", metavar="K=V", action="append", default=[], help="an option for ssh's -o; may be repeated")
     add("--python", default="", metavar="PATH", help="the interpreter on the hosts; the path of this one if unset")

@@ -17,6 +17,7 @@ class Cluster:
         placement: fill a host's slots before the next host's, or take the hosts in turn.
         sync_dst_dir: where to copy the working directory on each host; the job runs there.
         sync_exclude: patterns of files that are not copied, as rsync's --exclude knows them.
+        sync_gitignore: whether to leave out what .gitignore files name, and .git.
         ssh_config: a configuration file for ssh.
         ssh_option: options for ssh, as its -o takes them.
         python: the interpreter on the hosts; the path of launch.py's own if empty.
@@ -40,6 +41,7 @@ class Cluster:
     placement: str = "fill"
     sync_dst_dir: str | None = None
     sync_exclude: tuple[str, ...] = ()
+    sync_gitignore: bool = False
     ssh_config: str | None = None
     ssh_option: tuple[str, ...] = ()
     python: str = ""

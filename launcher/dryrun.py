@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
+from launcher.job import Job
+from launcher.tasks import Rendezvous, members, settings, words
+
 HIDDEN = "..."
 # The values of these are computed and harmless; of no others does anybody here know what they hold.
 _SHOWN = (
@@ -28,3 +31,14 @@ def variables(env: Mapping[str, str]) -> str:
 def command(argv: Iterable[str]) -> str:
     """A command as one would type it."""
     return shlex.join(argv)
+
+
+def tasks(job: Job, kind: str, python: str) -> str:
+    """The processes of a job whose places a manager decides, as comments, a line each."""
+    at = Rendezvous("(this machine)", 0, "(the job)", kind, "(the host)")
+    return "\n".join(
+        f"#   {role} {rank}: {variables(dict.fromkeys(job.env_names, '') | settings(job, at, role, rank))} "
+        f"{command(words(job, role, python))}"
+        for role, rank in members(job)
+        if role != "scheduler"
+    )

@@ -110,6 +110,9 @@ class Kill:
 
 Action = Say | Tell | Kill
 
+# How a process has failed that only says that another has.
+UNNAMED = "ended because the job had failed"
+
 _SIGNALS = frozenset(map(int, signal.Signals))
 
 
@@ -221,7 +224,7 @@ class Ending:
 
     def _fail_unnamed(self, told: int, now: float) -> list[Action]:
         """Nobody has exited as if it had failed, but the job has: its processes have said why."""
-        return self._fail(told, "ended because the job had failed", 1, now)
+        return self._fail(told, UNNAMED, 1, now)
 
     def _terminate(self, now: float, grace: float) -> list[Action]:
         self._enter(Phase.TERMINATING, now + grace)

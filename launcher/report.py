@@ -20,9 +20,10 @@ def report(task: Task, how: str) -> None:
     from kvstore.transport.zeromq import ZmqTransport  # only now: launch.py starts without ZeroMQ
     from kvstore.wire import Lost, encode
 
-    transport = ZmqTransport()
+    config = Config.from_env(task.env)
+    transport = ZmqTransport(keys=config.keys)
     try:
-        scheduler = transport.connect(Config.from_env(task.env).root)
+        scheduler = transport.connect(config.root)
         transport.send(scheduler, encode(Lost(task.role, task.rank, how)))
     finally:
         transport.close(linger=LINGER_S)

@@ -32,6 +32,9 @@ class Supervisor:
         on_failure: told of the first failure, once. It is called in the loop, so it must return soon.
         environ: the caller's environment, for NO_COLOR.
         limits: how long an ending may take.
+        selector: one that the crews wait with already; its own if None.
+        outlet: where output goes; to standard output and error if None.
+        name: who speaks, in lines that are no process's.
     """
 
     def __init__(
@@ -43,19 +46,25 @@ class Supervisor:
         *,
         environ: Mapping[str, str],
         limits: Limits | None = None,
+        selector: selectors.BaseSelector | None = None,
+        outlet: Outlet | None = None,
+        name: str = "launch.py",
     ) -> None:
         self._tasks = tasks
         self._crews = crews
         self._signals = signals
         self._on_failure = on_failure
         self._ending = Ending(tasks, limits)
-        self._outlet = Outlet()
+        self._outlet = Outlet() if outlet is None else outlet
+        self._name = name
         self._colour = {fd: wants_colour(fd, environ) for fd in (self._outlet.stdout, self._outlet.stderr)}
         self._lines: dict[tuple[int, int], Prefixer] = {}
-        self._selector = selectors.DefaultSelector()
+        self._own_selector = selector is None
+        self._selector = selectors.DefaultSelector() if selector is None else selector
         self._selector.register(signals, selectors.EVENT_READ)
         self._reading = True
         self._waiting_for: int | None = None
+        self._collected = time.monotonic()
         self._hurry = False  # a signal has asked us to end: output that nobody takes is given up soon
         self._muted = False  # standard output has failed
 
@@ -87,7 +96,8 @@ class Supervisor:
         for crew in self._crews:
             crew.close()
         self._flush()
-        self._selector.close()
+        if self._own_selector:
+            self._selector.close()
 
     def output(self, index: int, number: int, data: bytes) -> None:
         """Print whole lines of what a task writes; see `Sink`."""
@@ -103,8 +113,8 @@ class Supervisor:
         self._perform(self._ending.exited(index, how, time.monotonic()))
 
     def say(self, text: str) -> None:
-        """Print a line of launch.py's own; see `Sink`."""
-        self._outlet.put(self._outlet.stderr, f"launch.py: {text}\n".encode(errors="surrogateescape"))
+        """Print a line of our own; see `Sink`."""
+        self._outlet.put(self._outlet.stderr, f"{self._name}: {text}\n".encode(errors="surrogateescape"))
 
     def _leftovers(self) -> bool:
         return any(crew.leftovers() for crew in self._crews)
@@ -119,8 +129,9 @@ class Supervisor:
             if signum != CHILD:
                 self._hurry = True
                 self._perform(self._ending.signalled(signum, time.monotonic()))
-        # Without an event too: should a SIGCHLD get lost, the job must not hang.
-        if CHILD in received or not ready:
+        # Without a signal too: one may get lost, and crews on other hosts live by the second.
+        if CHILD in received or time.monotonic() >= self._collected + _CHECK_S or not ready:
+            self._collected = time.monotonic()
             for crew in self._crews:
                 crew.collect()
 

@@ -20,6 +20,7 @@ Role = Literal["scheduler", "server", "worker"]
 
 # Every process of a job carries this, so that even one that has left its session can be found at the end.
 MARK = "KVSTORE_JOB"
+LOCAL_RANK, LOCAL_SIZE = "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE"
 AGENT = "KVSTORE_AGENT"  # the same, of those that one agent has started
 STREAM_BYTES = 1 << 20  # copies of so much go past the caches: a tenth to a fifth faster where memory is the limit
 ROOT_FD = "KVSTORE_ROOT_FD"
@@ -130,6 +131,11 @@ def settings(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
     return env
 
 
+def passed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the caller's environment that go along to processes elsewhere."""
+    return {name: environ[name] for name in job.env_names if name in environ}
+
+
 def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
     """What a member of that role runs, where `python` is the interpreter of that path.
 
@@ -142,7 +148,9 @@ def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
     return job.server_argv or (python, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "servers")
 
 
-def environment(around: Surroundings, role: Role, siblings: int, settings: Mapping[str, str]) -> dict[str, str]:
+def environment(
+    around: Surroundings, role: Role, siblings: int, settings: Mapping[str, str], gpus: int = 0
+) -> dict[str, str]:
     """The whole environment of a process.
 
     Args:
@@ -150,10 +158,17 @@ def environment(around: Surroundings, role: Role, siblings: int, settings: Mappi
         role: what it will be.
         siblings: how many of that role share the machine.
         settings: what it gets beside what it inherits.
+        gpus: how many each worker gets, by its local rank; 0 leaves the choice to the program.
     """
     env = dict(around.environ)
     env.pop(ROOT_FD, None)
     env.update(settings)
+
+    if role == "worker" and gpus:
+        visible = env.get("CUDA_VISIBLE_DEVICES")
+        first = int(env.get(LOCAL_RANK, "0")) * gpus
+        devices = [str(n) for n in range(first + gpus)] if visible is None else visible.split(",")
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + gpus])
 
     # A process per rank shares the machine: unless told, none takes more than its part of the cores.
     if role != "scheduler":
@@ -182,7 +197,13 @@ def render(job: Job, at: Rendezvous, around: Surroundings) -> list[Task]:
             role,
             rank,
             words(job, role, around.python),
-            environment(around, role, siblings[role], settings(job, at, role, rank)),
+            environment(
+                around,
+                role,
+                siblings[role],
+                settings(job, at, role, rank) | {LOCAL_RANK: str(rank), LOCAL_SIZE: str(siblings[role])},
+                job.cluster.gpus_per_worker,
+            ),
         )
         for role, rank in members(job)
     ]

@@ -8,12 +8,18 @@ from types import MappingProxyType
 from launcher.cluster import option
 from launcher.errors import LaunchError
 from launcher.job import Job
-from launcher.kinds import local
+from launcher.kinds import kubernetes, local, mpi, sge, slurm, ssh, yarn
 from launcher.kinds.kind import Kind
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "local": local.KIND,
+        "ssh": ssh.KIND,
+        "mpi": mpi.KIND,
+        "slurm": slurm.KIND,
+        "sge": sge.KIND,
+        "yarn": yarn.KIND,
+        "kubernetes": kubernetes.KIND,
     }
 )
 

@@ -8,10 +8,12 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from launcher import dryrun
+from launcher.crew import Crew
 from launcher.ending import Limits
 from launcher.errors import LaunchError
 from launcher.job import Job
@@ -20,7 +22,8 @@ from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
-from launcher.processes.machine import cores, source_root
+from launcher.processes.machine import cores, open_standard_streams, source_root
+from launcher.processes.output import Outlet
 from launcher.processes.signals import SignalQueue
 from launcher.supervisor import OnFailure, Supervisor
 from launcher.tasks import Rendezvous, Surroundings, Task, members, render, settings, words
@@ -33,20 +36,48 @@ def ignore(task: Task, how: str) -> None:
     """Tell nobody of a failure."""
 
 
+class MakeCrew(Protocol):
+    """Makes the crew of all tasks of a job; `Children` does."""
+
+    def __call__(
+        self, tasks: Mapping[int, Task], guard: Guard, *, pass_fds: Mapping[int, tuple[int, ...]] | None
+    ) -> Crew:
+        """A crew of these tasks."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who runs the job: launch.py, unless a script does.
+
+    Args:
+        name: what it is called in lines of its own.
+        signals: what asks it to end the job.
+        outlet: where it shows the output of the job's processes.
+        crew: how it runs them.
+    """
+
+    name: str = "launch.py"
+    signals: SignalQueue = field(default_factory=SignalQueue)
+    outlet: Outlet = field(default_factory=Outlet)
+    crew: MakeCrew = Children
+
+
 def run(
     job: Job,
     on_failure: OnFailure = ignore,
     *,
     environ: Mapping[str, str] | None = None,
     limits: Limits | None = None,
+    caller: Caller | None = None,
 ) -> int:
-    """Run a job here, and wait for its end. Main thread only, because of the signals.
+    """Run a job here, and wait for its end. Main thread only, because of launch.py's signals.
 
     Args:
         job: what to run.
         on_failure: called once, with the first process that fails and how, before the others are ended.
         environ: what the processes inherit; the caller's environment if None.
         limits: how long an ending may take.
+        caller: who runs it, if not launch.py.
 
     Returns:
         The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
@@ -56,13 +87,14 @@ def run(
     """
     environ = dict(os.environ) if environ is None else environ
     _check(job)
-    _open_standard_streams()
-    with SignalQueue() as signals:
+    open_standard_streams()
+    caller = Caller() if caller is None else caller
+    with caller.signals:
         directory = JobDir.make()
         try:
             guard = Guard(directory.path, directory.path.name)
             try:
-                return _run(job, on_failure, environ, limits, signals, directory, guard)
+                return _run(job, on_failure, environ, limits, caller, directory, guard)
             finally:
                 directory.remove()
                 guard.dismiss()
@@ -86,7 +118,7 @@ def _run(
     on_failure: OnFailure,
     environ: Mapping[str, str],
     limits: Limits | None,
-    signals: SignalQueue,
+    caller: Caller,
     directory: JobDir,
     guard: Guard,
 ) -> int:
@@ -101,8 +133,17 @@ def _run(
     tasks = render(job, _rendezvous(directory, listener), around)
     _check_command(tasks[-job.num_workers])
     pass_fds = {} if listener is None else {0: (listener.fileno(),)}
-    children = Children(dict(enumerate(tasks)), guard, pass_fds=pass_fds)
-    supervisor = Supervisor(tasks, [children], signals, on_failure, environ=environ, limits=limits)
+    crew = caller.crew(dict(enumerate(tasks)), guard, pass_fds=pass_fds)
+    supervisor = Supervisor(
+        tasks,
+        [crew],
+        caller.signals,
+        on_failure,
+        environ=environ,
+        limits=limits,
+        outlet=caller.outlet,
+        name=caller.name,
+    )
     try:
         supervisor.start()
         if listener is not None:
@@ -155,14 +196,4 @@ def _check_command(worker: Task) -> None:
         raise cannot_start(worker, PermissionError(0, "is not executable") if there else FileNotFoundError())
 
 
-KIND = Kind(run=run, dry_run=dry_run, takes=frozenset())
-
-
-def _open_standard_streams() -> None:
-    """If one is closed, the next pipe would get its number, and our output would go there."""
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            with suppress(OSError):
-                os.open(os.devnull, os.O_RDWR)
+KIND = Kind(run=run, dry_run=dry_run, takes=frozenset({"gpus_per_worker"}))

@@ -7,14 +7,30 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from launcher.ending import Exit
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
-from launcher.tasks import Task
 
 _PR_SET_PDEATHSIG = 1
+
+
+class Program(Protocol):
+    """What to execute; a task is one."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+
+    @property
+    def argv(self) -> Sequence[str]:
+        """Its words."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Its environment."""
 
 
 class Child:
@@ -27,12 +43,15 @@ class Child:
         task: what to run.
         announce: called in the child, before it executes its program.
         pass_fds: the file descriptors that it inherits besides its standard streams.
+        stdin: its standard input; nothing if None.
 
     Raises:
         LaunchError: it cannot be started; the message names the program.
     """
 
-    def __init__(self, task: Task, announce: Callable[[], None], pass_fds: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, task: Program, announce: Callable[[], None], pass_fds: tuple[int, ...] = (), *, stdin: int | None = None
+    ) -> None:
         self.task = task
         self.exit: Exit | None = None
         out, err = os.pipe(), os.pipe()
@@ -40,7 +59,7 @@ class Child:
             self._process = subprocess.Popen(
                 task.argv,
                 # Not the caller's: several workers cannot share a terminal's input, nor read it from their own session.
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if stdin is None else stdin,
                 stdout=out[1],
                 stderr=err[1],
                 env=task.env,
@@ -86,7 +105,7 @@ class Child:
         return Exit(code=state.si_status) if state.si_code == os.CLD_EXITED else Exit(signum=state.si_status)
 
 
-def cannot_start(task: Task, error: OSError) -> LaunchError:
+def cannot_start(task: Program, error: OSError) -> LaunchError:
     """What to tell the user when a program cannot be executed, with the exit code that a shell would give."""
     program = task.argv[0]
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):

@@ -21,10 +21,18 @@ class Guard:
 
     If the keeper itself dies, another takes its place and is told all; after MAX_RESTARTS somebody means it, and the
     job goes on with the parent-death signal alone.
+
+    Args:
+        directory: the job's, to be removed if launch.py cannot.
+        mark: what the job's processes carry in their environment.
+        variable: as the value of this.
+        job: the job's name, by which to find the memory that they have shared; the mark if None.
     """
 
-    def __init__(self, directory: Path, mark: str) -> None:
-        self.mark = f"{MARK}={mark}"
+    def __init__(self, directory: Path, mark: str, *, variable: str = MARK, job: str | None = None) -> None:
+        self.mark = f"{variable}={mark}"
+        self._variable = variable
+        self._job = mark if job is None else job
         self.sessions: set[int] = set()
         self._directory = directory
         self._restarts = 0
@@ -92,14 +100,14 @@ class Guard:
         try:
             self._process = subprocess.Popen(
                 # Isolated: the user's PYTHONPATH and sitecustomize are for the job.
-                [sys.executable, "-I", keeper.__file__, str(self._directory), self.mark],
+                [sys.executable, "-I", keeper.__file__, str(self._directory), self.mark, self._job],
                 stdin=read,
                 # It must hold neither the terminal nor the pipe that somebody reads launch.py's output from.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 # Inside another job: that one's end must leave this keeper alone to do its work.
-                env={name: value for name, value in os.environ.items() if name != MARK},
+                env={name: value for name, value in os.environ.items() if name != self._variable},
                 start_new_session=True,
             )
         finally:

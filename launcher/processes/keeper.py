@@ -112,7 +112,7 @@ def watch(fd: int) -> set[int] | None:
     return sessions
 
 
-def main(directory: str, mark: str) -> int:
+def main(directory: str, mark: str, job: str) -> int:
     """Wait; if launch.py dies, kill what it had started and remove the job's directory and shared memory."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
@@ -120,7 +120,7 @@ def main(directory: str, mark: str) -> int:
     if sessions is not None:
         kill_all(sessions, mark)
         shutil.rmtree(directory, ignore_errors=True)
-        remove_shared(mark.partition("=")[2])
+        remove_shared(job)
     return 0
 
 

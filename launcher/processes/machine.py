@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -19,3 +20,13 @@ def source_root() -> str | None:
     root = str(Path(__file__).resolve().parents[2])
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     return None if root in installed or os.pathsep in root else root
+
+
+def open_standard_streams() -> None:
+    """If one is closed, the next pipe would get its number, and our output would go there."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            with suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)

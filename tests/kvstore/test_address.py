@@ -54,7 +54,7 @@ def test_where_the_route_begins(host: None) -> None:
         "10.0.0.5", "it leads to 10.0.0.1; there are also eth1 (192.168.1.5)", ("eth1 (192.168.1.5)",)
     )
     assert choose(toward="2001:db8::1") == Address("2001:db8::5", "it leads to 2001:db8::1")
-    assert choose().why.startswith("it leads out of this host; there are also eth1")
+    assert choose().why.startswith("it is what other hosts are likely to reach; there are also eth1")
 
 
 @pytest.mark.parametrize(("toward", "ip"), [("127.0.0.1", "127.0.0.1"), ("127.1.2.3", "127.0.0.1")])
@@ -74,6 +74,7 @@ def test_nothing_leads_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address.socket, "socket", Nowhere)
     with pytest.raises(ConfigError, match=r"nothing here leads to 10.0.0.1: set DMLC_NODE_HOST; there are: "):
         choose(toward="10.0.0.1")
+    monkeypatch.setattr(address, "interfaces", lambda: [("lo", "127.0.0.1")])
     with pytest.raises(ConfigError, match="nothing here leads to other hosts"):
         choose()
 

@@ -48,6 +48,8 @@ def test_the_whole_environment_of_a_worker() -> None:
         "DMLC_NODE_HOST": "127.0.0.1",
         "DMLC_JOB_CLUSTER": "local",
         "KVSTORE_JOB": "kvstore-0-1-x",
+        "KVSTORE_LOCAL_RANK": "1",
+        "KVSTORE_LOCAL_SIZE": "2",
         "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000",
         "OMP_NUM_THREADS": "4",
         "PYTHONUNBUFFERED": "1",

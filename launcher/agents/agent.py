@@ -1,0 +1,286 @@
+"""An agent: runs the tasks of one host as launch.py tells it to, and leaves nothing behind, whatever happens.
+
+It ends its tasks when it is told to, when its link ends, when launch.py is silent for too long, and when it is itself
+asked to end by a signal. Should it be killed, its keeper does the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import kvstore
+from kvstore.address import choose
+from kvstore.errors import ConfigError, WireError
+from kvstore.wire import Message
+from launcher.agents import protocol as p
+from launcher.agents.link import Link
+from launcher.command import argv_of
+from launcher.ending import Exit
+from launcher.errors import LaunchError
+from launcher.hosts import reach
+from launcher.job import Job
+from launcher.processes.child import cannot_start
+from launcher.processes.children import Children
+from launcher.processes.guard import Guard
+from launcher.processes.jobdir import JobDir
+from launcher.processes.keeper import remove_shared
+from launcher.processes.machine import cores, source_root
+from launcher.processes.signals import CHILD, SignalQueue
+from launcher.tasks import AGENT, Surroundings, Task, environment, words
+
+_TICK_S = 0.5
+_POLL_S = 0.05
+_HIGH_WATER = 4 << 20
+_PROBE_S = 5.0
+_GRACE_S = 2.0
+_FAREWELL_S = 1.0
+_PATIENCE_S = 120.0  # before there is a job: others may have to be waited for
+
+
+class Agent:
+    """One agent, from its greeting to its end.
+
+    Args:
+        link: to launch.py.
+        signals: entered already.
+        rank: among the agents that one manager has started; -1 if it does not count them.
+    """
+
+    def __init__(self, link: Link, signals: SignalQueue, rank: int = -1) -> None:
+        self._link = link
+        self._signals = signals
+        self._rank = rank
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(signals, selectors.EVENT_READ)
+        self._heard = time.monotonic()
+        self._limit_s = _PATIENCE_S
+        self._why: str | None = None  # it ends, because of this
+        self._dismissed = False
+        self._crew: Children | None = None
+        self._running: set[int] = set()
+        self._told_empty = False
+        self._reading = True
+        self._job: str | None = None
+        self._listener: socket.socket | None = None
+        self._guard: Guard | None = None
+        self._directory: JobDir | None = None
+
+    def run(self) -> int:
+        """Serve until the job is over.
+
+        Returns:
+            0 if launch.py has dismissed it, else 1.
+        """
+        self._link.open(self._selector, self._take, self._lost)
+        reached_at = os.environ.get("SSH_CONNECTION", "").split()
+        self._link.send(
+            p.Hello(
+                kvstore.__version__,
+                platform.python_version(),
+                socket.gethostname(),
+                self._rank,
+                reached_at[2] if len(reached_at) == 4 else "",
+            )
+        )
+        try:
+            while not self._dismissed and self._why is None:
+                self._step()
+            if self._why is not None:
+                self._end_tasks()
+        finally:
+            self._clean_up()
+        return 0 if self._dismissed else 1
+
+    # ---- what becomes of the tasks, as their crew's sink
+
+    def output(self, index: int, number: int, data: bytes) -> None:
+        """Pass it on."""
+        self._link.send(p.Output(index, number, [data]))
+
+    def exited(self, index: int, how: Exit) -> None:
+        """Pass it on."""
+        self._running.discard(index)
+        self._link.send(p.Exited(index, how.code, how.signum))
+
+    def say(self, text: str) -> None:
+        """Pass it on."""
+        self._link.send(p.Note(text))
+
+    # ---- the loop
+
+    def _step(self) -> None:
+        started = self._crew is not None
+        waiting = started and not self._running and not self._told_empty
+        for key, _ in self._selector.select(_POLL_S if waiting else _TICK_S):
+            if callable(key.data):
+                key.data()
+        self._link.poll()
+        received = self._signals.take()
+        asked = [signum for signum in received if signum != CHILD]
+        if asked and self._why is None:
+            self._why = f"it was sent {signal.Signals(asked[0]).name}"
+            self.say(f"the agent ends: {self._why}")
+        if self._crew is not None:
+            self._crew.collect()
+            reading = self._link.pending < _HIGH_WATER
+            if reading != self._reading:
+                self._reading = reading
+                self._crew.reading(reading)
+            if not self._running and not self._told_empty and not self._crew.leftovers():
+                self._told_empty = True
+                self._link.send(p.Empty())
+        if time.monotonic() - self._heard > self._limit_s and self._why is None:
+            self._why = f"launch.py has been silent for {self._limit_s:g} s"
+
+    def _take(self, message: Message) -> None:
+        self._heard = time.monotonic()
+        if isinstance(message, p.Ping):
+            self._link.send(p.Pong())
+        elif isinstance(message, p.Survey):
+            self._link.send(self._survey(message))
+        elif isinstance(message, p.Probe):
+            targets = [(str(name), str(address), int(port)) for name, address, port in message.targets]
+            failures = reach.unreachable(targets, _PROBE_S)
+            self._link.send(p.Probed([list(failure) for failure in failures]))
+        elif isinstance(message, p.Start) and self._crew is None:
+            self._start(message)
+        elif isinstance(message, p.Signal):
+            if self._crew is not None:
+                self._crew.signal(message.signum)
+        elif isinstance(message, p.Bye):
+            self._dismissed = True
+
+    def _lost(self, how: str) -> None:
+        self._why = f"the link to launch.py ended: {how}"
+
+    # ---- before the job
+
+    def _survey(self, asked: p.Survey) -> p.Surveyed:
+        try:
+            there = choose(interface=asked.interface, toward=asked.toward)
+            self._listener = reach.listener(there.ip)
+            _require_directory(Path(os.fsdecode(asked.directory)), asked.create)
+            if asked.command:
+                _require_command([os.fsdecode(word) for word in asked.command], os.fsdecode(asked.directory))
+        except (ConfigError, LaunchError) as error:
+            return p.Surveyed("", "", False, 0, str(error))
+        except OSError as error:
+            return p.Surveyed("", "", False, 0, f"cannot listen at {there.ip}: {error.strerror}")
+        port = self._listener.getsockname()[1]
+        return p.Surveyed(there.ip, there.why, bool(there.others), port, "")
+
+    # ---- the job
+
+    def _start(self, start: p.Start) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        self._limit_s = max(2.0, start.limit_s)
+        self._job = start.mark
+        try:
+            os.chdir(start.directory)
+            self._directory = JobDir.make()
+            self._guard = Guard(self._directory.path, self._directory.path.name, variable=AGENT, job=self._job)
+            tasks = self._tasks(start)
+            self._running = set(tasks)
+            self._crew = Children(tasks, self._guard)
+            self._crew.start(self._selector, self)
+        except LaunchError as error:
+            self._link.send(p.Refused(str(error), error.exit_code))
+        except (OSError, WireError) as error:
+            self._link.send(p.Refused(f"cannot start here: {error}", 1))
+        else:
+            self._link.send(p.Started())
+
+    def _tasks(self, start: p.Start) -> dict[int, Task]:
+        assert self._directory is not None  # noqa: S101 (for the type checker)
+        directory = self._directory
+        around = Surroundings(
+            environ=os.environ,
+            python=sys.executable,
+            cores=cores(),
+            shims=str(directory.shims(sys.executable)),
+            source_root=source_root(),
+        )
+        job = Job(
+            num_workers=1,
+            num_servers=1,
+            command=tuple(os.fsdecode(word) for word in start.command),
+            server_argv=tuple(os.fsdecode(word) for word in start.server_argv),
+        )
+        # A manager that has given this one processors of its own has divided them already.
+        divided = self._rank >= 0 and around.cores < (os.cpu_count() or 1)
+        tasks = {}
+        for index, role, rank, siblings, flat in start.tasks:
+            settings = {**p.unpack(flat), AGENT: directory.path.name}
+            env = environment(around, role, 1 if divided else siblings, settings, start.gpus)
+            tasks[index] = Task(role, rank, words(job, role, around.python), env)
+        return tasks
+
+    # ---- the end
+
+    def _end_tasks(self) -> None:
+        """Ask all to end, and wait a little; what does not is killed by the clean-up."""
+        if self._crew is None:
+            return
+        self._crew.signal(signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_S
+        while (self._running or self._crew.leftovers()) and time.monotonic() < deadline and not self._dismissed:
+            for key, _ in self._selector.select(_POLL_S):
+                if callable(key.data):
+                    key.data()
+            self._link.poll()
+            self._signals.take()
+            self._crew.collect()
+
+    def _clean_up(self) -> None:
+        if self._crew is not None:
+            self._crew.close()
+        self._link.send(p.Bye())
+        deadline = time.monotonic() + _FAREWELL_S
+        while self._link.pending > 0 and self._why is None and time.monotonic() < deadline:
+            for key, _ in self._selector.select(_POLL_S):
+                if callable(key.data):
+                    key.data()
+        self._link.close()
+        if self._directory is not None:
+            self._directory.remove()
+        if self._job is not None:
+            with suppress(OSError):
+                remove_shared(self._job)
+        if self._guard is not None:
+            self._guard.dismiss()
+
+
+def _require_directory(path: Path, create: bool) -> None:
+    if create:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(f"cannot make the directory {path}: {error.strerror}") from None
+    if not path.is_dir():
+        raise LaunchError(f"there is no directory {path}; --sync-dst-dir copies the working directory")
+
+
+def _require_command(command: list[str], directory: str) -> None:
+    """Find out whether the command exists before anything runs."""
+    argv = argv_of(command, sys.executable)
+    there = str(Path(directory) / argv[0]) if os.sep in argv[0] else argv[0]
+    if shutil.which(there) is None:
+        exists = os.sep in there and Path(there).exists()
+        program = _Program("the command", argv, {})
+        raise cannot_start(program, PermissionError(0, "is not executable") if exists else FileNotFoundError())
+
+
+class _Program:
+    def __init__(self, name: str, argv: tuple[str, ...], env: Mapping[str, str]) -> None:
+        self.name, self.argv, self.env = name, argv, env

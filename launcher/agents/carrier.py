@@ -1,0 +1,136 @@
+"""A program that brings agents to where they run, and stays with them: ssh to one host, mpirun to many."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from launcher.agents.link import PipeLink
+from launcher.ending import Exit
+from launcher.processes.child import Child
+from launcher.processes.output import Prefixer
+
+_READ = 1 << 16
+_REMEMBERED = 20  # lines
+_POLL_S = 0.01
+_GRACE_S = 1.0
+
+
+class Carrier:
+    """A started program.
+
+    Args:
+        name: what errors call it: "ssh to node1".
+        argv: its words.
+        env: its environment.
+        linked: whether an agent answers on its standard streams; else what it prints there is for people.
+        source: whose words its lines are; nothing if those of a host.
+
+    Raises:
+        LaunchError: it cannot be started.
+    """
+
+    def __init__(
+        self, name: str, argv: Sequence[str], env: Mapping[str, str], *, linked: bool, source: str = ""
+    ) -> None:
+        self.source = source
+        self.name, self.argv, self.env = name, tuple(argv), env
+        self.link: PipeLink | None = None
+        self._lines: deque[str] = deque(maxlen=_REMEMBERED)
+        self._on_line: Callable[[str], None] | None = None
+        self._streams: dict[int, Prefixer] = {}
+        read, write = os.pipe() if linked else (None, None)
+        try:
+            self._child = Child(self, _nobody, stdin=read)
+        except BaseException:
+            if write is not None:
+                os.close(write)
+            raise
+        finally:
+            if read is not None:
+                os.close(read)
+        self._texts = [self._child.stderr]
+        if write is not None:
+            self.link = PipeLink(self._child.stdout, write)
+        else:
+            self._texts.append(self._child.stdout)
+
+    def open(self, selector: selectors.BaseSelector) -> None:
+        """Begin to take what it says."""
+        self._selector = selector
+        for fd in self._texts:
+            self._streams[fd] = Prefixer(b"")
+            selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(fd))
+
+    def relay(self, on_line: Callable[[str], None]) -> None:
+        """Hand over every line from now on, instead of keeping it for `explanation`."""
+        self._on_line = on_line
+
+    def poll(self) -> Exit | None:
+        """How it ended, or None while it runs."""
+        return self._child.poll()
+
+    def wait(self, seconds: float) -> Exit | None:
+        """How it ended, or None if it has not by then."""
+        deadline = time.monotonic() + seconds
+        while (how := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        for fd in list(self._streams):
+            self._read(fd)
+        return how
+
+    @property
+    def explanation(self) -> str:
+        """The last lines it has printed, if nobody has seen them."""
+        return "\n".join(self._lines) if self._on_line is None else ""
+
+    def signal(self, signum: int) -> None:
+        """Send it, and what it has started here, a signal."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signum)
+
+    def close(self, patience: float = 0.0) -> None:
+        """End it: give it that many seconds to go by itself, ask it to, and then kill it. Twice is fine."""
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            if self.wait(patience if signum == signal.SIGTERM else _GRACE_S) is not None:
+                break
+            self.signal(signum)
+        self.wait(_GRACE_S)
+        if self.link is not None:
+            self.link.close()
+        for fd in list(self._streams):
+            self._finish(fd)
+        self._child.reap()
+
+    def _read(self, fd: int) -> None:
+        if fd not in self._streams:
+            return
+        try:
+            data = os.read(fd, _READ)
+        except BlockingIOError:
+            return
+        self._say(self._streams[fd].feed(data))
+        if not data:
+            self._finish(fd)
+
+    def _finish(self, fd: int) -> None:
+        self._say(self._streams.pop(fd).finish())
+        self._selector.unregister(fd)
+        os.close(fd)
+
+    def _say(self, lines: bytes) -> None:
+        for line in lines.decode(errors="replace").splitlines():
+            if not line.strip():
+                continue
+            self._lines.append(line.strip())
+            if self._on_line is not None:
+                self._on_line(line.rstrip())
+
+
+def _nobody() -> None:
+    """The keeper need not know: a carrier that loses launch.py ends by itself."""

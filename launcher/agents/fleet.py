@@ -1,0 +1,136 @@
+"""Tasks on other hosts: the crew whose members are agents."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from kvstore.wire import Message
+from launcher.agents import protocol as p
+from launcher.agents.carrier import Carrier
+from launcher.agents.remote import Remote
+from launcher.crew import Sink
+from launcher.ending import Exit
+
+_PING_S = 1.0
+_FAREWELL_S = 3.0
+_CARRIER_S = 0.5
+_STEP_S = 0.05
+
+
+class Fleet:
+    """Runs tasks through agents; see `Crew`.
+
+    Args:
+        remotes: agents that have said hello, each with the indices of its tasks.
+        starts: what to tell each to start.
+        limit_s: an agent that is silent for so long is lost.
+    """
+
+    def __init__(self, remotes: Sequence[Remote], starts: dict[Remote, p.Start], limit_s: float) -> None:
+        self._remotes = remotes
+        self._starts = starts
+        self._limit_s = limit_s
+        self._running = {index for remote in remotes for index in remote.indices}
+        self._pinged = 0.0
+        self._gone: dict[Carrier, float] = {}
+        self._closed = False
+
+    def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
+        """Have every agent start its tasks."""
+        self._selector, self._sink = selector, sink
+        for remote in self._remotes:
+            remote.handler, remote.on_loss = self._take, self._lost
+            if remote.carrier is not None:
+                remote.carrier.relay(partial(self._relay, remote.carrier.source or remote.host))
+        for remote in self._remotes:
+            if remote.lost is None:
+                remote.send(self._starts[remote])
+            else:
+                self._lost(remote)
+
+    def collect(self) -> None:
+        """Let the agents know that we are there; give up those that are silent."""
+        now = time.monotonic()
+        if now < self._pinged + _PING_S:
+            return
+        self._pinged = now
+        for remote in self._remotes:
+            if remote.lost is None:
+                remote.send(p.Ping())
+                self._look_after(remote, now)
+
+    def _look_after(self, remote: Remote, now: float) -> None:
+        if now - remote.heard > self._limit_s:
+            remote.lose(f"nothing was heard of it for {self._limit_s:g} s")
+        elif remote.carrier is not None and (how := remote.carrier.poll()) is not None:
+            # What it has carried to the end comes first.
+            since = self._gone.setdefault(remote.carrier, now)
+            if now > since + _CARRIER_S:
+                said = remote.carrier.explanation
+                remote.lose(f"{remote.carrier.name} {how}" + (f": {said}" if said else ""), how.status or 1)
+
+    def reading(self, wanted: bool) -> None:
+        """Take what the agents send, or let it wait."""
+        for remote in self._remotes:
+            remote.reading(wanted)
+
+    def signal(self, signum: int) -> None:
+        """Have every agent send this signal to all of its processes."""
+        for remote in self._remotes:
+            remote.send(p.Signal(signum))
+
+    def leftovers(self) -> bool:
+        """Whether an agent has yet to say that nothing is left."""
+        return any(not remote.empty and remote.lost is None for remote in self._remotes)
+
+    def close(self) -> None:
+        """Send the agents away, which end what there is, and wait for them to go."""
+        if self._closed:
+            return
+        self._closed = True
+        for remote in self._remotes:
+            remote.send(p.Bye())
+        deadline = time.monotonic() + _FAREWELL_S
+        while any(remote.lost is None for remote in self._remotes) and time.monotonic() < deadline:
+            for key, _ in self._selector.select(_STEP_S):
+                if callable(key.data):
+                    key.data()
+        for remote in self._remotes:
+            remote.close()
+
+    def _relay(self, host: str, line: str) -> None:
+        self._sink.say(f"{host}: {line}")
+
+    def _take(self, remote: Remote, message: Message) -> None:
+        if isinstance(message, p.Output):
+            if message.index in remote.indices:
+                self._sink.output(message.index, message.number, b"".join(bytes(part) for part in message.buffers))
+        elif isinstance(message, p.Exited):
+            self._exited(remote, message.index, Exit(message.code, message.signum))
+        elif isinstance(message, p.Empty):
+            remote.empty = True
+        elif isinstance(message, p.Note):
+            self._sink.say(f"{remote.host}: {message.text}")
+        elif isinstance(message, p.Bye):
+            remote.lose("its agent ended")
+        elif isinstance(message, p.Refused):
+            self._fail(remote, Exit(code=message.code or 1, text=f"was not started: {message.text}"))
+
+    def _lost(self, remote: Remote) -> None:
+        if not self._closed:
+            self._fail(remote, Exit(code=remote.code, text=f"was lost: {remote.lost}"))
+
+    def _fail(self, remote: Remote, how: Exit) -> None:
+        remote.empty = True
+        for index in remote.indices:
+            self._exited(remote, index, how)
+
+    def _exited(self, remote: Remote, index: int, how: Exit) -> None:
+        if index in remote.indices and index in self._running:
+            self._running.discard(index)
+            for number in (1, 2):
+                self._sink.output(index, number, b"")
+            self._sink.exited(index, how)

@@ -1,0 +1,83 @@
+"""Messages as a stream of bytes, for links that are pipes. Pure.
+
+A stream begins with MAGIC: what a login shell prints before it, a banner or the like, is no message. Each message is
+the number of its frames, their lengths, and the frames.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from kvstore.errors import WireError
+from kvstore.wire import Buffer
+
+MAGIC = b"\0kvstore agent 1\n"
+MAX_PREAMBLE = 1 << 16
+MAX_FRAMES = 4
+MAX_MESSAGE = 64 << 20
+_COUNT = struct.Struct("!I")
+
+
+def frame(frames: Sequence[Buffer]) -> bytes:
+    """The bytes of one message."""
+    lengths = struct.pack(f"!{len(frames) + 1}I", len(frames), *(len(part) for part in frames))
+    return b"".join([lengths, *frames])
+
+
+class Unframer:
+    """Bytes in, messages out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._begun = False
+
+    @property
+    def preamble(self) -> str:
+        """What came instead of a message, if none has come."""
+        return "" if self._begun else self._buffer.decode(errors="replace").strip()
+
+    def feed(self, data: bytes) -> list[list[bytes]]:
+        """The messages that `data` completes, each as its frames.
+
+        Raises:
+            WireError: these are no messages.
+        """
+        self._buffer += data
+        if not self._begun and not self._begin():
+            return []
+        messages = []
+        while (found := self._next()) is not None:
+            messages.append(found)
+        return messages
+
+    def _begin(self) -> bool:
+        start = self._buffer.find(MAGIC)
+        if start < 0:
+            if len(self._buffer) > MAX_PREAMBLE:
+                raise WireError("no agent answers there, but something that talks a lot")
+            return False
+        del self._buffer[: start + len(MAGIC)]
+        self._begun = True
+        return True
+
+    def _next(self) -> list[bytes] | None:
+        if len(self._buffer) < 4:
+            return None
+        (count,) = _COUNT.unpack_from(self._buffer)
+        if not 1 <= count <= MAX_FRAMES:
+            raise WireError(f"a message of {count} frames")
+        head = 4 * (count + 1)
+        if len(self._buffer) < head:
+            return None
+        lengths = struct.unpack_from(f"!{count}I", self._buffer, 4)
+        if sum(lengths) > MAX_MESSAGE:
+            raise WireError(f"a message of {sum(lengths)} bytes")
+        if len(self._buffer) < head + sum(lengths):
+            return None
+        frames, at = [], head
+        for length in lengths:
+            frames.append(bytes(self._buffer[at : at + length]))
+            at += length
+        del self._buffer[:at]
+        return frames

@@ -1,0 +1,320 @@
+"""A job on other hosts: agents are brought there, asked what is there, and given their tasks; the scheduler stays here.
+
+Nothing is started before every host has answered, has an address that the others reach, and reaches this one.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import kvstore
+from kvstore.address import Address, choose
+from kvstore.config import Config
+from kvstore.errors import ConfigError
+from launcher.agents import protocol as p
+from launcher.agents.fleet import Fleet
+from launcher.agents.muster import Interrupted, Muster, report
+from launcher.agents.remote import Remote
+from launcher.ending import Limits
+from launcher.errors import LaunchError
+from launcher.hosts import reach
+from launcher.job import Job
+from launcher.keyring import Keyring
+from launcher.processes.children import Children
+from launcher.processes.guard import Guard
+from launcher.processes.jobdir import JobDir
+from launcher.processes.machine import cores, open_standard_streams, source_root
+from launcher.processes.signals import SignalQueue
+from launcher.supervisor import OnFailure, Supervisor
+from launcher.tasks import (
+    AGENT,
+    LOCAL_RANK,
+    LOCAL_SIZE,
+    Rendezvous,
+    Role,
+    Surroundings,
+    Task,
+    environment,
+    members,
+    passed,
+    settings,
+    words,
+)
+
+SURVEY_S = 30.0
+PROBE_S = 20.0
+LOOPBACK = "127.0.0.1"
+
+
+class Recruiter(Protocol):
+    """Brings agents to where they shall run."""
+
+    def recruit(self, muster: Muster, selector: selectors.BaseSelector) -> Sequence[Remote]:
+        """Return agents that have said hello, each with the members that shall run there.
+
+        Raises:
+            LaunchError: some cannot be had.
+        """
+
+    def prepare(self, muster: Muster, selector: selectors.BaseSelector) -> None:
+        """Do what is to be done on the hosts before the job: they have the directory that they run in.
+
+        Raises:
+            LaunchError: it cannot be done.
+        """
+
+    def toward(self) -> str:
+        """A host that this one must be reached from; empty if all are here."""
+
+    def close(self, patience: float) -> None:
+        """Leave nothing of it here, in so many seconds at most. Twice is fine."""
+
+
+def run(
+    job: Job,
+    on_failure: OnFailure,
+    recruiter: Recruiter,
+    kind: str,
+    *,
+    environ: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+) -> int:
+    """Run a job through agents, and wait for its end. Main thread only, because of the signals.
+
+    Args:
+        job: what to run.
+        on_failure: called once, with the first process that fails and how, before the others are ended.
+        recruiter: brings the agents.
+        kind: what the job's processes are told of the cluster.
+        environ: the caller's environment; that of this process if None.
+        limits: how long an ending may take.
+
+    Returns:
+        The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
+
+    Raises:
+        LaunchError: the job could not be started. Nothing of it runs.
+    """
+    environ = dict(os.environ) if environ is None else environ
+    open_standard_streams()
+    with SignalQueue() as signals, selectors.DefaultSelector() as selector:
+        try:
+            muster = Muster(selector, signals)
+            remotes = recruiter.recruit(muster, selector)
+            try:
+                campaign = _Campaign(job, remotes, recruiter, kind, environ)
+                campaign.survey(muster, selector)
+                muster.leave()
+                return campaign.run(selector, signals, on_failure, limits)
+            finally:
+                for remote in remotes:
+                    remote.close()
+        except Interrupted as interrupted:
+            return 128 + interrupted.signum
+        finally:
+            recruiter.close(1.0)
+
+
+class _Campaign:
+    """One job with its agents."""
+
+    def __init__(
+        self, job: Job, remotes: Sequence[Remote], recruiter: Recruiter, kind: str, environ: Mapping[str, str]
+    ) -> None:
+        self._job, self._remotes, self._recruiter = job, remotes, recruiter
+        self._kind, self._environ = kind, environ
+        self._listener: socket.socket | None = None
+
+    def survey(self, muster: Muster, selector: selectors.BaseSelector) -> None:
+        """Find out whether every host is fit: its version, its address, the directory, the command."""
+        cluster = self._job.cluster
+        _require_version(self._remotes)
+        here = self._address(self._recruiter.toward())
+        self._listener = _listen(here)
+        synced = cluster.sync_dst_dir is not None
+        self._directory = cluster.sync_dst_dir if synced and cluster.sync_dst_dir else str(Path.cwd())
+        question = p.Survey(
+            cluster.interface,
+            here.ip,
+            os.fsencode(self._directory),
+            synced,
+            [] if synced else [os.fsencode(word) for word in self._job.command],
+        )
+        asked = dict.fromkeys(self._remotes, question)
+        muster.ask(asked, p.Surveyed, SURVEY_S, lambda remote: _surveyed(remote).problem)
+        self._say_which(here)
+        self._recruiter.prepare(muster, selector)
+        targets: list[list[object]] = [["this machine", here.ip, self._listener.getsockname()[1]]]
+        targets += [[r.host, _surveyed(r).address, _surveyed(r).port] for r in self._remotes if _has_servers(r)]
+        muster.ask(dict.fromkeys(self._remotes, p.Probe(targets)), p.Probed, PROBE_S, _unreached)
+
+    def _say_which(self, here: Address) -> None:
+        """Where hosts have several networks, tell which one was chosen, and why."""
+        there = {remote.host: _surveyed(remote) for remote in self._remotes}
+        others = {host: found for host, found in there.items() if found.address != here.ip}
+        if others and here.others:
+            print(f"launch.py: this machine is reached at {here.ip}: {here.why}", file=sys.stderr)
+        for host, found in others.items():
+            if found.several:
+                print(f"launch.py: {host} is reached at {found.address}: {found.why}", file=sys.stderr)
+
+    def run(
+        self,
+        selector: selectors.BaseSelector,
+        signals: SignalQueue,
+        on_failure: OnFailure,
+        limits: Limits | None,
+    ) -> int:
+        """Start the tasks, and follow them to their end."""
+        directory = JobDir.make()
+        try:
+            guard = Guard(directory.path, directory.path.name, variable=AGENT)
+            try:
+                return self._run(directory, guard, selector, signals, on_failure, limits)
+            finally:
+                directory.remove()
+                guard.dismiss()
+        finally:
+            directory.remove()
+
+    def _run(
+        self,
+        directory: JobDir,
+        guard: Guard,
+        selector: selectors.BaseSelector,
+        signals: SignalQueue,
+        on_failure: OnFailure,
+        limits: Limits | None,
+    ) -> int:
+        assert self._listener is not None  # noqa: S101 (for the type checker)
+        host, port = self._listener.getsockname()[:2]
+        keyring = Keyring.make(members(self._job)) if self._job.cluster.encryption else None
+        at = Rendezvous(host, port, directory.path.name, self._kind, host, self._listener.fileno(), keyring)
+        tasks = self._tasks(at)
+        scheduler = Children({0: tasks[0]}, guard, pass_fds={0: (self._listener.fileno(),)})
+        limit_s = Config.from_env(self._environ).heartbeat_timeout_s
+        starts = {remote: self._start(remote, tasks, at.mark, limit_s) for remote in self._remotes}
+        supervisor = Supervisor(
+            tasks,
+            [scheduler, Fleet(self._remotes, starts, limit_s)],
+            signals,
+            on_failure,
+            environ=self._environ,
+            limits=limits,
+            selector=selector,
+        )
+        try:
+            supervisor.start()
+            self._listener.close()  # or the kernel would accept for a scheduler that has died
+            return supervisor.run()
+        finally:
+            supervisor.close()
+
+    def _tasks(self, at: Rendezvous) -> list[Task]:
+        where = {member: remote for remote in self._remotes for member in remote.members}
+        tasks = []
+        for index, (role, rank) in enumerate(members(self._job)):
+            if role == "scheduler":
+                around = Surroundings(self._environ, sys.executable, cores(), source_root=source_root())
+                own = {**self._settings(at, role, rank), AGENT: at.mark}
+                tasks.append(
+                    Task(role, rank, words(self._job, role, sys.executable), environment(around, role, 1, own))
+                )
+                continue
+            remote = where[role, rank]
+            remote.indices.append(index)
+            there = replace(at, node_host=_surveyed(remote).address, fd=None)
+            tasks.append(
+                Task(role, rank, (), self._settings(there, role, rank) | self._locally(remote, role, rank), remote.host)
+            )
+        return tasks
+
+    def _settings(self, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
+        plain = {} if at.keyring is not None else {"KVSTORE_ENCRYPTION": "0"}
+        return {**passed(self._job, self._environ), **settings(self._job, at, role, rank), **plain}
+
+    def _locally(self, remote: Remote, role: Role, rank: int) -> dict[str, str]:
+        """Which one it is among those of its role on its host."""
+        there = self._siblings(remote, role)
+        return {LOCAL_RANK: str(there.index(rank)), LOCAL_SIZE: str(len(there))}
+
+    def _siblings(self, remote: Remote, role: Role) -> list[int]:
+        return sorted(
+            rank for other in self._remotes if other.host == remote.host for r, rank in other.members if r == role
+        )
+
+    def _start(self, remote: Remote, tasks: Sequence[Task], mark: str, limit_s: float) -> p.Start:
+        return p.Start(
+            mark,
+            os.fsencode(self._directory),
+            [os.fsencode(word) for word in self._job.command],
+            [os.fsencode(word) for word in self._job.server_argv],
+            limit_s,
+            self._job.cluster.gpus_per_worker,
+            [
+                [
+                    index,
+                    tasks[index].role,
+                    tasks[index].rank,
+                    len(self._siblings(remote, tasks[index].role)),
+                    p.pack(tasks[index].env),
+                ]
+                for index in remote.indices
+            ],
+        )
+
+    def _address(self, toward: str) -> Address:
+        cluster = self._job.cluster
+        if not toward and not cluster.host_ip and not cluster.interface:
+            return Address(LOOPBACK, "all hosts are this machine")
+        try:
+            return choose(host=cluster.host_ip, interface=cluster.interface, toward=toward)
+        except ConfigError as error:
+            text = str(error).replace("DMLC_NODE_HOST", "--host-ip").replace("DMLC_INTERFACE", "--interface")
+            raise LaunchError(f"no address for this machine: {text}") from None
+
+
+def _listen(here: Address) -> socket.socket:
+    """Where the scheduler will listen: a port that is free now might not be when it binds."""
+    try:
+        return reach.listener(here.ip)
+    except OSError as error:
+        raise LaunchError(f"cannot listen at {here.ip}: {error.strerror}", exit_code=1) from None
+
+
+def _require_version(remotes: Sequence[Remote]) -> None:
+    mine = kvstore.__version__
+    lines = [
+        f"{remote.host}: has kvstore {hello.version} (Python {hello.python}), and here is {mine}; install the same"
+        for remote in remotes
+        if (hello := remote.said(p.Hello)) is not None and hello.version != mine
+    ]
+    if lines:
+        raise report(lines, len(remotes))
+
+
+def _surveyed(remote: Remote) -> p.Surveyed:
+    found = remote.said(p.Surveyed)
+    assert found is not None  # noqa: S101 (all have been asked)
+    return found
+
+
+def _has_servers(remote: Remote) -> bool:
+    return any(role == "server" for role, _ in remote.members)
+
+
+def _unreached(remote: Remote) -> str:
+    probed = remote.said(p.Probed)
+    if probed is None or not probed.failures:
+        return ""
+    where = ", ".join(f"{name} ({why})" for name, why in probed.failures)
+    return (
+        f"does not reach {where}; name the network that all hosts share with --interface, or this machine's --host-ip"
+    )

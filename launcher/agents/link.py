@@ -1,0 +1,153 @@
+"""A link between launch.py and an agent: messages both ways, and news of its end."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable
+from typing import Protocol
+
+from kvstore.errors import WireError
+from kvstore.wire import Message, decode, encode
+from launcher.agents.framing import MAGIC, Unframer, frame
+
+_READ = 1 << 16
+
+OnMessage = Callable[[Message], None]
+OnEnd = Callable[[str], None]
+
+
+class Link(Protocol):
+    """One end. What it waits for is in a selector, with a callable as the key's data, to be called when ready."""
+
+    @property
+    def pending(self) -> int:
+        """How many bytes wait to be sent."""
+
+    def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
+        """Begin: each message goes to `on_message`; `on_end` is told once how the link ended, when it does."""
+
+    def send(self, message: Message) -> None:
+        """Send, or queue, a message; to nowhere if the link has ended."""
+
+    def reading(self, wanted: bool) -> None:
+        """Whether to take what comes."""
+
+    def poll(self) -> None:
+        """Take what has come, if the selector may have missed it."""
+
+    def close(self) -> None:
+        """End it; `on_end` is not told. Twice is fine."""
+
+
+class PipeLink:
+    """A link over two pipes.
+
+    Args:
+        source: the file descriptor to read from; this closes it.
+        target: the one to write to; likewise.
+        greet: whether to send MAGIC first, which is the agent's part.
+    """
+
+    def __init__(self, source: int, target: int, *, greet: bool = False) -> None:
+        self._source, self._target = source, target
+        os.set_blocking(source, False)
+        os.set_blocking(target, False)
+        self._unframer = Unframer()
+        if greet:
+            self._unframer.feed(MAGIC)  # nobody greets an agent
+        self._out = bytearray(MAGIC if greet else b"")
+        self._closed = self._writing = False
+        self._reading = True
+
+    @property
+    def pending(self) -> int:
+        """How many bytes wait to be sent."""
+        return len(self._out)
+
+    @property
+    def preamble(self) -> str:
+        """What the other end has said instead of a message, if it has sent none."""
+        return self._unframer.preamble
+
+    def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
+        """See `Link`."""
+        self._selector, self._on_message, self._on_end = selector, on_message, on_end
+        selector.register(self._source, selectors.EVENT_READ, self._read)
+        self._flush()
+
+    def send(self, message: Message) -> None:
+        """See `Link`."""
+        if not self._closed:
+            self._out += frame(encode(message))
+            self._flush()
+
+    def reading(self, wanted: bool) -> None:
+        """See `Link`."""
+        if wanted == self._reading or self._closed:
+            return
+        self._reading = wanted
+        if wanted:
+            self._selector.register(self._source, selectors.EVENT_READ, self._read)
+        else:
+            self._selector.unregister(self._source)
+
+    def poll(self) -> None:
+        """See `Link`; nothing is missed."""
+
+    def close(self) -> None:
+        """See `Link`."""
+        if self._closed:
+            return
+        self.reading(False)
+        self._want_write(False)
+        self._closed = True
+        os.close(self._source)
+        os.close(self._target)
+
+    def _read(self) -> None:
+        if self._closed or not self._reading:
+            return
+        try:
+            data = os.read(self._source, _READ)
+            messages = self._unframer.feed(data)
+            for frames in messages:
+                self._on_message(decode(frames))
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(error.strerror or "it broke")
+        except WireError as error:
+            self._end(str(error))
+        else:
+            if not data:
+                self._end("it was closed")
+
+    def _flush(self) -> None:
+        while self._out:
+            try:
+                written = os.write(self._target, self._out[:_READ])
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._out.clear()
+                # What has come before is read first, and then the end.
+                if not isinstance(error, BrokenPipeError):
+                    self._end(error.strerror or "it broke")
+                return
+            del self._out[:written]
+        self._want_write(bool(self._out))
+
+    def _want_write(self, wanted: bool) -> None:
+        if wanted == self._writing:
+            return
+        self._writing = wanted
+        if wanted:
+            self._selector.register(self._target, selectors.EVENT_WRITE, self._flush)
+        else:
+            self._selector.unregister(self._target)
+
+    def _end(self, how: str) -> None:
+        if not self._closed:
+            self.close()
+            self._on_end(how)

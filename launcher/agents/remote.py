@@ -1,0 +1,95 @@
+"""An agent as launch.py sees it: what it has said, and whether it is still there."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvstore.wire import Message
+from launcher.agents.carrier import Carrier
+from launcher.agents.link import Link
+from launcher.tasks import Role
+
+M = TypeVar("M", bound=Message)
+
+_CARRIER_S = 0.5  # a carrier whose link has ended is about to end too, and knows why
+
+
+class Remote:
+    """One agent.
+
+    Args:
+        host: what the user calls its host; what the agent does if that is unknown.
+        link: to it.
+        carrier: what has brought it, if that is its own.
+        hint: what to do about something that the carrier has said; nothing if it knows nothing.
+    """
+
+    def __init__(
+        self, host: str, link: Link, carrier: Carrier | None = None, hint: Callable[[str], str] = lambda _: ""
+    ) -> None:
+        self.host = host
+        self._hint = hint
+        self.carrier = carrier
+        self.lost: str | None = None
+        self.code = 1
+        self.heard = time.monotonic()
+        self.members: list[tuple[Role, int]] = []
+        self.indices: list[int] = []
+        self.empty = False
+        self.handler: Callable[[Remote, Message], None] | None = None
+        self.on_loss: Callable[[Remote], None] | None = None
+        self._said: dict[type[Message], Message] = {}
+        self._link = link
+
+    def open(self, selector: selectors.BaseSelector) -> None:
+        """Begin to listen to it."""
+        self._link.open(selector, self._take, self._end)
+
+    def send(self, message: Message) -> None:
+        """Tell it something."""
+        self._link.send(message)
+
+    def said(self, kind: type[M]) -> M | None:
+        """Its last message of that kind."""
+        message = self._said.get(kind)
+        return message if isinstance(message, kind) else None
+
+    def reading(self, wanted: bool) -> None:
+        """Whether to take what it sends."""
+        self._link.reading(wanted)
+        self.heard = time.monotonic()
+
+    def lose(self, why: str, code: int = 1) -> None:
+        """Give it up; its tasks count as ended with that exit code."""
+        if self.lost is None:
+            self._link.close()
+            self.code = code
+            self.lost = why
+            if self.on_loss is not None:
+                self.on_loss(self)
+
+    def close(self) -> None:
+        """End the link without a word to anybody."""
+        self._link.close()
+
+    def _take(self, message: Message) -> None:
+        self.heard = time.monotonic()
+        if self.handler is not None:
+            self.handler(self, message)
+        else:
+            self._said[type(message)] = message
+
+    def _end(self, how: str) -> None:
+        if self.carrier is not None:
+            ended = self.carrier.wait(_CARRIER_S)
+            if ended is not None:
+                how = f"{self.carrier.name} {ended}"
+            said = self.carrier.explanation or (self.carrier.link.preamble if self.carrier.link else "")
+            if said:
+                how += f": {said}"
+            if hint := self._hint(said):
+                how += f"\n({hint})"
+        self.lose(how)

@@ -1,0 +1,200 @@
+"""A call on its way to the workers: pickled once, and for each worker a process of multiprocessing that makes it."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import pickle
+import types
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spawn
+from multiprocessing.context import set_spawning_popen
+from pathlib import Path
+from typing import IO, Any
+
+from launcher.calls import memory, outcome
+from launcher.calls.outcome import Outcome
+from launcher.calls.work import WHERE, work
+from launcher.errors import LaunchError
+
+
+@dataclass
+class Start:
+    """How one worker is to be started.
+
+    Args:
+        argv: the words to execute.
+        pass_fds: the file descriptors to inherit, of which `reader` is the other end of `writer`.
+        reader: where the worker reads what multiprocessing hands to a new process; to be closed once it runs.
+        writer: where to write `data`. It stays open: by its end the worker knows that its parent has gone.
+        data: what is to be written still.
+    """
+
+    argv: tuple[str, ...]
+    pass_fds: tuple[int, ...]
+    reader: int
+    writer: int
+    data: bytes = field(repr=False)
+
+
+class Handover:
+    """Carries one call to every worker, and what became of it back.
+
+    Args:
+        function: what to call.
+        args, kwargs: its arguments. Each worker gets copies of its own.
+        num_workers: how many workers there will be.
+
+    Raises:
+        LaunchError: the workers cannot be given this; the message says what of it.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], num_workers: int
+    ) -> None:
+        self.name = getattr(function, "__qualname__", None) or repr(function)
+        self._inherited = _Inherited()
+        self._fds: list[int] = []
+        try:
+            self._call = self._memory()
+            self._results = [self._memory() for _ in range(num_workers)]
+            self._write(function, tuple(args), dict(kwargs))
+            self.starts = [self._start(rank) for rank in range(num_workers)]
+        except BaseException:
+            self.close()
+            raise
+
+    def outcome(self, rank: int) -> Outcome:
+        """What became of that worker's call.
+
+        Raises:
+            Exception: it cannot be unpickled here.
+        """
+        return outcome.get(self._results[rank])
+
+    def close(self) -> None:
+        """Let go of the memory, and of pipes. Twice is fine."""
+        while self._fds:
+            with suppress(OSError):
+                os.close(self._fds.pop())
+
+    def started(self) -> None:
+        """The workers run: close what is theirs alone."""
+        for start in self.starts:
+            self._fds.remove(start.reader)
+            os.close(start.reader)
+
+    def _memory(self) -> int:
+        self._fds.append(memory.make())
+        return self._fds[-1]
+
+    def _write(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        set_spawning_popen(self._inherited)
+        try:
+            with os.fdopen(os.dup(self._call), "w+b") as file:
+                pickle.dump(self.name, file, pickle.HIGHEST_PROTOCOL)
+                _Pickler(file).dump((function, args, kwargs))
+        except LaunchError:
+            raise
+        except Exception as error:
+            where = self._culprit(function, args, kwargs)
+            text = f"{type(error).__name__}: {error}"
+            raise LaunchError(
+                f"cannot hand {where} to the workers ({text}); they take only what can be pickled"
+            ) from None
+        finally:
+            set_spawning_popen(None)
+
+    def _culprit(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        dump: Callable[[object], object] = lambda part: _Pickler(io.BytesIO()).dump(part)  # noqa: E731
+        try:
+            dump(function)
+        except Exception:
+            return f"{self.name} itself (a function has to have a name in a module: {WHERE})"
+        try:
+            dump(args)
+        except Exception:
+            return outcome.culprit("args", args, dump)
+        return outcome.culprit("kwargs", kwargs, dump)
+
+    def _start(self, rank: int) -> Start:
+        name = f"worker {rank}"
+        # Never started by its own means. Of no special start method: what it starts in turn is up to the user.
+        process = multiprocessing.Process(target=work, args=(self._call, self._results[rank]), name=name, daemon=False)
+        data = io.BytesIO()
+        set_spawning_popen(self._inherited)
+        try:
+            reduction.dump(_preparation(name), data)
+            reduction.dump(process, data)
+        finally:
+            set_spawning_popen(None)
+        # It is there if an argument needs it. Else a worker that does will start its own, and the job end that.
+        tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
+        reader, writer = os.pipe()
+        self._fds += [reader, writer]
+        inherited = (reader, tracker, self._call, self._results[rank], *self._inherited.fds)
+        words = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reader)
+        return Start(
+            argv=tuple(os.fsdecode(word) for word in words),
+            pass_fds=tuple(fd for fd in inherited if fd is not None),
+            reader=reader,
+            writer=writer,
+            data=data.getvalue(),
+        )
+
+
+class _Inherited(popen_spawn_posix.Popen):
+    """What multiprocessing asks, while it pickles queues and locks, for a place among the descriptors to inherit."""
+
+    def __init__(self) -> None:  # nothing is started
+        self.fds: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.fds.append(fd)
+        return fd
+
+
+class _Pickler(reduction.ForkingPickler):
+    """The pickler of multiprocessing, without what torch has taught it, and with an error for what cannot be imported.
+
+    By torch's reductions all workers, and the caller, would share the memory of one tensor: a model among the arguments
+    would be trained by all of them at once.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.dispatch_table = {
+            kind: reduce
+            for kind, reduce in self.dispatch_table.items()
+            if not str(getattr(reduce, "__module__", "")).startswith("torch.multiprocessing")
+        }
+        self._has_main = _can_import_main()
+
+    def reducer_override(self, value: Any) -> Any:
+        if not self._has_main and isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
+            raise LaunchError(
+                f"{value.__qualname__} is defined in a notebook, an interactive session or a package's __main__, which "
+                "the workers cannot import; put it into a module, that is a .py file, and import it from there"
+            )
+        return NotImplemented
+
+
+def _preparation(name: str) -> dict[str, object]:
+    """What multiprocessing tells a new process of that name: paths, and what to import as the script."""
+    data = spawn.get_preparation_data(name)
+    path = data.get("init_main_from_path")
+    if path is not None and not Path(str(path)).is_file():
+        del data["init_main_from_path"]  # "<stdin>"
+    return data
+
+
+def _can_import_main() -> bool:
+    """Whether a new process of multiprocessing will import our `__main__`."""
+    data = _preparation("")
+    name, path = data.get("init_main_from_name"), data.get("init_main_from_path")
+    if name is not None:
+        return not f".{name}".endswith(".__main__")
+    return path is not None and Path(str(path)).stem != "ipython"

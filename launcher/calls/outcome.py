@@ -1,0 +1,135 @@
+"""What became of a worker's call: the worker writes it to memory, and the caller reads it there when all have ended."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from launcher.calls import memory
+
+MAX_DEPTH = 10
+
+# The first byte says how far the worker got. It is written last, so that nobody reads what is not whole.
+_BEGUN, _RETURNED, _FAILED = b"b", b"r", b"f"
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The call has returned this."""
+
+    value: Any
+
+
+class Failed(NamedTuple):
+    """The call has failed.
+
+    Args:
+        when: by the clock that all processes of a machine share.
+        how: in words: `raised ValueError: no data`.
+        details: the traceback.
+        error: the exception, pickled; None if it cannot be.
+    """
+
+    when: float
+    how: str
+    details: str
+    error: bytes | None
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """The worker has ended without a word, in the call or before it."""
+
+    begun: bool
+
+
+Outcome = Returned | Failed | Unfinished
+
+
+def begin(fd: int) -> None:
+    """Note that the call begins."""
+    os.pwrite(fd, _BEGUN, 0)
+
+
+def put_value(fd: int, value: object) -> None:
+    """Note what the call has returned.
+
+    Raises:
+        Exception: it cannot be pickled.
+    """
+    # Not by multiprocessing's pickler: torch has taught it to leave tensors in memory of the worker, which is to end.
+    _put(fd, _RETURNED, value)
+
+
+def put_error(fd: int, error: BaseException, how: str | None = None) -> None:
+    """Note how the call has failed.
+
+    Args:
+        fd: where.
+        error: what was raised.
+        how: what to say about it, if that is not what the call raised.
+    """
+    when = time.monotonic()
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    pickled = _round_trip(error) if how is None and isinstance(error, Exception) else None
+    failed = Failed(when, f"raised {text}" if how is None else f"{how}: {text}", details, pickled)
+    _put(fd, _FAILED, tuple(failed))
+
+
+def get(fd: int) -> Outcome:
+    """What the worker has noted.
+
+    Raises:
+        Exception: it cannot be unpickled here.
+    """
+    state = os.pread(fd, 1, 0)
+    if state not in (_RETURNED, _FAILED):
+        return Unfinished(begun=state == _BEGUN)
+    with memory.view(fd) as pages:
+        pages.seek(1)
+        value = pickle.load(pages)  # noqa: S301 (from our own child, through a descriptor that only it has)
+    return Returned(value) if state == _RETURNED else Failed(*value)
+
+
+def culprit(name: str, value: object, dump: Callable[[object], object], depth: int = MAX_DEPTH) -> str:
+    """Which part of `value` it is that cannot be pickled, as an expression: `args[0]['lock']`.
+
+    Args:
+        name: what `value` is called.
+        value: what `dump` refuses.
+        dump: pickles something, or raises.
+        depth: how deep to look.
+    """
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        parts = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        parts = list(enumerate(value))
+    for key, part in parts if depth else []:
+        try:
+            dump(part)
+        except Exception:
+            return culprit(f"{name}[{key!r}]", part, dump, depth - 1)
+    return name
+
+
+def _put(fd: int, state: bytes, value: object) -> None:
+    with os.fdopen(os.dup(fd), "r+b") as file:
+        file.seek(1)
+        pickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    os.pwrite(fd, state, 0)
+
+
+def _round_trip(error: Exception) -> bytes | None:
+    """The exception, pickled; None if it would not come out again: many want other arguments than they keep."""
+    try:
+        pickled = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
+        return pickled if type(pickle.loads(pickled)) is type(error) else None  # noqa: S301 (made the line before)
+    except Exception:
+        return None

@@ -1,0 +1,167 @@
+"""`launcher.run`: a job on this machine whose workers call a function."""
+
+from __future__ import annotations
+
+import errno
+import math
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from launcher.calls.handover import Handover
+from launcher.calls.interrupts import TIME_LIMIT, Interrupts
+from launcher.calls.outcome import Failed, Outcome, Returned, Unfinished
+from launcher.calls.spawned import Spawned
+from launcher.calls.streams import Streams
+from launcher.ending import UNNAMED, signal_name
+from launcher.errors import LaunchError, WorkerFailed
+from launcher.job import RESERVED, Job
+from launcher.kinds import local
+from launcher.report import report
+from launcher.tasks import Task
+
+# What a worker exits with that finds itself starting a job while it imports the script.
+UNGUARDED = 78
+_UNGUARDED = (
+    "launcher.run was called while a worker imported the script, as each does to find the function there; "
+    'put the call, and all else that only the script itself is to do, under `if __name__ == "__main__":`'
+)
+
+
+def run(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    num_workers: int = 1,
+    num_servers: int | None = None,
+    env: Mapping[str, str] | None = None,
+    env_server: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> list[Any]:
+    """Call a function in each worker of a new job on this machine, and wait for the job's end.
+
+    In the function, `kvstore.create("dist_sync")` is a store of that job. The workers are processes of multiprocessing,
+    by its spawn method, so they import what they are to call: it must be in a module, or in a script that calls this
+    under `if __name__ == "__main__":`. What they print comes out of `sys.stdout` and `sys.stderr`, each line with the
+    name of its process before it. Nothing of the job is left when this returns or raises.
+
+    Args:
+        function: what to call.
+        args, kwargs: its arguments, the same for all; each worker gets copies of its own.
+        num_workers: how many workers to start.
+        num_servers: how many servers to start; as many as workers if None.
+        env, env_server: variables for the workers, and for the servers, beside those of this process.
+        timeout: how long the job may take, in seconds; as long as it likes if None.
+
+    Returns:
+        What each worker's call has returned, in the order of their ranks; None for one that left by `sys.exit(0)`.
+
+    Raises:
+        LaunchError: the job cannot be started so, or the script lacks its guard.
+        WorkerFailed: a worker, a server or the scheduler has died; or a worker has raised or returned what cannot be
+            pickled.
+        Exception: a worker has raised this; its cause is the `WorkerFailed` that says which, with the traceback there.
+        TimeoutError: the job has taken longer than `timeout`.
+        KeyboardInterrupt: the user has interrupted this process.
+        BrokenPipeError: nobody reads the output any more.
+    """
+    if not callable(function):
+        raise TypeError(f"run() takes a function and, as args, its arguments; {function!r} cannot be called")
+    for variables in (env or {}, env_server or {}):
+        for name, value in variables.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise TypeError(f"variables are strings; {name!r} is set to a {type(value).__name__}")
+    _check_guard()
+    job = Job(
+        num_workers=num_workers,
+        num_servers=num_workers if num_servers is None else num_servers,
+        command=("python", repr(function)),  # of which only the interpreter is looked at: the crew has better words
+        env_server=env_server or {},
+        env_worker=env or {},
+    )
+    handover = Handover(function, args, kwargs or {}, num_workers)
+    try:
+        return _run(job, handover, timeout)
+    finally:
+        handover.close()
+
+
+def _check_guard() -> None:
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):
+        return
+    if process.name == f"worker {os.environ.get('DMLC_TASK_ID')}":
+        sys.exit(UNGUARDED)  # the caller says it, once
+    raise LaunchError(_UNGUARDED)
+
+
+def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
+    failures: list[tuple[Task, str]] = []
+
+    def on_failure(task: Task, how: str) -> None:
+        failures.append((task, how))
+        report(task, how)
+
+    interrupts = Interrupts(timeout)
+    caller = local.Caller("launcher.run", interrupts, Streams(), partial(Spawned, handover))
+    code = local.run(job, on_failure, environ=_outside_a_job(os.environ), caller=caller)
+    if interrupts.first not in (None, TIME_LIMIT):
+        signal.raise_signal(interrupts.first)  # to whatever handles it, when no job is running: mostly, that raises
+        raise WorkerFailed("the job", f"was ended by {signal_name(interrupts.first)}")
+    outcomes = [_outcome(handover, rank) for rank in range(job.num_workers)]
+    if failures:
+        task, how = failures[0]
+        own = outcomes[task.rank] if task.role == "worker" else None
+        if code == UNGUARDED and own == Unfinished(begun=False):
+            raise LaunchError(_UNGUARDED)
+        if isinstance(own, Failed) or how == UNNAMED:
+            _raise_first(outcomes)
+        late = f" before it could call {handover.name}; its output may say why" if own == Unfinished(False) else ""
+        raise WorkerFailed(task.name, how + late)
+    results = [outcome.value for outcome in outcomes if isinstance(outcome, Returned)]
+    if len(results) == job.num_workers:
+        return results
+    if interrupts.first == TIME_LIMIT:
+        raise TimeoutError(f"the job was ended: it has taken longer than {timeout:g} s")
+    if code == 128 + signal.SIGPIPE:
+        raise BrokenPipeError(errno.EPIPE, "nobody reads standard output any more")
+    _raise_first(outcomes)
+    silent = next(rank for rank, outcome in enumerate(outcomes) if isinstance(outcome, Unfinished))
+    raise WorkerFailed(f"worker {silent}", f"exited with code 0 before {handover.name} returned")
+
+
+def _outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what makes this process a member of a job, if it is one."""
+    return {name: value for name, value in environ.items() if not name.startswith("DMLC_") and name not in RESERVED}
+
+
+def _outcome(handover: Handover, rank: int) -> Outcome:
+    try:
+        return handover.outcome(rank)
+    except Exception as error:
+        return Failed(math.inf, f"returned what cannot be loaded here: {type(error).__name__}: {error}", "", None)
+
+
+def _raise_first(outcomes: Sequence[Outcome]) -> None:
+    """Raise what a worker has raised before all others, if any has: to exit takes one longer than another."""
+    failed = sorted(
+        (outcome.when, rank, outcome) for rank, outcome in enumerate(outcomes) if isinstance(outcome, Failed)
+    )
+    if not failed:
+        return
+    (_, rank, first), *others = failed
+    later = "".join(f"\nThen worker {rank} {outcome.how}" for _, rank, outcome in others)
+    cause = WorkerFailed(f"worker {rank}", first.how, first.details.rstrip() + later)
+    if first.error is None:
+        raise cause
+    try:
+        error = pickle.loads(first.error)  # noqa: S301 (from our own child, through memory that only it has)
+    except Exception:
+        raise cause from None
+    raise error from cause

@@ -1,0 +1,50 @@
+"""What a worker does that `launcher.run` has started: one call."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import NoReturn
+
+from launcher.calls import memory, outcome
+
+WHERE = 'define it at the top of a module, or of the script above its `if __name__ == "__main__":`'
+
+
+def work(call: int, result: int) -> None:
+    """Make the call, and leave what became of it.
+
+    Args:
+        call: the memory where the call stands: what to call, its name, and its arguments.
+        result: the memory for what became of it.
+    """
+    for fd in (call, result):
+        os.set_inheritable(fd, False)
+    outcome.begin(result)
+    with memory.view(call) as pages:
+        name = pickle.load(pages)  # noqa: S301 (from our parent, by inheritance)
+        try:
+            function, args, kwargs = pickle.load(pages)  # noqa: S301 (likewise)
+        except Exception as error:
+            _fail(result, error, f"could not load {name} or its arguments; {WHERE}")
+    try:
+        value = function(*args, **kwargs)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
+        value = None
+    except BaseException as error:
+        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # what follows is the user's
+        _fail(result, error)
+    try:
+        outcome.put_value(result, value)
+    except Exception as error:
+        where = outcome.culprit("result", value, pickle.dumps)
+        _fail(result, error, f"returned a {type(value).__name__} that cannot be pickled: {where}")
+
+
+def _fail(result: int, error: BaseException, how: str | None = None) -> NoReturn:
+    outcome.put_error(result, error, how)
+    sys.last_value = error  # as after any exception that has ended a script: the store tells the others, at exit
+    sys.exit(1)

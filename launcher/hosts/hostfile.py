@@ -1,0 +1,123 @@
+"""Hostfiles: text in, hosts out. Pure, but for `read`.
+
+A line is `[user@]host[:port] [slots=N]`. Blank lines and what follows a `#` are ignored; an IPv6 address with a port
+goes in brackets. A number below 1024 behind the colon is taken for slots, as in SINGA's and MPICH's `host:4`: sshd
+listens elsewhere, but for 22.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launcher.errors import LaunchError
+
+FIRST_PORT = 1024  # numbers below it are slots
+SSH_PORT = 22
+MAX_SLOTS = 1024
+_LINE = re.compile(
+    r"(?:(?P<user>[^@\s]+)@)?(?P<name>\[[^\]\s]+\]|[^\s:\[\]]+|[0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.%\w]*)"
+    r"(?::(?P<number>[0-9]{1,9}))?(?P<options>(?:\s+[\w-]+=\S*)*)"
+)
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host to run on.
+
+    Args:
+        name: its name or address, or what ssh's configuration calls it.
+        user: who to be there; whom ssh chooses if empty.
+        port: where its sshd listens; where ssh thinks if 0.
+        slots: how many workers it takes; None if nothing is said of it.
+    """
+
+    name: str
+    user: str = ""
+    port: int = 0
+    slots: int | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether it is this machine, and needs no ssh."""
+        return self.name in _HERE and not self.port and not self.user
+
+
+def read(path: str) -> list[Host]:
+    """The hosts in a file.
+
+    Raises:
+        LaunchError: it cannot be read, or a line of it not understood.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"cannot read the hostfile {path}: {getattr(error, 'strerror', None) or error}") from None
+    return parse(text.splitlines(), path)
+
+
+def parse(lines: Iterable[str], path: str = "the hostfile") -> list[Host]:
+    """The hosts in these lines, each once; slots of a host that is named again are added up.
+
+    Raises:
+        LaunchError: a line makes no sense, or there is none; the message names the file and the line.
+    """
+    hosts: dict[tuple[str, str, int], Host] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        try:
+            host = _host(text)
+        except ValueError as error:
+            raise LaunchError(
+                f"{path}, line {number}: {error}; a line is [user@]host[:port] [slots=N], as in node1 slots=4"
+            ) from None
+        key = (host.user, host.name, host.port)
+        before = hosts.get(key)
+        hosts[key] = host if before is None else replace(host, slots=(before.slots or 1) + (host.slots or 1))
+    if not hosts:
+        raise LaunchError(f"{path} names no host")
+    return list(hosts.values())
+
+
+def _host(text: str) -> Host:
+    match = _LINE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no host")
+    name = match["name"].strip("[]")
+    if ":" in name:
+        try:
+            ipaddress.IPv6Address(name)
+        except ValueError:
+            raise ValueError(f"{name!r} is no IPv6 address") from None
+    elif not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is no host's name")
+    if (match["user"] or "").startswith("-"):
+        raise ValueError(f"{match['user']!r} is no user's name")
+    port, slots = 0, None
+    if match["number"]:
+        number = int(match["number"])
+        if number >= FIRST_PORT or number == SSH_PORT:
+            port = number
+        else:
+            slots = number
+        if port > 65535:
+            raise ValueError(f"{port} is no port")
+    for option in match["options"].split():
+        what, _, value = option.partition("=")
+        if what in ("max_slots", "max-slots"):  # Open MPI's, which matter to none but mpirun
+            continue
+        if what != "slots":
+            raise ValueError(f"{what!r} is no option of a host")
+        if not (value.isascii() and value.isdigit()):
+            raise ValueError(f"slots={value} is no number")
+        slots = int(value[:9])
+    if slots is not None and not 1 <= slots <= MAX_SLOTS:
+        raise ValueError(f"a host has from 1 to {MAX_SLOTS} slots, not {slots}")
+    return Host(name, match["user"] or "", port, slots)

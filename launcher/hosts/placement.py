@@ -1,0 +1,73 @@
+"""Which process of a job runs on which host. Pure.
+
+Slots are for workers. Where no slots are given, the workers are spread evenly. Servers go in turn to the hosts that
+have workers, and take no slots there; with hosts of their own they fill these as workers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from launcher.errors import LaunchError
+from launcher.hosts.hostfile import Host
+from launcher.job import Job
+from launcher.tasks import Role
+
+Member = tuple[Role, int]
+
+
+def place(job: Job, hosts: Sequence[Host], server_hosts: Sequence[Host] | None = None) -> dict[Host, list[Member]]:
+    """Where each worker and server of a job goes; the scheduler stays with launch.py.
+
+    Args:
+        job: how many there are, and whether to fill hosts or to take them in turn.
+        hosts: those in the hostfile.
+        server_hosts: those for servers alone, if they have their own.
+
+    Returns:
+        The hosts that get anything, in their order, each with its members, servers first.
+
+    Raises:
+        LaunchError: there are more workers, or servers, than slots.
+    """
+    policy = job.cluster.placement
+    workers = _spread(job.num_workers, hosts, policy, "worker")
+    if server_hosts is not None:
+        servers = _spread(job.num_servers, server_hosts, policy, "server")
+    else:
+        busy = [host for host in hosts if host in set(workers)]
+        servers = [busy[rank % len(busy)] for rank in range(job.num_servers)]
+    placed: dict[Host, list[Member]] = {}
+    for host in [*hosts, *(server_hosts or ())]:
+        members: list[Member] = [("server", rank) for rank, there in enumerate(servers) if there == host]
+        members += [("worker", rank) for rank, there in enumerate(workers) if there == host]
+        if members:
+            placed[host] = members
+    return placed
+
+
+def _spread(count: int, hosts: Sequence[Host], policy: str, role: Role) -> list[Host]:
+    room = _room(count, hosts)
+    if sum(room) < count:
+        raise LaunchError(
+            f"there are {count} {role}s for {sum(room)} slots on {len(hosts)} hosts; add hosts, or raise their slots"
+        )
+    if policy == "fill":
+        return [host for host, slots in zip(hosts, room, strict=True) for _ in range(slots)][:count]
+    turns = [host for turn in range(max(room)) for host, slots in zip(hosts, room, strict=True) if turn < slots]
+    return turns[:count]
+
+
+def _room(count: int, hosts: Sequence[Host]) -> list[int]:
+    """How many each host takes: its slots, or, where it does not say, an even share of what is left."""
+    said = sum(host.slots for host in hosts if host.slots is not None)
+    silent = sum(host.slots is None for host in hosts)
+    share, more = divmod(max(0, count - said), silent) if silent else (0, 0)
+    room = []
+    for host in hosts:
+        if host.slots is not None:
+            room.append(host.slots)
+        else:
+            room.append(share + (more > 0))
+            more -= 1
+    return room

@@ -1,0 +1,61 @@
+"""Whether addresses answer: many at once, within a deadline."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import time
+from collections.abc import Iterable
+
+Target = tuple[str, str, int]
+
+
+def unreachable(targets: Iterable[Target], seconds: float) -> list[tuple[str, str]]:
+    """Connect to every (name, address, port), and hang up.
+
+    Returns:
+        Those that did not answer, each with the reason.
+    """
+    failures: list[tuple[str, str]] = []
+    sockets: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as selector:
+        for name, address, port in targets:
+            sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            code = sock.connect_ex((address, port))
+            if code in (0, errno.EINPROGRESS):
+                sockets[sock.fileno()] = sock
+                selector.register(sock.fileno(), selectors.EVENT_WRITE, name)
+            else:
+                sock.close()
+                failures.append((name, os.strerror(code).lower()))
+        deadline = time.monotonic() + seconds
+        while selector.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                code = sockets[key.fd].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code:
+                    failures.append((key.data, os.strerror(code).lower()))
+                selector.unregister(key.fd)
+                sockets.pop(key.fd).close()
+        for key in list(selector.get_map().values()):
+            failures.append((key.data, f"no answer within {seconds:g} s"))
+            sockets[key.fd].close()
+    return failures
+
+
+def listener(address: str) -> socket.socket:
+    """A socket that listens at a free port of an address of this host.
+
+    Raises:
+        OSError: it is none.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.bind((address, 0))
+        sock.listen(1024)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,50 @@
+"""The command lines of ssh and rsync. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from launcher.cluster import Cluster
+from launcher.hosts.hostfile import Host
+
+CONNECT_S = 10
+# No questions: nobody is there to answer. A host that is cut off is noticed within nine seconds.
+_OPTIONS = (
+    "BatchMode=yes",
+    f"ConnectTimeout={CONNECT_S}",
+    "ConnectionAttempts=1",
+    "ServerAliveInterval=3",
+    "ServerAliveCountMax=3",
+)
+
+
+def ssh(cluster: Cluster, host: Host) -> list[str]:
+    """How to reach a host; its name and a command are still to be added. The user's options come first, and so win."""
+    argv = ["ssh", "-T", "-x"]
+    if cluster.ssh_config is not None:
+        argv += ["-F", cluster.ssh_config]
+    for option in (*cluster.ssh_option, *_OPTIONS):
+        argv += ["-o", option]
+    if host.port:
+        argv += ["-p", str(host.port)]
+    if host.user:
+        argv += ["-l", host.user]
+    return argv
+
+
+def remote_command(cluster: Cluster, host: Host, argv: Sequence[str]) -> list[str]:
+    """Run these words on a host, in the user's login shell there."""
+    return [*ssh(cluster, host), "--", host.name, f"exec {shlex.join(argv)}"]
+
+
+def rsync(cluster: Cluster, host: Host, source: str, target: str) -> list[str]:
+    """Copy the content of a directory into another on a host."""
+    argv = ["rsync", "-az", "-s"]
+    if cluster.sync_gitignore:
+        argv += ["--exclude=/.git", "--filter=:- .gitignore"]
+    argv += [f"--exclude={pattern}" for pattern in cluster.sync_exclude]
+    if host.here:
+        return [*argv, "--", f"{source.rstrip('/')}/", f"{target}/"]
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    return [*argv, "-e", shlex.join(ssh(cluster, host)), "--", f"{source.rstrip('/')}/", f"{name}:{target}/"]

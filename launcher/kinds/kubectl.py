@@ -1,0 +1,142 @@
+"""kubectl, as a program to run and wait for, or to listen to while others are listened to."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from launcher.errors import NOT_FOUND, LaunchError
+
+_READ = 1 << 16
+_LIMIT_S = 60.0  # for one command
+_EXIT_S = 5.0  # to exit after its last word
+_SHOWN = 2000  # characters of its complaints
+
+
+class Kubectl:
+    """Runs kubectl, in one namespace.
+
+    Raises:
+        LaunchError: there is none.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        program = shutil.which("kubectl")
+        if program is None:
+            raise LaunchError("there is no kubectl on PATH, which --launcher kubernetes needs", NOT_FOUND)
+        self._argv = [program, *(["--namespace", namespace] if namespace else [])]
+
+    def run(self, *words: str, stdin: str = "") -> str:
+        """Run it, and wait.
+
+        Returns:
+            What is wrong; empty if all is well.
+        """
+        try:
+            done = subprocess.run(
+                [*self._argv, *words],
+                input=stdin.encode(),
+                capture_output=True,
+                timeout=_LIMIT_S,
+                start_new_session=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"kubectl {words[0]} took longer than {_LIMIT_S:g} s"
+        except OSError as error:
+            return f"cannot start kubectl: {error.strerror}"
+        return "" if done.returncode == 0 else _complaint(done.stderr, done.returncode)
+
+    def listen(self, words: Sequence[str], on_data: Callable[[bytes], None], on_over: Callable[[], None]) -> Listening:
+        """Start it; see `Listening`."""
+        return Listening([*self._argv, *words], on_data, on_over)
+
+
+class Listening:
+    """A running kubectl.
+
+    Args:
+        argv: its words.
+        on_data: takes what it prints, once that is registered.
+        on_over: called at the end of that, unless it was closed.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, argv: Sequence[str], on_data: Callable[[bytes], None], on_over: Callable[[], None]) -> None:
+        self._on_data, self._on_over = on_data, on_over
+        self._selector: selectors.BaseSelector | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                start_new_session=True,  # what is typed at us is not for it
+            )
+        except BaseException:
+            self._errors.close()
+            raise
+        assert self._process.stdout is not None  # noqa: S101
+        self._stdout = self._process.stdout
+        os.set_blocking(self._stdout.fileno(), False)
+        self.over = False
+        self.complaint = ""
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Have the selector see to it that `read` is called."""
+        if not self.over and self._selector is None:
+            self._selector = selector
+            selector.register(self._stdout, selectors.EVENT_READ, self.read)
+
+    def unregister(self) -> None:
+        """Leave what it prints in its pipe, for now."""
+        if self._selector is not None:
+            self._selector.unregister(self._stdout)
+            self._selector = None
+
+    def read(self) -> None:
+        """Take what there is; at its end, `over` is true, and `complaint` says what was wrong, if anything."""
+        if self.over:
+            return
+        try:
+            data = os.read(self._stdout.fileno(), _READ)
+        except BlockingIOError:
+            return
+        if data:
+            self._on_data(data)
+        else:
+            self._finish()
+            self._on_over()
+
+    def close(self) -> None:
+        """End it, if it has not ended."""
+        if not self.over:
+            with suppress(OSError):
+                self._process.kill()
+            self._finish()
+
+    def _finish(self) -> None:
+        self.unregister()
+        self._stdout.close()
+        try:
+            code = self._process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        self._errors.seek(0)
+        self.complaint = "" if code == 0 else _complaint(self._errors.read(), code)
+        self._errors.close()
+        self.over = True
+
+
+def _complaint(errors: bytes, code: int) -> str:
+    text = errors.decode(errors="replace").strip()
+    return text[-_SHOWN:] or f"kubectl exited with code {code}"

@@ -1,0 +1,98 @@
+"""All processes of a job as pods of a Kubernetes cluster, by way of kubectl.
+
+Written by the documentation, and tested against a stand-in for kubectl: it has not been run on a real cluster. It needs
+Kubernetes 1.28, for `podReplacementPolicy`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+
+from launcher.ending import Limits
+from launcher.job import Job
+from launcher.keyring import Keyring
+from launcher.kinds.kind import Kind
+from launcher.kinds.kubectl import Kubectl
+from launcher.kinds.manifests import PYTHON, hidden, manifests
+from launcher.kinds.podcrew import Pods
+from launcher.kinds.yaml import dump
+from launcher.processes.signals import SignalQueue
+from launcher.supervisor import OnFailure, Supervisor
+from launcher.tasks import Task, members, words
+
+# News of pods comes by the second, and a pod is given its time to end by the cluster.
+LIMITS = Limits(window=12.0, linger=10.0, patience=20.0, grace=15.0, short_grace=15.0, kill=15.0)
+_TOKEN_BYTES = 3
+_PREFIX = 33  # with a dash and the token, 40 characters: so long may the name of a job be for all its processes
+
+
+def run(
+    job: Job,
+    on_failure: OnFailure,  # noqa: ARG001
+    *,
+    environ: Mapping[str, str] | None = None,
+    limits: Limits | None = None,
+) -> int:
+    """Run a job in the cluster, and wait for its end. Main thread only, because of the signals.
+
+    Args:
+        job: what to run.
+        on_failure: not called: from here, nobody in the cluster can be told. They notice by themselves.
+        environ: where the job's `env_names` are; the caller's environment if None.
+        limits: how long an ending may take.
+
+    Returns:
+        The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
+
+    Raises:
+        LaunchError: the job could not be started. Nothing of it is in the cluster.
+    """
+    environ = dict(os.environ) if environ is None else environ
+    name = f"{job.cluster.job_name[:_PREFIX].rstrip('-')}-{secrets.token_hex(_TOKEN_BYTES)}"
+    keyring = Keyring.make(members(job)) if job.cluster.encryption else None
+    objects = {"apiVersion": "v1", "kind": "List", "items": manifests(job, name, keyring, environ)}
+    tasks = [Task(role, rank, words(job, role, PYTHON), {}) for role, rank in members(job)]
+    with SignalQueue() as signals:
+        pods = Pods(Kubectl(job.cluster.namespace), name, tasks, json.dumps(objects))
+        supervisor = Supervisor(tasks, [pods], signals, _tell_nobody, environ=environ, limits=limits or LIMITS)
+        try:
+            supervisor.start()
+            return supervisor.run()
+        finally:
+            supervisor.close()
+
+
+def dry_run(job: Job) -> str:
+    """The objects that `run` would create, as YAML, for `kubectl create --dry-run=client -f -`."""
+    keyring = Keyring.make(members(job)) if job.cluster.encryption else None
+    name = f"{job.cluster.job_name[:_PREFIX].rstrip('-')}-xxxxxx"
+    shown = [dump(hidden(manifest)) for manifest in manifests(job, name, keyring, os.environ)]
+    return "---\n" + "---\n".join(shown).rstrip("\n")
+
+
+def _tell_nobody(task: Task, how: str) -> None:
+    """Let them find out."""
+
+
+KIND = Kind(
+    run=run,
+    dry_run=dry_run,
+    takes=frozenset(
+        {
+            "encryption",
+            "gpus_per_worker",
+            "image",
+            "job_name",
+            "namespace",
+            "python",
+            "server_cores",
+            "server_memory",
+            "time",
+            "worker_cores",
+            "worker_memory",
+        }
+    ),
+)

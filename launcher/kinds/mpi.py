@@ -1,0 +1,144 @@
+"""Processes that mpirun starts: Open MPI's, or MPICH's and its kin's. One mpirun, and an agent for each process.
+
+The processes do not use MPI among themselves; mpirun knows the hosts and how to get there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from launcher import dryrun
+from launcher.agents import boot
+from launcher.agents import job as agents
+from launcher.agents.carrier import Carrier
+from launcher.agents.enlist import ENLIST, Ticket
+from launcher.agents.enlisted import Enlisted, Manager
+from launcher.errors import NOT_FOUND, LaunchError
+from launcher.hosts.hostfile import Host, read
+from launcher.job import Job
+from launcher.kinds.kind import Kind
+from launcher.processes.machine import source_root
+from launcher.supervisor import OnFailure
+
+MPIRUN = "mpirun"
+OPEN_MPI, MPICH = "Open MPI", "MPICH"
+_VERSION_S = 20.0
+# What mpirun's --version says, and which it then is; Intel's and MVAPICH's are MPICH's kin.
+_SIGNS = (("Open MPI", OPEN_MPI), ("OpenRTE", OPEN_MPI), ("HYDRA", MPICH), ("MPICH", MPICH), ("Intel(R) MPI", MPICH))
+
+
+def run(job: Job, on_failure: OnFailure) -> int:
+    """Run a job by mpirun; see `Kind`."""
+    hosts = [] if job.cluster.hostfile is None else read(job.cluster.hostfile)
+    flavour = detect()
+    path = _write(hostfile(hosts, flavour)) if hosts else None
+
+    def submit(ticket: Ticket) -> Carrier:
+        return Carrier(
+            MPIRUN, render(job, flavour, path), {**os.environ, ENLIST: ticket.text}, linked=False, source=MPIRUN
+        )
+
+    toward = next((host.name for host in hosts if not host.here), "")
+    try:
+        return agents.run(job, on_failure, Enlisted(job, Manager(MPIRUN, submit, toward)), "mpi")
+    finally:
+        if path is not None:
+            with suppress(OSError):
+                Path(path).unlink()
+
+
+def dry_run(job: Job) -> str:
+    """What `run` would do."""
+    hosts = [] if job.cluster.hostfile is None else read(job.cluster.hostfile)
+    flavour = detect()
+    lines = ["# scheduler: on this machine", f"# {flavour}, with {ENLIST}={dryrun.HIDDEN} in the environment:"]
+    if hosts:
+        lines += ["# hosts:", *(f"#   {line}" for line in hostfile(hosts, flavour).splitlines())]
+    lines.append(dryrun.command(render(job, flavour, "(hosts)" if hosts else None)))
+    lines.append(dryrun.tasks(job, "mpi", job.cluster.python or sys.executable))
+    return "\n".join(lines)
+
+
+def detect() -> str:
+    """Which MPI `mpirun` belongs to.
+
+    Raises:
+        LaunchError: there is none, or it is of another kind.
+    """
+    path = shutil.which(MPIRUN)
+    if path is None:
+        raise LaunchError(
+            "--launcher mpi needs mpirun on PATH; on Debian and Ubuntu: apt-get install openmpi-bin", NOT_FOUND
+        )
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{path} --version does not answer: {error}", exit_code=1) from None
+    said = done.stdout + done.stderr
+    for sign, flavour in _SIGNS:
+        if sign in said:
+            return flavour
+    first = (said.strip().splitlines() or ["nothing"])[0]
+    raise LaunchError(f"{path} is neither Open MPI's nor MPICH's; its --version says: {first}")
+
+
+def render(job: Job, flavour: str, hosts: str | None) -> list[str]:
+    """mpirun's command line. The secret goes by its variable's name alone. Pure.
+
+    Args:
+        job: what to run.
+        flavour: whose mpirun it is.
+        hosts: the file with the hosts, in that MPI's own form.
+    """
+    count = str(job.num_workers + job.num_servers)
+    argv = [MPIRUN]
+    if flavour == OPEN_MPI:
+        # Not bound: an agent's process gets its part of the host, not one core. --oversubscribe: our slots are for
+        # workers, and servers come beside them.
+        argv += ["-n", count, "--bind-to", "none", "--oversubscribe", "-x", ENLIST]
+        argv += ["--hostfile", hosts] if hosts else []
+    else:
+        argv += ["-n", count, "-bind-to", "none", "-genvlist", ENLIST]
+        argv += ["-f", hosts] if hosts else []
+    argv += job.cluster.cluster_option
+    return [*argv, *boot.argv(job.cluster.python or sys.executable, source_root())]
+
+
+def hostfile(hosts: Sequence[Host], flavour: str) -> str:
+    """The hosts as that MPI wants to read them. Pure.
+
+    Raises:
+        LaunchError: a line says what MPI leaves to ssh's configuration.
+    """
+    lines = []
+    for host in hosts:
+        if host.user or host.port:
+            raise LaunchError(
+                f"mpirun takes no user or port for {host.name}; put them in ~/.ssh/config, and its name alone here"
+            )
+        if flavour == OPEN_MPI:
+            lines.append(host.name + ("" if host.slots is None else f" slots={host.slots}"))
+        else:
+            lines.append(host.name + ("" if host.slots is None else f":{host.slots}"))
+    return "\n".join(lines) + "\n"
+
+
+def _write(text: str) -> str:
+    fd, path = tempfile.mkstemp(prefix="kvstore-hosts-")
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+    return path
+
+
+KIND = Kind(
+    run=run,
+    dry_run=dry_run,
+    takes=frozenset({"hostfile", "python", "host_ip", "interface", "encryption", "gpus_per_worker", "cluster_option"}),
+)

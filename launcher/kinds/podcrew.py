@@ -1,0 +1,203 @@
+"""The crew whose members are pods. It was written without a cluster to run it on."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from launcher.crew import Sink
+from launcher.ending import Say
+from launcher.errors import LaunchError
+from launcher.kinds.kubectl import Kubectl, Listening
+from launcher.kinds.manifests import JOB
+from launcher.kinds.podlog import PodLog
+from launcher.kinds.pods import Ended, Follow, Watch
+from launcher.tasks import Task
+
+_POLL_S = 1.0
+_PODS_PER_S = 200  # of which to ask the cluster for news, at most
+_SILENCE_S = 60.0  # between complaints that the cluster does not answer
+_LAST_WORDS_S = 30.0
+_EVERYTHING = "jobs,services,secrets"
+
+
+class Pods:
+    """Runs tasks as pods; see `Crew`.
+
+    Args:
+        kubectl: how to reach the cluster.
+        name: the job's.
+        tasks: all of its tasks.
+        objects: what to create, as kubectl reads it.
+    """
+
+    def __init__(self, kubectl: Kubectl, name: str, tasks: Sequence[Task], objects: str) -> None:
+        self._kubectl = kubectl
+        self._name, self._tasks, self._objects = name, tasks, objects
+        self._mine = ("--selector", f"{JOB}={name}")
+        self._listing: Listening | None = None
+        self._listed = bytearray()
+        self._next = 0.0
+        self._complain_at = 0.0
+        self._complained = False  # of a log that cannot be read
+        self._logs: dict[int, PodLog] = {}
+        self._followers: dict[int, Listening] = {}
+        self._last: set[int] = set()  # tasks whose last words are being fetched, or have been
+        self._queue: deque[tuple[Ended, float]] = deque()
+        self._running = set(range(len(tasks)))
+        self._reading = True
+        self._created = False
+        self._commands: list[Listening] = []
+
+    def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
+        """Create everything, or nothing."""
+        self._selector, self._sink = selector, sink
+        self._created = True
+        # Not apply, which would copy the Secrets into their own descriptions.
+        if problem := self._kubectl.run("create", "--filename", "-", stdin=self._objects):
+            raise LaunchError(f"the cluster does not take the job: {problem}", 1)
+        self._watch = Watch(self._tasks, time.monotonic())
+        sink.say(f"submitted as {self._name}; should launch.py be killed: {self._undo}")
+
+    def collect(self) -> None:
+        """Ask for news of the pods, and pass it on."""
+        for command in [command for command in self._commands if command.over]:
+            self._commands.remove(command)
+            if command.complaint:
+                self._sink.say(command.complaint)
+        if self._listing is not None and self._listing.over:
+            listing, self._listing = self._listing, None
+            self._take_listing(listing)
+        now = time.monotonic()
+        if self._listing is None and now >= self._next and self._running:
+            self._next = now + max(_POLL_S, len(self._tasks) / _PODS_PER_S)
+            self._listed.clear()
+            words = ["get", "pods", *self._mine, "--output", "json", "--request-timeout", "30s"]
+            self._listing = self._listen(words, self._listed.extend)
+        self._deliver(now)
+
+    def reading(self, wanted: bool) -> None:
+        """Take what the pods print, or leave it to the cluster for now."""
+        if wanted == self._reading:
+            return
+        self._reading = wanted
+        for follower in self._followers.values():
+            if wanted:
+                follower.register(self._selector)
+            else:
+                follower.unregister()
+
+    def signal(self, signum: int) -> None:
+        """Have the cluster end all pods: with SIGTERM and, after a while, SIGKILL; or with this at once."""
+        self._watch.deleting()
+        self._complained = True  # pods may go before their logs have been read
+        words = ["delete", "jobs", *self._mine, "--ignore-not-found", "--wait=false"]
+        if signum == signal.SIGKILL:
+            words = ["delete", "pods", *self._mine, "--ignore-not-found", "--wait=false", "--force", "--grace-period=0"]
+        command = self._listen(words, lambda _: None)
+        if command is not None:
+            self._commands.append(command)
+        self._next = 0.0
+
+    def leftovers(self) -> bool:
+        """A pod takes all that its program has started with it."""
+        return False
+
+    def close(self) -> None:
+        """Delete all that the job has in the cluster."""
+        for listening in (*self._commands, *self._followers.values(), *filter(None, [self._listing])):
+            listening.close()
+        self._commands, self._followers, self._listing = [], {}, None
+        if self._created:
+            self._created = False
+            words = ("delete", _EVERYTHING, *self._mine, "--ignore-not-found", "--wait=false")
+            if problem := self._kubectl.run(*words):
+                self._sink.say(f"could not delete what is in the cluster: {problem}; do {self._undo}")
+
+    @property
+    def _undo(self) -> str:
+        return f"kubectl delete {_EVERYTHING} -l {JOB}={self._name}"
+
+    def _take_listing(self, listing: Listening) -> None:
+        now = time.monotonic()
+        try:
+            pods = [] if listing.complaint else json.loads(self._listed)["items"]
+        except (ValueError, KeyError):
+            listing.complaint = "kubectl says what cannot be understood"
+        if listing.complaint:
+            # A network may be away for a while; the job goes on without it.
+            if now >= self._complain_at:
+                self._complain_at = now + _SILENCE_S
+                self._sink.say(f"no news of the job: {listing.complaint}")
+            return
+        for event in self._watch.look(pods, now):
+            if isinstance(event, Say):
+                self._sink.say(event.text)
+            elif isinstance(event, Follow):
+                self._follow(event)
+            else:
+                self._queue.append((event, now))
+
+    def _follow(self, event: Follow) -> None:
+        """Read what a pod prints, or go on with it: connections that are quiet for long are cut."""
+        before = self._followers.get(event.index)
+        if before is None or before.over:
+            self._read_log(event.index, event.pod, "--follow")
+
+    def _read_log(self, index: int, pod: str, *words: str) -> None:
+        before = self._followers.pop(index, None)
+        if before is not None and before.complaint and not self._complained:
+            self._complained = True
+            self._sink.say(f"cannot read what {self._tasks[index].name} prints: {before.complaint}")
+        log = self._logs.setdefault(index, PodLog())
+        since = ("--since-time", log.since) if log.since else ()
+        log.resume()
+
+        def take(data: bytes) -> None:
+            if lines := log.feed(data):
+                self._sink.output(index, 1, lines)
+            if time.monotonic() >= self._next:
+                self.collect()  # a job that talks without end must not keep us from looking after it
+
+        follower = self._listen(["logs", pod, "--timestamps", *words, *since], take, self._reading)
+        if follower is not None:
+            self._followers[index] = follower
+
+    def _deliver(self, now: float) -> None:
+        """Report the ends, in the order in which they came, each after the last words."""
+        patient = [not self._reading or now < since + _LAST_WORDS_S for _, since in self._queue]
+        ready = [self._has_spoken(end) or not wait for (end, _), wait in zip(self._queue, patient, strict=True)]
+        while ready and ready.pop(0):
+            end = self._queue.popleft()[0]
+            if end.index in self._followers:
+                self._followers.pop(end.index).close()
+            if end.index in self._logs and (rest := self._logs[end.index].finish()):
+                self._sink.output(end.index, 1, rest)
+            self._sink.output(end.index, 1, b"")
+            self._running.discard(end.index)
+            self._sink.exited(end.index, end.how)
+
+    def _has_spoken(self, end: Ended) -> bool:
+        """Whether all that a task has printed is here. Its log was perhaps cut off just before its end: look again."""
+        follower = self._followers.get(end.index)
+        if follower is not None and not follower.over:
+            return False
+        if end.pod is None or end.index in self._last:
+            return True
+        self._last.add(end.index)
+        self._read_log(end.index, end.pod)
+        return end.index not in self._followers
+
+    def _listen(self, words: Sequence[str], on_data: Callable[[bytes], None], listen: bool = True) -> Listening | None:
+        try:
+            listening = self._kubectl.listen(words, on_data, self.collect)
+        except OSError as error:
+            self._sink.say(f"cannot start kubectl: {error.strerror}")
+            return None
+        if listen:
+            listening.register(self._selector)
+        return listening

@@ -1,0 +1,58 @@
+"""The output of one pod, from `kubectl logs --timestamps`, which may end before the pod does. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_STAMP = re.compile(rb"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.?(\d*)(?:Z|[+-]\d\d:\d\d)) ?")
+
+
+class PodLog:
+    """Takes the stamps off the lines, and those lines out that have come before."""
+
+    def __init__(self) -> None:
+        self._partial = b""
+        self._last = b""  # the stamp of the last whole line
+        self._until = b""
+
+    @property
+    def since(self) -> str:
+        """From when to go on; empty for the beginning."""
+        return self._last.decode()
+
+    def resume(self) -> None:
+        """What comes next is read anew, from `since`, which is the second of a line that has come."""
+        self._partial, self._until = b"", self._last
+
+    def feed(self, data: bytes) -> bytes:
+        """The new lines that `data` completes."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        new = []
+        for line in lines:
+            stamp, text = _cut(line)
+            if self._before(stamp):
+                continue
+            self._until = b""
+            self._last = stamp or self._last
+            new.append(text + b"\n")
+        return b"".join(new)
+
+    def finish(self) -> bytes:
+        """The last line, if it lacked its newline."""
+        stamp, text = _cut(self._partial)
+        self._partial = b""
+        return b"" if self._before(stamp) else text
+
+    def _before(self, stamp: bytes) -> bool:
+        return bool(stamp and self._until) and _order(stamp) <= _order(self._until)
+
+
+def _cut(line: bytes) -> tuple[bytes, bytes]:
+    found = _STAMP.match(line)
+    return (b"", line) if found is None else (found[1], line[found.end() :])
+
+
+def _order(stamp: bytes) -> tuple[bytes, bytes]:
+    """Stamps of one pod as something to compare: zeros at the end may have been left out."""
+    found = _STAMP.match(stamp)
+    return (b"", b"") if found is None else (found[2], found[3].ljust(9, b"0"))

@@ -1,0 +1,154 @@
+"""Following a job that a cluster manager has queued: its output as it comes, its exit code, and its end with ours."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import LaunchError
+from launcher.processes.signals import CHILD, SignalQueue
+from launcher.processes.will import Will
+
+_STEP_S = 0.2
+_ASK_S = 0.5
+_NOTICE_S = 30.0
+_GRACE_S = 8.0  # for launch.py inside to end the job in order
+_CANCEL_S = 10.0
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class State:
+    """What the manager says of a job.
+
+    Args:
+        text: in its own words.
+        running: it has left the queue.
+        over: it has ended.
+        status: its exit code, once it is over.
+    """
+
+    text: str
+    running: bool
+    over: bool
+    status: int
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A submitted job.
+
+    Args:
+        title: what to call it.
+        state: asks the manager; may raise LaunchError when that does not answer.
+        interrupt: sends the job's first process a signal.
+        cancel: the command that ends the job, whatever its state.
+        stdout, stderr: the files that its output goes to; removed at the end.
+    """
+
+    title: str
+    state: Callable[[], State]
+    interrupt: Callable[[int], None]
+    cancel: tuple[str, ...]
+    stdout: Path
+    stderr: Path
+
+
+class _Tail:
+    """A file that others append to, and that may not be there yet."""
+
+    def __init__(self, path: Path, target: int) -> None:
+        self._path, self._target, self._at = path, target, 0
+
+    def pump(self) -> None:
+        """Write what is new."""
+        with suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._at)
+            while data := file.read(_CHUNK):
+                self._at += len(data)
+                _write(self._target, data)
+
+
+def follow(job: Queued, *, ask_s: float = _ASK_S) -> int:
+    """Wait for the end of a job, and print what it prints; end it if this process is told to end, or is killed.
+
+    Returns:
+        Its exit code, or 128 + the signal that ended the waiting.
+    """
+    will = Will(job.cancel)
+    tails = [_Tail(job.stdout, 1), _Tail(job.stderr, 2)]
+    try:
+        with SignalQueue() as signals, selectors.DefaultSelector() as selector:
+            selector.register(signals, selectors.EVENT_READ)
+            return _follow(job, tails, signals, selector, ask_s)
+    finally:
+        will.revoke()
+        for path in (job.stdout, job.stderr):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _follow(
+    job: Queued, tails: list[_Tail], signals: SignalQueue, selector: selectors.BaseSelector, ask_s: float
+) -> int:
+    print(f"launch.py: {job.title} is submitted", file=sys.stderr)
+    asked = noticed = time.monotonic()
+    state = State("", running=False, over=False, status=0)
+    failures = 0
+    ended: int | None = None
+    deadline = 0.0
+    cancelled = False
+    while True:
+        selector.select(_STEP_S)
+        now = time.monotonic()
+        for signum in signals.take():
+            if signum == CHILD:
+                continue
+            if ended is None:
+                ended, deadline = 128 + signum, now + (_GRACE_S if state.running else 0.0)
+                if state.running:
+                    job.interrupt(signum)
+            else:
+                deadline = now  # somebody is in a hurry
+        if ended is not None and now >= deadline:
+            if cancelled:
+                print(f"launch.py: gave up waiting for {job.title} to end; it was cancelled", file=sys.stderr)
+                return ended
+            cancelled, deadline = True, now + _CANCEL_S
+            subprocess.run(job.cancel, capture_output=True, timeout=_CANCEL_S, check=False)
+        if now >= asked + ask_s:
+            asked = now
+            try:
+                state, failures = job.state(), 0
+            except LaunchError as error:
+                failures += 1
+                if str(failures).strip("0") == "1":  # 1, 10, 100: the manager may be restarted under a running job
+                    print(f"launch.py: {error}", file=sys.stderr)
+            if not state.running and not state.over and now >= noticed + _NOTICE_S:
+                noticed = now
+                print(f"launch.py: {job.title} waits: {state.text}", file=sys.stderr)
+        for tail in tails:
+            tail.pump()
+        if state.over:
+            # What was printed last may come later than the news, over a network file system.
+            time.sleep(_STEP_S)
+            for tail in tails:
+                tail.pump()
+            if ended is None and state.status:
+                print(f"launch.py: {job.title} ended: {state.text}, exit code {state.status}", file=sys.stderr)
+            return state.status if ended is None else ended
+
+
+def _write(target: int, data: bytes) -> None:
+    while data:
+        try:
+            data = data[os.write(target, data) :]
+        except BlockingIOError:
+            time.sleep(_STEP_S)

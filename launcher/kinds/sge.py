@@ -1,0 +1,157 @@
+"""Processes that Grid Engine starts: one array job, and an agent for each of its tasks.
+
+The agents find launch.py by a ticket, a file that only this user can read, in a directory of the job's own beside the
+user's files: the working directory is on a file system that the hosts share, as is usual with Grid Engine. The script,
+which Grid Engine shows to everybody, holds its path alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from launcher import dryrun
+from launcher.agents import boot
+from launcher.agents import job as agents
+from launcher.agents.carrier import Carrier
+from launcher.agents.enlist import ENLIST, Ticket
+from launcher.agents.enlisted import Enlisted, Manager
+from launcher.errors import NOT_FOUND, LaunchError
+from launcher.job import Job
+from launcher.kinds.kind import Kind
+from launcher.processes.machine import source_root
+from launcher.processes.will import Will
+from launcher.supervisor import OnFailure
+
+QSUB = "qsub"
+_CANCEL_S = 20.0
+
+
+def run(job: Job, on_failure: OnFailure) -> int:
+    """Run a job as an array job; see `Kind`."""
+    if shutil.which(QSUB) is None:
+        raise LaunchError("--launcher sge needs qsub on PATH: run launch.py on a submit host", NOT_FOUND)
+    name = f"{job.cluster.job_name}-{secrets.token_hex(4)}"
+    directory = _directory(name)
+    cancel = ("qdel", name)
+    will = Will(cancel)
+
+    def submit(ticket: Ticket) -> Carrier:
+        path = directory / "ticket"
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(ticket.text + "\n")
+        text = script(job, str(path))
+        (directory / "script").write_text(text)
+        return Carrier(
+            QSUB,
+            qsub(job, name, str(directory)),
+            dict(os.environ),
+            linked=False,
+            source=QSUB,
+        )
+
+    manager = Manager(QSUB, submit, patience_s=None, cancel=lambda: _cancel(cancel))
+    try:
+        return agents.run(job, on_failure, Enlisted(job, manager), "sge")
+    except LaunchError as error:
+        raise LaunchError(f"{error}{_said(directory)}", error.exit_code) from None
+    finally:
+        will.revoke()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def dry_run(job: Job) -> str:
+    """What `run` would do."""
+    directory = str(Path.cwd() / ".kvstore-job")
+    return "\n".join(
+        [
+            "# scheduler: on this machine",
+            dryrun.command(qsub(job, job.cluster.job_name, directory)),
+            f"# with this as {directory}/script:",
+            script(job, f"{directory}/ticket").rstrip(),
+            dryrun.tasks(job, "sge", job.cluster.python or sys.executable),
+        ]
+    )
+
+
+def qsub(job: Job, name: str, directory: str) -> list[str]:
+    """What submits the job, and stays until it has ended. Pure.
+
+    Args:
+        job: what to run.
+        name: what to call it, which nothing else is called.
+        directory: where its script is, and where the output of what goes wrong before the agents goes to.
+    """
+    cluster = job.cluster
+    argv = [QSUB, "-sync", "y", "-cwd", "-N", name, "-t", f"1-{job.num_workers + job.num_servers}"]
+    argv += ["-S", "/bin/sh", "-j", "y", "-o", directory, "-r", "n"]
+    if cluster.queue:
+        argv += ["-q", cluster.queue]
+    limits = []
+    if cluster.time:
+        limits.append(f"h_rt={cluster.time}")
+    if memory := max((cluster.worker_memory, cluster.server_memory), key=_megabytes):
+        limits.append(f"h_vmem={memory.upper()}")
+    if limits:
+        argv += ["-l", ",".join(limits)]
+    return [*argv, *cluster.cluster_option, f"{directory}/script"]
+
+
+def script(job: Job, ticket: str) -> str:
+    """What each task runs: an agent that finds its ticket in a file. Pure."""
+    agent = dryrun.command(boot.argv(job.cluster.python or sys.executable, source_root()))
+    return f'#!/bin/sh\n{ENLIST}="$(cat {shlex.quote(ticket)})" || exit 1\nexport {ENLIST}\nexec {agent}\n'
+
+
+def _megabytes(size: str) -> int:
+    return 0 if not size else int(size[:-1]) * (1024 if size.endswith("g") else 1)
+
+
+def _directory(name: str) -> Path:
+    directory = Path.cwd() / f".{name}"
+    try:
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise LaunchError(f"cannot make {directory} for the job's files: {error.strerror}", exit_code=1) from None
+    return directory
+
+
+def _said(directory: Path) -> str:
+    """What tasks have printed that did not become agents."""
+    for path in sorted(directory.glob("*.o*")):
+        with suppress(OSError):
+            if text := path.read_text(errors="replace").strip():
+                return f"; a task has printed: {text[-500:]}"
+    return ""
+
+
+def _cancel(argv: tuple[str, ...]) -> None:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(argv, capture_output=True, timeout=_CANCEL_S, check=False)
+
+
+KIND = Kind(
+    run=run,
+    dry_run=dry_run,
+    takes=frozenset(
+        {
+            "python",
+            "host_ip",
+            "interface",
+            "encryption",
+            "job_name",
+            "queue",
+            "time",
+            "worker_memory",
+            "server_memory",
+            "gpus_per_worker",
+            "cluster_option",
+        }
+    ),
+)

@@ -1,0 +1,211 @@
+"""Processes that Slurm starts: by srun inside an allocation, and from outside by sbatch, which brings launch.py inside.
+
+Inside, srun starts an agent for each worker and server, and launch.py stays on the first node with the scheduler. From
+outside, launch.py submits a script that runs it inside, follows what that prints, and cancels the job when it is ended
+itself. The working directory is on a file system that the nodes share, as is usual with Slurm.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from launcher import batch, dryrun
+from launcher.agents import boot
+from launcher.agents import job as agents
+from launcher.agents.carrier import Carrier
+from launcher.agents.enlist import ENLIST, Ticket
+from launcher.agents.enlisted import Enlisted, Manager
+from launcher.errors import NOT_FOUND, LaunchError
+from launcher.job import Job
+from launcher.kinds.kind import Kind
+from launcher.kinds.queued import Queued, State, follow
+from launcher.processes.machine import source_root
+from launcher.supervisor import OnFailure
+
+ALLOCATION = "SLURM_JOB_ID"
+SRUN_S = 120.0
+_ASK_S = 20.0
+_END = "KVSTORE_END_OF_JOB"
+# fmt: off
+_DONE = frozenset([
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT",
+])
+# fmt: on
+
+
+def run(job: Job, on_failure: OnFailure) -> int:
+    """Run a job in the allocation that this process is in, or in one of its own; see `Kind`."""
+    if os.environ.get(ALLOCATION):
+        return run_inside(job, on_failure)
+    return _run_outside(job)
+
+
+def run_inside(job: Job, on_failure: OnFailure) -> int:
+    """Run a job in this allocation."""
+    _require("srun")
+
+    def submit(ticket: Ticket) -> Carrier:
+        return Carrier("srun", srun(job), {**os.environ, ENLIST: ticket.text}, linked=False, source="srun")
+
+    toward = _first_node(os.environ.get("SLURM_JOB_NODELIST", ""))
+    return agents.run(job, on_failure, Enlisted(job, Manager("srun", submit, toward, SRUN_S)), "slurm")
+
+
+def dry_run(job: Job) -> str:
+    """What `run` would do."""
+    inside = [
+        f"# in the allocation, with {ENLIST}={dryrun.HIDDEN} in the environment:",
+        dryrun.command(srun(job)),
+        dryrun.tasks(job, "slurm", job.cluster.python or sys.executable),
+    ]
+    if os.environ.get(ALLOCATION):
+        return "\n".join(inside)
+    outside = dryrun.command(sbatch(job, str(Path.cwd()), "kvstore-job"))
+    script_text = script(job).replace(batch.dumps(job), f"(the job, with its variables: {dryrun.HIDDEN})")
+    return "\n".join([outside, "# with this script on standard input:", script_text, *inside])
+
+
+def srun(job: Job) -> list[str]:
+    """What starts the agents, inside an allocation. Pure."""
+    cluster = job.cluster
+    argv = ["srun", f"--ntasks={job.num_workers + job.num_servers}", "--kill-on-bad-exit=1", "--input=none"]
+    argv += ["--mpi=none", "--unbuffered"]
+    if cores := max(cluster.worker_cores, cluster.server_cores):
+        argv.append(f"--cpus-per-task={cores}")
+    argv += cluster.cluster_option
+    return [*argv, *boot.argv(cluster.python or sys.executable, source_root())]
+
+
+def sbatch(job: Job, directory: str, name: str) -> list[str]:
+    """What submits a job from outside. Pure.
+
+    Args:
+        job: what to run.
+        directory: where it runs, and where its output goes: `name`.out and `name`.err.
+        name: of the files.
+    """
+    cluster = job.cluster
+    argv = [
+        "sbatch",
+        "--parsable",
+        f"--job-name={cluster.job_name}",
+        f"--ntasks={job.num_workers + job.num_servers}",
+        f"--chdir={directory}",
+        f"--output={directory}/{name}.out",
+        f"--error={directory}/{name}.err",
+        "--open-mode=truncate",
+        "--no-requeue",
+    ]
+    if cluster.queue:
+        argv.append(f"--partition={cluster.queue}")
+    if cluster.time:
+        argv.append(f"--time={cluster.time}")
+    cores = max(cluster.worker_cores, cluster.server_cores)
+    if cores:
+        argv.append(f"--cpus-per-task={cores}")
+    memory = max(_megabytes(cluster.worker_memory), _megabytes(cluster.server_memory))
+    if memory:
+        argv.append(f"--mem-per-cpu={-(-memory // max(1, cores))}M")
+    if cluster.gpus_per_worker:
+        argv.append(f"--gpus={cluster.gpus_per_worker * job.num_workers}")
+    return [*argv, *cluster.cluster_option]
+
+
+def script(job: Job) -> str:
+    """What Slurm runs on the first node: launch.py, with the job on its standard input. Pure."""
+    inside = dryrun.command(boot.run(job.cluster.python or sys.executable, "launcher.batch", source_root()))
+    return f"#!/bin/sh\nexec {inside} <<'{_END}'\n{batch.dumps(job)}\n{_END}\n"
+
+
+def _run_outside(job: Job) -> int:
+    _require("sbatch")
+    name = f".kvstore-{secrets.token_hex(6)}"
+    directory = Path.cwd()
+    done = _ask(sbatch(job, str(directory), name), script(job))
+    number = done.strip().partition(";")[0]
+    if not number.isdigit():
+        raise LaunchError(f"sbatch has answered {done.strip()!r} instead of a job's number", exit_code=1)
+    return follow(
+        Queued(
+            title=f"Slurm job {number}",
+            state=lambda: state(_ask(["scontrol", "--oneliner", "show", "job", number])),
+            interrupt=lambda signum: _tell(["scancel", "--batch", f"--signal={signum}", number]),
+            cancel=("scancel", number),
+            stdout=directory / f"{name}.out",
+            stderr=directory / f"{name}.err",
+        )
+    )
+
+
+def state(shown: str) -> State:
+    """What `scontrol show job` says of a job. Pure."""
+    fields = dict(re.findall(r"(?:^|\s)(JobState|ExitCode|Reason)=(\S+)", shown))
+    name = fields.get("JobState", "UNKNOWN")
+    code, _, signum = fields.get("ExitCode", "0:0").partition(":")
+    status = 128 + int(signum) if signum.isdigit() and int(signum) else int(code) if code.isdigit() else 1
+    over = name.split("+")[0] in _DONE
+    return State(
+        text=name + (f" ({fields['Reason']})" if fields.get("Reason", "None") != "None" else ""),
+        running=name in ("RUNNING", "COMPLETING"),
+        over=over,
+        status=(status or (0 if name == "COMPLETED" else 1)) if over else 0,
+    )
+
+
+def _megabytes(size: str) -> int:
+    return 0 if not size else int(size[:-1]) * (1024 if size.endswith("g") else 1)
+
+
+def _first_node(nodes: str) -> str:
+    """The first of a list such as `node[03-07,9],other1`; empty where there is none. Pure."""
+    match = re.match(r"([^\[,]+)(?:\[([0-9]+))?", nodes)
+    return "" if match is None else match[1] + (match[2] or "")
+
+
+def _require(program: str) -> None:
+    if shutil.which(program) is None:
+        raise LaunchError(f"--launcher slurm needs {program} on PATH: run launch.py where Slurm's tools are", NOT_FOUND)
+
+
+def _ask(argv: list[str], text: str = "") -> str:
+    try:
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=_ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{argv[0]} does not answer: {error}", exit_code=1) from None
+    if done.returncode:
+        raise LaunchError(f"{argv[0]} failed: {done.stderr.strip() or done.returncode}", exit_code=1)
+    return done.stdout
+
+
+def _tell(argv: list[str]) -> None:
+    subprocess.run(argv, capture_output=True, timeout=_ASK_S, check=False)
+
+
+KIND = Kind(
+    run=run,
+    dry_run=dry_run,
+    takes=frozenset(
+        {
+            "python",
+            "host_ip",
+            "interface",
+            "encryption",
+            "job_name",
+            "queue",
+            "time",
+            "worker_cores",
+            "server_cores",
+            "worker_memory",
+            "server_memory",
+            "gpus_per_worker",
+            "cluster_option",
+        }
+    ),
+)

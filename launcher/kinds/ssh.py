@@ -1,0 +1,190 @@
+"""Processes on hosts that one reaches by ssh: one connection a host, and an agent at its end."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from launcher import dryrun
+from launcher.agents import boot
+from launcher.agents import job as agents
+from launcher.agents.carrier import Carrier
+from launcher.agents.muster import Muster, report
+from launcher.agents.protocol import Hello
+from launcher.agents.remote import Remote
+from launcher.errors import LaunchError
+from launcher.hosts.hostfile import Host, read
+from launcher.hosts.placement import Member, place
+from launcher.hosts.ssh import CONNECT_S, remote_command, rsync
+from launcher.job import Job
+from launcher.kinds.kind import Kind
+from launcher.processes.machine import source_root
+from launcher.supervisor import OnFailure
+from launcher.tasks import Rendezvous, settings, words
+
+HELLO_S = CONNECT_S + 3.0
+_SYNC_NOTICE_S = 30.0
+_EVER = 1e9
+# What ssh, the shell or Python say, and what to do about it.
+_HINTS = (
+    (
+        "No module named",
+        "the package is not installed for that interpreter; install it there, or name another: --python",
+    ),
+    ("not found", "no such interpreter there; name one with --python"),
+    ("No such file or directory", "no such interpreter there; name one with --python"),
+    ("Host key verification failed", "connect once by hand, or pass --ssh-option StrictHostKeyChecking=accept-new"),
+    ("Permission denied", "ssh must log in without a question: keys, an agent, or --ssh-config"),
+    ("Could not resolve hostname", "check its name in the hostfile"),
+)
+
+
+def run(job: Job, on_failure: OnFailure) -> int:
+    """Run a job on the hosts of its hostfile; see `Kind`."""
+    return agents.run(job, on_failure, Connections(job, placed(job)), "ssh")
+
+
+def dry_run(job: Job) -> str:
+    """What `run` would do, host by host."""
+    at = Rendezvous("(this machine)", 0, "(the job)", "ssh", "(the host)")
+    lines = ["# scheduler: on this machine"]
+    for host, members in placed(job).items():
+        lines.append(f"# {host.name}: {', '.join(f'{role} {rank}' for role, rank in members)}")
+        if job.cluster.sync_dst_dir is not None:
+            lines.append(dryrun.command(rsync(job.cluster, host, str(Path.cwd()), job.cluster.sync_dst_dir)))
+        lines.append(dryrun.command(argv(job, host)))
+        lines += [
+            f"#   {role} {rank}: {dryrun.variables(dict.fromkeys(job.env_names, '') | settings(job, at, role, rank))} "
+            f"{dryrun.command(words(job, role, python(job)))}"
+            for role, rank in members
+        ]
+    return "\n".join(lines)
+
+
+def placed(job: Job) -> dict[Host, list[Member]]:
+    """Who runs where.
+
+    Raises:
+        LaunchError: there is no hostfile, or one cannot be understood, or has too little room.
+    """
+    cluster = job.cluster
+    if cluster.hostfile is None:
+        raise LaunchError("--launcher ssh needs the hosts to run on: -H FILE, with a host a line")
+    servers = None if cluster.server_hosts is None else read(cluster.server_hosts)
+    return place(job, read(cluster.hostfile), servers)
+
+
+def python(job: Job) -> str:
+    """The interpreter on the hosts."""
+    return job.cluster.python or sys.executable
+
+
+def argv(job: Job, host: Host) -> list[str]:
+    """What starts an agent on a host."""
+    # Packages that are a clone here are one there: by a shared file system, or nothing works and the hello says so.
+    agent = boot.argv(python(job), source_root())
+    return agent if host.here else remote_command(job.cluster, host, agent)
+
+
+class Connections:
+    """Recruits an agent on each host by ssh; see `Recruiter`. On this machine itself it needs none."""
+
+    def __init__(self, job: Job, hosts: dict[Host, list[Member]]) -> None:
+        self._job = job
+        self._hosts = hosts
+        self._carriers: list[Carrier] = []
+        self._remotes: dict[Host, Remote] = {}
+
+    def recruit(self, muster: Muster, selector: selectors.BaseSelector) -> Sequence[Remote]:
+        """Connect to all hosts at once."""
+        for host, members in self._hosts.items():
+            name = "the agent" if host.here else f"ssh to {host.name}"
+            carrier = Carrier(name, argv(self._job, host), dict(os.environ), linked=True)
+            self._carriers.append(carrier)
+            carrier.open(selector)
+            assert carrier.link is not None  # noqa: S101 (for the type checker)
+            remote = Remote(host.name, carrier.link, carrier, hint=_hint)
+            remote.members = members
+            remote.open(selector)
+            self._remotes[host] = remote
+        remotes = list(self._remotes.values())
+        muster.expect(remotes, Hello, HELLO_S, lambda _: "")
+        return remotes
+
+    def prepare(self, muster: Muster, selector: selectors.BaseSelector) -> None:
+        """Copy the working directory to all hosts at once, if that is wanted."""
+        cluster = self._job.cluster
+        if cluster.sync_dst_dir is None:
+            return
+        here, copies = str(Path.cwd()), {}
+        for host in self._hosts:
+            if host.here and Path(cluster.sync_dst_dir).resolve() == Path.cwd():
+                continue
+            words = rsync(cluster, host, here, cluster.sync_dst_dir)
+            copies[host] = Carrier(f"rsync to {host.name}", words, dict(os.environ), linked=False)
+        self._carriers += copies.values()
+        for carrier in copies.values():
+            carrier.open(selector)
+        began = time.monotonic()
+        while not muster.wait(
+            lambda: all(carrier.poll() is not None for carrier in copies.values()),
+            _SYNC_NOTICE_S,
+            lambda: list(self._remotes.values()),
+        ):
+            waiting = ", ".join(host.name for host, carrier in copies.items() if carrier.poll() is None)
+            print(f"launch.py: copying to {waiting} for {time.monotonic() - began:.0f} s", file=sys.stderr)
+        lines = []
+        for host, carrier in copies.items():
+            how = carrier.wait(0)
+            if how is not None and how.status:
+                lines.append(f"{host.name}: rsync {how}: {carrier.explanation}")
+        if lines:
+            raise report(lines, len(self._hosts))
+
+    def toward(self) -> str:
+        """The address of a host that is not this machine."""
+        for host, remote in self._remotes.items():
+            if not host.here:
+                hello = remote.said(Hello)
+                return hello.reached_at if hello is not None and hello.reached_at else host.name
+        return ""
+
+    def close(self, patience: float) -> None:
+        """End the connections."""
+        deadline = time.monotonic() + patience
+        for carrier in self._carriers:
+            carrier.close(max(0.0, deadline - time.monotonic()))
+
+
+def _hint(text: str) -> str:
+    for sign, hint in _HINTS:
+        if sign in text:
+            return hint
+    return ""
+
+
+KIND = Kind(
+    run=run,
+    dry_run=dry_run,
+    takes=frozenset(
+        {
+            "hostfile",
+            "server_hosts",
+            "placement",
+            "sync_dst_dir",
+            "sync_exclude",
+            "sync_gitignore",
+            "ssh_config",
+            "ssh_option",
+            "python",
+            "host_ip",
+            "interface",
+            "encryption",
+            "gpus_per_worker",
+        }
+    ),
+)

@@ -1,0 +1,210 @@
+"""All processes of a job in containers of a Hadoop cluster, by YARN's distributed shell.
+
+The distributed shell runs one script in N like containers, and knows nothing of roles. The script starts an agent,
+which goes back to launch.py and is told what to run. The script holds the ticket that lets an agent in: it is a file
+of the user's alone, here and in HDFS, and what is in it stands on no command line.
+
+Written by Hadoop's documentation and source: it has not been run on a real cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from launcher import dryrun
+from launcher.agents import boot
+from launcher.agents import job as agents
+from launcher.agents.carrier import Carrier
+from launcher.agents.enlist import ENLIST, Ticket
+from launcher.agents.enlisted import Enlisted, Manager
+from launcher.errors import NOT_FOUND, LaunchError
+from launcher.job import Job
+from launcher.kinds.kind import Kind
+from launcher.kinds.units import mebibytes, seconds
+from launcher.processes.machine import source_root
+from launcher.supervisor import OnFailure
+
+CLIENT = "org.apache.hadoop.yarn.applications.distributedshell.Client"
+TAKES = frozenset(
+    {
+        "encryption",
+        "gpus_per_worker",
+        "host_ip",
+        "interface",
+        "job_name",
+        "python",
+        "queue",
+        "server_cores",
+        "server_memory",
+        "time",
+        "worker_cores",
+        "worker_memory",
+        "yarn_jar",
+    }
+)
+_JAR = "hadoop-yarn-applications-distributedshell*.jar"
+_FOREVER_MS = (1 << 31) - 1  # the most it takes: 24 days. What it takes if nothing is said is ten minutes
+_CLASSPATH_S = 60.0
+_SHOWN_JAR, _SHOWN_SCRIPT = "(the distributed shell)", "(a private file)"
+
+
+def render(job: Job, containers: int, script_path: str, jar: str, name: str = "") -> list[str]:
+    """The words that start the agents.
+
+    All containers are alike: each is as large as the largest process needs.
+
+    Args:
+        job: what to run.
+        containers: how many agents; one process runs in each.
+        script_path: the file with `script`'s text.
+        jar: the distributed shell.
+        name: how YARN shows the job, and the folder in HDFS that holds the script meanwhile; the job's name if empty.
+
+    Raises:
+        LaunchError: the job's time is none.
+    """
+    cluster = job.cluster
+    argv = ["yarn", "jar", jar, CLIENT, "-jar", jar, "-appname", name or cluster.job_name]
+    argv += ["-num_containers", str(containers), "-shell_script", script_path]
+    if memory := max((mebibytes(size) for size in (cluster.worker_memory, cluster.server_memory) if size), default=0):
+        argv += ["-container_memory", str(memory)]
+    if cores := max(cluster.worker_cores, cluster.server_cores):
+        argv += ["-container_vcores", str(cores)]
+    if cluster.gpus_per_worker:
+        argv += ["-container_resources", f"yarn.io/gpu={cluster.gpus_per_worker}"]
+    if cluster.queue:
+        argv += ["-queue", cluster.queue]
+    time_ms = seconds(cluster.time) * 1000 if cluster.time else _FOREVER_MS
+    return [*argv, "-timeout", str(min(time_ms, _FOREVER_MS))]
+
+
+def script(ticket: str, python: str, source_root: str | None = None) -> str:
+    """What each container runs. A secret.
+
+    Args:
+        ticket: lets an agent in.
+        python: the interpreter on the hosts.
+        source_root: where the packages are there, if they are not installed.
+    """
+    return f"#!/bin/sh\nexport {ENLIST}={shlex.quote(ticket)}\nexec {shlex.join(boot.argv(python, source_root))}\n"
+
+
+def prepare(name: str) -> list[list[str]]:
+    """Commands to run before `render`'s: the distributed shell would put the script where everybody can read it."""
+    return [["hdfs", "dfs", "-mkdir", "-p", name], ["hdfs", "dfs", "-chmod", "700", name]]
+
+
+def clean(name: str) -> list[list[str]]:
+    """Commands to run when the job is over: nobody else removes the script from HDFS."""
+    return [["hdfs", "dfs", "-rm", "-r", "-f", "-skipTrash", name]]
+
+
+def find_jar(given: str, environ: Mapping[str, str]) -> str:
+    """Where the distributed shell is.
+
+    Args:
+        given: where the user says it is.
+        environ: the caller's environment.
+
+    Raises:
+        LaunchError: it is nowhere; the message says how to name it.
+    """
+    if given:
+        if not Path(given).is_file():
+            raise LaunchError(f"--yarn-jar {given}: there is no such file")
+        return given
+    homes = [Path(environ[name]) for name in ("HADOOP_YARN_HOME", "HADOOP_HOME") if environ.get(name)]
+    places = [folder for home in homes for folder in (home / "share/hadoop/yarn", home)]
+    found = _jar_in(places) or _jar_in(_classpath(environ))
+    if found is None:
+        raise LaunchError(f"there is no {_JAR} where HADOOP_HOME and `yarn classpath` lead; name it with --yarn-jar")
+    return str(found)
+
+
+def _jar_in(places: Iterable[Path]) -> Path | None:
+    for place in places:
+        jars = [jar for jar in sorted(place.glob(_JAR)) if not jar.stem.endswith(("-sources", "-tests"))]
+        if jars:
+            return jars[-1]
+    return None
+
+
+def _classpath(environ: Mapping[str, str]) -> list[Path]:
+    """The folders that Hadoop takes its own classes from."""
+    try:
+        done = subprocess.run(
+            ["yarn", "classpath"], env=environ, capture_output=True, text=True, timeout=_CLASSPATH_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    entries = [Path(entry) for entry in done.stdout.strip().split(os.pathsep) if entry]
+    return [entry.parent if entry.name == "*" or entry.suffix == ".jar" else entry for entry in entries]
+
+
+def run(job: Job, on_failure: OnFailure) -> int:
+    """Run a job in the cluster, and wait for its end."""
+    for program in ("yarn", "hdfs"):
+        if shutil.which(program) is None:
+            raise LaunchError(
+                f"--launcher yarn needs {program} on PATH: run launch.py where Hadoop's tools are", NOT_FOUND
+            )
+    cluster = job.cluster
+    jar = find_jar(cluster.yarn_jar, os.environ)
+    name = f"{cluster.job_name}-{secrets.token_hex(3)}"
+    count = job.num_workers + job.num_servers
+    with tempfile.TemporaryDirectory(prefix="kvstore-yarn-") as directory:
+        path = Path(directory) / "agent.sh"
+
+        def submit(ticket: Ticket) -> Carrier:
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(script(ticket.text, cluster.python or sys.executable, source_root()))
+            _call(prepare(name), strict=True)
+            return Carrier(
+                "yarn", render(job, count, str(path), jar, name), dict(os.environ), linked=False, source="yarn"
+            )
+
+        # A container sees its own GPUs alone: there is nothing left to divide.
+        plain = replace(job, cluster=replace(cluster, gpus_per_worker=0))
+        try:
+            return agents.run(plain, on_failure, Enlisted(plain, Manager("yarn", submit, patience_s=None)), "yarn")
+        finally:
+            _call(clean(name), strict=False)
+
+
+def _call(commands: Sequence[Sequence[str]], *, strict: bool) -> None:
+    for words in commands:
+        try:
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_CLASSPATH_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            text = str(error)
+        else:
+            text = done.stderr.strip() if done.returncode else ""
+        if text and strict:
+            raise LaunchError(f"{shlex.join(words)} failed: {text}", exit_code=1)
+
+
+def dry_run(job: Job) -> str:
+    """The commands that `run` would start, and what it would have the agents run."""
+    name = f"{job.cluster.job_name}-xxxxxx"
+    jar = job.cluster.yarn_jar or _SHOWN_JAR
+    containers = job.num_workers + job.num_servers
+    commands: Sequence[Sequence[str]] = [
+        *prepare(name),
+        render(job, containers, _SHOWN_SCRIPT, jar, name),
+        *clean(name),
+    ]
+    lines = [dryrun.command(words) for words in commands]
+    processes = dryrun.tasks(job, "yarn", job.cluster.python or sys.executable)
+    return "\n".join(["# scheduler: on this machine", f"# {containers} agents, started by:", *lines, processes])
+
+
+KIND = Kind(run=run, dry_run=dry_run, takes=TAKES)

@@ -1,0 +1,77 @@
+"""The first program in a container of a Kubernetes job: makes its environment whole, and becomes the member.
+
+The pods of one Kubernetes Job are all told the same. Each finds out here which of them it is, and takes its variables
+from files of a mounted Secret: so no value is subject to anybody's quoting, and none shows in the pod's description.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from launcher.command import argv_of
+from launcher.errors import LaunchError
+from launcher.processes.child import cannot_start
+from launcher.processes.machine import cores
+from launcher.tasks import Role, Surroundings, Task, environment
+
+MOUNT = "/etc/kvstore"
+VARIABLES = "variables"  # a directory of files, one for each
+KEY = "key"  # this process's own
+INDEX = "JOB_COMPLETION_INDEX"  # set by Kubernetes in Indexed Jobs
+# Images are pulled at different speeds, and nobody can start before everybody has: a minute is too short for that.
+TIMEOUT_S = 600
+
+
+def main(argv: Sequence[str] | None = None, mount: str = MOUNT) -> int:
+    """Become what this pod is; the words are the worker's command, and none mean a server or the scheduler.
+
+    Returns:
+        The exit code, if that fails.
+    """
+    task = compose(sys.argv[1:] if argv is None else argv, os.environ, Path(mount))
+    try:
+        os.execvpe(task.argv[0], task.argv, task.env)  # noqa: S606
+    except OSError as error:
+        why = cannot_start(task, error)
+        print(why, file=sys.stderr)
+        return why.exit_code
+
+
+def compose(command: Sequence[str], environ: Mapping[str, str], mount: Path) -> Task:
+    """What to run, and its whole environment.
+
+    Args:
+        command: the worker's command; empty for the others.
+        environ: the container's environment, which says what this is, and its number.
+        mount: where the Secrets are.
+    """
+    role, rank = cast(Role, environ["DMLC_ROLE"]), int(environ[INDEX])
+    settings = {
+        "KVSTORE_JOIN_TIMEOUT_S": environ.get("KVSTORE_JOIN_TIMEOUT_S", str(TIMEOUT_S)),
+        **_variables(mount / VARIABLES),
+    }
+    settings["DMLC_TASK_ID"] = str(rank)
+    if (mount / KEY).exists():
+        settings["KVSTORE_SECRET_KEY"] = (mount / KEY).read_text(encoding="ascii")
+    around = Surroundings(environ=environ, python=sys.executable, cores=cores())
+    try:
+        argv = argv_of(command, sys.executable) if command else _ours()
+    except LaunchError as error:
+        raise SystemExit(str(error)) from None
+    return Task(role, rank, argv, environment(around, role, 1, settings))
+
+
+def _variables(directory: Path) -> dict[str, str]:
+    if not directory.is_dir():
+        return {}
+    # The kubelet's own entries there begin with two dots.
+    files = [entry for entry in directory.iterdir() if not entry.name.startswith("..")]
+    return {file.name: os.fsdecode(file.read_bytes()) for file in files}
+
+
+def _ours() -> tuple[str, ...]:
+    return (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "servers")

@@ -1,0 +1,41 @@
+"""A command that is run if this process dies without a goodbye: what it had asked others to run must not outlive it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
+
+# Waits for a line; if the input ends without one, whoever held it is dead.
+_SCRIPT = 'if read -r line; then exit 0; fi; exec "$@" >/dev/null 2>&1'
+_GOODBYE_S = 1.0
+
+
+class Will:
+    """Executed by a process of its own, in a session of its own.
+
+    Args:
+        argv: the command; no secrets, it can be seen.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _SCRIPT, "kvstore-will", *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def revoke(self) -> None:
+        """The job is over; twice is fine."""
+        if self._process.stdin is None or self._process.stdin.closed:
+            return
+        with suppress(OSError):
+            self._process.stdin.write(b"bye\n")
+            self._process.stdin.close()
+        try:
+            self._process.wait(_GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
