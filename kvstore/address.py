@@ -54,7 +54,7 @@ def choose(*, host: str = "", interface: str = "", toward: str = "") -> Address:
         fitting = [ip for ip in mine if (":" in ip) == (":" in toward)]
         return Address((fitting or mine)[0], f"the address of {interface}")
     ip = _source(toward)
-    why = f"it leads to {toward}" if toward else "it leads out of this host"
+    why = f"it leads to {toward}" if toward else "it is what other hosts are likely to reach"
     others = _others(ip)
     return Address(ip, why + (f"; there are also {', '.join(others)}" if others else ""), others)
 
@@ -124,6 +124,10 @@ def _source(toward: str) -> str:
         with contextlib.suppress(OSError), socket.socket(_family(ip), socket.SOCK_DGRAM) as sock:
             sock.connect((ip, 9))  # of a datagram socket: nothing is sent
             return str(sock.getsockname()[0])
+    if not toward:  # a network that leads nowhere else is one all the same
+        for _, ip in interfaces():
+            if not is_loopback(ip):
+                return ip
     raise ConfigError(f"nothing here leads to {toward or 'other hosts'}: set DMLC_NODE_HOST; {_there()}")
 
 
