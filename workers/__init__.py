@@ -1,4 +1,4 @@
-"""What a training script uses: the Trainer, and sums over workers.
+"""What a training script uses: the Trainer; averages of weights now and then; sums over workers.
 
 from workers import Trainer
 
@@ -7,7 +7,9 @@ loss.backward()
 trainer.step()
 """
 
+from workers.averaging import PeriodicAveraging
+from workers.partial import PartialSync
 from workers.reducer import Reducer
 from workers.trainer import Trainer
 
-__all__ = ["Reducer", "Trainer"]
+__all__ = ["PartialSync", "PeriodicAveraging", "Reducer", "Trainer"]

@@ -1,0 +1,434 @@
+"""Partial synchronisation: chunks in turn, bounded distance, and with one chunk synchronous training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from threaded import ThreadedJob
+from torch import nn
+
+import kvstore as kv
+from kvstore.dist import DistStore
+from kvstore.local import LocalStore
+from workers import PartialSync, PeriodicAveraging
+from workers.marks import NBYTES
+
+SYNCHRONOUS = [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}]
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def cluster(request: pytest.FixtureRequest) -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=request.param, servers=2, bigarray_bound=30) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
+        yield cluster
+
+
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def backward(model: nn.Module, step: int, rank: int, workers: int, each: int = 4) -> None:
+    """Of the mean loss of this worker's part of the step's batch."""
+    draws = torch.Generator().manual_seed(1000 + step)
+    data, labels = torch.randn(workers * each, 6, generator=draws), torch.randint(3, (workers * each,), generator=draws)
+    part = slice(rank * each, (rank + 1) * each)
+    model.zero_grad()
+    nn.functional.cross_entropy(model(data[part]), labels[part]).backward()
+
+
+def together(workers: int, steps: int, options: dict[str, Any]) -> nn.Module:
+    """One process, on the joined batches."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), **options)
+    for step in range(steps):
+        backward(model, step, 0, 1, 4 * workers)
+        optimizer.step()
+    return model
+
+
+def same(one: nn.Module, two: nn.Module, atol: float = 1e-6) -> None:
+    for (name, mine), theirs in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=atol, msg=name)
+
+
+def constant(rank: int, size: int = 10, dtype: torch.dtype = torch.float32) -> tuple[nn.Parameter, torch.optim.SGD]:
+    """A parameter whose gradient is the rank, always; a step subtracts it."""
+    param = nn.Parameter(torch.zeros(size, dtype=dtype))
+    param.grad = torch.full_like(param, rank)
+    return param, torch.optim.SGD([param], lr=1.0)
+
+
+# ---- one chunk
+
+
+@pytest.mark.parametrize("options", SYNCHRONOUS, ids=["plain", "momentum"])
+def test_with_one_chunk_it_is_synchronous_training(cluster: ThreadedJob, options: dict[str, Any]) -> None:
+    models = [network(rank) for rank in range(cluster.workers)]
+
+    def work(store: DistStore) -> None:
+        model = models[store.rank]
+        sync = PartialSync(model, torch.optim.SGD(model.parameters(), **options), store)
+        assert sync.num_chunks == 1
+        for step in range(5):
+            backward(model, step, store.rank, store.num_workers)
+            sync.step()
+        assert (sync.steps, sync.rounds) == (5, 5)
+
+    cluster.run(work)
+    for model in models[1:]:
+        same(models[0], model, atol=0)
+    same(models[0], together(cluster.workers, 5, options))
+
+
+# ---- chunks in turn
+
+
+def test_chunks_take_turns(pair: ThreadedJob) -> None:
+    """By hand: elements 0-3, 4-7 and 8-9 are averaged after steps 1, 2 and 3."""
+
+    def work(store: DistStore) -> list[list[float]]:
+        param, optimizer = constant(2 * store.rank)
+        sync = PartialSync({"w": param}, optimizer, store, chunk_bytes=16)
+        assert sync.num_chunks == 3
+        seen = []
+        for _ in range(4):
+            sync.step()
+            seen.append(param.tolist())
+        return seen
+
+    zero, one = pair.run(work)
+    assert zero == [
+        [-1] * 4 + [0] * 4 + [0] * 2,
+        [-1] * 4 + [-2] * 4 + [0] * 2,
+        [-1] * 4 + [-2] * 4 + [-3] * 2,
+        [-4] * 4 + [-2] * 4 + [-3] * 2,
+    ]
+    assert one == [
+        [-1] * 4 + [-2] * 4 + [-2] * 2,
+        [-3] * 4 + [-2] * 4 + [-4] * 2,
+        [-5] * 4 + [-4] * 4 + [-3] * 2,
+        [-4] * 4 + [-6] * 4 + [-5] * 2,
+    ]
+
+
+def test_replicas_never_drift_further_than_a_turn(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> list[torch.Tensor]:
+        param, optimizer = constant(store.rank, 24)
+        sync = PartialSync({"w": param}, optimizer, store, chunk_bytes=16)
+        weights = []
+        for _ in range(30):
+            sync.step()
+            weights.append(param.detach().clone())
+        return weights
+
+    apart = cluster.workers - 1  # how far one step takes the first and the last worker
+    for step, weights in enumerate(zip(*cluster.run(work), strict=True)):
+        spread = torch.stack(weights).amax(0) - torch.stack(weights).amin(0)
+        assert spread.max() == apart * min(step + 1, 5), "six chunks: five local steps at most"
+
+
+def test_a_step_sends_one_chunk(pair: ThreadedJob) -> None:
+    def work(store: DistStore) -> list[int]:
+        model = network()
+        sync = PartialSync(model, torch.optim.SGD(model.parameters()), store, chunk_bytes=100)
+        sent = [store.statistics().bytes_pushed]
+        for step in range(2 * sync.num_chunks):
+            backward(model, step, store.rank, 2)
+            sync.step()
+            sent.append(store.statistics().bytes_pushed)
+        assert store.statistics().bytes_pushed == store.statistics().bytes_pulled - 4 * 83
+        return [later - before - 2 * NBYTES for before, later in pairwise(sent)]
+
+    assert pair.run(work) == [[100, 100, 100, 32] * 2] * 2
+
+
+def test_finish_averages_all_and_training_goes_on(cluster: ThreadedJob) -> None:
+    mean = (cluster.workers - 1) / 2
+
+    def work(store: DistStore) -> None:
+        param, optimizer = constant(store.rank)
+        sync = PartialSync({"w": param}, optimizer, store, chunk_bytes=8)
+        sync.finish()
+        assert sync.rounds == 0, "nothing has changed"
+        for total in (7, 14):
+            for _ in range(7):
+                sync.step()
+            sync.finish()
+            torch.testing.assert_close(param.detach(), torch.full((10,), -total * mean), rtol=1e-6, atol=0)
+        assert (sync.steps, sync.rounds) == (14, 16)
+
+    cluster.run(work)
+
+
+def test_a_worker_that_has_finished_takes_part_until_all_have(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> tuple[list[float], int, int]:
+        param, optimizer = constant(store.rank, 4)
+        sync = PartialSync({"w": param}, optimizer, store, chunk_bytes=8)
+        for _ in range(3 + 2 * store.rank):
+            sync.step()
+        sync.finish()
+        sync.step()
+        sync.finish()
+        return param.tolist(), sync.steps, sync.rounds
+
+    results = cluster.run(work)
+    assert all(result == results[0] for result in results)
+    assert results[0][1] == 4 + 2 * (cluster.workers - 1)
+
+
+# ---- all kinds of values
+
+
+def test_parameters_of_all_dtypes(cluster: ThreadedJob) -> None:
+    dtypes = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
+    mean = (cluster.workers - 1) / 2
+
+    def work(store: DistStore) -> None:
+        params = {
+            name: nn.Parameter(torch.full((2, 3, 4, 5), 4.0 + store.rank, dtype=dtype).transpose(1, 3))
+            for name, dtype in dtypes.items()
+        }
+        params["cl"] = nn.Parameter(torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last))
+        params["scalar"] = nn.Parameter(torch.tensor(1.0))
+        params["empty"] = nn.Parameter(torch.zeros(0, 3))
+        sync = PartialSync(params, torch.optim.SGD(params.values(), lr=1.0), store, chunk_bytes=1000)
+        assert [params[name].unique().tolist() for name in dtypes] == [[4]] * 4, "rank 0's"
+        for name, param in params.items():
+            param.grad = torch.full_like(param, 0.0 if name == "unused" else float(store.rank))
+        for _ in range(sync.num_chunks):
+            sync.step()
+        sync.finish()
+        for name, param in params.items():
+            expected = torch.full_like(param, (1 if name in ("cl", "scalar") else 4) - sync.num_chunks * mean)
+            torch.testing.assert_close(param, expected, rtol=0.01, atol=0.01, msg=name)
+            assert param.stride() == expected.stride()
+
+    cluster.run(work)
+
+
+def test_sums_of_float16_do_not_overflow(pair: ThreadedJob) -> None:
+    def work(store: DistStore) -> list[float]:
+        param = nn.Parameter(torch.full((2,), 60000.0, dtype=torch.float16))
+        PartialSync({"w": param}, torch.optim.SGD([param]), store).step()
+        return param.tolist()
+
+    assert pair.run(work) == [[60000, 60000]] * 2
+
+
+def test_a_parameter_without_a_gradient_keeps_its_turn(pair: ThreadedJob) -> None:
+    """On one worker the loss depends on it, on the other it does not."""
+
+    def work(store: DistStore) -> list[list[float]]:
+        used, optional = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+        sync = PartialSync({"a": used, "b": optional}, torch.optim.SGD([used, optional], lr=1.0), store, 8)
+        for _ in range(2):
+            used.grad, optional.grad = torch.ones(2), torch.ones(2) if store.rank else None
+            sync.step()
+        sync.finish()
+        return [used.tolist(), optional.tolist()]
+
+    assert pair.run(work) == [[[-2, -2], [-1, -1]]] * 2
+
+
+def test_buffers_have_their_turn(pair: ThreadedJob) -> None:
+    def work(store: DistStore) -> list[Any]:
+        norm = nn.BatchNorm1d(2)
+        for buffer in (norm.running_mean, norm.running_var):
+            assert buffer is not None
+            buffer.fill_(1.0 + store.rank)
+        sync = PartialSync(norm, torch.optim.SGD(norm.parameters()), store, 8)
+        assert [buffer.tolist() for buffer in norm.buffers()] == [[1, 1], [1, 1], 0], "rank 0's"
+        norm.running_mean = torch.full((2,), 4.0 * store.rank)
+        for buffer in norm.buffers():
+            buffer.add_(store.rank)
+        for _ in range(2):
+            sync.step()
+        return [buffer.tolist() for buffer in norm.buffers()]
+
+    assert pair.run(work) == [[[2.5, 2.5], [1.5, 1.5], rank] for rank in range(2)]
+
+
+def test_rank_zeros_weights_count(cluster: ThreadedJob) -> None:
+    models = [network(rank) for rank in range(cluster.workers)]
+    first = network(0)
+
+    def work(store: DistStore) -> None:
+        PartialSync(models[store.rank], torch.optim.Adam(models[store.rank].parameters()), store, 50)
+
+    cluster.run(work)
+    for model in models:
+        same(model, first, atol=0)
+
+
+# ---- alone
+
+
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+def test_alone_it_is_torch_optim(kvstore: str) -> None:
+    model = network()
+    sync = PartialSync(model, torch.optim.SGD(model.parameters(), **SYNCHRONOUS[1]), kvstore, chunk_bytes=64)
+    for step in range(5):
+        backward(model, step, 0, 1)
+        sync.step()
+    sync.finish()
+    same(model, together(1, 5, SYNCHRONOUS[1]), atol=0)
+
+
+def test_a_closure_is_passed_on() -> None:
+    param, optimizer = constant(1)
+    sync = PartialSync({"w": param}, optimizer, "local")
+    assert sync.step() is None
+    assert sync.step(lambda: 2.5) == 2.5
+    assert (param[0].item(), sync.steps) == (-2, 2)
+
+
+def test_a_program_may_step_by_itself() -> None:
+    param, optimizer = constant(1)
+    sync = PartialSync({"w": param}, optimizer, "local")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)
+    scaler.update()
+    sync.after_step()
+    assert (param[0].item(), sync.steps, sync.rounds) == (-1, 1, 1)
+
+
+# ---- errors
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 7, -1, 8.0, True, "1 MB", None, 2**60])
+def test_a_chunk_has_room_for_an_element(chunk_bytes: Any) -> None:
+    param, optimizer = constant(1)
+    with pytest.raises(kv.UsageError, match=r"chunk_bytes=.* must be an integer, at least 8"):
+        PartialSync({"w": param}, optimizer, "local", chunk_bytes=chunk_bytes)
+
+
+def test_wrong_arguments() -> None:
+    param, optimizer = constant(1)
+    with pytest.raises(kv.UsageError, match=r"an instance of one in torch\.optim here, not str"):
+        PartialSync({"w": param}, "sgd", "local")  # type: ignore[arg-type]
+    with pytest.raises(kv.UnknownName, match="no store 'disc'"):
+        PartialSync({"w": param}, optimizer, "disc")
+    with pytest.raises(kv.ConfigError, match=r"launch\.py"):
+        PartialSync({"w": param}, optimizer)
+    value = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(kv.UsageError, match="complex64 cannot be stored"):
+        PartialSync({"w": value}, torch.optim.SGD([value]), "local")
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda store: store.set_optimizer("sgd", learning_rate=0.1),
+        lambda store: store.set_optimizer("adam"),
+        lambda store: store.set_updater(lambda key, pushed, stored: stored.add_(pushed)),
+    ],
+)
+def test_a_store_that_updates(prepare: Any) -> None:
+    text = "does not sum what is pushed: it has an optimizer or updater"
+    store, (param, optimizer) = kv.create("local"), constant(1)
+    prepare(store)
+    with pytest.raises(kv.UsageError, match=text):
+        PartialSync({"w": param}, optimizer, store)
+    store = kv.create("local")
+    sync = PartialSync({"w": param}, optimizer, store)
+    prepare(store)
+    with pytest.raises(kv.UsageError, match=text):
+        sync.step()
+    assert param[0].item() == -1, "no average has been made"
+
+
+@pytest.mark.parametrize("who", ["all", "rank 0"])
+def test_servers_that_update(pair: ThreadedJob, who: str) -> None:
+    def work(store: DistStore) -> None:
+        if who == "all" or store.rank == 0:
+            store.set_optimizer("sgd", learning_rate=0.1)
+        store.barrier()
+        param, optimizer = constant(1)
+        with pytest.raises(kv.UsageError, match="set_optimizer has not been called"):
+            PartialSync({"w": param}, optimizer, store)
+
+    pair.run(work)
+
+
+def test_a_store_that_is_asynchronous(pair: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        param, optimizer = constant(1)
+        with pytest.raises(kv.UsageError, match="'dist_async' store updates for every push; averages need 'dist_sync'"):
+            PartialSync({"w": param}, optimizer, store)
+
+    pair.run(work, mode="async")
+
+
+def test_a_store_serves_one_model() -> None:
+    store, (param, optimizer) = kv.create("local"), constant(1)
+    PartialSync({"w": param}, optimizer, store)
+    with pytest.raises(kv.UsageError, match=r"another model in step already; make one more with kvstore\.create"):
+        PartialSync({"w": param}, optimizer, store)
+
+
+def test_workers_that_disagree(pair: ThreadedJob) -> None:
+    def fails(text: str, make: Any) -> None:
+        def work(store: DistStore) -> None:
+            with pytest.raises(kv.Mismatch, match=text.format(other=1 - store.rank)):
+                make(store.rank, store, *constant(1))
+
+        pair.run(work)
+
+    fails(
+        r"disagree on chunk_bytes: \d+ on this one, \d+ on worker {other}",
+        lambda rank, store, param, optimizer: PartialSync({"w": param}, optimizer, store, 16 + rank),
+    )
+    fails(
+        r"worker {other} has another model, optimizer or setting of buffers",
+        lambda rank, store, param, optimizer: PartialSync({f"w{rank}": param}, optimizer, store),
+    )
+    fails(
+        r"worker {other} has made something else than a P",
+        lambda rank, store, param, optimizer: (PartialSync, PeriodicAveraging)[rank]({"w": param}, optimizer, store),
+    )
+
+
+def test_new_parameters_are_not_forgotten() -> None:
+    param, optimizer = constant(1)
+    sync = PartialSync({"w": param}, optimizer, "local")
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(kv.UsageError, match="other parameters; make this anew"):
+        sync.step()
+
+
+def test_weights_change_only_when_all_of_an_average_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, (param, optimizer) = LocalStore(), constant(1)
+    sync = PartialSync({"w": param}, optimizer, store)
+    pushpull = store._pushpull
+
+    def fail(values: dict[Any, Any], *rest: Any) -> Any:
+        if "w" in values:
+            raise kv.DeadlineExceeded("late")
+        return pushpull(values, *rest)
+
+    monkeypatch.setattr(store, "_pushpull", fail)
+    with pytest.raises(kv.DeadlineExceeded):
+        sync.step()
+    assert param.tolist() == [-1] * 10
+
+
+def test_workers_at_different_steps_are_told(pair: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        param, optimizer = constant(1)
+        sync = PartialSync({"w": param}, optimizer, store)
+        sync._steps += store.rank  # as after an error that one worker has caught
+        with pytest.raises(kv.Mismatch, match=f"worker {1 - store.rank} is at step {2 - store.rank}, this one at"):
+            sync.step()
+
+    pair.run(work)
