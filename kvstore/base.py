@@ -6,7 +6,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kvstore.arguments import group, one_kind
@@ -25,6 +25,7 @@ _BUILTIN: dict[str, tuple[str, str, str]] = {
         ("kvstore.dist", "DistStore", ("dist_sync", "dist")),
         ("kvstore.dist", "DistStore", ("dist_device_sync", "dist_sync_device")),
         ("kvstore.dist", "DistStore", ("dist_async", "dist_async_device", "dist_device_async")),
+        ("kvstore.dist", "DistStore", ("dist_ssp", "dist_ssp_device", "dist_device_ssp")),
     )
     for name in names
 }
@@ -40,6 +41,9 @@ class Statistics:
         pushes, pulls: how many keys have been pushed and pulled, repeats counted.
         bytes_pushed, bytes_pulled: bytes of gradients sent and values received (in dist stores), headers apart.
         outstanding: pushes that have not taken effect yet.
+        staleness: how often values that were read were so many pushes ahead of the slowest worker's, in stores whose
+            every push is an update.
+        late: segments that were pushed when their round was over, in stores with a quorum.
         server_bytes: bytes of the parameters that each server holds; empty for local stores.
     """
 
@@ -49,6 +53,8 @@ class Statistics:
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     outstanding: int = 0
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    late: int = 0
     server_bytes: tuple[int, ...] = ()
 
 

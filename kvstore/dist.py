@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from kvstore import states
-from kvstore.base import KVStore, Statistics, finish, require_options
+from kvstore.base import KVStore, Statistics, finish
 from kvstore.config import Config
+from kvstore.consistency import Rule
 from kvstore.errors import AlreadyInitialised, DeadlineExceeded, KeyNotInitialised, Unsupported, UsageError
 from kvstore.optim import Optimizer, describe, finite, log_replaced
+from kvstore.options import parse
 from kvstore.placement import WHOLE
 from kvstore.plan import Plan
 from kvstore.remote import Remote
 from kvstore.session import Session, shared
-from kvstore.shares import Entry, Piece, parcels
+from kvstore.shares import Entry, Parcel, Piece, parcels
 from kvstore.spec import Key, require_floats, require_same
 from kvstore.tickets import Ticket
 from kvstore.values import Leaving, as_dtype, as_output, as_tensors, reduce_to, spec_of
+from kvstore.wire import Ack, Values
 from kvstore.writer import Writer
 
 CPU = torch.device("cpu")
 MAX_PLANS = 1024
 _KEYS = {int, str}
-
-T = TypeVar("T", int, float)
 
 
 class DistStore(KVStore):
@@ -38,7 +39,7 @@ class DistStore(KVStore):
     Args:
         session: this process's membership in the job.
         name: what ``create`` was asked for.
-        mode: ``sync``: one update a round, from the sum over all workers; ``async``: an update for every push.
+        rule: how updates and reads go together.
         on_device: sum the values of several devices on the first one's device, not on the CPU.
         timeout_s: the deadline of every wait; None for the job's.
         bound: arrays of so many elements are cut across all servers; None for the job's.
@@ -48,14 +49,15 @@ class DistStore(KVStore):
         self,
         session: Session,
         name: str = "dist_sync",
-        mode: str = "sync",
+        rule: Rule | None = None,
         on_device: bool = False,
         timeout_s: float | None = None,
         bound: int | None = None,
     ) -> None:
         super().__init__(name)
         self._session = session
-        self._mode = mode
+        self._rule = Rule() if rule is None else rule
+        self._rule.require_workers(session.num_workers)
         self._on_device = on_device
         self._timeout_s = session.config.timeout_s if timeout_s is None else timeout_s
         self._bound = session.config.bigarray_bound if bound is None else bound
@@ -72,18 +74,17 @@ class DistStore(KVStore):
         self._rescale: float | None = None
         self._versions = self._barriers = 0
         self._at_barrier: Ticket | None = None
-        self._pushes = self._pulls = self._bytes_pushed = self._bytes_pulled = 0
+        self._pushes = self._pulls = self._bytes_pushed = self._bytes_pulled = self._late = 0
+        self._staleness: Counter[int] = Counter()
         self._closed = False
-        self._remote.open(mode)
+        self._remote.open(self._rule)
         session.flushes.append(self._flush)
 
     @classmethod
     def create(cls, name: str, canonical: str, options: Mapping[str, Any]) -> KVStore:
         """Make one for ``kvstore.create``, in this process's job."""
-        require_options(name, options, ("timeout_s", "bigarray_bound"))
-        mode = "async" if canonical == "dist_async" else "sync"
-        limits = _least(options, "timeout_s", 0.001), _least(options, "bigarray_bound", 1)
-        return cls(shared(Config.from_env()), name, mode, "device" in name, *limits)
+        rule, timeout_s, bound = parse(name, canonical, options)
+        return cls(shared(Config.from_env()), name, rule, "device" in name, timeout_s, bound)
 
     # ---- values
 
@@ -165,7 +166,7 @@ class DistStore(KVStore):
             in_turn: the priority of messages that may wait for their turn, for a caller that waits for them and leaves
                 the values as they are until then; None sends all at once.
         """
-        if self._mode == "async":
+        if self._rule.mode == "async":
             self._require_optimizer("push")
         if self._optimizer is not None and not plan.floats:
             require_floats((key, self._entries[key].spec) for key in plan.keys)
@@ -178,9 +179,10 @@ class DistStore(KVStore):
                 self._bytes_pulled += plan.nbytes
             for entry in plan.entries:
                 entry.clock += 1
+            note = None if self._rule.quorum is None else self._note
             for parcel in plan.parcels:
-                take = None if writer is None else writer.taker(parcel)
-                self._remote.push(ticket, parcel, leaving, self._lr, self._rescale, take, in_turn)
+                take = None if writer is None else self._taker(parcel, writer)
+                self._remote.push(ticket, parcel, leaving, self._lr, self._rescale, take, note, in_turn)
             self._pushed.append(ticket)
             while self._pushed and not self._pushed[0].open:
                 self._pushed.popleft()
@@ -192,7 +194,7 @@ class DistStore(KVStore):
             self._pulls += len(plan.keys)
             self._bytes_pulled += plan.nbytes
             for parcel in plan.parcels:
-                self._remote.pull(ticket, parcel, priority, writer.taker(parcel))
+                self._remote.pull(ticket, parcel, priority, self._taker(parcel, writer))
         return ticket
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
@@ -310,6 +312,8 @@ class DistStore(KVStore):
             bytes_pushed=self._bytes_pushed,
             bytes_pulled=self._bytes_pulled,
             outstanding=sum(1 for ticket in self._pushed if ticket.open),
+            staleness=dict(self._staleness),
+            late=self._late,
             server_bytes=tuple(held),
         )
 
@@ -338,6 +342,25 @@ class DistStore(KVStore):
         self._session.client.wait_all(list(self._pushed), timeout_s)
         self._pushed.clear()
         self._check()
+
+    def _taker(self, parcel: Parcel, writer: Writer) -> Callable[[Values], None]:
+        """What takes the reply to the request for ``parcel``."""
+        write = writer.taker(parcel)
+        if self._rule == Rule():
+            return write
+
+        def take(reply: Values) -> None:
+            write(reply)
+            self._note(reply)
+            if reply.clocks:
+                parcel.advance(reply.clocks)
+            if self._rule.mode == "async":
+                self._staleness[reply.ahead] += 1
+
+        return take
+
+    def _note(self, reply: Ack | Values) -> None:
+        self._late += reply.missed
 
     def _ticket(self, what: str, plan: Plan) -> Ticket:
         return Ticket(what, plan.keys, self._session.client, self._failed.append, self._timeout_s)
@@ -399,14 +422,3 @@ class DistStore(KVStore):
                 "on every worker, or on rank 0 and then barrier() on all"
             )
         return self._theirs
-
-
-def _least(options: Mapping[str, Any], name: str, least: T) -> T | None:
-    """Return option ``name``, a number of the kind of ``least`` and no smaller; None if it is not given."""
-    value = options.get(name)
-    if value is None:
-        return None
-    number = finite(name, value)
-    if number < least or type(least)(number) != number:
-        raise UsageError(f"{name}={value!r} must be {'an integer, ' * isinstance(least, int)}at least {least}")
-    return type(least)(number)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kvstore.client import Me
+from kvstore.consistency import Rule
 from kvstore.errors import UsageError
 from kvstore.optim import Optimizer
 from kvstore.packer import Packer
@@ -19,6 +20,7 @@ from kvstore.tickets import Ticket
 from kvstore.values import Leaving, from_buffer, spec_of, to_buffer
 from kvstore.wire import (
     MAX_STORES,
+    Ack,
     Barrier,
     Buffer,
     Declare,
@@ -56,9 +58,14 @@ class Remote:
         self._timeout_s = timeout_s
         self.packer = Packer(session.client.memory)
 
-    def open(self, mode: str) -> None:
-        """Tell all servers that this worker uses the store, and how."""
-        self._all(Ticket("opening the store", (), self._client), lambda me: Open(*me, store=self.number, mode=mode))
+    def open(self, rule: Rule) -> None:
+        """Tell all servers that this worker uses the store, and by which rule."""
+        self._all(
+            Ticket("opening the store", (), self._client),
+            lambda me: Open(
+                *me, self.number, rule.mode, rule.staleness, rule.quorum, rule.late, float(rule.compensation)
+            ),
+        )
 
     def declare(self, specs: Mapping[Key, Spec], bound: int, longest: int) -> dict[Key, Entry]:
         """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers."""
@@ -119,6 +126,7 @@ class Remote:
         lr: float | None,
         rescale: float | None,
         take: Callable[[Values], None] | None,
+        note: Callable[[Ack], None] | None = None,
         in_turn: int | None = None,
     ) -> None:
         """Send this worker's contribution to a parcel's pieces.
@@ -126,6 +134,7 @@ class Remote:
         Args:
             values: are read when the message goes.
             take: gets the new values, if it is given.
+            note: gets the answer, if it has no values.
             in_turn: None sends it at once; else it may wait for its turn, with this priority.
         """
         clocks, peer = parcel.clocks(), self._session.servers[parcel.server]
@@ -143,7 +152,7 @@ class Remote:
             )
 
         if in_turn is None or take is None:
-            self._client.ask(peer, ticket, make, take)
+            self._client.ask(peer, ticket, make, take or note)
         else:
             self._client.ask_in_turn(peer, ticket, make, take, parcel.nbytes, in_turn)
 

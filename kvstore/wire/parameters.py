@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from kvstore.consistency import LATE, MAX_STALENESS, MODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
+    MAX_NODES,
     Clocks,
     Dtypes,
     Ids,
@@ -31,10 +33,14 @@ Names = Annotated[list[str], f.list_of(f.text(64))]
 @message(40)
 @dataclass(frozen=True)
 class Open(Request):
-    """I use ``store``, and it is of this mode."""
+    """I use ``store``, and this is its rule; see ``kvstore.consistency``."""
 
     store: Store
-    mode: Annotated[str, f.choice("sync", "async")]
+    mode: Annotated[str, f.choice(*MODES)]
+    staleness: Annotated[int | None, f.optional(f.integer(0, MAX_STALENESS))] = None
+    quorum: Annotated[int | None, f.optional(f.integer(1, MAX_NODES))] = None
+    late: Annotated[str, f.choice(*LATE)] = LATE[0]
+    compensation: Annotated[float, f.number] = 0.0
 
 
 @message(41)
@@ -94,9 +100,16 @@ class Pull(Request):
 @message(44)
 @dataclass(frozen=True)
 class Values(Reply):
-    """The values of the segments that were asked for, back to back in that order."""
+    """The values of the segments that were asked for, back to back in that order.
 
-    buffers: Sequence[Buffer] = field(repr=False)
+    ``clocks`` are their rounds, where that may be ahead of what was asked for; else there are none. ``ahead`` is how
+    many pushes the asker was ahead of the slowest worker, where every push is an update; ``missed`` is as in ``Ack``.
+    """
+
+    clocks: Clocks = field(default_factory=list)
+    ahead: Annotated[int, f.integer()] = 0
+    missed: Annotated[int, f.integer()] = 0
+    buffers: Sequence[Buffer] = field(repr=False, default=())
 
 
 @message(45)
