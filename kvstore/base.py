@@ -194,6 +194,24 @@ class KVStore:
         """
         raise self._unsupported("set_optimizer")
 
+    def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
+        """Compress what is pushed from now on; on all workers alike, before a push or between two.
+
+        What an encoding lacks is kept and goes with the next push of the key. Integers are sent as they are.
+
+        Args:
+            compression: ``type``, and the parameters of that type: ``fp16``, ``bf16``, ``2bit`` (``threshold``),
+                ``1bit`` (``threshold``), ``topk`` and ``randomk`` (``ratio`` or ``k``), ``threshold``, ``int8``,
+                ``powersgd`` (``rank``); ``pull``, a type or such a dict, for what comes back. None, or the type
+                ``none``, turns it off. See ``kvstore.codecs.parse``.
+
+        Raises:
+            UnknownName: no such type or parameter; the message lists those there are.
+            UsageError: a parameter out of range.
+            Unsupported: this store sends nothing.
+        """
+        raise self._unsupported("set_gradient_compression")
+
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         """Update with ``updater(key, pushed, stored)``, which changes ``stored`` in place; local stores only."""
         raise self._unsupported("set_updater")

@@ -12,6 +12,8 @@ import torch
 
 from kvstore import states
 from kvstore.base import KVStore, Statistics, finish
+from kvstore.compression import Compressing
+from kvstore.compression import describe as describe_compression
 from kvstore.config import Config
 from kvstore.consistency import Rule
 from kvstore.errors import AlreadyInitialised, DeadlineExceeded, KeyNotInitialised, Unsupported, UsageError
@@ -74,7 +76,8 @@ class DistStore(KVStore):
         self._rescale: float | None = None
         self._versions = self._barriers = 0
         self._at_barrier: Ticket | None = None
-        self._pushes = self._pulls = self._bytes_pushed = self._bytes_pulled = self._late = 0
+        self._pushes = self._pulls = self._bytes_pulled = self._late = 0
+        self._compressing: Compressing | None = None
         self._staleness: Counter[int] = Counter()
         self._closed = False
         self._remote.open(self._rule)
@@ -172,17 +175,19 @@ class DistStore(KVStore):
             require_floats((key, self._entries[key].spec) for key in plan.keys)
         ticket, leaving = self._ticket(what, plan), Leaving(values)
         with self._lock:
+            squeezed = self._compressing
+            encodings = None if squeezed is None else squeezed.encode(plan, values)
             self._pushes += len(plan.keys)
-            self._bytes_pushed += plan.nbytes
             if writer is not None:
                 self._pulls += len(plan.keys)
-                self._bytes_pulled += plan.nbytes
             for entry in plan.entries:
                 entry.clock += 1
             note = None if self._rule.quorum is None else self._note
             for parcel in plan.parcels:
                 take = None if writer is None else self._taker(parcel, writer)
-                self._remote.push(ticket, parcel, leaving, self._lr, self._rescale, take, note, in_turn)
+                self._remote.push(
+                    ticket, parcel, leaving, self._lr, self._rescale, take, note, in_turn, squeezed, encodings
+                )
             self._pushed.append(ticket)
             while self._pushed and not self._pushed[0].open:
                 self._pushed.popleft()
@@ -192,9 +197,9 @@ class DistStore(KVStore):
         ticket = self._ticket("pull", plan)
         with self._lock:
             self._pulls += len(plan.keys)
-            self._bytes_pulled += plan.nbytes
             for parcel in plan.parcels:
-                self._remote.pull(ticket, parcel, priority, self._taker(parcel, writer))
+                back = None if self._compressing is None else self._compressing.asked(parcel)
+                self._remote.pull(ticket, parcel, priority, self._taker(parcel, writer), back)
         return ticket
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
@@ -228,6 +233,16 @@ class DistStore(KVStore):
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         """Not here: an updater is code, and nothing on the wire is code."""
         raise Unsupported("servers take no function; use set_optimizer with a name and numbers")
+
+    def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
+        """See ``KVStore``."""
+        self._check()
+        wanted = describe_compression(compression)
+        with self._lock:
+            if wanted is None:
+                self._compressing = None
+            elif self._compressing is None or self._compressing.compression != wanted:
+                self._compressing = Compressing(wanted)
 
     @property
     def learning_rate(self) -> float:
@@ -309,7 +324,7 @@ class DistStore(KVStore):
             keys=len(self._entries),
             pushes=self._pushes,
             pulls=self._pulls,
-            bytes_pushed=self._bytes_pushed,
+            bytes_pushed=self._remote.sent,
             bytes_pulled=self._bytes_pulled,
             outstanding=sum(1 for ticket in self._pushed if ticket.open),
             staleness=dict(self._staleness),
@@ -345,12 +360,11 @@ class DistStore(KVStore):
 
     def _taker(self, parcel: Parcel, writer: Writer) -> Callable[[Values], None]:
         """What takes the reply to the request for ``parcel``."""
-        write = writer.taker(parcel)
-        if self._rule == Rule():
-            return write
+        write, squeezed = writer.taker(parcel), self._compressing
 
         def take(reply: Values) -> None:
-            write(reply)
+            self._bytes_pulled += sum(reply.lengths) or parcel.nbytes
+            write(reply if squeezed is None else squeezed.unpack(parcel, reply))
             self._note(reply)
             if reply.clocks:
                 parcel.advance(reply.clocks)

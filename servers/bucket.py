@@ -80,6 +80,7 @@ class Bucket:
         self.parked: list[tuple[int, Parked]] = []
         self._memory = memory
         self._flat = all(len(slot.spec.shape) == 1 for slot in slots)
+        self.state = object()  # another one whenever the value has changed
         self._sent = False
         self._move()
 
@@ -105,6 +106,7 @@ class Bucket:
             self._move()
         sum_runs(payloads, self.value)
         self._sent = False
+        self.state = object()
 
     def writable(self) -> None:
         """Make memory and tensors such that they may be changed in place: what has been sent stays as it was."""
@@ -113,6 +115,7 @@ class Bucket:
             self._move()
             self.value.copy_(before)
         self._sent = False
+        self.state = object()
         self.point()
 
     def readable(self, start: int, stop: int) -> memoryview:

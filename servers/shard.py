@@ -171,7 +171,7 @@ class Shard:
             remembered: Reply | Pull = reply
             if isinstance(reply, Values) and isinstance(request, Push | Pull):
                 me = (request.role, request.rank, request.incarnation, request.seq, request.done)
-                remembered = Pull(*me, store=request.store, ids=request.ids, clocks=request.clocks)
+                remembered = Pull(*me, request.store, request.ids, request.clocks, request.back)
             self._ledger.note(request, remembered)
         return _outbox(answers)
 

@@ -20,12 +20,13 @@ from kvstore.spec import Key, Spec, require_floats
 from kvstore.tickets import shorten
 from kvstore.updater import Group, Updater
 from kvstore.values import Run, cut, from_buffer, runs_of, spec_of, sum_runs, to_buffer
-from kvstore.wire import Ack, GetStates, Init, Pull, Push, PutStates, Reply, States, Values, join, tear
+from kvstore.wire import Ack, Buffer, GetStates, Init, Pull, Push, PutStates, Reply, States, Values, join, tear
 from servers.bucket import Bucket, Contribution, Parked, Progress, Slot
 from servers.buckets import Buckets
 from servers.clocks import Clocks
 from servers.replies import Answer, refuse
 from servers.rounds import Rounds
+from servers.squeeze import Squeezed, contribution, described
 
 Hyper = tuple[float | None, float | None]
 
@@ -49,6 +50,7 @@ class Table:
         self._workers = frozenset(workers)
         self._departed: frozenset[int] = frozenset()
         self._parked: dict[tuple[int, int], Parked] = {}
+        self._squeezed = Squeezed()
 
     def init(self, message: Init) -> None:
         """Take new segments and their first values."""
@@ -157,6 +159,9 @@ class Table:
     def _payload(self, message: Push, buckets: Sequence[Bucket]) -> list[Run]:
         if not buckets:
             return []
+        compression = described(message.codec)
+        if compression is not None:
+            return contribution(message, compression, buckets)
         return runs_of(message.buffers, buckets[0].dtype, sum(bucket.size for bucket in buckets))
 
     def _progress(self) -> Progress:
@@ -302,16 +307,24 @@ class Table:
     def _answer(self, message: Push | Pull, late: int = 0) -> Reply:
         if isinstance(message, Push) and not message.want:
             return Ack(message.seq, late)
-        spans = self.buckets.spans(message.ids)
         if self.rule.compensation:
-            for bucket, _, _ in spans:
+            for bucket in self.buckets.of(message.ids):
                 bucket.remember(message.rank)
+        back = described(message.back)
+        lengths: list[int] = []
+        if back is None:
+            spans = self.buckets.spans(message.ids)
+            buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in spans]
+        else:
+            places = [self.buckets.find(number) for number in message.ids]
+            lengths, buffers = self._squeezed.answer(places, back, feedback=self.updater is None)
         return Values(
             message.seq,
             self._clocks(message) if self.rule.quorum is not None else [],
             self._ahead(message) if self.rule.mode == "async" else 0,
             late,
-            buffers=[bucket.readable(start, stop) for bucket, start, stop in spans],
+            lengths,
+            buffers,
         )
 
     def _clocks(self, message: Push | Pull) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from kvstore.consistency import LATE, MAX_STALENESS, MODES
 from kvstore.wire import fields as f
@@ -26,6 +26,11 @@ from kvstore.wire.messages import (
     same_length,
 )
 
+Codec = Annotated[
+    "list[Any] | None",
+    f.optional(f.tuple_of(f.text(16), f.list_of(f.tuple_of(f.text(32), f.hyperparameter), 16))),
+]  # how values are compressed: a type and its numbers; see ``kvstore.codecs``
+Lengths = Annotated[list[int], f.list_of(f.integer(0, 1 << 40))]  # bytes of each segment's payload
 Owners = Annotated[list[int], f.list_of(f.integer(0, 2**32))]  # segments; one may have several states
 Names = Annotated[list[str], f.list_of(f.text(64))]
 
@@ -69,7 +74,8 @@ class Push(Request):
     """My contribution ``clocks[i]`` to segment ``ids[i]``; ``want`` the values back once it has taken effect.
 
     ``lr`` and ``rescale`` are the hyper-parameters to update with in this round; None takes the optimizer's own
-    (sync) or the last ones given (async).
+    (sync) or the last ones given (async). With a ``codec`` the buffers are payloads of these ``lengths``, laid out by
+    ``join``; ``back`` is how the values are to come.
     """
 
     store: Store
@@ -78,10 +84,15 @@ class Push(Request):
     want: Annotated[bool, f.flag]
     lr: Number
     rescale: Number
-    buffers: Sequence[Buffer] = field(repr=False)
+    codec: Codec = None
+    lengths: Lengths = field(default_factory=list)
+    back: Codec = None
+    buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
+        if self.codec is not None:
+            same_length(self.ids, self.lengths)
 
 
 @message(43)
@@ -92,6 +103,7 @@ class Pull(Request):
     store: Store
     ids: Ids
     clocks: Clocks
+    back: Codec = None
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
@@ -104,11 +116,13 @@ class Values(Reply):
 
     ``clocks`` are their rounds, where that may be ahead of what was asked for; else there are none. ``ahead`` is how
     many pushes the asker was ahead of the slowest worker, where every push is an update; ``missed`` is as in ``Ack``.
+    If they were to come compressed, the buffers are payloads of these ``lengths``, laid out by ``join``.
     """
 
     clocks: Clocks = field(default_factory=list)
     ahead: Annotated[int, f.integer()] = 0
     missed: Annotated[int, f.integer()] = 0
+    lengths: Lengths = field(default_factory=list)
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 
