@@ -233,11 +233,18 @@ class KVStore:
         raise self._unsupported("set_hyperparameters")
 
     def save_optimizer_states(self, path: str | os.PathLike[str]) -> None:
-        """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices."""
+        """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices.
+
+        With compression, what this worker's encodings lack so far is in it too; then each worker writes a file of its
+        own, if the run is to go on exactly as it would have.
+        """
         raise self._unsupported("save_optimizer_states")
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
-        """Take the optimizer's state from ``path``; all workers may call it, rank 0's file is the one that counts."""
+        """Take the optimizer's state from ``path``; all workers may call it, rank 0's file is the one that counts.
+
+        With compression, a worker also takes what its own encodings lacked, if the file is one that it wrote itself.
+        """
         raise self._unsupported("load_optimizer_states")
 
     # ---- the job

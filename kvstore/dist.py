@@ -270,11 +270,17 @@ class DistStore(KVStore):
         pieces: dict[tuple[Piece, str], torch.Tensor] = {}
         for parcel in parcels(self._entries, list(self._entries), WHOLE):
             pieces |= self._remote.get_states(parcel)
-        states.write(path, optimizer, states.assemble(pieces, self._entries))
+        squeezed = self._compressing
+        residuals = None if squeezed is None else states.Residuals(self.rank, *squeezed.state())
+        states.write(path, optimizer, states.assemble(pieces, self._entries), residuals)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
         self._check()
+        if self._compressing is not None:
+            residuals = states.read_residuals(path)
+            if residuals is not None and residuals.rank == self.rank:
+                self._compressing.load_state(residuals.tensors, residuals.plain)
         if self.rank != 0:
             return
         self._flush(self._timeout_s)

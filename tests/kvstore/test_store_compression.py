@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,6 +208,65 @@ def test_it_can_be_changed_and_turned_off_between_two_pushes() -> None:
 
     with ThreadedJob(2, 1) as job:
         assert job.run(work) == [[4.0, 6.0, 2.0, 6.0]] * 2
+
+
+def test_a_run_goes_on_from_its_files_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    def steps(store: Any, first: int, last: int) -> torch.Tensor:
+        out = torch.empty(SHAPES["large"])
+        for step in range(first, last):
+            store.pushpull("large", gradient("large", store.rank, step), out=out)
+        return out
+
+    def begin(store: Any, value: torch.Tensor) -> None:
+        store.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+        store.set_gradient_compression({"type": "topk", "ratio": 0.01, "pull": "fp16"})
+        store.init("large", value)
+
+    def whole(store: Any) -> torch.Tensor:
+        begin(store, torch.zeros(SHAPES["large"]))
+        return steps(store, 0, 6)
+
+    def before(store: Any) -> torch.Tensor:
+        begin(store, torch.zeros(SHAPES["large"]))
+        steps(store, 0, 3)
+        store.save_optimizer_states(tmp_path / f"states-{store.rank}")
+        store.set_gradient_compression(None)
+        out = torch.empty(SHAPES["large"])
+        store.pull("large", out=out)
+        return out
+
+    def after(store: Any) -> torch.Tensor:
+        begin(store, weights)
+        store.load_optimizer_states(tmp_path / f"states-{store.rank}")
+        store.barrier()
+        return steps(store, 3, 6)
+
+    with ThreadedJob(2, 2) as job:
+        expected = job.run(whole)
+    with ThreadedJob(2, 2) as job:
+        weights = job.run(before)[0]
+    with ThreadedJob(2, 3) as job:
+        assert all(torch.equal(one, two) for one, two in zip(job.run(after), expected, strict=True))
+
+
+def test_a_worker_takes_no_residuals_of_another(tmp_path: Path) -> None:
+    def work(store: Any) -> float:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
+        store.init("w", torch.zeros(4))
+        store.pushpull("w", torch.full((4,), 0.6), out=torch.empty(4))  # all of it is lacking
+        if store.rank == 0:
+            store.save_optimizer_states(tmp_path / "states")
+        store.barrier()
+        store.set_gradient_compression(None)
+        store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
+        store.load_optimizer_states(tmp_path / "states")
+        out = torch.empty(4)
+        store.pushpull("w", torch.full((4,), 0.6), out=out)
+        return float(out[0])
+
+    with ThreadedJob(2, 1) as job:
+        assert job.run(work) == [-1.0, -1.0], "rank 0's 1.2 are enough to be sent, rank 1's 0.6 are not"
 
 
 def test_what_is_no_compression() -> None:
