@@ -6,7 +6,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kvstore.arguments import group, one_kind
@@ -25,6 +25,7 @@ _BUILTIN: dict[str, tuple[str, str, str]] = {
         ("kvstore.dist", "DistStore", ("dist_sync", "dist")),
         ("kvstore.dist", "DistStore", ("dist_device_sync", "dist_sync_device")),
         ("kvstore.dist", "DistStore", ("dist_async", "dist_async_device", "dist_device_async")),
+        ("kvstore.dist", "DistStore", ("dist_ssp", "dist_ssp_device", "dist_device_ssp")),
     )
     for name in names
 }
@@ -40,6 +41,9 @@ class Statistics:
         pushes, pulls: how many keys have been pushed and pulled, repeats counted.
         bytes_pushed, bytes_pulled: bytes of gradients sent and values received (in dist stores), headers apart.
         outstanding: pushes that have not taken effect yet.
+        staleness: how often values that were read were so many pushes ahead of the slowest worker's, in stores whose
+            every push is an update.
+        late: segments that were pushed when their round was over, in stores with a quorum.
         server_bytes: bytes of the parameters that each server holds; empty for local stores.
     """
 
@@ -49,6 +53,8 @@ class Statistics:
     bytes_pushed: int = 0
     bytes_pulled: int = 0
     outstanding: int = 0
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    late: int = 0
     server_bytes: tuple[int, ...] = ()
 
 
@@ -188,6 +194,24 @@ class KVStore:
         """
         raise self._unsupported("set_optimizer")
 
+    def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
+        """Compress what is pushed from now on; on all workers alike, before a push or between two.
+
+        What an encoding lacks is kept and goes with the next push of the key. Integers are sent as they are.
+
+        Args:
+            compression: ``type``, and the parameters of that type: ``fp16``, ``bf16``, ``2bit`` (``threshold``),
+                ``1bit`` (``threshold``), ``topk`` and ``randomk`` (``ratio`` or ``k``), ``threshold``, ``int8``,
+                ``powersgd`` (``rank``); ``pull``, a type or such a dict, for what comes back. None, or the type
+                ``none``, turns it off. See ``kvstore.codecs.parse``.
+
+        Raises:
+            UnknownName: no such type or parameter; the message lists those there are.
+            UsageError: a parameter out of range.
+            Unsupported: this store sends nothing.
+        """
+        raise self._unsupported("set_gradient_compression")
+
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         """Update with ``updater(key, pushed, stored)``, which changes ``stored`` in place; local stores only."""
         raise self._unsupported("set_updater")
@@ -209,11 +233,18 @@ class KVStore:
         raise self._unsupported("set_hyperparameters")
 
     def save_optimizer_states(self, path: str | os.PathLike[str]) -> None:
-        """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices."""
+        """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices.
+
+        With compression, what this worker's encodings lack so far is in it too; then each worker writes a file of its
+        own, if the run is to go on exactly as it would have.
+        """
         raise self._unsupported("save_optimizer_states")
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
-        """Take the optimizer's state from ``path``; all workers may call it, rank 0's file is the one that counts."""
+        """Take the optimizer's state from ``path``; all workers may call it, rank 0's file is the one that counts.
+
+        With compression, a worker also takes what its own encodings lacked, if the file is one that it wrote itself.
+        """
         raise self._unsupported("load_optimizer_states")
 
     # ---- the job

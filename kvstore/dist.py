@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from kvstore import states
-from kvstore.base import KVStore, Statistics, finish, require_options
+from kvstore.base import KVStore, Statistics, finish
+from kvstore.compression import Compressing
+from kvstore.compression import describe as describe_compression
 from kvstore.config import Config
+from kvstore.consistency import Rule
 from kvstore.errors import AlreadyInitialised, DeadlineExceeded, KeyNotInitialised, Unsupported, UsageError
 from kvstore.optim import Optimizer, describe, finite, log_replaced
+from kvstore.options import parse
 from kvstore.placement import WHOLE
 from kvstore.plan import Plan
 from kvstore.remote import Remote
 from kvstore.session import Session, shared
-from kvstore.shares import Entry, Piece, parcels
+from kvstore.shares import Entry, Parcel, Piece, parcels
 from kvstore.spec import Key, require_floats, require_same
 from kvstore.tickets import Ticket
 from kvstore.values import Leaving, as_dtype, as_output, as_tensors, reduce_to, spec_of
+from kvstore.wire import Ack, Values
 from kvstore.writer import Writer
 
 CPU = torch.device("cpu")
 MAX_PLANS = 1024
 _KEYS = {int, str}
-
-T = TypeVar("T", int, float)
 
 
 class DistStore(KVStore):
@@ -38,7 +41,7 @@ class DistStore(KVStore):
     Args:
         session: this process's membership in the job.
         name: what ``create`` was asked for.
-        mode: ``sync``: one update a round, from the sum over all workers; ``async``: an update for every push.
+        rule: how updates and reads go together.
         on_device: sum the values of several devices on the first one's device, not on the CPU.
         timeout_s: the deadline of every wait; None for the job's.
         bound: arrays of so many elements are cut across all servers; None for the job's.
@@ -48,14 +51,15 @@ class DistStore(KVStore):
         self,
         session: Session,
         name: str = "dist_sync",
-        mode: str = "sync",
+        rule: Rule | None = None,
         on_device: bool = False,
         timeout_s: float | None = None,
         bound: int | None = None,
     ) -> None:
         super().__init__(name)
         self._session = session
-        self._mode = mode
+        self._rule = Rule() if rule is None else rule
+        self._rule.require_workers(session.num_workers)
         self._on_device = on_device
         self._timeout_s = session.config.timeout_s if timeout_s is None else timeout_s
         self._bound = session.config.bigarray_bound if bound is None else bound
@@ -72,18 +76,18 @@ class DistStore(KVStore):
         self._rescale: float | None = None
         self._versions = self._barriers = 0
         self._at_barrier: Ticket | None = None
-        self._pushes = self._pulls = self._bytes_pushed = self._bytes_pulled = 0
+        self._pushes = self._pulls = self._bytes_pulled = self._late = 0
+        self._compressing: Compressing | None = None
+        self._staleness: Counter[int] = Counter()
         self._closed = False
-        self._remote.open(mode)
+        self._remote.open(self._rule)
         session.flushes.append(self._flush)
 
     @classmethod
     def create(cls, name: str, canonical: str, options: Mapping[str, Any]) -> KVStore:
         """Make one for ``kvstore.create``, in this process's job."""
-        require_options(name, options, ("timeout_s", "bigarray_bound"))
-        mode = "async" if canonical == "dist_async" else "sync"
-        limits = _least(options, "timeout_s", 0.001), _least(options, "bigarray_bound", 1)
-        return cls(shared(Config.from_env()), name, mode, "device" in name, *limits)
+        rule, timeout_s, bound = parse(name, canonical, options)
+        return cls(shared(Config.from_env()), name, rule, "device" in name, timeout_s, bound)
 
     # ---- values
 
@@ -165,22 +169,25 @@ class DistStore(KVStore):
             in_turn: the priority of messages that may wait for their turn, for a caller that waits for them and leaves
                 the values as they are until then; None sends all at once.
         """
-        if self._mode == "async":
+        if self._rule.mode == "async":
             self._require_optimizer("push")
         if self._optimizer is not None and not plan.floats:
             require_floats((key, self._entries[key].spec) for key in plan.keys)
         ticket, leaving = self._ticket(what, plan), Leaving(values)
         with self._lock:
+            squeezed = self._compressing
+            encodings = None if squeezed is None else squeezed.encode(plan, values)
             self._pushes += len(plan.keys)
-            self._bytes_pushed += plan.nbytes
             if writer is not None:
                 self._pulls += len(plan.keys)
-                self._bytes_pulled += plan.nbytes
             for entry in plan.entries:
                 entry.clock += 1
+            note = None if self._rule.quorum is None else self._note
             for parcel in plan.parcels:
-                take = None if writer is None else writer.taker(parcel)
-                self._remote.push(ticket, parcel, leaving, self._lr, self._rescale, take, in_turn)
+                take = None if writer is None else self._taker(parcel, writer)
+                self._remote.push(
+                    ticket, parcel, leaving, self._lr, self._rescale, take, note, in_turn, squeezed, encodings
+                )
             self._pushed.append(ticket)
             while self._pushed and not self._pushed[0].open:
                 self._pushed.popleft()
@@ -190,9 +197,9 @@ class DistStore(KVStore):
         ticket = self._ticket("pull", plan)
         with self._lock:
             self._pulls += len(plan.keys)
-            self._bytes_pulled += plan.nbytes
             for parcel in plan.parcels:
-                self._remote.pull(ticket, parcel, priority, writer.taker(parcel))
+                back = None if self._compressing is None else self._compressing.asked(parcel)
+                self._remote.pull(ticket, parcel, priority, self._taker(parcel, writer), back)
         return ticket
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
@@ -227,6 +234,16 @@ class DistStore(KVStore):
         """Not here: an updater is code, and nothing on the wire is code."""
         raise Unsupported("servers take no function; use set_optimizer with a name and numbers")
 
+    def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
+        """See ``KVStore``."""
+        self._check()
+        wanted = describe_compression(compression)
+        with self._lock:
+            if wanted is None:
+                self._compressing = None
+            elif self._compressing is None or self._compressing.compression != wanted:
+                self._compressing = Compressing(wanted)
+
     @property
     def learning_rate(self) -> float:
         """See ``KVStore``."""
@@ -253,11 +270,17 @@ class DistStore(KVStore):
         pieces: dict[tuple[Piece, str], torch.Tensor] = {}
         for parcel in parcels(self._entries, list(self._entries), WHOLE):
             pieces |= self._remote.get_states(parcel)
-        states.write(path, optimizer, states.assemble(pieces, self._entries))
+        squeezed = self._compressing
+        residuals = None if squeezed is None else states.Residuals(self.rank, *squeezed.state())
+        states.write(path, optimizer, states.assemble(pieces, self._entries), residuals)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
         self._check()
+        if self._compressing is not None:
+            residuals = states.read_residuals(path)
+            if residuals is not None and residuals.rank == self.rank:
+                self._compressing.load_state(residuals.tensors, residuals.plain)
         if self.rank != 0:
             return
         self._flush(self._timeout_s)
@@ -307,9 +330,11 @@ class DistStore(KVStore):
             keys=len(self._entries),
             pushes=self._pushes,
             pulls=self._pulls,
-            bytes_pushed=self._bytes_pushed,
+            bytes_pushed=self._remote.sent,
             bytes_pulled=self._bytes_pulled,
             outstanding=sum(1 for ticket in self._pushed if ticket.open),
+            staleness=dict(self._staleness),
+            late=self._late,
             server_bytes=tuple(held),
         )
 
@@ -338,6 +363,24 @@ class DistStore(KVStore):
         self._session.client.wait_all(list(self._pushed), timeout_s)
         self._pushed.clear()
         self._check()
+
+    def _taker(self, parcel: Parcel, writer: Writer) -> Callable[[Values], None]:
+        """What takes the reply to the request for ``parcel``."""
+        write, squeezed = writer.taker(parcel), self._compressing
+
+        def take(reply: Values) -> None:
+            self._bytes_pulled += sum(reply.lengths) or parcel.nbytes
+            write(reply if squeezed is None else squeezed.unpack(parcel, reply))
+            self._note(reply)
+            if reply.clocks:
+                parcel.advance(reply.clocks)
+            if self._rule.mode == "async":
+                self._staleness[reply.ahead] += 1
+
+        return take
+
+    def _note(self, reply: Ack | Values) -> None:
+        self._late += reply.missed
 
     def _ticket(self, what: str, plan: Plan) -> Ticket:
         return Ticket(what, plan.keys, self._session.client, self._failed.append, self._timeout_s)
@@ -399,14 +442,3 @@ class DistStore(KVStore):
                 "on every worker, or on rank 0 and then barrier() on all"
             )
         return self._theirs
-
-
-def _least(options: Mapping[str, Any], name: str, least: T) -> T | None:
-    """Return option ``name``, a number of the kind of ``least`` and no smaller; None if it is not given."""
-    value = options.get(name)
-    if value is None:
-        return None
-    number = finite(name, value)
-    if number < least or type(least)(number) != number:
-        raise UsageError(f"{name}={value!r} must be {'an integer, ' * isinstance(least, int)}at least {least}")
-    return type(least)(number)

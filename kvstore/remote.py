@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from kvstore.client import Me
+from kvstore.compression import Compressing, Encodings, pack
+from kvstore.consistency import Rule
 from kvstore.errors import UsageError
 from kvstore.optim import Optimizer
 from kvstore.packer import Packer
@@ -19,8 +21,10 @@ from kvstore.tickets import Ticket
 from kvstore.values import Leaving, from_buffer, spec_of, to_buffer
 from kvstore.wire import (
     MAX_STORES,
+    Ack,
     Barrier,
     Buffer,
+    Codec,
     Declare,
     GetStates,
     Init,
@@ -55,10 +59,16 @@ class Remote:
         self._client = session.client
         self._timeout_s = timeout_s
         self.packer = Packer(session.client.memory)
+        self.sent = 0  # bytes of gradients
 
-    def open(self, mode: str) -> None:
-        """Tell all servers that this worker uses the store, and how."""
-        self._all(Ticket("opening the store", (), self._client), lambda me: Open(*me, store=self.number, mode=mode))
+    def open(self, rule: Rule) -> None:
+        """Tell all servers that this worker uses the store, and by which rule."""
+        self._all(
+            Ticket("opening the store", (), self._client),
+            lambda me: Open(
+                *me, self.number, rule.mode, rule.staleness, rule.quorum, rule.late, float(rule.compensation)
+            ),
+        )
 
     def declare(self, specs: Mapping[Key, Spec], bound: int, longest: int) -> dict[Key, Entry]:
         """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers."""
@@ -119,41 +129,55 @@ class Remote:
         lr: float | None,
         rescale: float | None,
         take: Callable[[Values], None] | None,
+        note: Callable[[Ack], None] | None = None,
         in_turn: int | None = None,
+        compressing: Compressing | None = None,
+        encodings: Encodings | None = None,
     ) -> None:
         """Send this worker's contribution to a parcel's pieces.
 
         Args:
             values: are read when the message goes.
             take: gets the new values, if it is given.
+            note: gets the answer, if it has no values.
             in_turn: None sends it at once; else it may wait for its turn, with this priority.
+            compressing: how the new values are to come.
+            encodings: what to send of those of the values that are in there.
         """
         clocks, peer = parcel.clocks(), self._session.servers[parcel.server]
 
         def make(me: Me) -> Push:
+            codec = None if compressing is None or encodings is None else compressing.pushes(parcel)
+            lengths: list[int] = []
+            if codec is None or encodings is None:
+                buffers = self.packer.pack(parcel, values)
+                self.sent += parcel.nbytes
+            else:
+                lengths, buffers = pack(parcel, encodings)
+                self.sent += sum(lengths)
+            back = compressing.asked(parcel) if compressing is not None and take is not None else None
             return Push(
-                *me,
-                store=self.number,
-                ids=parcel.ids,
-                clocks=clocks,
-                want=take is not None,
-                lr=lr,
-                rescale=rescale,
-                buffers=self.packer.pack(parcel, values),
+                *me, self.number, parcel.ids, clocks, take is not None, lr, rescale, codec, lengths, back, buffers
             )
 
         if in_turn is None or take is None:
-            self._client.ask(peer, ticket, make, take)
+            self._client.ask(peer, ticket, make, take or note)
         else:
             self._client.ask_in_turn(peer, ticket, make, take, parcel.nbytes, in_turn)
 
-    def pull(self, ticket: Ticket, parcel: Parcel, priority: int, take: Callable[[Values], None]) -> None:
-        """Ask, in turn, for the values of a parcel's pieces that include this worker's contributions so far."""
+    def pull(
+        self, ticket: Ticket, parcel: Parcel, priority: int, take: Callable[[Values], None], back: Codec = None
+    ) -> None:
+        """Ask, in turn, for the values of a parcel's pieces that include this worker's contributions so far.
+
+        Args:
+            back: how they are to come.
+        """
         clocks = parcel.clocks()
         self._client.ask_in_turn(
             self._session.servers[parcel.server],
             ticket,
-            lambda me: Pull(*me, store=self.number, ids=parcel.ids, clocks=clocks),
+            lambda me: Pull(*me, self.number, parcel.ids, clocks, back),
             take,
             parcel.nbytes,
             priority,

@@ -27,6 +27,7 @@ class Entry:
     spec: Spec
     pieces: list[Piece]
     clock: int = 0
+    versions: dict[int, int] = field(default_factory=dict)  # by piece, of the values that were last read
 
     @property
     def cut(self) -> bool:
@@ -77,6 +78,16 @@ class Parcel:
         if self.stretches and self.stretches[-1].position == position and self.stretches[-1].stop == start:
             start = self.stretches.pop().start
         self.stretches.append(Stretch(position, start, piece.stop, piece.stop - start == entry.spec.size))
+
+    def advance(self, versions: Sequence[int]) -> None:
+        """Note the rounds of values that have come: who is behind them goes on from there.
+
+        Pieces of one key may be at different rounds; the earliest counts, or a round might wait for this worker.
+        """
+        for piece, entry, version in zip(self.pieces, self.entries, versions, strict=True):
+            entry.versions[piece.id] = version
+            if len(entry.versions) == len(entry.pieces):
+                entry.clock = max(entry.clock, min(entry.versions.values()))
 
     def clocks(self) -> list[int]:
         """How often each piece has been pushed."""

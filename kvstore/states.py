@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,20 +21,33 @@ from kvstore.values import spec_of
 States: TypeAlias = dict[tuple[Key, str], torch.Tensor]
 
 FORMAT = "kvstore optimizer states 1"
+_RESIDUAL = "residual:"  # no name of a state begins so: those begin with a number
 
 
-def write(path: str | os.PathLike[str], optimizer: str, states: States) -> None:
+class Residuals(NamedTuple):
+    """What the encodings of one worker lack: see ``Compressor.state``."""
+
+    rank: int
+    tensors: Mapping[str, torch.Tensor]
+    plain: Mapping[str, object]
+
+
+def write(path: str | os.PathLike[str], optimizer: str, states: States, residuals: Residuals | None = None) -> None:
     """Write the states, by (key, name of the state), to ``path``: the old file or the new one, never half of one."""
     keys = list(dict.fromkeys(key for key, _ in states))
     number = {key: i for i, key in enumerate(keys)}
     tensors = {
         f"{number[key]}/{name}": value.detach().cpu().contiguous().clone() for (key, name), value in states.items()
     }
+    metadata = {"format": FORMAT, "optimizer": optimizer, "keys": json.dumps(keys)}
+    if residuals is not None:
+        tensors |= {f"{_RESIDUAL}{name}": value for name, value in residuals.tensors.items()}
+        metadata["residuals"] = json.dumps({"rank": residuals.rank, "plain": residuals.plain})
     target = Path(path)
     handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
     try:
-        save_file(tensors, scratch, {"format": FORMAT, "optimizer": optimizer, "keys": json.dumps(keys)})
+        save_file(tensors, scratch, metadata)
         Path(scratch).replace(target)
     finally:
         Path(scratch).unlink(missing_ok=True)
@@ -55,12 +68,34 @@ def read(path: str | os.PathLike[str]) -> tuple[str, States]:
             keys = dict(enumerate(check_key(key) for key in json.loads(metadata["keys"])))
             states: States = {}
             for name in file.keys():  # noqa: SIM118 - not a dict
+                if name.startswith(_RESIDUAL):
+                    continue
                 number, _, state = name.partition("/")
                 tensor = file.get_tensor(name)
                 spec_of(tensor)  # of a dtype that can travel
                 states[keys[int(number)], state] = tensor
             return metadata["optimizer"], states
     except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as exc:
+        raise UsageError(f"{path} is damaged: {exc}") from None
+
+
+def read_residuals(path: str | os.PathLike[str]) -> Residuals | None:
+    """Return what the worker's encodings lacked that wrote ``path``; None if it did not compress.
+
+    Raises:
+        UsageError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            text = (file.metadata() or {}).get("residuals")
+            if text is None:
+                return None
+            found = json.loads(text)
+            names = [name for name in file.keys() if name.startswith(_RESIDUAL)]  # noqa: SIM118 - not a dict
+            tensors = {name.removeprefix(_RESIDUAL): file.get_tensor(name) for name in names}
+            return Residuals(int(found["rank"]), tensors, dict(found["plain"]))
+    except (SafetensorError, ValueError, KeyError, TypeError) as exc:
         raise UsageError(f"{path} is damaged: {exc}") from None
 
 

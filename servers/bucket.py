@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -16,6 +17,7 @@ from kvstore.memory import Memory
 from kvstore.spec import ITEMSIZE, Key, Spec
 from kvstore.values import Run, from_buffer, split_like, sum_runs
 from kvstore.wire import Node, Pull, Push
+from servers.clocks import Clocks
 from servers.rounds import Rounds
 
 
@@ -30,10 +32,14 @@ class Contribution:
 
 @dataclass
 class Parked:
-    """A push or pull that waits: for how many buckets still, and the first error among those that have come."""
+    """A push or pull that waits: for how many buckets still, and the first error among those that have come.
+
+    ``late`` of its segments came when their round was over.
+    """
 
     peer: bytes
     request: Push | Pull
+    late: int = 0
     left: int = 0
     error: Exception | None = None
 
@@ -49,30 +55,32 @@ class Slot:
     splits: int = 0
 
 
+Progress: TypeAlias = Rounds[Contribution] | Clocks[Contribution]
+
+
 class Bucket:
     """Segments of one dtype, back to back in memory that is changed only while nobody else can read it.
 
     Args:
         slots: the segments, in order.
         dtype: theirs.
-        version: how many rounds they have behind them.
-        workers: who contributes.
+        rounds: who has contributed what to them.
         memory: where values live.
     """
 
-    def __init__(
-        self, slots: Sequence[Slot], dtype: str, version: int, workers: frozenset[int], memory: Memory
-    ) -> None:
+    def __init__(self, slots: Sequence[Slot], dtype: str, rounds: Progress, memory: Memory) -> None:
         self.slots = list(slots)
         self.ids = tuple(slot.id for slot in slots)
         self.dtype = dtype
         self.sizes = [slot.spec.size for slot in slots]
         self.starts = list(itertools.accumulate(self.sizes, initial=0))
         self.size = self.starts.pop()
-        self.rounds: Rounds[Contribution] = Rounds(workers, version)
+        self.rounds = rounds
+        self.read_by: dict[int, torch.Tensor] = {}  # the values that workers have, where that matters
         self.parked: list[tuple[int, Parked]] = []
         self._memory = memory
         self._flat = all(len(slot.spec.shape) == 1 for slot in slots)
+        self.state = object()  # another one whenever the value has changed
         self._sent = False
         self._move()
 
@@ -98,6 +106,7 @@ class Bucket:
             self._move()
         sum_runs(payloads, self.value)
         self._sent = False
+        self.state = object()
 
     def writable(self) -> None:
         """Make memory and tensors such that they may be changed in place: what has been sent stays as it was."""
@@ -106,6 +115,7 @@ class Bucket:
             self._move()
             self.value.copy_(before)
         self._sent = False
+        self.state = object()
         self.point()
 
     def readable(self, start: int, stop: int) -> memoryview:
@@ -132,6 +142,14 @@ class Bucket:
                 ready.append(parked)
         self.parked = waiting
         return ready
+
+    def remember(self, rank: int) -> None:
+        """Keep the value as what worker ``rank`` has read."""
+        kept = self.read_by.get(rank)
+        if kept is None:
+            self.read_by[rank] = self.value.clone()
+        else:
+            kept.copy_(self.value)
 
     @property
     def _read(self) -> bool:

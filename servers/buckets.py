@@ -6,7 +6,7 @@ bucket takes it apart. Values, rounds and who waits for them are the same before
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -14,7 +14,7 @@ from kvstore.errors import AlreadyInitialised, KeyNotInitialised, UsageError
 from kvstore.memory import Memory
 from kvstore.spec import Key, Spec
 from kvstore.values import Run, cut
-from servers.bucket import Bucket, Contribution, Slot
+from servers.bucket import Bucket, Contribution, Progress, Slot
 
 MAX_SPLITS = 2  # segments that have been taken apart so often are not put together again: workers differ
 
@@ -23,18 +23,22 @@ class Buckets:
     """The buckets of one store.
 
     Args:
-        workers: who contributes to rounds.
+        rounds: makes those of a new segment.
         memory: where values live.
     """
 
-    def __init__(self, workers: frozenset[int], memory: Memory) -> None:
-        self._workers = workers
+    def __init__(self, rounds: Callable[[], Progress], memory: Memory) -> None:
+        self._rounds = rounds
         self._memory = memory
         self._at: dict[int, tuple[Bucket, int]] = {}  # by segment: its bucket, and its place therein
         self._lists: dict[tuple[int, ...], list[Bucket]] = {}
 
     def __iter__(self) -> Iterator[Slot]:
         return (bucket.slots[place] for bucket, place in self._at.values())
+
+    def all(self) -> list[Bucket]:
+        """Return all buckets, each once."""
+        return list(dict.fromkeys(bucket for bucket, _ in self._at.values()))
 
     def add(self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], runs: Sequence[Run]) -> None:
         """Take new segments of one dtype, and their first values, back to back in ``runs``."""
@@ -47,7 +51,7 @@ class Buckets:
             Slot(number, key, spec, torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)))
             for number, key, spec in zip(ids, keys, specs, strict=True)
         ]
-        bucket = Bucket(slots, specs[0].dtype, 0, self._workers, self._memory)
+        bucket = Bucket(slots, specs[0].dtype, self._rounds(), self._memory)
         bucket.load(runs)
         self._put(bucket)
 
@@ -116,30 +120,33 @@ class Buckets:
         return found
 
     def _may_merge(self, buckets: Sequence[Bucket]) -> bool:
-        version = buckets[0].rounds.version
-        return all(b.idle and b.rounds.version == version and b.slots[0].splits < MAX_SPLITS for b in buckets)
+        state = buckets[0].rounds.state
+        return all(b.idle and b.rounds.state == state and b.slots[0].splits < MAX_SPLITS for b in buckets)
 
     def _merge(self, buckets: Sequence[Bucket]) -> Bucket:
         for bucket in buckets:
             bucket.point()
         slots = [slot for bucket in buckets for slot in bucket.slots]
-        merged = Bucket(slots, buckets[0].dtype, buckets[0].rounds.version, self._workers, self._memory)
+        merged = Bucket(slots, buckets[0].dtype, buckets[0].rounds.copy(), self._memory)
         merged.gather()
+        for rank in set.intersection(*(set(bucket.read_by) for bucket in buckets)):
+            merged.read_by[rank] = torch.cat([bucket.read_by[rank] for bucket in buckets])
         self._put(merged)
         return merged
 
     def _split(self, bucket: Bucket) -> None:
-        version, waiting = bucket.rounds.version, [(*entry, set(entry[1].request.ids)) for entry in bucket.parked]
+        waiting = [(*entry, set(entry[1].request.ids)) for entry in bucket.parked]
         bucket.point()
         for place, slot in enumerate(bucket.slots):
             slot.splits += 1
-            single = Bucket([slot], bucket.dtype, version, self._workers, self._memory)
+            single = Bucket([slot], bucket.dtype, bucket.rounds.copy(), self._memory)
             single.gather()
             start = bucket.starts[place]
             stop = start + bucket.sizes[place]
             for clock, rank, item in bucket.rounds.open():
                 part = Contribution(item.node, cut(item.runs, start, stop), item.hyper)
                 single.rounds.contribute(rank, clock, part)
+            single.read_by = {rank: values[start:stop].clone() for rank, values in bucket.read_by.items()}
             for clock, parked, wanted in waiting:
                 if slot.id in wanted:
                     single.parked.append((clock, parked))

@@ -1,8 +1,8 @@
 """Who has contributed to which round of one bucket. Pure.
 
-Each worker's n-th push is its contribution to round n. A round is complete when every worker has contributed; rounds
-complete in order, whatever order contributions come in, and give them in the order of ranks, so that their sum has the
-same bits every time. ``dist_sync`` applies a round when it is complete; ``version`` says how many have been.
+Each worker's n-th push is its contribution to round n. A round is complete when every worker has contributed, or as
+many as the quorum asks for; rounds complete in order, whatever order contributions come in, and give them in the order
+of ranks, so that their sum has the same bits every time. ``version`` says how many rounds are over.
 """
 
 from __future__ import annotations
@@ -14,25 +14,53 @@ T = TypeVar("T")
 
 
 class Rounds(Generic[T]):
-    """The rounds of one bucket among ``workers``, given by rank; ``version`` of them are over."""
+    """The rounds of one bucket.
 
-    def __init__(self, workers: Collection[int], version: int = 0) -> None:
+    Args:
+        workers: who contributes, by rank.
+        version: how many rounds are over.
+        quorum: how many contributions complete a round; None for all.
+        keep: whether a contribution to a round that is over counts in the next one, instead of not at all.
+    """
+
+    def __init__(
+        self, workers: Collection[int], version: int = 0, quorum: int | None = None, keep: bool = False
+    ) -> None:
         self.version = version
         self._workers = frozenset(workers)
+        self._quorum = quorum
+        self._keep = keep
+        self._left: frozenset[int] = frozenset()
         self._open: dict[int, dict[int, T]] = {}
+        self._late: list[tuple[int, int, T]] = []
 
     @property
     def idle(self) -> bool:
         """Whether nobody has contributed to a round that is not over."""
-        return not self._open
+        return not self._open and not self._late
+
+    @property
+    def state(self) -> int:
+        """What two buckets must have in common to become one, if both are idle."""
+        return self.version
+
+    def copy(self) -> Rounds[T]:
+        """Return rounds as far as these, with nothing open."""
+        made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep)
+        made.leave(self._left)
+        return made
 
     def open(self) -> list[tuple[int, int, T]]:
         """Return what has come for rounds that are not over: (clock, rank, item)."""
-        return [(clock, rank, item) for clock, items in self._open.items() for rank, item in items.items()]
+        return [(clock, rank, item) for clock, items in self._open.items() for rank, item in items.items()] + self._late
 
     def contribute(self, rank: int, clock: int, item: T) -> bool:
-        """Take the contribution of ``rank`` to round ``clock``; False if it came before."""
-        if clock <= self.version or rank not in self._workers:
+        """Take the contribution of ``rank`` to round ``clock``; False if it is too late, or has come before."""
+        if rank not in self._workers:
+            return False
+        if clock <= self.version:
+            if self._keep and self._quorum is not None:
+                self._late.append((clock, rank, item))
             return False
         contributions = self._open.setdefault(clock, {})
         if rank in contributions:
@@ -41,21 +69,34 @@ class Rounds(Generic[T]):
         return True
 
     def complete(self) -> list[T] | None:
-        """Close the next round if it is complete, and return its contributions in rank order."""
+        """Close the next round if it is complete, and return its contributions in rank order, late ones last."""
         contributions = self._open.get(self.version + 1)
-        if contributions is None or len(contributions) < len(self._workers):
+        if contributions is None or len(contributions) < self._enough():
             return None
         self.version += 1
         del self._open[self.version]
-        return [contributions[rank] for rank in sorted(contributions)]
+        late = [item for _, _, item in sorted(self._late, key=lambda entry: entry[:2])]
+        self._late.clear()
+        return [contributions[rank] for rank in sorted(contributions)] + late
 
     def missing(self, clock: int) -> dict[int, int]:
         """Return what must still come before round ``clock`` is complete: by rank, the first round it is missing in."""
         missing: dict[int, int] = {}
-        for rank in self._workers:
+        for rank in self._workers - self._left:
             number = self.version + 1
             while rank in self._open.get(number, ()):
                 number += 1
             if number <= clock:
                 missing[rank] = number
         return missing
+
+    def leave(self, ranks: Collection[int]) -> None:
+        """With a quorum, do without workers that have left; else a round that needs one can never be complete."""
+        if self._quorum is not None:
+            self._left = frozenset(ranks) & self._workers
+
+    def _enough(self) -> int:
+        """How many contributions complete a round."""
+        if self._quorum is None:
+            return len(self._workers)
+        return max(1, min(self._quorum, len(self._workers - self._left)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from kvstore.consistency import Rule
 from kvstore.errors import Mismatch, NodeLost, UsageError, WireError
 from kvstore.memory import Heap, Memory
 from kvstore.optim import Optimizer, describe
@@ -109,16 +110,17 @@ class Shard:
         return [Answer(peer, message, Ack(message.seq))]
 
     def _open(self, message: Open) -> None:
+        rule = Rule(message.mode, message.staleness, message.quorum, message.late, message.compensation)
         table = self._tables.get(message.store)
         if table is None:
-            table = self._tables[message.store] = Table(message.mode, self._workers, self._memory)
+            table = self._tables[message.store] = Table(rule, self._workers, self._memory)
             table.depart(self._departed)
             self._opened_by[message.store] = message.rank
             self._agreements[message.store] = Agreement("set_optimizer")
-        elif table.mode != message.mode:
+        elif table.rule != rule:
             raise Mismatch(
-                f"worker {message.rank} made its store number {message.store} {message.mode}, "
-                f"worker {self._opened_by[message.store]} {table.mode}"
+                f"worker {message.rank} made its store number {message.store} {rule}, "
+                f"worker {self._opened_by[message.store]} {table.rule}"
             )
 
     def _set_optimizer(self, peer: bytes, message: SetOptimizer, table: Table) -> list[Answer]:
@@ -169,7 +171,7 @@ class Shard:
             remembered: Reply | Pull = reply
             if isinstance(reply, Values) and isinstance(request, Push | Pull):
                 me = (request.role, request.rank, request.incarnation, request.seq, request.done)
-                remembered = Pull(*me, store=request.store, ids=request.ids, clocks=request.clocks)
+                remembered = Pull(*me, request.store, request.ids, request.clocks, request.back)
             self._ledger.note(request, remembered)
         return _outbox(answers)
 

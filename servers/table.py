@@ -1,8 +1,8 @@
 """One store's segments on one server: what pushes and pulls do to them. No I/O, no clock.
 
 ``sync``: a push is a contribution to a round; when a round is complete its sum is assigned, or handed to the optimizer,
-and whoever waits for it is answered. ``async``: every push is an update, at once. All buckets that one message
-completes are updated by one call of the optimizer.
+and whoever waits for it is answered. ``async``: every push is an update, at once; whoever is too far ahead of others
+waits with its next read. All buckets that one message completes are updated by one call of the optimizer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from kvstore.consistency import Rule
 from kvstore.errors import Mismatch, NodeLost, UsageError
 from kvstore.memory import Heap, Memory
 from kvstore.optim import Optimizer, log_replaced
@@ -19,10 +20,13 @@ from kvstore.spec import Key, Spec, require_floats
 from kvstore.tickets import shorten
 from kvstore.updater import Group, Updater
 from kvstore.values import Run, cut, from_buffer, runs_of, spec_of, sum_runs, to_buffer
-from kvstore.wire import Ack, GetStates, Init, Pull, Push, PutStates, Reply, States, Values, join, tear
-from servers.bucket import Bucket, Contribution, Parked, Slot
+from kvstore.wire import Ack, Buffer, GetStates, Init, Pull, Push, PutStates, Reply, States, Values, join, tear
+from servers.bucket import Bucket, Contribution, Parked, Progress, Slot
 from servers.buckets import Buckets
+from servers.clocks import Clocks
 from servers.replies import Answer, refuse
+from servers.rounds import Rounds
+from servers.squeeze import Squeezed, contribution, described
 
 Hyper = tuple[float | None, float | None]
 
@@ -31,20 +35,22 @@ class Table:
     """The segments of one store.
 
     Args:
-        mode: ``sync`` or ``async``.
+        rule: how updates and reads go together.
         workers: the ranks of the job's workers.
         memory: where values live.
     """
 
-    def __init__(self, mode: str, workers: Collection[int], memory: Memory | None = None) -> None:
-        self.mode = mode
+    def __init__(self, rule: Rule, workers: Collection[int], memory: Memory | None = None) -> None:
+        rule.require_workers(len(workers))
+        self.rule = rule
         self._memory = memory or Heap()
-        self.buckets = Buckets(frozenset(workers), self._memory)
+        self.buckets = Buckets(self._progress, self._memory)
         self.updater: Updater | None = None
         self._groups: WeakKeyDictionary[Bucket, Group] = WeakKeyDictionary()
         self._workers = frozenset(workers)
         self._departed: frozenset[int] = frozenset()
         self._parked: dict[tuple[int, int], Parked] = {}
+        self._squeezed = Squeezed()
 
     def init(self, message: Init) -> None:
         """Take new segments and their first values."""
@@ -58,30 +64,27 @@ class Table:
         runs = self._payload(message, buckets)
         if self.updater is not None:
             require_floats((bucket.slots[0].key, bucket.slots[0].spec) for bucket in buckets)
-        elif self.mode == "async":
+        elif self.rule.mode == "async":
             raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
         hyper = (message.lr, message.rescale)
         updates: list[tuple[Bucket, list[Contribution], Hyper]] = []
-        start = at = 0
+        start = at = late = 0
         for bucket in buckets:
             contribution = Contribution(message.node, cut(runs, start, start + bucket.size), hyper)
             updates.append((bucket, [contribution], hyper))
-            if self.mode == "sync":
-                bucket.rounds.contribute(message.rank, message.clocks[at], contribution)
+            if not bucket.rounds.contribute(message.rank, message.clocks[at], contribution):
+                late += len(bucket.ids)
             start += bucket.size
             at += len(bucket.ids)
-        if self.mode == "async":
-            for bucket in buckets:
-                bucket.rounds.version += 1
+        if self.rule.mode == "async":
             self._update(updates)
-            return [Answer(peer, message, self._answer(message))]
-        parked = self._park(peer, message)  # before the rounds are over, for it too must learn of their errors
-        return parked + self._complete(buckets)
+        if self.rule.quorum is None:
+            late = 0
+        parked = self._park(peer, message, late)  # before rounds are over, for it too must learn of their errors
+        return parked + (self._complete(buckets) if self.rule.mode == "sync" else self._release(buckets, {}))
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer with values now, or when the rounds they must include are complete."""
-        if self.mode == "async":
-            return [Answer(peer, message, self._answer(message))]
         return self._park(peer, message)
 
     def read(self, message: Pull) -> Reply:
@@ -134,9 +137,12 @@ class Table:
         self.updater.load_states(states, {slot.id: slot.value for slot in slots})
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
-        """Note who has left in order; requests that wait for them will wait for ever, so they fail."""
+        """Note who has left in order; requests that wait for them fail, or are answered, if that is the rule."""
         self._departed = frozenset(workers)
-        answers: list[Answer] = []
+        buckets = list(self.buckets.all())
+        for bucket in buckets:
+            bucket.rounds.leave(self._departed)
+        answers = self._complete(buckets) if self.rule.mode == "sync" else self._release(buckets, {})
         for parked in list(self._parked.values()):
             answers += self._give_up(parked)
         return answers
@@ -153,29 +159,43 @@ class Table:
     def _payload(self, message: Push, buckets: Sequence[Bucket]) -> list[Run]:
         if not buckets:
             return []
+        compression = described(message.codec)
+        if compression is not None:
+            return contribution(message, compression, buckets)
         return runs_of(message.buffers, buckets[0].dtype, sum(bucket.size for bucket in buckets))
 
-    def _park(self, peer: bytes, message: Push | Pull) -> list[Answer]:
-        parked = Parked(peer, message)
+    def _progress(self) -> Progress:
+        if self.rule.mode == "async":
+            made: Clocks[Contribution] = Clocks(self._workers)
+            made.leave(self._departed)
+            return made
+        rounds: Rounds[Contribution] = Rounds(self._workers, 0, self.rule.quorum, self.rule.late == "keep")
+        rounds.leave(self._departed)
+        return rounds
+
+    def _park(self, peer: bytes, message: Push | Pull, late: int = 0) -> list[Answer]:
+        parked = Parked(peer, message, late)
         for bucket, clock in self._waits(message):
             if bucket.rounds.version < clock:
                 bucket.parked.append((clock, parked))
                 parked.left += 1
         if not parked.left:
-            return [Answer(peer, message, self._answer(message))]
+            return [Answer(peer, message, self._answer(message, late))]
         self._parked[message.rank, message.seq] = parked
         return self._give_up(parked)
 
     def _waits(self, message: Push | Pull) -> list[tuple[Bucket, int]]:
         """Return the buckets of a request, and the round of each that it wants to be over."""
+        if self.rule.mode == "async" and isinstance(message, Push) and not message.want:
+            return []  # it has taken effect
         buckets = self.buckets.of(message.ids)
         clocks = _distinct(message.clocks)
         if len(clocks) == 1:
-            return [(bucket, clocks[0]) for bucket in buckets]
+            return [(bucket, self.rule.needs(clocks[0])) for bucket in buckets]
         latest = dict.fromkeys(buckets, 0)
         for number, clock in zip(message.ids, message.clocks, strict=True):
             bucket, _ = self.buckets.find(number)
-            latest[bucket] = max(latest[bucket], clock)
+            latest[bucket] = max(latest[bucket], self.rule.needs(clock))
         return list(latest.items())
 
     def _give_up(self, parked: Parked) -> list[Answer]:
@@ -193,14 +213,19 @@ class Table:
     def _complete(self, touched: Sequence[Bucket]) -> list[Answer]:
         answers: list[Answer] = []
         while wave := [(bucket, items) for bucket in touched if (items := bucket.rounds.complete()) is not None]:
-            errors = self._apply(wave)
-            for bucket, _ in wave:
-                for parked in bucket.release(errors.get(bucket)):
-                    del self._parked[parked.request.rank, parked.request.seq]
-                    if parked.error is not None:
-                        answers.append(refuse(parked.peer, parked.request, parked.error))
-                    else:
-                        answers.append(Answer(parked.peer, parked.request, self._answer(parked.request)))
+            answers += self._release([bucket for bucket, _ in wave], self._apply(wave))
+        return answers
+
+    def _release(self, buckets: Sequence[Bucket], errors: Mapping[Bucket, Exception]) -> list[Answer]:
+        """Answer whoever waits for nothing more now that these buckets are where they are."""
+        answers: list[Answer] = []
+        for bucket in buckets:
+            for parked in bucket.release(errors.get(bucket)) if bucket.parked else ():
+                del self._parked[parked.request.rank, parked.request.seq]
+                if parked.error is not None:
+                    answers.append(refuse(parked.peer, parked.request, parked.error))
+                else:
+                    answers.append(Answer(parked.peer, parked.request, self._answer(parked.request, parked.late)))
         return answers
 
     def _apply(self, wave: Sequence[tuple[Bucket, list[Contribution]]]) -> dict[Bucket, Exception]:
@@ -222,9 +247,11 @@ class Table:
         if self.updater is None:
             for bucket, items, _ in updates:
                 bucket.assign([item.runs for item in items])
+                if (scale := self._scale(items)) != 1 and bucket.value.is_floating_point():
+                    bucket.value.mul_(scale)
             return
         # A round's numbers come from its contributions, not from whatever other round was complete before it.
-        default = self.updater.optimizer if self.mode == "sync" else self.updater
+        default = self.updater.optimizer if self.rule.mode == "sync" else self.updater
         by_hyper: dict[Hyper, list[tuple[Bucket, list[Contribution]]]] = {}
         for bucket, items, hyper in updates:
             by_hyper.setdefault(hyper, []).append((bucket, items))
@@ -244,11 +271,29 @@ class Table:
                 keys = [slot.key for slot in bucket.slots]
                 group = updater.group(bucket.ids, [slot.value for slot in bucket.slots], keys)
                 self._groups[bucket] = group
-            total = self._total(updater, bucket, items).to(group.params[0].dtype)
+            total = self._corrected(updater, bucket, items, group.params[0].dtype)
             groups.append(group)
             totals.append(total)
             grads += bucket.split(total)
         updater.step(groups, grads, totals)
+
+    def _corrected(
+        self, updater: Updater, bucket: Bucket, items: Sequence[Contribution], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The gradient to update a bucket with."""
+        total = self._total(updater, bucket, items).to(dtype)
+        if (scale := self._scale(items)) != 1:
+            total = total * scale
+        before = bucket.read_by.get(items[0].node.rank) if self.rule.compensation else None
+        if before is None:
+            return total
+        # What others have changed since, by the gradient's square for its curvature.
+        drift = bucket.value.to(dtype) - before.to(dtype)
+        return total + self.rule.compensation * updater.rescale_grad * total * total * drift
+
+    def _scale(self, items: Sequence[Contribution]) -> float:
+        """What makes a sum over fewer, or more, contributions than there are workers stand for all of them."""
+        return 1.0 if self.rule.quorum is None else len(self._workers) / len(items)
 
     def _total(self, updater: Updater, bucket: Bucket, items: Sequence[Contribution]) -> torch.Tensor:
         """The sum of ``items``, to be overwritten; or the only one's own memory, if it will not be."""
@@ -259,18 +304,45 @@ class Table:
         sum_runs([item.runs for item in items], total)
         return total
 
-    def _answer(self, message: Push | Pull) -> Reply:
+    def _answer(self, message: Push | Pull, late: int = 0) -> Reply:
         if isinstance(message, Push) and not message.want:
-            return Ack(message.seq)
-        spans = self.buckets.spans(message.ids)
-        return Values(message.seq, buffers=[bucket.readable(start, stop) for bucket, start, stop in spans])
+            return Ack(message.seq, late)
+        if self.rule.compensation:
+            for bucket in self.buckets.of(message.ids):
+                bucket.remember(message.rank)
+        back = described(message.back)
+        lengths: list[int] = []
+        if back is None:
+            spans = self.buckets.spans(message.ids)
+            buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in spans]
+        else:
+            places = [self.buckets.find(number) for number in message.ids]
+            lengths, buffers = self._squeezed.answer(places, back, feedback=self.updater is None)
+        return Values(
+            message.seq,
+            self._clocks(message) if self.rule.quorum is not None else [],
+            self._ahead(message) if self.rule.mode == "async" else 0,
+            late,
+            lengths,
+            buffers,
+        )
+
+    def _clocks(self, message: Push | Pull) -> list[int]:
+        return [self.buckets.find(number)[0].rounds.version for number in message.ids]
+
+    def _ahead(self, message: Push | Pull) -> int:
+        """How far the asker is ahead of the slowest."""
+        if not message.ids:
+            return 0
+        clock = max(message.clocks)
+        return max(0, clock - min(bucket.rounds.version for bucket in self.buckets.of(message.ids)))
 
     def _missing(self, message: Push | Pull, among: Collection[int]) -> str:
         """Name the workers ``among`` those given for whose pushes a request waits, with keys and rounds."""
         waits: dict[int, tuple[int, list[Key]]] = {}
         for number, clock in zip(message.ids, message.clocks, strict=True):
             bucket, place = self.buckets.find(number)
-            for rank, first in bucket.rounds.missing(clock).items():
+            for rank, first in bucket.rounds.missing(self.rule.needs(clock)).items():
                 if rank in among:
                     waits.setdefault(rank, (first, []))[1].append(bucket.slots[place].key)
         return "; ".join(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore.config import Config
+from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.session import Session
 from kvstore.transport import InprocNetwork, Transport
@@ -87,11 +88,13 @@ class ThreadedJob:
         alive = [thread.name for thread in self._threads if thread.is_alive()]
         assert not alive, f"still running: {alive}"
 
-    def run(self, work: Callable[[DistStore], Any], mode: str = "sync", **options: Any) -> list[Any]:
+    def run(
+        self, work: Callable[[DistStore], Any], mode: str = "sync", rule: Rule | None = None, **options: Any
+    ) -> list[Any]:
         """Call ``work`` with a new store in a thread per worker; return the results by rank."""
 
         def with_store(session: Session) -> Any:
-            store = DistStore(session, f"dist_{mode}", mode, **options)
+            store = DistStore(session, f"dist_{mode}", rule or Rule(mode), **options)
             result = work(store)
             store.close()
             return result

@@ -37,7 +37,9 @@ class Trainer:
         kvstore: a store, or the name of one; None to update alone.
         update_on_kvstore: update where the store is (on the servers, for a dist one) and pull weights, or pull summed
             gradients and update here. None decides as Gluon does: on the store, if ``MXNET_UPDATE_ON_KVSTORE`` is not 0
-            and the store can; always for ``dist_async``; here, if there is one device and no other worker.
+            and the store can; always for ``dist_async`` and ``dist_ssp``; here, if there is one device and no other
+            worker.
+        compression_params: how to compress what is sent; see ``KVStore.set_gradient_compression``.
         overlap: push during backward. None decides by the first steps, for dist stores and models of more than one
             bucket (``workers/buckets.py``); True does it from the second step on, whatever the first was like, also
             with ``step(batch_size)``, which must then always be given the same.
@@ -50,7 +52,8 @@ class Trainer:
 
     Raises:
         UsageError: no parameters; ``update_on_kvstore`` is False for an async store; or ``overlap`` is True for several
-            devices, or without a store.
+            devices, or without a store; or ``compression_params`` without a store.
+        Unsupported: ``compression_params`` for a store in one process, which sends nothing.
         UnknownName: no such optimizer or hyper-parameter.
     """
 
@@ -61,6 +64,7 @@ class Trainer:
         optimizer_params: Mapping[str, Any] | None = None,
         kvstore: KVStore | str | None = "device",
         update_on_kvstore: bool | None = None,
+        compression_params: Mapping[str, object] | None = None,
         overlap: bool | None = None,
         share_gradients: bool = False,
         share_weights: bool = False,
@@ -71,6 +75,10 @@ class Trainer:
         self._weights = self._by_key([list(param.tensors) for param in self._params])
         self._share = {"copy": False} if share_weights else {}
         self._store, on_store = self._decide(kvstore, update_on_kvstore)
+        if compression_params is not None:
+            if self._store is None:
+                raise UsageError("compression_params without a store, which is what compresses; leave them out")
+            self._store.set_gradient_compression(compression_params)
         options = dict(optimizer_params or {})
         self._local: LocalUpdates | None = None
         self._where: LocalUpdates | KVStore
@@ -232,7 +240,7 @@ class Trainer:
             raise UsageError("several devices need a store to sum their gradients; pass kvstore='device'")
         if made is None:
             return None, False
-        is_async = "async" in made.type
+        is_async = any(word in made.type for word in ("async", "ssp"))
         if wanted is False and is_async:
             raise UsageError(f"a {made.type!r} store updates for every push; update_on_kvstore=False cannot be")
         if wanted is not None:

@@ -14,7 +14,7 @@ from kvstore.wire.messages import (
     Reply,
     Request,
 )
-from kvstore.wire.parameters import GetStates, Init, Open, Pull, Push, PutStates, SetOptimizer, States, Values
+from kvstore.wire.parameters import Codec, GetStates, Init, Open, Pull, Push, PutStates, SetOptimizer, States, Values
 from kvstore.wire.payload import groups, join, tear
 from kvstore.wire.rendezvous import (
     Alive,
@@ -45,6 +45,7 @@ __all__ = [
     "Beat",
     "Buffer",
     "Census",
+    "Codec",
     "Counted",
     "Declare",
     "Explain",

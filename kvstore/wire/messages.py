@@ -81,7 +81,9 @@ class Reply(Message):
 @message(1)
 @dataclass(frozen=True)
 class Ack(Reply):
-    """It is done."""
+    """It is done; of a push, ``missed`` segments came when their round was over."""
+
+    missed: Annotated[int, f.integer()] = 0
 
 
 @message(2)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
+from kvstore.consistency import LATE, MAX_STALENESS, MODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
+    MAX_NODES,
     Clocks,
     Dtypes,
     Ids,
@@ -24,6 +26,11 @@ from kvstore.wire.messages import (
     same_length,
 )
 
+Codec = Annotated[
+    "list[Any] | None",
+    f.optional(f.tuple_of(f.text(16), f.list_of(f.tuple_of(f.text(32), f.hyperparameter), 16))),
+]  # how values are compressed: a type and its numbers; see ``kvstore.codecs``
+Lengths = Annotated[list[int], f.list_of(f.integer(0, 1 << 40))]  # bytes of each segment's payload
 Owners = Annotated[list[int], f.list_of(f.integer(0, 2**32))]  # segments; one may have several states
 Names = Annotated[list[str], f.list_of(f.text(64))]
 
@@ -31,10 +38,14 @@ Names = Annotated[list[str], f.list_of(f.text(64))]
 @message(40)
 @dataclass(frozen=True)
 class Open(Request):
-    """I use ``store``, and it is of this mode."""
+    """I use ``store``, and this is its rule; see ``kvstore.consistency``."""
 
     store: Store
-    mode: Annotated[str, f.choice("sync", "async")]
+    mode: Annotated[str, f.choice(*MODES)]
+    staleness: Annotated[int | None, f.optional(f.integer(0, MAX_STALENESS))] = None
+    quorum: Annotated[int | None, f.optional(f.integer(1, MAX_NODES))] = None
+    late: Annotated[str, f.choice(*LATE)] = LATE[0]
+    compensation: Annotated[float, f.number] = 0.0
 
 
 @message(41)
@@ -63,7 +74,8 @@ class Push(Request):
     """My contribution ``clocks[i]`` to segment ``ids[i]``; ``want`` the values back once it has taken effect.
 
     ``lr`` and ``rescale`` are the hyper-parameters to update with in this round; None takes the optimizer's own
-    (sync) or the last ones given (async).
+    (sync) or the last ones given (async). With a ``codec`` the buffers are payloads of these ``lengths``, laid out by
+    ``join``; ``back`` is how the values are to come.
     """
 
     store: Store
@@ -72,10 +84,15 @@ class Push(Request):
     want: Annotated[bool, f.flag]
     lr: Number
     rescale: Number
-    buffers: Sequence[Buffer] = field(repr=False)
+    codec: Codec = None
+    lengths: Lengths = field(default_factory=list)
+    back: Codec = None
+    buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
+        if self.codec is not None:
+            same_length(self.ids, self.lengths)
 
 
 @message(43)
@@ -86,6 +103,7 @@ class Pull(Request):
     store: Store
     ids: Ids
     clocks: Clocks
+    back: Codec = None
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
@@ -94,9 +112,18 @@ class Pull(Request):
 @message(44)
 @dataclass(frozen=True)
 class Values(Reply):
-    """The values of the segments that were asked for, back to back in that order."""
+    """The values of the segments that were asked for, back to back in that order.
 
-    buffers: Sequence[Buffer] = field(repr=False)
+    ``clocks`` are their rounds, where that may be ahead of what was asked for; else there are none. ``ahead`` is how
+    many pushes the asker was ahead of the slowest worker, where every push is an update; ``missed`` is as in ``Ack``.
+    If they were to come compressed, the buffers are payloads of these ``lengths``, laid out by ``join``.
+    """
+
+    clocks: Clocks = field(default_factory=list)
+    ahead: Annotated[int, f.integer()] = 0
+    missed: Annotated[int, f.integer()] = 0
+    lengths: Lengths = field(default_factory=list)
+    buffers: Sequence[Buffer] = field(repr=False, default=())
 
 
 @message(45)

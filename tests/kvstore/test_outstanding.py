@@ -60,13 +60,13 @@ def test_sequence_numbers_grow_and_done_is_below_the_oldest_open_one() -> None:
 def test_a_repeat_and_a_strangers_answer_are_dropped() -> None:
     outstanding, ticket, taken = Outstanding(), Ticket("pull"), []
     seq = outstanding.add(S0, ticket, taken.append)
-    outstanding.settle(S1, Values(seq, []), None)
-    outstanding.settle(S0, Values(seq + 1, []), None)
+    outstanding.settle(S1, Values(seq, buffers=[]), None)
+    outstanding.settle(S0, Values(seq + 1, buffers=[]), None)
     assert taken == []
     assert not ticket.done()
     for _ in range(2):
-        outstanding.settle(S0, Values(seq, []), None)
-    assert taken == [Values(seq, [])]
+        outstanding.settle(S0, Values(seq, buffers=[]), None)
+    assert taken == [Values(seq, buffers=[])]
     assert ticket.done()
 
 

@@ -14,6 +14,7 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
+from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.spec import ITEMSIZE
 from kvstore.values import as_dtype
@@ -76,7 +77,7 @@ def run(request: pytest.FixtureRequest, clusters: Callable[[Kind], ThreadedJob])
     def run_dist(work: Callable[[kv.KVStore], Any]) -> list[Any]:
         def in_session(session: Any) -> Any:
             mode = "async" if "async" in kind.name else "sync"
-            with DistStore(session, kind.name, mode, "device" in kind.name) as store:
+            with DistStore(session, kind.name, Rule(mode), "device" in kind.name) as store:
                 return work(store)
 
         return clusters(kind).run_sessions(in_session)
@@ -516,7 +517,7 @@ def test_the_job(run: Run) -> None:
 def test_the_type_is_the_name_asked_for(kind: Kind, clusters: Callable[[Kind], ThreadedJob]) -> None:
     if kind.dist:
         mode = "async" if "async" in kind.name else "sync"
-        types = clusters(kind).run_sessions(lambda session: DistStore(session, kind.name, mode).type)
+        types = clusters(kind).run_sessions(lambda session: DistStore(session, kind.name, Rule(mode)).type)
         assert types == [kind.name] * kind.workers
     else:
         assert kv.create(kind.name.upper()).type == kind.name

@@ -12,6 +12,7 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
+from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.session import Session
 
@@ -464,7 +465,7 @@ def test_close_raises_what_nobody_waited_for(cluster: ThreadedJob) -> None:
 
 def test_two_stores_in_one_process(cluster: ThreadedJob) -> None:
     def work(session: Session) -> None:
-        with DistStore(session, "dist_sync") as one, DistStore(session, "dist_async", "async") as two:
+        with DistStore(session, "dist_sync") as one, DistStore(session, "dist_async", Rule("async")) as two:
             one.init("w", torch.zeros(2))
             two.set_optimizer("sgd", learning_rate=1.0)
             two.init("w", torch.zeros(30))
@@ -485,12 +486,12 @@ def test_stores_that_differ_between_workers_are_refused(cluster: ThreadedJob) ->
 
     def work(session: Session) -> None:
         if session.rank == 0:
-            DistStore(session, "dist_sync", "sync")
+            DistStore(session, "dist_sync", Rule("sync"))
             first.set()
         else:
             assert first.wait(20)
             with pytest.raises(kv.Mismatch, match=r"worker 1 made its store number \d+ async, worker 0 sync"):
-                DistStore(session, "dist_async", "async")
+                DistStore(session, "dist_async", Rule("async"))
 
     cluster.run_sessions(work)
 

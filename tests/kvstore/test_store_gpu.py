@@ -12,6 +12,7 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
+from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.optim import names
 from kvstore.values import Leaving, as_tensor, from_host, reduce_to
@@ -111,7 +112,7 @@ def test_host_copies_go_through_pinned_memory() -> None:
 @pytest.mark.parametrize("on_device", [False, True])
 def test_dist_stores_take_and_fill_device_arrays(cluster: ThreadedJob, on_device: bool) -> None:
     def work(session: Any) -> None:
-        with DistStore(session, "dist_device_sync", "sync", on_device) as store:
+        with DistStore(session, "dist_device_sync", Rule("sync"), on_device) as store:
             shapes = [(3,), (10, 20)]
             store.init(["small", "big"], [torch.zeros(shape, device=GPU) for shape in shapes])
             values = [[torch.full(shape, float(store.rank + 1), device=GPU) for _ in range(2)] for shape in shapes]

@@ -52,7 +52,7 @@ def test_dist_names(name: str) -> None:
     with kv.create(name.upper()) as store:
         assert isinstance(store, DistStore)
         assert store.type == name
-        assert (store._mode == "async") == (name in ASYNC)
+        assert (store._rule.mode == "async") == (name in ASYNC)
         assert store._on_device == ("device" in name)
 
 

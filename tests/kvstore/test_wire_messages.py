@@ -36,6 +36,13 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
     special = {
         "role": st.sampled_from(["worker", "server", "scheduler", "launcher"]),
         "mode": st.sampled_from(["sync", "async"]),
+        "staleness": st.none() | st.integers(0, 1 << 30),
+        "quorum": st.none() | st.integers(1, 4096),
+        "late": st.sampled_from(["drop", "keep"]),
+        "compensation": numbers,
+        "codec": st.none() | st.sampled_from([["2bit", [["threshold", 0.5]]], ["fp16", []]]),
+        "back": st.none() | st.sampled_from([["int8", [["seed", 0], ["stochastic", False]]], ["", []]]),
+        "lengths": some(st.integers(0, 1 << 40), size),
         "rank": st.integers(-1, 4096),
         "store": st.integers(0, 255),
         "bound": st.integers(1, 2**62),
@@ -161,13 +168,13 @@ def test_an_unknown_code_is_refused(code: Any) -> None:
 
 
 def test_the_number_of_fields_is_checked() -> None:
-    with pytest.raises(WireError, match="Ack has 1 fields, not 2"):
-        decode([msgpack.packb([VERSION, 1, 5, 6])])
+    with pytest.raises(WireError, match="Ack has 2 fields, not 3"):
+        decode([msgpack.packb([VERSION, 1, 5, 6, 7])])
 
 
 def test_a_wrong_field_is_named() -> None:
     with pytest.raises(WireError, match=r"Ack.seq: expected an integer .*, got bool True"):
-        decode([msgpack.packb([VERSION, 1, True])])
+        decode([msgpack.packb([VERSION, 1, True, 0])])
 
 
 def test_frames_that_no_field_takes_are_refused() -> None:
@@ -176,7 +183,7 @@ def test_frames_that_no_field_takes_are_refused() -> None:
 
 
 def test_too_many_frames_are_refused() -> None:
-    frames = [*encode(wire.Values(1, [])), *[b""] * (1 << 16)]
+    frames = [*encode(wire.Values(1, buffers=[])), *[b""] * (1 << 16)]
     with pytest.raises(WireError, match="65537 frames"):
         decode(frames)
 
@@ -267,9 +274,9 @@ ME = ("worker", 0, 1, 1, 1)
         wire.Declare(*ME, 0, ["k"], [[1]], ["complex64"], 1, 1),
         wire.Declare(*ME, 0, ["k"], [[1]], ["float32"], 0, 1),
         wire.Declare(*ME, 0, ["k"], [[1]], ["float32"], 1, 0),
-        wire.Push(*ME, 0, [1], [1], 1, None, None, []),
-        wire.Push(*ME, 0, [1], [1], True, float("nan"), None, []),
-        wire.Push(*ME, 0, [1], [1], True, None, float("inf"), []),
+        wire.Push(*ME, 0, [1], [1], 1, None, None),
+        wire.Push(*ME, 0, [1], [1], True, float("nan"), None),
+        wire.Push(*ME, 0, [1], [1], True, None, float("inf")),
         wire.Open(*ME, 0, "both"),
         wire.SetOptimizer(*ME, 0, 1, "sgd", [["m", [1] * 9]], None, [], [], 0.1, 1.0),
         wire.SetOptimizer(*ME, 0, 1, "sgd", [["m", "x" * 65]], None, [], [], 0.1, 1.0),
@@ -285,7 +292,7 @@ def test_values_out_of_range_are_refused(message: Any) -> None:
 
 def test_buffers_are_views_and_not_copies() -> None:
     payload = bytearray(b"abcd")
-    decoded = decode([encode(wire.Values(1, []))[0], payload])
+    decoded = decode([encode(wire.Values(1, buffers=[]))[0], payload])
     payload[:] = b"wxyz"
     assert bytes(decoded.buffers[0]) == b"wxyz"
-    assert encode(wire.Values(1, [payload]))[1] is payload
+    assert encode(wire.Values(1, buffers=[payload]))[1] is payload

@@ -51,8 +51,8 @@ class Worker:
         self.seq += 1
         return self.role, self.rank, self.incarnation, self.seq, self.done
 
-    def open(self, mode: str = "sync", store: int = 0) -> Open:
-        return Open(*self.me(), store=store, mode=mode)
+    def open(self, mode: str = "sync", store: int = 0, **rule: Any) -> Open:
+        return Open(*self.me(), store=store, mode=mode, **rule)
 
     def init(self, values: dict[int, torch.Tensor], store: int = 0, keys: list[Any] | None = None) -> Init:
         return Init(
@@ -126,12 +126,14 @@ class Worker:
 class Desk:
     """A shard with workers before it. ``ask`` returns the replies by (rank, seq) in the order they were given."""
 
-    def __init__(self, workers: int = 2, mode: str = "sync", values: dict[int, torch.Tensor] | None = None) -> None:
+    def __init__(
+        self, workers: int = 2, mode: str = "sync", values: dict[int, torch.Tensor] | None = None, **rule: Any
+    ) -> None:
         self.shard = Shard(0, workers)
         self.workers = [Worker(rank) for rank in range(workers)]
         self._ranks = {worker.peer: worker.rank for worker in self.workers}
         for worker in self.workers:
-            assert self.reply(worker, worker.open(mode)) == Ack(worker.seq)
+            assert self.reply(worker, worker.open(mode, **rule)) == Ack(worker.seq)
         if values is not None:
             worker = self.workers[0]
             assert self.reply(worker, worker.init(values)) == Ack(worker.seq)

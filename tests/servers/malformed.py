@@ -27,6 +27,13 @@ _JUNK = st.recursive(
     max_leaves=6,
 )
 _NUMBER = st.none() | st.sampled_from([0, -1, 1.5, 1e308, 5e-324, 0.1])
+_CODEC = st.tuples(
+    st.sampled_from(["fp16", "2bit", "1bit", "topk", "randomk", "int8", "powersgd", "threshold", "nothing"]),
+    st.lists(
+        st.tuples(st.sampled_from(["threshold", "ratio", "k", "rank", "seed", "momentum"]), _NUMBER).map(list),
+        max_size=2,
+    ),
+).map(list)
 _KEY = st.sampled_from(["k1", "k2", "new", 1, -7, ""])
 _SPECS = {
     "role": st.sampled_from(["worker", "worker", "worker", "server", "scheduler", "launcher"]),
@@ -43,6 +50,13 @@ _SPECS = {
     "dtypes": st.lists(st.sampled_from(["float32", "int64", "bfloat16", "uint8"]), max_size=3),
     "names": st.lists(st.sampled_from(["momentum_buffer", "step", "exp_avg", "master", ""]), max_size=3),
     "mode": st.sampled_from(["sync", "async"]),
+    "staleness": st.none() | st.integers(0, 3),
+    "quorum": st.none() | st.integers(1, 3),
+    "late": st.sampled_from(["drop", "keep"]),
+    "codec": st.none() | _CODEC,
+    "back": st.none() | _CODEC,
+    "lengths": st.lists(st.sampled_from([0, 1, 8, 20, 1 << 40]), max_size=3),
+    "compensation": st.sampled_from([0.0, 0.0, 0.5, -1.0]),
     "want": st.booleans(),
     "lr": _NUMBER,
     "rescale": _NUMBER,

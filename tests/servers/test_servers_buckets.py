@@ -16,6 +16,7 @@ from kvstore.values import Run, from_buffer
 from kvstore.wire import Ack, Values
 from servers.bucket import Bucket, Slot
 from servers.buckets import MAX_SPLITS, Buckets
+from servers.rounds import Rounds
 
 SIZES = {1: 2, 2: 3, 3: 1, 4: 4}
 
@@ -34,7 +35,7 @@ def bucket(*values: torch.Tensor, memory: Heap | None = None) -> Bucket:
         Slot(number, f"k{number}", Spec(tuple(value.shape), "float32"), torch.empty_like(value))
         for number, value in enumerate(values)
     ]
-    made = Bucket(slots, "float32", 0, frozenset({0}), memory or Heap())
+    made = Bucket(slots, "float32", Rounds(frozenset({0})), memory or Heap())
     made.load([Run(0, torch.cat([value.reshape(-1) for value in values]))])
     return made
 
@@ -81,7 +82,7 @@ def test_memory_that_has_never_been_sent_is_used_again():
 
 
 def filled() -> Buckets:
-    made = Buckets(frozenset({0, 1}), Heap())
+    made = Buckets(lambda: Rounds(frozenset({0, 1})), Heap())
     for number, size in SIZES.items():
         made.add([number], [f"k{number}"], [Spec((size,), "float32")], [Run(0, torch.full((size,), float(number)))])
     return made

@@ -1,0 +1,131 @@
+"""What a codec is: elements into payloads and back. Codecs keep nothing; see ``Compressor`` for what is kept.
+
+A payload is the encoding of one segment, a contiguous range of a key's flattened elements, in a flat uint8 tensor.
+Whatever is chosen or computed from the whole key (which elements are the largest, factors of the matrix) is so before
+the cut, and bits and blocks stay where they are in the key: cut in any way, the decoded parts together are bit for bit
+the decoded whole. A segment without elements has an empty payload.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+
+from kvstore.codecs.memo import Memo
+from kvstore.errors import UsageError, WireError
+
+CHUNK = 1 << 16  # elements at a time: 256 KiB of float32, so that what one operation writes the next finds in the cache
+
+
+class Encoded(ABC):
+    """The encoding of a key's elements, of which segments are cut.
+
+    Args:
+        size: how many elements.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.clipped = 0
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the payload of all elements."""
+
+    def cut(self, start: int, stop: int) -> torch.Tensor:
+        """Return the payload of elements ``start`` to ``stop``: uint8, on the CPU; it may share this one's memory.
+
+        Raises:
+            UsageError: there are no such elements.
+        """
+        if not 0 <= start <= stop <= self.size:
+            raise UsageError(f"elements {start} to {stop} of {self.size}")
+        return self._cut(start, stop) if start < stop else torch.empty(0, dtype=torch.uint8)
+
+    @abstractmethod
+    def _cut(self, start: int, stop: int) -> torch.Tensor:
+        """``cut`` of at least one element."""
+
+    @abstractmethod
+    def put(self, start: int, values: torch.Tensor) -> None:
+        """Encode flat float32 ``values`` as the elements from ``start`` on: all at once, if the codec is ``whole``."""
+
+    @abstractmethod
+    def subtract(self, start: int, values: torch.Tensor) -> None:
+        """Take from ``values``, which were put at ``start``, what their payload decodes to, in place."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Bring what ``cut`` needs to the CPU."""
+
+    def clear(self, values: torch.Tensor) -> None:
+        """Make ``values``, one for each element, zero where an element was chosen to be sent."""
+        raise AssertionError("this codec chooses no elements")
+
+
+class Codec(ABC):
+    """One way to encode.
+
+    Attributes:
+        whole: whether it must see all elements of a key at once.
+    """
+
+    whole: ClassVar[bool] = False
+
+    @abstractmethod
+    def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
+        """Return an encoding to put the elements of an array in.
+
+        Args:
+            shape: the array's.
+            device: where the values will be.
+            memo: what is kept for the key.
+        """
+
+    def write(self, payload: torch.Tensor, target: torch.Tensor, add: bool) -> None:
+        """Decode ``payload`` into ``target``, flat float32 on the CPU, or add it to what is there.
+
+        Everything about the payload that could lead out of its memory, or ask for more than it is worth, is checked
+        before anything is read through it.
+
+        Raises:
+            WireError: ``payload`` is not one of ``target``'s size; ``target`` is as it was.
+        """
+        if target.numel():
+            self._write(payload, target, add)
+        else:
+            require_bytes(payload, 0, 0)
+
+    @abstractmethod
+    def _write(self, payload: torch.Tensor, target: torch.Tensor, add: bool) -> None:
+        """``write`` of at least one element."""
+
+
+def put_or_add(values: torch.Tensor, target: torch.Tensor, add: bool) -> None:
+    """Add ``values`` to ``target``, or copy them there."""
+    if add:
+        target.add_(values)
+    else:
+        target.copy_(values)
+
+
+def require_bytes(payload: torch.Tensor, nbytes: int, count: int) -> None:
+    """Raise ``WireError`` unless ``payload``, of ``count`` elements, has ``nbytes`` bytes."""
+    if payload.numel() != nbytes:
+        raise WireError(f"a payload of {payload.numel()} bytes where {count} elements have {nbytes}")
+
+
+def typed(payload: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the bytes of ``payload`` as ``dtype``: a view, or a copy where they are not aligned for it."""
+    if payload.storage_offset() % dtype.itemsize or payload.data_ptr() % dtype.itemsize:
+        payload = payload.clone()
+    return payload.view(dtype)
+
+
+def joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """Return the bytes of contiguous ``parts``, back to back."""
+    flat = [part.reshape(-1).view(torch.uint8) for part in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)

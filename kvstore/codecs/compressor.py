@@ -1,0 +1,178 @@
+"""The sending end: encodes, and keeps what the encoding lacks for the next one.
+
+Error feedback (arXiv:1901.09847), here and nowhere else: what is encoded is the values and the residual; the new
+residual is that less what the receiver makes of the payload, which is found by the receiver's own code. So what has
+arrived, over any number of rounds, and the residual together are what was to be sent, up to float32's rounding. The
+same holds on the way back, with a compressor on the server (DoubleSqueeze, arXiv:1905.05957).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from kvstore.codecs import host
+from kvstore.codecs.base import CHUNK, Encoded
+from kvstore.codecs.memo import Memo
+from kvstore.codecs.options import Compression
+from kvstore.codecs.table import codec
+from kvstore.errors import Mismatch, UsageError
+from kvstore.spec import Key, check_key
+
+_KEPT = ("residual", "velocity", "basis")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a compressor has done.
+
+    Attributes:
+        arrays: how often it has encoded.
+        bytes_in: of the arrays, as they came.
+        bytes_out: of their payloads, uncut.
+        clipped: elements that were beyond what the encoding can hold.
+    """
+
+    arrays: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    clipped: int = 0
+
+
+class Compressor:
+    """Encodes arrays by key. One thread at a time.
+
+    Args:
+        compression: how.
+    """
+
+    def __init__(self, compression: Compression) -> None:
+        self.compression = compression
+        self._codec = codec(compression)
+        self._momentum = float(compression.number("momentum") or 0.0)
+        self._memos: dict[Key, Memo] = {}
+        self._statistics = Statistics()
+
+    def encode(self, key: Key, values: torch.Tensor) -> Encoded:
+        """Return the encoding of ``values`` and of what earlier ones of ``key`` have lacked.
+
+        Args:
+            key: any; a server may use the ids of its segments.
+            values: floating point, on any device, of the same size each time; float64 is rounded to float32. Its shape
+                matters to ``powersgd`` only.
+
+        Raises:
+            UsageError: integers; or elements that are infinite or NaN in float32, and what was kept of ``key`` is
+                dropped.
+            Mismatch: another size than before.
+        """
+        if not values.is_floating_point():
+            raise UsageError(f"key {key!r} is {values.dtype}; compression is for floating point only")
+        flat = values.detach().reshape(-1)
+        if flat.dtype == torch.float64:
+            flat = flat.float()
+        memo = self._memo(key, flat)
+        if memo.velocity is not None:
+            flat = memo.velocity.mul_(self._momentum).add_(flat)
+        encoded = self._codec.begin(values.shape, flat.device, memo)
+        step = CHUNK if host.on_host(flat) and not self._codec.whole else max(1, flat.numel())
+        for start in range(0, flat.numel(), step):
+            part = memo.residual[start : start + step].add_(flat[start : start + step])
+            self._require_finite(key, part)
+            encoded.put(start, part)
+            encoded.subtract(start, part)
+        if memo.velocity is not None and flat.numel():
+            encoded.clear(memo.velocity)
+        encoded.finish()
+        memo.step += 1
+        self._count(values.numel() * values.itemsize, encoded)
+        return encoded
+
+    def drop(self, key: Key) -> None:
+        """Forget what is kept of ``key``."""
+        self._memos.pop(key, None)
+
+    def statistics(self) -> Statistics:
+        """Return what has been done so far."""
+        return self._statistics
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
+        """Return what is kept: tensors on the CPU that nothing changes, and plain data that goes with them."""
+        tensors = {}
+        for i, memo in enumerate(self._memos.values()):
+            for name in _KEPT:
+                kept: torch.Tensor | None = getattr(memo, name)
+                if kept is not None:
+                    tensors[f"{name}.{i}"] = kept.to("cpu", copy=True)
+        steps = [[memo.key, memo.step] for memo in self._memos.values()]
+        return tensors, {"compression": self.compression.options(), "steps": steps}
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, object]) -> None:
+        """Take what ``state`` of another compressor returned, in place of all that is kept.
+
+        Raises:
+            Mismatch: it compressed otherwise.
+            UsageError: it is no such state. Nothing has changed then.
+        """
+        if plain.get("compression") != self.compression.options():
+            raise Mismatch(f"a state of {plain.get('compression')}, but here it is {self.compression.options()}")
+        steps = plain.get("steps")
+        if not isinstance(steps, list) or not all(_is_step(entry) for entry in steps):
+            raise UsageError("a state without the keys and steps of a compressor")
+        left = dict(tensors)
+        memos = {}
+        for i, (key, step) in enumerate(steps):
+            kept = {name: left.pop(f"{name}.{i}", None) for name in _KEPT}
+            memos[check_key(key)] = self._rebuilt(key, step, kept)
+        if left or len(memos) != len(steps):
+            raise UsageError("a state with more tensors than keys, or a key twice")
+        self._memos = memos
+
+    def _rebuilt(self, key: Key, step: int, kept: Mapping[str, torch.Tensor | None]) -> Memo:
+        residual, velocity, basis = (kept[name] for name in _KEPT)
+        given = [tensor for tensor in (residual, velocity, basis) if tensor is not None]
+        if (
+            residual is None
+            or residual.dim() != 1
+            or any(tensor.dtype != torch.float32 for tensor in given)
+            or (velocity is None) == bool(self._momentum)
+            or (velocity is not None and velocity.shape != residual.shape)
+            or (basis is not None and (basis.dim() != 2 or basis.shape[0] != self.compression.number("rank")))
+        ):
+            raise UsageError(f"what is kept of key {key!r} is not what this compressor keeps")
+        copies = [None if tensor is None else tensor.to("cpu", copy=True) for tensor in (velocity, basis)]
+        return Memo(key, residual.to("cpu", copy=True), step, *copies)
+
+    def _memo(self, key: Key, flat: torch.Tensor) -> Memo:
+        memo = self._memos.get(key)
+        if memo is None:
+            zeros = torch.zeros(flat.numel(), device=flat.device)
+            memo = self._memos[key] = Memo(key, zeros, velocity=zeros.clone() if self._momentum else None)
+        elif memo.residual.numel() != flat.numel():
+            raise Mismatch(f"key {key!r} has {flat.numel()} elements, and had {memo.residual.numel()} before")
+        elif memo.residual.device != flat.device:
+            memo.to(flat.device)
+        return memo
+
+    def _require_finite(self, key: Key, values: torch.Tensor) -> None:
+        # A sum is NaN or infinite if an element is, and thirty times as fast as to look at each; it may also overflow.
+        if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
+            self.drop(key)
+            raise UsageError(f"key {key!r} has infinite or NaN elements, which cannot be compressed")
+
+    def _count(self, nbytes: int, encoded: Encoded) -> None:
+        before = self._statistics
+        self._statistics = dataclasses.replace(
+            before,
+            arrays=before.arrays + 1,
+            bytes_in=before.bytes_in + nbytes,
+            bytes_out=before.bytes_out + encoded.nbytes,
+            clipped=before.clipped + encoded.clipped,
+        )
+
+
+def _is_step(entry: object) -> bool:
+    return isinstance(entry, list | tuple) and len(entry) == 2 and type(entry[1]) is int and entry[1] >= 0

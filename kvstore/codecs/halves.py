@@ -1,0 +1,45 @@
+"""Half the bytes: float16, which is finer, and bfloat16, which has float32's range.
+
+What is beyond the largest finite value is clipped to it and counted; the excess goes with later rounds, as any error
+does. Rounding to nearest leaves an error that float32 has exactly, so nothing is lost: the rounded value and the error
+are multiples of the last place of the input (up to 2^29 for what float16 clips).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvstore.codecs.noise import Noise
+from kvstore.codecs.planes import Plane, PlaneCodec
+from kvstore.codecs.scratch import scratch
+
+
+class _Half(PlaneCodec):
+    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
+        """See ``PlaneCodec``."""
+        top = torch.finfo(planes[0].dtype).max
+        low, high = torch.aminmax(values)
+        clipped = 0
+        if float(low) < -top or float(high) > top:
+            clipped = int((values.abs() > top).sum())
+            values = torch.clamp(values, -top, top, out=scratch("clipped", values.numel(), values.device))
+        planes[0].copy_(values)
+        return clipped
+
+    def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """See ``PlaneCodec``."""
+        out.copy_(planes[0])
+
+
+class Float16(_Half):
+    """IEEE half precision: 11 significant bits, up to 65504."""
+
+    planes = (Plane(torch.float16, 1),)
+
+
+class BFloat16(_Half):
+    """The upper half of a float32: 8 significant bits."""
+
+    planes = (Plane(torch.bfloat16, 1),)

@@ -1,0 +1,146 @@
+"""How to compress, as the caller says it and as it travels: a name and numbers, checked, and nothing else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.errors import UnknownName, UsageError, choices
+
+# Of these every single decoded array is near the one that was encoded. Of the others only the sum over many rounds is,
+# which is right for gradients and wrong for weights.
+CLOSE = frozenset({"fp16", "bf16", "int8"})
+
+_TINY, _HUGE = 2.0**-126, 2.0**126  # what float32 has without loss, and room to add
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A parameter: its default, and the range it must be in; ``kind`` is float, int or bool."""
+
+    default: float | int | bool | None
+    low: float
+    high: float
+    kind: type = float
+
+    def check(self, name: str, value: Any) -> float | int | bool:
+        """Return ``value`` as this parameter's kind.
+
+        Raises:
+            UsageError: it is something else, or out of range.
+        """
+        if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
+            value = value.item()
+        if self.kind is bool:
+            if not isinstance(value, bool):
+                raise UsageError(f"{name}={value!r} is neither True nor False")
+            return value
+        valid = (int,) if self.kind is int else (int, float)
+        if isinstance(value, bool) or not isinstance(value, valid) or not self.low <= value <= self.high:
+            kind = "an integer" if self.kind is int else "a number"
+            raise UsageError(f"{name}={value!r} is not {kind} from {self.low:g} to {self.high:g}")
+        number: float | int = self.kind(value)
+        return number
+
+
+_POSITIVE = (_TINY, _HUGE)
+_SEED = _Number(0, 0, 2**32 - 1, int)
+_PART = {"ratio": _Number(0.01, 1e-9, 1.0), "k": _Number(None, 1, 2**31 - 1, int)}
+_MOMENTUM = _Number(0.0, 0.0, 0.999999)
+
+_PARAMETERS: dict[str, dict[str, _Number]] = {
+    "fp16": {},
+    "bf16": {},
+    "2bit": {"threshold": _Number(0.5, *_POSITIVE)},
+    "1bit": {"threshold": _Number(0.5, -_HUGE, _HUGE)},
+    "topk": {**_PART, "momentum": _MOMENTUM, "warmup_steps": _Number(0, 0, 2**31 - 1, int)},
+    "threshold": {"threshold": _Number(0.05, *_POSITIVE), "momentum": _MOMENTUM},
+    "randomk": {**_PART, "seed": _SEED},
+    "int8": {"stochastic": _Number(False, 0, 1, bool), "seed": _SEED},
+    "powersgd": {"rank": _Number(2, 1, 256, int), "seed": _SEED},
+}
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A checked description of how to compress; made by ``parse``.
+
+    Attributes:
+        type: one of ``names()``.
+        numbers: its parameters by name, defaults included, in order of their names.
+        pull: how to compress what comes back; None for not at all.
+    """
+
+    type: str
+    numbers: tuple[tuple[str, float | int | bool], ...] = ()
+    pull: Compression | None = None
+
+    def number(self, name: str) -> Any:
+        """Return the parameter ``name``, or None."""
+        return dict(self.numbers).get(name)
+
+    def options(self) -> dict[str, object]:
+        """Return what ``parse`` makes this from: text, numbers and, for ``pull``, None or another such dict."""
+        return {"type": self.type, **dict(self.numbers), "pull": self.pull and self.pull.options()}
+
+
+def names() -> list[str]:
+    """The types of compression."""
+    return sorted(_PARAMETERS)
+
+
+def parse(options: Mapping[str, object]) -> Compression:
+    """Return the compression that ``options`` describe.
+
+    Args:
+        options: ``type``, one of ``names()``; ``pull``, None, a type, or such options, for what comes back; and
+            parameters:
+
+            - ``2bit``: ``threshold`` (0.5), positive.
+            - ``1bit``: ``threshold`` (0.5).
+            - ``topk``: ``ratio`` (0.01) of the elements or ``k`` of them; ``momentum`` (0), ``warmup_steps`` (0).
+            - ``threshold``: ``threshold`` (0.05), positive; ``momentum`` (0).
+            - ``randomk``: ``ratio`` (0.01) or ``k``; ``seed`` (0).
+            - ``int8``: ``stochastic`` (False) rounding; ``seed`` (0).
+            - ``powersgd``: ``rank`` (2); ``seed`` (0).
+
+    Raises:
+        UnknownName: no such type or parameter; the message lists those there are.
+        UsageError: a parameter that is no number or out of range, or both of two that exclude each other.
+    """
+    given = _mapping(options)
+    back = given.pop("pull", None)
+    pull = None
+    if back is not None:
+        inner = _mapping({"type": back} if isinstance(back, str) else back)
+        if inner.pop("pull", None) is not None:
+            raise UsageError("pull describes one way; it has no pull of its own")
+        pull = _one_way(inner)
+    return _one_way(given, pull)
+
+
+def _mapping(options: object) -> dict[str, object]:
+    if not isinstance(options, Mapping):
+        raise UsageError(f"compression is described by a dict such as {{'type': '2bit'}}, not {type(options).__name__}")
+    return dict(options)
+
+
+def _one_way(given: dict[str, object], pull: Compression | None = None) -> Compression:
+    if "type" not in given:
+        raise UsageError(f"compression needs a 'type': {choices(_PARAMETERS)}")
+    kind = given.pop("type")
+    if not isinstance(kind, str) or kind not in _PARAMETERS:
+        raise UnknownName(f"no compression {kind!r}; choose from {choices(_PARAMETERS)}")
+    valid = _PARAMETERS[kind]
+    for name in given:
+        if name not in valid:
+            raise UnknownName(f"{kind} compression has no {name!r}; choose from {choices({*valid, 'type', 'pull'})}")
+    if given.get("ratio") is not None and given.get("k") is not None:
+        raise UsageError(f"{kind} compression sends a ratio of the elements or k of them; give one")
+    numbers = {name: number.default for name, number in valid.items()}
+    if given.get("k") is not None:
+        numbers["ratio"] = None
+    numbers |= {name: valid[name].check(name, value) for name, value in given.items() if value is not None}
+    return Compression(kind, tuple((name, value) for name, value in sorted(numbers.items()) if value is not None), pull)

@@ -1,0 +1,121 @@
+"""Codecs that encode every element by itself, or with the others of a small block: their payloads are planes.
+
+A plane is a flat tensor of which each item stands for a fixed number of elements: one float16 for each, one byte of
+signs for eight, one scale for 256. A payload is the items of the first plane that have to do with the segment, then
+those of the next, and, if a block has several elements, a last byte: how many elements of the first block come before
+the segment. Blocks begin at multiples of their length from the start of the key, wherever it is cut.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from kvstore.codecs.base import CHUNK, Codec, Encoded, joined, put_or_add, require_bytes, typed
+from kvstore.codecs.memo import Memo
+from kvstore.codecs.noise import Noise
+from kvstore.codecs.scratch import scratch
+from kvstore.errors import WireError
+
+
+class Plane(NamedTuple):
+    """One of a codec's planes: the dtype of its items, and how many elements ``per`` item."""
+
+    dtype: torch.dtype
+    per: int
+
+    def items(self, count: int) -> int:
+        """How many items the first ``count`` elements have."""
+        return -(-count // self.per)
+
+
+class PlaneCodec(Codec):
+    """A codec of elements in blocks.
+
+    Attributes:
+        planes: of what its payloads consist; items that need more alignment come first.
+    """
+
+    planes: ClassVar[tuple[Plane, ...]]
+
+    def __init__(self) -> None:
+        self.block = max(plane.per for plane in self.planes)
+
+    def noise(self, memo: Memo) -> Noise | None:
+        """Return the random numbers that ``pack`` needs."""
+        return None
+
+    @abstractmethod
+    def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
+        """Write ``values``, which begin with a block, into ``planes``; return how many were clipped."""
+
+    @abstractmethod
+    def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Write the first elements of ``planes``, which begin with a block, to all of ``out``."""
+
+    def check(self, planes: Sequence[torch.Tensor]) -> None:
+        """Raise ``WireError`` if ``planes`` hold what ``pack`` never writes."""
+
+    def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
+        """See ``Codec``."""
+        return _Planes(self, shape.numel(), device, self.noise(memo))
+
+    def _write(self, payload: torch.Tensor, target: torch.Tensor, add: bool) -> None:
+        count = target.numel()
+        before = int(payload[-1]) if self.block > 1 and payload.numel() else 0
+        if before >= self.block:
+            raise WireError(f"a payload that begins {before} elements into a block of {self.block}")
+        sizes = [plane.items(before + count) * plane.dtype.itemsize for plane in self.planes]
+        require_bytes(payload, sum(sizes) + (self.block > 1), count)
+        planes, start = [], 0
+        for plane, size in zip(self.planes, sizes, strict=True):
+            planes.append(typed(payload[start : start + size], plane.dtype))
+            start += size
+        self.check(planes)
+        for first in range(0, before + count, CHUNK):
+            last = min(first + CHUNK, before + count)
+            skipped = max(0, before - first)
+            part = target[first + skipped - before : last - before]
+            if add or skipped:
+                out = scratch("decoded", last - first, target.device)
+                self.unpack(self.slices(planes, first, last), out)
+                put_or_add(out[skipped:], part, add)
+            else:
+                self.unpack(self.slices(planes, first, last), part)
+
+    def slices(self, planes: Sequence[torch.Tensor], start: int, stop: int) -> list[torch.Tensor]:
+        """Return what ``planes`` hold of elements ``start``, with which a block begins, to ``stop``."""
+        return [items[start // plane.per : plane.items(stop)] for plane, items in zip(self.planes, planes, strict=True)]
+
+
+class _Planes(Encoded):
+    def __init__(self, codec: PlaneCodec, size: int, device: torch.device, noise: Noise | None) -> None:
+        super().__init__(size)
+        self._codec, self._noise = codec, noise
+        self._planes = [torch.empty(plane.items(size), dtype=plane.dtype, device=device) for plane in codec.planes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(plane.numel() * plane.itemsize for plane in self._planes) + (self._codec.block > 1 and self.size > 0)
+
+    def put(self, start: int, values: torch.Tensor) -> None:
+        planes = self._codec.slices(self._planes, start, start + values.numel())
+        self.clipped += self._codec.pack(values, planes, self._noise)
+
+    def subtract(self, start: int, values: torch.Tensor) -> None:
+        decoded = scratch("decoded", values.numel(), values.device)
+        self._codec.unpack(self._codec.slices(self._planes, start, start + values.numel()), decoded)
+        values.sub_(decoded)
+
+    def finish(self) -> None:
+        self._planes = [plane.cpu() for plane in self._planes]
+
+    def _cut(self, start: int, stop: int) -> torch.Tensor:
+        before = start % self._codec.block
+        parts = self._codec.slices(self._planes, start - before, stop)
+        if self._codec.block > 1:
+            parts.append(torch.tensor([before], dtype=torch.uint8))
+        return joined(parts)

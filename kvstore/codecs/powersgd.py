@@ -1,0 +1,140 @@
+"""PowerSGD (arXiv:1905.13727): a matrix as the product of two thin ones, found by one step of power iteration.
+
+The right factor of a round is where the next one begins, so that over rounds the factors follow the gradient's largest
+directions. Workers do not agree on a left factor first, as they do around an all-reduce, so the sum of n workers' has n
+times the rank. An array counts as a matrix of its first dimension by all others. Vectors, and matrices that two factors
+would not halve, go whole.
+
+A payload is three int32 (columns, rank, how many elements of the first row come before the segment), the segment's
+rows of the left factor, and the right factor; or, where that is not less, all the segment's float32. The length says
+which. The product is a sum of outer products, never a matrix multiplication, whose order of additions depends on the
+shape: so each element has the same bits wherever segments are cut.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kvstore.codecs.base import CHUNK, Codec, Encoded, joined, put_or_add, typed
+from kvstore.codecs.memo import Memo
+from kvstore.codecs.scratch import scratch
+from kvstore.errors import WireError
+
+_HEAD = 12
+_HALVED = 2
+_WIDEST = 2**31 - 1
+
+
+class PowerSGD(Codec):
+    """Matrices in factors of ``rank``; the first right factor is random by ``seed``, the same for every worker."""
+
+    whole = True
+
+    def __init__(self, rank: int, seed: int) -> None:
+        self.rank, self.seed = rank, seed
+
+    def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
+        """See ``Codec``."""
+        return _Factors(self, shape, memo)
+
+    def _write(self, payload: torch.Tensor, target: torch.Tensor, add: bool) -> None:
+        count, nbytes = target.numel(), payload.numel()
+        if nbytes == 4 * count:
+            put_or_add(typed(payload, torch.float32), target, add)
+            return
+        if nbytes < _HEAD or nbytes % 4:
+            raise WireError(f"a payload of {nbytes} bytes for factors of {count} elements")
+        columns, rank, before = typed(payload[:_HEAD], torch.int32).tolist()
+        if not (1 <= rank <= self.rank and 0 <= before < columns):
+            raise WireError(f"a payload of rank {rank}, {before} elements into {columns} columns")
+        rows = -(-(before + count) // columns)
+        if nbytes != _bytes(rows, columns, rank):
+            raise WireError(f"a payload of {nbytes} bytes for factors of {rows} rows and {columns} columns")
+        numbers = typed(payload[_HEAD:], torch.float32)
+        left, right = numbers[: rows * rank].view(rows, rank), numbers[rows * rank :].view(rank, columns)
+        for row in range(0, rows, _rows(columns)):
+            product = _product(left[row : row + _rows(columns)], right)
+            first = row * columns - before
+            skipped, last = max(0, -first), min(count, first + product.numel())
+            put_or_add(product[skipped : last - first], target[first + skipped : last], add)
+
+
+class _Factors(Encoded):
+    def __init__(self, codec: PowerSGD, shape: torch.Size, memo: Memo) -> None:
+        super().__init__(shape.numel())
+        self._codec, self._memo = codec, memo
+        self._rows = shape[0] if shape else 1
+        self._columns = self.size // max(1, self._rows)
+        self._left = self._right = torch.empty(0)
+        self._all: torch.Tensor | None = None  # float32, where factors are no good
+
+    @property
+    def nbytes(self) -> int:
+        if self._all is not None:
+            return 4 * self.size
+        return min(4 * self.size, _bytes(self._rows, self._columns, self._codec.rank))
+
+    def put(self, start: int, values: torch.Tensor) -> None:
+        factors = _HALVED * self._codec.rank * (self._rows + self._columns)
+        if factors > self.size or self._columns > _WIDEST or not self._factor(values.view(self._rows, self._columns)):
+            self._all = values.clone()
+
+    def _factor(self, matrix: torch.Tensor) -> bool:
+        """Find the factors; return whether float32 was wide enough for it."""
+        basis, rank = self._memo.basis, self._codec.rank
+        if basis is None:
+            basis = self._memo.noise(self._codec.seed).normal(rank, self._columns).to(matrix.device)
+        # The factors have the gradient's magnitude: without this, magnitudes would be squared.
+        basis = basis / basis.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+        self._left = torch.linalg.qr(matrix @ basis.T).Q.contiguous()
+        self._right = self._left.T @ matrix
+        if not bool(torch.isfinite(self._right).all()):
+            return False
+        if bool(self._right.any(1).all()):  # what has shrunk to nothing is no place to begin at
+            self._memo.basis = self._right
+        return True
+
+    def subtract(self, start: int, values: torch.Tensor) -> None:
+        if self._all is not None:
+            values.zero_()
+            return
+        matrix, step = values.view(self._rows, self._columns), _rows(self._columns)
+        for row in range(0, self._rows, step):
+            part = matrix[row : row + step]
+            part.sub_(_product(self._left[row : row + step], self._right).view_as(part))
+
+    def finish(self) -> None:
+        self._left, self._right = self._left.cpu(), self._right.cpu()
+        self._all = None if self._all is None else self._all.cpu()
+
+    def _cut(self, start: int, stop: int) -> torch.Tensor:
+        if self._all is not None:
+            return joined([self._all[start:stop]])
+        row, before = divmod(start, self._columns)
+        left = self._left[row : -(-stop // self._columns)]
+        if _bytes(len(left), self._columns, self._codec.rank) < 4 * (stop - start):
+            head = torch.tensor([self._columns, self._codec.rank, before], dtype=torch.int32)
+            return joined([head, left, self._right])
+        step = _rows(self._columns)
+        products = [_product(left[i : i + step], self._right).clone() for i in range(0, len(left), step)]
+        return joined([torch.cat(products)[before : before + stop - start]])
+
+
+def _bytes(rows: int, columns: int, rank: int) -> int:
+    return _HEAD + 4 * rank * (rows + columns)
+
+
+def _rows(columns: int) -> int:
+    """How many rows to do at a time."""
+    return max(1, CHUNK // columns)
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The product of ``left``, some rows of the left factor, and ``right``, flat; valid until the next."""
+    shape = (left.shape[0], right.shape[1])
+    total = scratch("decoded", shape[0] * shape[1], left.device).view(shape)
+    torch.mul(left[:, :1], right[0], out=total)
+    for i in range(1, right.shape[0]):
+        term = scratch("term", total.numel(), left.device).view(shape)
+        total.add_(torch.mul(left[:, i : i + 1], right[i], out=term))
+    return total.view(-1)

@@ -1,0 +1,25 @@
+"""Memory to work in: taken once by each thread, since fresh memory costs more than most operations on it."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+_KEPT = 1 << 18  # elements; more is not kept between calls
+
+_mine = threading.local()
+
+
+def scratch(name: str, size: int, device: torch.device) -> torch.Tensor:
+    """Return ``size`` float32 elements of this thread, whose values are whatever they are.
+
+    They are the caller's until somebody in the thread asks for the same ``name``.
+    """
+    if device.type != "cpu" or size > _KEPT:  # CUDA's allocator keeps memory itself
+        return torch.empty(size, device=device)
+    kept: dict[str, torch.Tensor] = _mine.__dict__
+    room = kept.get(name)
+    if room is None or room.numel() < size:
+        room = kept[name] = torch.empty(size)
+    return room[:size]

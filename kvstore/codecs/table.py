@@ -1,0 +1,68 @@
+"""From a description to the code that does it, and the receiving end of all of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+
+from kvstore.codecs.base import Codec
+from kvstore.codecs.bits import OneBit, TwoBit
+from kvstore.codecs.choosing import RandomK, Threshold, TopK
+from kvstore.codecs.halves import BFloat16, Float16
+from kvstore.codecs.int8 import Int8
+from kvstore.codecs.options import Compression
+from kvstore.codecs.powersgd import PowerSGD
+
+_CODECS: dict[str, Callable[[Compression], Codec]] = {
+    "fp16": lambda _: Float16(),
+    "bf16": lambda _: BFloat16(),
+    "2bit": lambda c: TwoBit(c.number("threshold")),
+    "1bit": lambda c: OneBit(c.number("threshold")),
+    "topk": lambda c: TopK(c.number("ratio"), c.number("k"), c.number("warmup_steps")),
+    "threshold": lambda c: Threshold(c.number("threshold")),
+    "randomk": lambda c: RandomK(c.number("ratio"), c.number("k"), c.number("seed")),
+    "int8": lambda c: Int8(c.number("stochastic"), c.number("seed")),
+    "powersgd": lambda c: PowerSGD(c.number("rank"), c.number("seed")),
+}
+
+
+@functools.lru_cache(maxsize=64)
+def codec(compression: Compression) -> Codec:
+    """Return the codec that ``compression`` describes."""
+    return _CODECS[compression.type](compression)
+
+
+def decode(compression: Compression, payload: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the ``count`` elements of ``payload``, which need not be trusted, as flat float32.
+
+    Args:
+        compression: how they were encoded.
+        payload: flat uint8 on the CPU.
+        count: how many the receiver knows there are.
+
+    Raises:
+        WireError: ``payload`` is not one of ``count`` elements.
+    """
+    out = torch.empty(count)
+    assign(compression, payload, out)
+    return out
+
+
+def assign(compression: Compression, payload: torch.Tensor, target: torch.Tensor) -> None:
+    """Write the elements of ``payload`` to ``target``, flat float32 on the CPU.
+
+    Raises:
+        WireError: ``payload`` is not one of ``target``'s size; ``target`` is as it was.
+    """
+    codec(compression).write(payload, target, add=False)
+
+
+def add(compression: Compression, payload: torch.Tensor, target: torch.Tensor) -> None:
+    """Add the elements of ``payload`` to ``target``, flat float32 on the CPU; as fast as there are bytes, if sparse.
+
+    Raises:
+        WireError: ``payload`` is not one of ``target``'s size; ``target`` is as it was.
+    """
+    codec(compression).write(payload, target, add=True)

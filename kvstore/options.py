@@ -1,0 +1,61 @@
+"""The options of distributed stores: what ``create`` was given, checked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from kvstore.base import require_options
+from kvstore.consistency import LATE, Rule
+from kvstore.errors import UsageError
+from kvstore.optim import finite
+
+SSP_STALENESS = 3  # of a 'dist_ssp' store that is not told
+_COMMON = ("timeout_s", "bigarray_bound")
+_OWN = {  # those of each type of store, besides
+    "dist_sync": ("quorum", "late"),
+    "dist_device_sync": ("quorum", "late"),
+    "dist_async": ("delay_compensation",),
+    "dist_ssp": ("staleness", "delay_compensation"),
+}
+
+T = TypeVar("T", int, float)
+
+
+def parse(name: str, canonical: str, options: Mapping[str, Any]) -> tuple[Rule, float | None, int | None]:
+    """Return the rule, the deadline of waits in seconds, and the bound of arrays that are cut; None for the job's.
+
+    Args:
+        name: what ``create`` was asked for.
+        canonical: which type that is.
+        options: what it was given.
+
+    Raises:
+        UnknownName: there is no such option; the message lists those there are.
+        UsageError: one has a value that cannot be used.
+    """
+    require_options(name, options, (*_COMMON, *_OWN[canonical]))
+    return _rule(canonical, options), _least(options, "timeout_s", 0.001), _least(options, "bigarray_bound", 1)
+
+
+def _rule(canonical: str, options: Mapping[str, Any]) -> Rule:
+    if canonical in ("dist_async", "dist_ssp"):
+        given = _least(options, "staleness", 0)
+        staleness = None if canonical == "dist_async" else SSP_STALENESS if given is None else given
+        factor = options.get("delay_compensation")
+        return Rule(
+            "async", staleness, compensation=0.0 if factor is None else float(finite("delay_compensation", factor))
+        )
+    late = options.get("late")
+    return Rule("sync", quorum=_least(options, "quorum", 1), late=LATE[0] if late is None else late)
+
+
+def _least(options: Mapping[str, Any], name: str, least: T) -> T | None:
+    """Return option ``name``, a number of the kind of ``least`` and no smaller; None if it is not given."""
+    value = options.get(name)
+    if value is None:
+        return None
+    number = finite(name, value)
+    if number < least or type(least)(number) != number:
+        raise UsageError(f"{name}={value!r} must be {'an integer, ' * isinstance(least, int)}at least {least}")
+    return type(least)(number)

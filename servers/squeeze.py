@@ -1,0 +1,94 @@
+"""Compressed values at a server's end: contributions decoded as they come, and what workers ask for encoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from kvstore.codecs import CLOSE, Compression, Compressor, parse
+from kvstore.compression import decoded
+from kvstore.errors import UsageError
+from kvstore.spec import FLOATS
+from kvstore.values import Run, to_buffer
+from kvstore.wire import Buffer, Codec, Push, join
+from servers.bucket import Bucket
+
+
+def described(codec: Codec) -> Compression | None:
+    """Return the compression that a message names.
+
+    Raises:
+        UsageError, UnknownName: it is none.
+    """
+    return None if codec is None else _parsed(codec[0], tuple((name, number) for name, number in codec[1]))
+
+
+@lru_cache(maxsize=64)
+def _parsed(kind: str, numbers: tuple[tuple[str, float | int | bool], ...]) -> Compression:
+    return parse({"type": kind, **dict(numbers)})
+
+
+def contribution(message: Push, compression: Compression, buckets: Sequence[Bucket]) -> list[Run]:
+    """Return the elements of a compressed push, in the buckets' dtype.
+
+    Raises:
+        UsageError: these segments are no floats.
+        WireError: a payload is not one of its segment.
+    """
+    dtype = buckets[0].dtype
+    if dtype not in FLOATS:
+        raise UsageError(f"compressed values for segments of {dtype}; only floats can be")
+    sizes = [size for bucket in buckets for size in bucket.sizes]
+    return [Run(0, decoded(compression, message.buffers, message.lengths, sizes).to(getattr(torch, dtype)))]
+
+
+class Squeezed:
+    """What one store's workers have been sent, compressed: each value is encoded once, however many ask for it.
+
+    Sums that are assigned are encoded with error feedback, which stays here (DoubleSqueeze, arXiv:1905.05957): what one
+    answer lacks comes with the next value. Weights are not: they are the same weights next time.
+    """
+
+    def __init__(self) -> None:
+        self._compressors: dict[Compression, Compressor] = {}
+        self._kept: dict[int, tuple[object, torch.Tensor]] = {}  # by segment: of which state, and the payload
+
+    def answer(
+        self, spans: Sequence[tuple[Bucket, int]], compression: Compression, feedback: bool
+    ) -> tuple[list[int], list[Buffer]]:
+        """Return the payloads of segments: the length of each, and the buffers of a message.
+
+        Args:
+            spans: the bucket of each segment, and its place therein.
+            compression: how.
+            feedback: whether the values are sums, of which what is lacking must come later.
+
+        Raises:
+            UsageError: it is a way for sums, and these are weights.
+        """
+        if not feedback and compression.type not in CLOSE:
+            raise UsageError(
+                f"{compression.type} is no way for weights to come back, of which every one must be near; "
+                f"choose from {', '.join(sorted(CLOSE))}"
+            )
+        parts = [to_buffer(self._payload(bucket, place, compression, feedback)) for bucket, place in spans]
+        return [part.nbytes for part in parts], join(parts)
+
+    def _payload(self, bucket: Bucket, place: int, compression: Compression, feedback: bool) -> torch.Tensor:
+        number, start = bucket.ids[place], bucket.starts[place]
+        # Sums change with their round, wherever the segment is by then; weights may be changed in between.
+        state = (compression, bucket.rounds.version if feedback else bucket.state)
+        kept = self._kept.get(number)
+        if kept is not None and kept[0] == state:
+            return kept[1]
+        compressor = self._compressors.get(compression)
+        if compressor is None:
+            compressor = self._compressors[compression] = Compressor(compression)
+        if not feedback:
+            compressor.drop(number)
+        encoded = compressor.encode(number, bucket.value[start : start + bucket.sizes[place]])
+        payload = encoded.cut(0, encoded.size)
+        self._kept[number] = (state, payload)
+        return payload

@@ -1,0 +1,104 @@
+"""Payloads from strangers: refused, or decoded to something of the right size, with the target as it was if refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from coded import COMPRESSIONS, NAMES
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.codecs import Compression, Compressor, add, assign, decode, parse
+from kvstore.errors import WireError
+
+
+def payload_of(*parts: tuple[list[float], torch.dtype]) -> torch.Tensor:
+    return torch.cat([torch.tensor(values, dtype=dtype).view(torch.uint8) for values, dtype in parts])
+
+
+def try_both(compression: Compression, payload: torch.Tensor, count: int) -> None:
+    for way in (assign, add):
+        target = torch.full((count,), 3.0)
+        try:
+            way(compression, payload, target)
+        except WireError:
+            assert bool((target == 3.0).all())
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(COMPRESSIONS), st.binary(max_size=300), st.integers(0, 600))
+def test_noise(compression: Compression, noise: bytes, count: int) -> None:
+    try_both(compression, torch.tensor(list(noise), dtype=torch.uint8), count)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(COMPRESSIONS), st.integers(0, 2000), st.integers(0, 2000), st.data())
+def test_flipped_bytes_cut_ends_and_wrong_counts(
+    compression: Compression, start: int, stop: int, data: st.DataObject
+) -> None:
+    start, stop = min(start, stop), max(start, stop)
+    encoded = Compressor(compression).encode("w", torch.randn(40, 50, generator=torch.Generator().manual_seed(3)))
+    payload = encoded.cut(start, stop).clone()
+    for _ in range(data.draw(st.integers(0, 3))):
+        if payload.numel():
+            payload[data.draw(st.integers(0, payload.numel() - 1))] = data.draw(st.integers(0, 255))
+    payload = payload[: payload.numel() - data.draw(st.integers(0, 9) | st.just(0))]
+    count = data.draw(st.sampled_from([stop - start, stop - start + 1, max(0, stop - start - 1), 0, 10**5]))
+    try_both(compression, payload, count)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=NAMES)
+def test_ends_that_are_missing_or_too_much(compression: Compression) -> None:
+    encoded = Compressor(compression).encode("w", torch.randn(40, 50, generator=torch.Generator().manual_seed(3)))
+    payload = encoded.cut(3, 1999)
+    for wrong in (payload[:-1], torch.cat([payload, payload[:1]]), payload[:0]):
+        sparse = compression.type in ("topk", "threshold", "randomk")
+        with contextlib.nullcontext() if sparse and not wrong.numel() else pytest.raises(WireError, match="payload"):
+            decode(compression, wrong, 1996)
+    with pytest.raises(WireError, match="0 elements"):
+        decode(compression, payload, 0)
+
+
+I32, F32, U8, I8 = torch.int32, torch.float32, torch.uint8, torch.int8
+
+
+@pytest.mark.parametrize(
+    ("options", "payload", "count", "said"),
+    [
+        ({"type": "topk"}, payload_of(([5], I32), ([1.0], F32)), 5, "do not grow"),
+        ({"type": "topk"}, payload_of(([-1], I32), ([1.0], F32)), 5, "do not grow"),
+        ({"type": "topk"}, payload_of(([3, 3], I32), ([1.0, 1.0], F32)), 50, "do not grow"),
+        ({"type": "randomk"}, payload_of(([4, 3], I32), ([1.0, 1.0], F32)), 50, "do not grow"),
+        ({"type": "threshold"}, payload_of(([0, 1, 2], I32), ([1.0, 1.0, 1.0], F32)), 5, "24 bytes"),
+        ({"type": "topk"}, payload_of(([2**31 - 1], I32), ([1.0], F32)), 100, "do not grow"),
+        ({"type": "int8"}, payload_of(([float("nan")], F32), ([1, 2], I8), ([0], U8)), 2, "scales"),
+        ({"type": "int8"}, payload_of(([float("inf")], F32), ([1, 2], I8), ([0], U8)), 2, "scales"),
+        ({"type": "int8"}, payload_of(([-1.0], F32), ([1, 2], I8), ([0], U8)), 2, "scales"),
+        ({"type": "int8"}, payload_of(([1.0], F32), ([1, 2], I8), ([255], U8)), 2, "7 bytes where 2"),
+        ({"type": "2bit"}, payload_of(([128, 192, 0], U8)), 8, "both up and down"),
+        ({"type": "2bit"}, payload_of(([0, 0, 8], U8)), 8, "8 elements into a block of 8"),
+        ({"type": "1bit"}, payload_of(([0, 7], U8)), 2, "where 2 elements have 3"),
+        ({"type": "powersgd"}, payload_of(([2**31 - 1, 2, 0], I32)), 10**6, "factors of 1 rows"),
+        ({"type": "powersgd"}, payload_of(([0, 2, 0], I32)), 100, "0 columns"),
+        ({"type": "powersgd"}, payload_of(([-5, 2, -9], I32)), 100, "-5 columns"),
+        ({"type": "powersgd"}, payload_of(([10, 3, 0], I32)), 100, "rank 3"),
+        ({"type": "powersgd"}, payload_of(([10, 0, 0], I32)), 100, "rank 0"),
+        ({"type": "powersgd"}, payload_of(([10, 2, 10], I32)), 100, "10 elements into 10"),
+        ({"type": "powersgd"}, payload_of(([10], I32)), 100, "4 bytes"),
+    ],
+)
+def test_what_is_wrong_is_said(options: dict[str, object], payload: torch.Tensor, count: int, said: str) -> None:
+    compression = parse(options)
+    with pytest.raises(WireError, match=said):
+        decode(compression, payload, count)
+    try_both(compression, payload, count)
+
+
+def test_what_decodes_is_finite_where_scales_are_large() -> None:
+    compression = parse({"type": "int8"})
+    values = torch.full((300,), torch.finfo(torch.float32).max)
+    there = decode(compression, Compressor(compression).encode("w", values).cut(0, 300), 300)
+    assert bool(torch.isfinite(there).all())
+    assert float((there / values).min()) > 0.95
