@@ -9,6 +9,7 @@ from types import FrameType
 
 from benchmarks.options import parse
 from benchmarks.session import Session
+from benchmarks.suites.compression import compression
 from benchmarks.suites.encryption import encryption
 from benchmarks.suites.everything import everything
 from benchmarks.suites.exchange import asynchronous, pushpull, small
@@ -24,6 +25,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "train": train,
     "network": network,
     "encryption": encryption,
+    "compression": compression,
     "scale": scale,
     "memory": memory,
     "all": everything,

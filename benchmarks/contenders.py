@@ -85,6 +85,7 @@ class Ours:
     layout: Layout | None = None
     name: str = "kvstore"
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    words: Sequence[str] = ()
 
     def run(self) -> Samples:
         """See ``Contender``."""
@@ -94,7 +95,7 @@ class Ours:
         """Do the work; return also what the servers held every so many rounds, if not 0."""
         with scratch() as folder:
             path = folder / "report"
-            words = [*self.work.words, "--memory", self.memory, "--sample-every", str(sample_every)]
+            words = [*self.work.words, "--memory", self.memory, "--sample-every", str(sample_every), *self.words]
             command = [*_program("rounds"), *words, "--report", str(path)]
             env = {**TRANSPORTS[self.transport], **self.env}
             if self.layout is None:

@@ -18,6 +18,7 @@ WHATS = {
     "train": "training steps, alone, with two workers, and with torch's DistributedDataParallel",
     "network": "the same across hosts of 1 Gbit/s, made of network namespaces; needs root and iproute2",
     "encryption": "what encrypted links cost, over TCP on this machine",
+    "compression": "codecs alone, and rounds of four hosts of 1 Gbit/s with and without compression",
     "scale": "against workers, servers and sizes",
     "memory": "what the servers hold, over many rounds",
     "all": "all of these, with fewer rounds, in under ten minutes on two cores",

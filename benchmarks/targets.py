@@ -64,6 +64,14 @@ TARGETS: Sequence[Target] = (
     Target("hosts-4+4", "kvstore", "gloo", 1 / 1.5),
     Target("hosts-train", "kvstore", "ddp", 1.0),
     Target("hosts-train", "kvstore", "limit", 1.0),
+    *(
+        Target(f"codecs-{way}", name, "1 GB/s", 1.0)
+        for way in ("encode", "decode")
+        for name in ("fp16", "2bit", "1bit", "int8")
+    ),
+    Target("hosts-4-compressed", "fp16 both ways", "kvstore, plain", 0.55),
+    Target("hosts-4-compressed", "2bit, fp16 back", "kvstore, plain", 0.32),
+    Target("hosts-4-compressed", "topk 1 %, fp16 back", "kvstore, plain", 0.32),
     Target("memory", "largest server", "allowed", 1.0),
     Target("memory-growth", "largest growth", "allowed", 1.0),
 )

@@ -4,33 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from launcher.cluster import Cluster
 from launcher.errors import LaunchError
 from launcher.job import Job
+from launcher.tasks import passed
 
 _TUPLES = ("command", "env_names", "server_argv", "sync_exclude", "ssh_option", "cluster_option")
 
 
-def dumps(job: Job) -> str:
-    """One line of ASCII."""
+def dumps(job: Job, environ: Mapping[str, str], end: str) -> str:
+    """One line of ASCII.
+
+    Args:
+        job: what to run.
+        environ: the caller's environment, of which the job's variables go along: not every site passes them on.
+        end: a file that is there, to write the exit code to: a manager may say it late, when a host does not answer it.
+    """
     fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(Job)}
     fields["cluster"] = dataclasses.asdict(job.cluster)
     fields["env_server"], fields["env_worker"] = dict(job.env_server), dict(job.env_worker)
-    return json.dumps(fields, ensure_ascii=True)
+    return json.dumps([fields, passed(job, environ), end], ensure_ascii=True)
 
 
-def loads(text: str) -> Job:
-    """The job that `dumps` has written.
+def loads(text: str) -> tuple[Job, dict[str, str], str]:
+    """What `dumps` has been given: the job, its variables of the caller's environment, and a file for its exit code.
 
     Raises:
         LaunchError: it is none.
     """
     try:
-        fields = _tuples(json.loads(text))
-        return Job(**{**fields, "cluster": Cluster(**_tuples(fields["cluster"]))})
+        fields, variables, end = json.loads(text)
+        cluster = Cluster(**_tuples(fields["cluster"]))
+        return Job(**{**_tuples(fields), "cluster": cluster}), dict(variables), str(end)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise LaunchError("the description of the job is damaged") from None
 
@@ -45,10 +57,19 @@ def main() -> int:
     from launcher.report import report
 
     try:
-        return slurm.run_inside(loads(sys.stdin.read()), report)
+        job, variables, end = loads(sys.stdin.read())
     except LaunchError as error:
         print(f"launch.py: {error}", file=sys.stderr)
         return error.exit_code
+    os.environ.update(variables)
+    try:
+        code = slurm.run_inside(job, report)
+    except LaunchError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        code = error.exit_code
+    with suppress(OSError), Path(end).open("r+") as file:  # it has gone if nobody wants to know any more
+        file.write(f"{code}\n")
+    return code
 
 
 if __name__ == "__main__":

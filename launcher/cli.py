@@ -180,15 +180,18 @@ def _job_name(text: str) -> str:
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or not 0 <= int(text[:9]) <= MAX_PER_ROLE:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to {MAX_PER_ROLE}")
-    return int(text)
+    return _whole(text, 0)
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:9]) <= MAX_PER_ROLE:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_PER_ROLE}")
-    return int(text)
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int) -> int:
+    number = int(text.lstrip("0")[:9] or 0) if text.isascii() and text.isdigit() else -1
+    if not least <= number <= MAX_PER_ROLE:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {MAX_PER_ROLE}")
+    return number
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ OnFailure = Callable[[Task, str], None]
 
 _HIGH_WATER = 4 << 20
 _POLL_S = 0.02
-_CHECK_S = 1.0
+_CHECK_S = 0.25
 _FLUSH_S = 1.0
 
 

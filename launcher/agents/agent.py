@@ -19,8 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import kvstore
-from kvstore.address import choose
-from kvstore.errors import ConfigError, WireError
+from kvstore.errors import WireError
 from kvstore.wire import Message
 from launcher.agents import protocol as p
 from launcher.agents.link import Link
@@ -34,15 +33,16 @@ from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.keeper import remove_shared
-from launcher.processes.machine import cores, source_root
+from launcher.processes.machine import cores, require_files, source_root
 from launcher.processes.signals import CHILD, SignalQueue
 from launcher.tasks import AGENT, Surroundings, Task, environment, words
 
 _TICK_S = 0.5
 _POLL_S = 0.05
-_HIGH_WATER = 4 << 20
-_PROBE_S = 5.0
+_HIGH_WATER = 1 << 20
+_PROBE_S = 4.0
 _GRACE_S = 2.0
+_LONGEST = 4096
 _FAREWELL_S = 1.0
 _PATIENCE_S = 120.0  # before there is a job: others may have to be waited for
 
@@ -108,13 +108,14 @@ class Agent:
         self._link.send(p.Output(index, number, [data]))
 
     def exited(self, index: int, how: Exit) -> None:
-        """Pass it on."""
+        """Pass it on, unless it is the agent's own doing: then that is what there is to tell."""
         self._running.discard(index)
-        self._link.send(p.Exited(index, how.code, how.signum))
+        if self._why is None:
+            self._link.send(p.Exited(index, how.code, how.signum))
 
     def say(self, text: str) -> None:
         """Pass it on."""
-        self._link.send(p.Note(text))
+        self._link.send(p.Note(_readable(text)))
 
     # ---- the loop
 
@@ -129,7 +130,6 @@ class Agent:
         asked = [signum for signum in received if signum != CHILD]
         if asked and self._why is None:
             self._why = f"it was sent {signal.Signals(asked[0]).name}"
-            self.say(f"the agent ends: {self._why}")
         if self._crew is not None:
             self._crew.collect()
             reading = self._link.pending < _HIGH_WATER
@@ -140,7 +140,7 @@ class Agent:
                 self._told_empty = True
                 self._link.send(p.Empty())
         if time.monotonic() - self._heard > self._limit_s and self._why is None:
-            self._why = f"launch.py has been silent for {self._limit_s:g} s"
+            self._why = f"launch.py had been silent for {self._limit_s:g} s, as if stopped, or cut off"
 
     def _take(self, message: Message) -> None:
         self._heard = time.monotonic()
@@ -167,13 +167,13 @@ class Agent:
 
     def _survey(self, asked: p.Survey) -> p.Surveyed:
         try:
-            there = choose(interface=asked.interface, toward=asked.toward)
+            there = reach.address(interface=asked.interface, toward=asked.toward)
             self._listener = reach.listener(there.ip)
             _require_directory(Path(os.fsdecode(asked.directory)), asked.create)
             if asked.command:
                 _require_command([os.fsdecode(word) for word in asked.command], os.fsdecode(asked.directory))
-        except (ConfigError, LaunchError) as error:
-            return p.Surveyed("", "", False, 0, str(error))
+        except LaunchError as error:
+            return p.Surveyed("", "", False, 0, _readable(str(error)))
         except OSError as error:
             return p.Surveyed("", "", False, 0, f"cannot listen at {there.ip}: {error.strerror}")
         port = self._listener.getsockname()[1]
@@ -187,6 +187,7 @@ class Agent:
         self._limit_s = max(2.0, start.limit_s)
         self._job = start.mark
         try:
+            require_files(2 * len(start.tasks))
             os.chdir(start.directory)
             self._directory = JobDir.make()
             self._guard = Guard(self._directory.path, self._directory.path.name, variable=AGENT, job=self._job)
@@ -195,7 +196,7 @@ class Agent:
             self._crew = Children(tasks, self._guard)
             self._crew.start(self._selector, self)
         except LaunchError as error:
-            self._link.send(p.Refused(str(error), error.exit_code))
+            self._link.send(p.Refused(_readable(str(error)), error.exit_code))
         except (OSError, WireError) as error:
             self._link.send(p.Refused(f"cannot start here: {error}", 1))
         else:
@@ -245,9 +246,9 @@ class Agent:
     def _clean_up(self) -> None:
         if self._crew is not None:
             self._crew.close()
-        self._link.send(p.Bye())
+        self._link.send(p.Bye(self._why or ""))
         deadline = time.monotonic() + _FAREWELL_S
-        while self._link.pending > 0 and self._why is None and time.monotonic() < deadline:
+        while self._link.unsent > 0 and time.monotonic() < deadline:
             for key, _ in self._selector.select(_POLL_S):
                 if callable(key.data):
                     key.data()
@@ -259,6 +260,11 @@ class Agent:
                 remove_shared(self._job)
         if self._guard is not None:
             self._guard.dismiss()
+
+
+def _readable(text: str) -> str:
+    """What a message can carry: paths need not be text."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")[:_LONGEST]
 
 
 def _require_directory(path: Path, create: bool) -> None:

@@ -86,8 +86,15 @@ class Carrier:
 
     @property
     def explanation(self) -> str:
-        """The last lines it has printed, if nobody has seen them."""
-        return "\n".join(self._lines) if self._on_line is None else ""
+        """The last lines it has printed, if nobody has seen them; of a traceback, what it says in the end."""
+        if self._on_line is not None:
+            return ""
+        lines = list(self._lines)
+        for at, line in enumerate(lines):
+            if line.startswith("Traceback ("):
+                lines[at:] = lines[-1:]
+                break
+        return "\n".join(lines)
 
     def signal(self, signum: int) -> None:
         """Send it, and what it has started here, a signal."""

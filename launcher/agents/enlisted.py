@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import selectors
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from kvstore.address import choose
 from kvstore.errors import ConfigError
 from launcher.agents.carrier import Carrier
 from launcher.agents.enlist import Ticket
 from launcher.agents.muster import Muster
-from launcher.agents.protocol import Hello
+from launcher.agents.protocol import Bye, Hello
 from launcher.agents.remote import Remote
 from launcher.errors import LaunchError
 from launcher.job import Job
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
 
 _NOTICE_S = 30.0
 _SETTLE_S = 1.0
+_PARTING_S = 0.2
+_SILENCE_S = 20.0  # of an agent that waits for the others: it is asked every five seconds
+_TROUBLE_S = 3.0
+# What ssh says when it does not get to a host. The manager that has called it may wait for ever: MPICH's does.
+_TROUBLE = re.compile(
+    r"ssh: (connect to host|Could not resolve hostname) |Host key verification failed|Permission denied \(|"
+    r"Connection (closed|reset) by |kex_exchange_identification"
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,8 @@ class Enlisted:
         self._hub: Hub | None = None
         self._carrier: Carrier | None = None
         self._remotes: list[Remote] = []
+        self._full = False
+        self._trouble: tuple[float, str] | None = None
 
     def recruit(self, muster: Muster, selector: selectors.BaseSelector) -> Sequence[Remote]:
         """Have the manager start the agents, and wait for all of them."""
@@ -68,13 +79,17 @@ class Enlisted:
         self._hub.open(selector, self._welcome)
         self._carrier = self._manager.submit(self._hub.ticket)
         self._carrier.open(selector)
-        self._carrier.relay(lambda line: print(f"launch.py: {self._manager.name}: {line}", file=sys.stderr))
+        self._carrier.relay(self._relay)
         self._wait(muster)
-        hosts = [(remote.said(Hello), remote) for remote in self._remotes]
-        ordered = [remote for hello, remote in sorted(hosts, key=lambda item: item[0].rank if item[0] else 0)]
-        for remote in ordered:
-            hello = remote.said(Hello)
-            remote.host = hello.host if hello is not None else remote.host
+        self._full = True
+        there = self._there()
+        for remote in there[self._wanted :]:
+            remote.send(Bye())
+        hellos = [(hello, remote) for remote in there[: self._wanted] if (hello := remote.said(Hello)) is not None]
+        ordered = []
+        for hello, remote in sorted(hellos, key=lambda item: item[0].rank):
+            remote.host = hello.host
+            ordered.append(remote)
         for remote, member in zip(ordered, deal([r.host for r in ordered], self._job.num_servers), strict=True):
             remote.members = [member]
         return ordered
@@ -89,8 +104,11 @@ class Enlisted:
     def close(self, patience: float) -> None:
         """End the manager's command, and what it has started."""
         if self._carrier is not None:
-            self._carrier.close(patience)
-        self._manager.cancel()
+            lost = any(remote.lost not in (None, "its agent ended") for remote in self._remotes)
+            how = self._carrier.wait(0.0 if lost else patience)
+            if how is None or how.status:
+                self._manager.cancel()
+            self._carrier.close(_PARTING_S)
         if self._hub is not None:
             self._hub.close()
 
@@ -102,40 +120,74 @@ class Enlisted:
             text = str(error).replace("DMLC_NODE_HOST", "--host-ip").replace("DMLC_INTERFACE", "--interface")
             raise LaunchError(f"no address for this machine: {text}") from None
 
+    @property
+    def _wanted(self) -> int:
+        return self._job.num_workers + self._job.num_servers
+
+    def _relay(self, line: str) -> None:
+        print(f"launch.py: {self._manager.name}: {line}", file=sys.stderr)
+        if self._trouble is None and _TROUBLE.search(line):
+            self._trouble = (time.monotonic(), line)
+
     def _welcome(self, link: HubLink) -> None:
+        if self._full:  # one too many, or one that was given up
+            link.send(Bye())
+            link.close()
+            return
         remote = Remote("a host", link, self._carrier)
         remote.open(self._selector)
         self._remotes.append(remote)
 
     def _wait(self, muster: Muster) -> None:
-        wanted = self._job.num_workers + self._job.num_servers
-        began = time.monotonic()
+        began = noticed = time.monotonic()
         assert self._carrier is not None  # noqa: S101 (for the type checker)
-        carrier = self._carrier
-        while True:
-            patience = self._manager.patience_s
-            waited = time.monotonic() - began
-            step = _NOTICE_S if patience is None else min(_NOTICE_S, patience - waited)
-            if muster.wait(lambda: self._there() >= wanted or carrier.poll() is not None, step, lambda: self._remotes):
-                break
-            if patience is not None and time.monotonic() - began >= patience:
+        while not muster.wait(self._settled, _SETTLE_S, lambda: self._remotes):
+            now = time.monotonic()
+            if self._trouble is not None and now > self._trouble[0] + _TROUBLE_S:
+                raise LaunchError(f"{self._manager.name} does not reach all hosts: {self._trouble[1]}", exit_code=1)
+            if (patience := self._manager.patience_s) is not None and now >= began + patience:
                 raise LaunchError(
-                    f"{self._manager.name} has started {self._there()} of {wanted} processes in {patience:g} s, or "
-                    f"they do not reach this machine at {self._address()}: name another of its addresses with "
-                    "--host-ip or --interface",
+                    f"{self._manager.name} has started {self._count()} in {patience:g} s, or the others do not reach "
+                    f"this machine at {self._address()}: name another of its addresses with --host-ip or --interface",
                     exit_code=1,
                 )
-            print(f"launch.py: {self._there()} of {wanted} processes have been started", file=sys.stderr)
-        if self._there() < wanted:
-            how = carrier.wait(_SETTLE_S)
-            raise LaunchError(
-                f"{self._manager.name} {how} when {self._there()} of {wanted} processes had been started"
-                + (f": {carrier.explanation}" if carrier.explanation else ""),
-                exit_code=how.status if how is not None and how.status else 1,
-            )
+            if now >= noticed + _NOTICE_S:
+                noticed = now
+                print(f"launch.py: {self._count()} have been started", file=sys.stderr)
+        if len(self._there()) < self._wanted:
+            self._fail(self._carrier)
 
-    def _there(self) -> int:
-        return sum(remote.said(Hello) is not None for remote in self._remotes)
+    def _settled(self) -> bool:
+        """Whether all are there, or will never be."""
+        assert self._carrier is not None  # noqa: S101 (for the type checker)
+        return len(self._there()) >= self._wanted or bool(self._gone()) or self._carrier.poll() is not None
+
+    def _fail(self, carrier: Carrier) -> NoReturn:
+        how = carrier.wait(_SETTLE_S)
+        status = how.status if how is not None and how.status else 1
+        if how is None:
+            hosts = ", ".join(sorted({hello.host for remote in self._gone() if (hello := remote.said(Hello))}))
+            raise LaunchError(f"a process on {hosts} ended before all had been started", exit_code=status)
+        raise LaunchError(f"{self._manager.name} {how} when {self._count()} had been started", exit_code=status)
+
+    def _count(self) -> str:
+        """How many there are, and where."""
+        hosts = ", ".join(sorted({hello.host for remote in self._there() if (hello := remote.said(Hello))}))
+        return f"{len(self._there())} of {self._wanted} processes" + (f" (on {hosts})" if hosts else "")
+
+    def _there(self) -> list[Remote]:
+        gone = self._gone()
+        return [remote for remote in self._remotes if remote.said(Hello) is not None and remote not in gone]
+
+    def _gone(self) -> list[Remote]:
+        """Those that were there, and are not any more."""
+        now = time.monotonic()
+        return [
+            remote
+            for remote in self._remotes
+            if remote.said(Hello) is not None
+            and (remote.lost is not None or remote.said(Bye) is not None or now > remote.heard + _SILENCE_S)
+        ]
 
 
 def deal(hosts: Sequence[str], num_servers: int) -> list[tuple[Role, int]]:

@@ -15,9 +15,12 @@ from launcher.crew import Sink
 from launcher.ending import Exit
 
 _PING_S = 1.0
+_AWAY_S = 2.0
 _FAREWELL_S = 3.0
 _CARRIER_S = 0.5
+_LEAVING_S = 3.0
 _STEP_S = 0.05
+_SHORTEST_S = 2.0  # agents are asked by the second
 
 
 class Fleet:
@@ -32,10 +35,11 @@ class Fleet:
     def __init__(self, remotes: Sequence[Remote], starts: dict[Remote, p.Start], limit_s: float) -> None:
         self._remotes = remotes
         self._starts = starts
-        self._limit_s = limit_s
+        self._limit_s = max(_SHORTEST_S, limit_s)
         self._running = {index for remote in remotes for index in remote.indices}
-        self._pinged = 0.0
+        self._pinged = self._collected = 0.0
         self._gone: dict[Carrier, float] = {}
+        self._leaving: dict[Remote, tuple[float, str]] = {}
         self._closed = False
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
@@ -43,6 +47,7 @@ class Fleet:
         self._selector, self._sink = selector, sink
         for remote in self._remotes:
             remote.handler, remote.on_loss = self._take, self._lost
+            remote.heard = time.monotonic()  # other hosts may have taken their time to answer
             if remote.carrier is not None:
                 remote.carrier.relay(partial(self._relay, remote.carrier.source or remote.host))
         for remote in self._remotes:
@@ -54,23 +59,32 @@ class Fleet:
     def collect(self) -> None:
         """Let the agents know that we are there; give up those that are silent."""
         now = time.monotonic()
-        if now < self._pinged + _PING_S:
-            return
-        self._pinged = now
-        for remote in self._remotes:
+        if now > self._collected + _AWAY_S:
+            # It is we who have been away, stopped perhaps: what they have said meanwhile is still to be read.
+            for remote in self._remotes:
+                remote.heard = now
+        self._collected = now
+        asks = now >= self._pinged + _PING_S
+        if asks:
+            self._pinged = now
+        # Whoever has been silent for longest is the likeliest to have brought about the end of the others.
+        for remote in sorted(self._remotes, key=lambda one: one.heard):
             if remote.lost is None:
-                remote.send(p.Ping())
+                if asks:
+                    remote.send(p.Ping())
                 self._look_after(remote, now)
 
     def _look_after(self, remote: Remote, now: float) -> None:
         if now - remote.heard > self._limit_s:
-            remote.lose(f"nothing was heard of it for {self._limit_s:g} s")
+            remote.give_up(f"nothing was heard of it for {self._limit_s:g} s")
         elif remote.carrier is not None and (how := remote.carrier.poll()) is not None:
             # What it has carried to the end comes first.
             since = self._gone.setdefault(remote.carrier, now)
             if now > since + _CARRIER_S:
                 said = remote.carrier.explanation
                 remote.lose(f"{remote.carrier.name} {how}" + (f": {said}" if said else ""), how.status or 1)
+        elif remote in self._leaving and now > self._leaving[remote][0] + _LEAVING_S:
+            remote.lose(self._leaving[remote][1])
 
     def reading(self, wanted: bool) -> None:
         """Take what the agents send, or let it wait."""
@@ -94,7 +108,7 @@ class Fleet:
         for remote in self._remotes:
             remote.send(p.Bye())
         deadline = time.monotonic() + _FAREWELL_S
-        while any(remote.lost is None for remote in self._remotes) and time.monotonic() < deadline:
+        while any(r.lost is None and r not in self._leaving for r in self._remotes) and time.monotonic() < deadline:
             for key, _ in self._selector.select(_STEP_S):
                 if callable(key.data):
                     key.data()
@@ -115,7 +129,16 @@ class Fleet:
         elif isinstance(message, p.Note):
             self._sink.say(f"{remote.host}: {message.text}")
         elif isinstance(message, p.Bye):
-            remote.lose("its agent ended")
+            why = "its agent ended" + (f": {message.why}" if message.why else "")
+            shared = remote.carrier is not None and any(
+                other.carrier is remote.carrier for other in self._remotes if other is not remote
+            )
+            if shared and message.why and not self._closed:
+                # What has started them all ends them all when one fails, and then ends itself and says so.
+                self._leaving[remote] = (time.monotonic(), why)
+                remote.empty = True
+            else:
+                remote.lose(why)
         elif isinstance(message, p.Refused):
             self._fail(remote, Exit(code=message.code or 1, text=f"was not started: {message.text}"))
 

@@ -18,7 +18,7 @@ from kvstore.transport.zeromq import ZmqTransport
 from kvstore.wire import Message, decode, encode
 from launcher.agents.enlist import Ticket
 from launcher.agents.link import OnEnd, OnMessage
-from launcher.agents.protocol import Ack, Output
+from launcher.agents.protocol import Ack, Bye, Output
 
 _MANY = 1000  # messages at a time, so that others get their turn
 _LINGER_S = 1.0
@@ -98,7 +98,7 @@ class Hub:
 class HubLink:
     """The link to one agent; see `Link`. How it ends is for others to notice: by silence, or by its manager's word."""
 
-    pending = 0
+    pending = unsent = 0
 
     def __init__(self, hub: Hub, peer: Peer) -> None:
         self._hub, self._peer = hub, peer
@@ -157,6 +157,8 @@ class BackLink:
         ticket: what launch.py has given it.
     """
 
+    unsent = 0  # the socket lingers
+
     def __init__(self, ticket: Ticket) -> None:
         keys = Keys(ticket.secret, ticket.server_key, frozenset({ticket.server_key, ticket.public}))
         self._transport = ZmqTransport(keys=keys)
@@ -175,6 +177,8 @@ class BackLink:
             return
         if isinstance(message, Output):
             self.pending += sum(map(len, message.buffers))
+        elif isinstance(message, Bye):
+            self.pending = 0  # the rest is not acknowledged any more; `close` waits until it has been sent
         self._transport.send(self._peer, encode(message))
 
     def poll(self) -> None:

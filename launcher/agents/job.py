@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Protocol
 
 import kvstore
-from kvstore.address import Address, choose
+from kvstore.address import Address
 from kvstore.config import Config
 from kvstore.errors import ConfigError
 from launcher.agents import protocol as p
 from launcher.agents.fleet import Fleet
-from launcher.agents.muster import Interrupted, Muster, report
+from launcher.agents.muster import Interrupted, Muster
 from launcher.agents.remote import Remote
 from launcher.ending import Limits
 from launcher.errors import LaunchError
@@ -48,6 +48,7 @@ from launcher.tasks import (
     words,
 )
 
+HELLO_S = 30.0  # ssh has given up on hosts that do not answer long before; the rest is for Python, on slow disks
 SURVEY_S = 30.0
 PROBE_S = 20.0
 LOOPBACK = "127.0.0.1"
@@ -57,10 +58,12 @@ class Recruiter(Protocol):
     """Brings agents to where they shall run."""
 
     def recruit(self, muster: Muster, selector: selectors.BaseSelector) -> Sequence[Remote]:
-        """Return agents that have said hello, each with the members that shall run there.
+        """Return the agents, each with the members that shall run there.
+
+        Those that have not said hello by then are lost or silent; the report tells of them, and of what else is wrong.
 
         Raises:
-            LaunchError: some cannot be had.
+            LaunchError: none can be had.
         """
 
     def prepare(self, muster: Muster, selector: selectors.BaseSelector) -> None:
@@ -131,11 +134,16 @@ class _Campaign:
         self._job, self._remotes, self._recruiter = job, remotes, recruiter
         self._kind, self._environ = kind, environ
         self._listener: socket.socket | None = None
+        self._keyring: Keyring | None = None
 
     def survey(self, muster: Muster, selector: selectors.BaseSelector) -> None:
         """Find out whether every host is fit: its version, its address, the directory, the command."""
         cluster = self._job.cluster
-        _require_version(self._remotes)
+        if cluster.encryption:
+            self._keyring = Keyring.make(members(self._job))  # which takes a moment; the agents are on their way
+        fit = muster.expect(self._remotes, p.Hello, HELLO_S, _version)
+        if not fit:
+            muster.conclude(len(self._remotes))
         here = self._address(self._recruiter.toward())
         self._listener = _listen(here)
         synced = cluster.sync_dst_dir is not None
@@ -145,19 +153,23 @@ class _Campaign:
             here.ip,
             os.fsencode(self._directory),
             synced,
-            [] if synced else [os.fsencode(word) for word in self._job.command],
+            [] if synced or self._sets_path() else [os.fsencode(word) for word in self._job.command],
         )
-        asked = dict.fromkeys(self._remotes, question)
-        muster.ask(asked, p.Surveyed, SURVEY_S, lambda remote: _surveyed(remote).problem)
-        self._say_which(here)
-        self._recruiter.prepare(muster, selector)
+        fit = muster.ask(dict.fromkeys(fit, question), p.Surveyed, SURVEY_S, lambda remote: _surveyed(remote).problem)
+        self._say_which(here, fit)
         targets: list[list[object]] = [["this machine", here.ip, self._listener.getsockname()[1]]]
-        targets += [[r.host, _surveyed(r).address, _surveyed(r).port] for r in self._remotes if _has_servers(r)]
-        muster.ask(dict.fromkeys(self._remotes, p.Probe(targets)), p.Probed, PROBE_S, _unreached)
+        targets += [[r.host, _surveyed(r).address, _surveyed(r).port] for r in fit if _has_servers(r)]
+        muster.ask(dict.fromkeys(fit, p.Probe(targets)), p.Probed, PROBE_S, _unreached)
+        muster.conclude(len(self._remotes))
+        self._recruiter.prepare(muster, selector)
 
-    def _say_which(self, here: Address) -> None:
+    def _sets_path(self) -> bool:
+        """Whether workers look elsewhere for their command than the agents would."""
+        return "PATH" in self._job.env_worker or "PATH" in self._job.env_names
+
+    def _say_which(self, here: Address, fit: Sequence[Remote]) -> None:
         """Where hosts have several networks, tell which one was chosen, and why."""
-        there = {remote.host: _surveyed(remote) for remote in self._remotes}
+        there = {remote.host: _surveyed(remote) for remote in fit}
         others = {host: found for host, found in there.items() if found.address != here.ip}
         if others and here.others:
             print(f"launch.py: this machine is reached at {here.ip}: {here.why}", file=sys.stderr)
@@ -195,11 +207,14 @@ class _Campaign:
     ) -> int:
         assert self._listener is not None  # noqa: S101 (for the type checker)
         host, port = self._listener.getsockname()[:2]
-        keyring = Keyring.make(members(self._job)) if self._job.cluster.encryption else None
-        at = Rendezvous(host, port, directory.path.name, self._kind, host, self._listener.fileno(), keyring)
+        mark = directory.path.name
+        at = Rendezvous(host, port, mark, self._kind, host, self._listener.fileno(), self._keyring)
         tasks = self._tasks(at)
         scheduler = Children({0: tasks[0]}, guard, pass_fds={0: (self._listener.fileno(),)})
-        limit_s = Config.from_env(self._environ).heartbeat_timeout_s
+        try:
+            limit_s = Config.from_env(self._environ).heartbeat_timeout_s
+        except ConfigError as error:
+            raise LaunchError(str(error)) from None
         starts = {remote: self._start(remote, tasks, at.mark, limit_s) for remote in self._remotes}
         supervisor = Supervisor(
             tasks,
@@ -274,11 +289,7 @@ class _Campaign:
         cluster = self._job.cluster
         if not toward and not cluster.host_ip and not cluster.interface:
             return Address(LOOPBACK, "all hosts are this machine")
-        try:
-            return choose(host=cluster.host_ip, interface=cluster.interface, toward=toward)
-        except ConfigError as error:
-            text = str(error).replace("DMLC_NODE_HOST", "--host-ip").replace("DMLC_INTERFACE", "--interface")
-            raise LaunchError(f"no address for this machine: {text}") from None
+        return reach.address(host=cluster.host_ip, interface=cluster.interface, toward=toward)
 
 
 def _listen(here: Address) -> socket.socket:
@@ -289,15 +300,11 @@ def _listen(here: Address) -> socket.socket:
         raise LaunchError(f"cannot listen at {here.ip}: {error.strerror}", exit_code=1) from None
 
 
-def _require_version(remotes: Sequence[Remote]) -> None:
-    mine = kvstore.__version__
-    lines = [
-        f"{remote.host}: has kvstore {hello.version} (Python {hello.python}), and here is {mine}; install the same"
-        for remote in remotes
-        if (hello := remote.said(p.Hello)) is not None and hello.version != mine
-    ]
-    if lines:
-        raise report(lines, len(remotes))
+def _version(remote: Remote) -> str:
+    mine, hello = kvstore.__version__, remote.said(p.Hello)
+    if hello is None or hello.version == mine:
+        return ""
+    return f"has kvstore {hello.version} (Python {hello.python}), and here is {mine}; install the same"
 
 
 def _surveyed(remote: Remote) -> p.Surveyed:

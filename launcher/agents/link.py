@@ -10,8 +10,10 @@ from typing import Protocol
 from kvstore.errors import WireError
 from kvstore.wire import Message, decode, encode
 from launcher.agents.framing import MAGIC, Unframer, frame
+from launcher.agents.protocol import Ack, Output
 
 _READ = 1 << 16
+_ACK = 1 << 18  # bytes
 
 OnMessage = Callable[[Message], None]
 OnEnd = Callable[[str], None]
@@ -22,7 +24,11 @@ class Link(Protocol):
 
     @property
     def pending(self) -> int:
-        """How many bytes wait to be sent."""
+        """How many bytes of output the other end has not taken yet."""
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes would be lost if it ended now."""
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
         """Begin: each message goes to `on_message`; `on_end` is told once how the link ended, when it does."""
@@ -31,7 +37,7 @@ class Link(Protocol):
         """Send, or queue, a message; to nowhere if the link has ended."""
 
     def reading(self, wanted: bool) -> None:
-        """Whether to take what comes."""
+        """Whether to take output: an agent sends only so much more than has been taken. All else still comes."""
 
     def poll(self) -> None:
         """Take what has come, if the selector may have missed it."""
@@ -42,6 +48,9 @@ class Link(Protocol):
 
 class PipeLink:
     """A link over two pipes.
+
+    Output that is not wanted now is not left in the pipe, for behind it would wait the news of exits and the answers
+    to pings: it is not acknowledged, and the agent sends no more of it.
 
     Args:
         source: the file descriptor to read from; this closes it.
@@ -59,11 +68,19 @@ class PipeLink:
         self._out = bytearray(MAGIC if greet else b"")
         self._closed = self._writing = False
         self._reading = True
+        self._owed = 0  # bytes of output that have come and are not acknowledged
+        self._pending = 0
+        self._selector: selectors.BaseSelector | None = None
 
     @property
     def pending(self) -> int:
-        """How many bytes wait to be sent."""
-        return len(self._out)
+        """See `Link`."""
+        return self._pending
+
+    @property
+    def unsent(self) -> int:
+        """See `Link`."""
+        return 0 if self._closed else len(self._out)
 
     @property
     def preamble(self) -> str:
@@ -79,18 +96,15 @@ class PipeLink:
     def send(self, message: Message) -> None:
         """See `Link`."""
         if not self._closed:
+            if isinstance(message, Output):
+                self._pending += _size(message)
             self._out += frame(encode(message))
             self._flush()
 
     def reading(self, wanted: bool) -> None:
         """See `Link`."""
-        if wanted == self._reading or self._closed:
-            return
         self._reading = wanted
-        if wanted:
-            self._selector.register(self._source, selectors.EVENT_READ, self._read)
-        else:
-            self._selector.unregister(self._source)
+        self._acknowledge(0)
 
     def poll(self) -> None:
         """See `Link`; nothing is missed."""
@@ -99,20 +113,20 @@ class PipeLink:
         """See `Link`."""
         if self._closed:
             return
-        self.reading(False)
         self._want_write(False)
+        if self._selector is not None:
+            self._selector.unregister(self._source)
         self._closed = True
         os.close(self._source)
         os.close(self._target)
 
     def _read(self) -> None:
-        if self._closed or not self._reading:
+        if self._closed:  # by what came just before, and the selector had us on its list
             return
         try:
             data = os.read(self._source, _READ)
-            messages = self._unframer.feed(data)
-            for frames in messages:
-                self._on_message(decode(frames))
+            for frames in self._unframer.feed(data):
+                self._take(decode(frames))
         except BlockingIOError:
             return
         except OSError as error:
@@ -123,7 +137,25 @@ class PipeLink:
             if not data:
                 self._end("it was closed")
 
+    def _take(self, message: Message) -> None:
+        if self._closed:  # by a message before
+            return
+        if isinstance(message, Ack):
+            self._pending = max(0, self._pending - message.count)
+            return
+        self._on_message(message)
+        if isinstance(message, Output):
+            self._acknowledge(_size(message))
+
+    def _acknowledge(self, count: int) -> None:
+        self._owed += count
+        if self._reading and self._owed >= _ACK:
+            count, self._owed = self._owed, 0
+            self.send(Ack(count))
+
     def _flush(self) -> None:
+        if self._closed:
+            return
         while self._out:
             try:
                 written = os.write(self._target, self._out[:_READ])
@@ -139,7 +171,7 @@ class PipeLink:
         self._want_write(bool(self._out))
 
     def _want_write(self, wanted: bool) -> None:
-        if wanted == self._writing:
+        if wanted == self._writing or self._selector is None:
             return
         self._writing = wanted
         if wanted:
@@ -151,3 +183,7 @@ class PipeLink:
         if not self._closed:
             self.close()
             self._on_end(how)
+
+
+def _size(message: Output) -> int:
+    return sum(map(len, message.buffers))

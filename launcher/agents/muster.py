@@ -36,6 +36,7 @@ class Muster:
         self._selector = selector
         self._signals = signals
         self._pinged = time.monotonic()
+        self._problems: list[str] = []
         selector.register(signals, selectors.EVENT_READ)
 
     def leave(self) -> None:
@@ -74,8 +75,10 @@ class Muster:
         kind: type[Message],
         seconds: float,
         problem: Callable[[Remote], str],
-    ) -> None:
+    ) -> list[Remote]:
         """Send each its question, and wait for an answer of a kind from every one.
+
+        What is wrong is kept for `conclude`: the others are asked on, so that one report tells all.
 
         Args:
             questions: what to send to whom.
@@ -83,33 +86,46 @@ class Muster:
             seconds: how long they may take.
             problem: what is wrong with an answer; nothing if it is fine.
 
+        Returns:
+            Those that are neither lost nor silent and have no problem.
+
         Raises:
-            LaunchError: some are lost, silent, or have a problem: a report with a line for each.
             Interrupted: by a signal.
         """
         for remote, question in questions.items():
             remote.send(question)
-        self.expect(list(questions), kind, seconds, problem)
+        return self.expect(list(questions), kind, seconds, problem)
 
     def expect(
         self, remotes: Sequence[Remote], kind: type[Message], seconds: float, problem: Callable[[Remote], str]
-    ) -> None:
+    ) -> list[Remote]:
         """Wait for a message of a kind from every one; see `ask`."""
         self.wait(
             lambda: all(remote.lost is not None or remote.said(kind) is not None for remote in remotes),
             seconds,
             lambda: remotes,
         )
-        lines = []
+        fit = []
         for remote in remotes:
             if remote.lost is not None:
-                lines.append(f"{remote.host}: {remote.lost}")
+                self._problems.append(f"{remote.host}: {remote.lost}")
             elif remote.said(kind) is None:
-                lines.append(f"{remote.host}: no answer within {seconds:g} s")
+                said = f"; it has said: {remote.explanation}" if remote.explanation else ""
+                self._problems.append(f"{remote.host}: no answer within {seconds:g} s{said}")
             elif text := problem(remote):
-                lines.append(f"{remote.host}: {text}")
-        if lines:
-            raise report(lines, len(remotes))
+                self._problems.append(f"{remote.host}: {text}")
+            else:
+                fit.append(remote)
+        return fit
+
+    def conclude(self, count: int) -> None:
+        """Go on only if nothing was wrong with any of so many.
+
+        Raises:
+            LaunchError: a report with a line for each problem.
+        """
+        if self._problems:
+            raise report(self._problems, count)
 
 
 def report(lines: Sequence[str], count: int) -> LaunchError:

@@ -208,7 +208,9 @@ class Pong(Message):
 @message(115)
 @dataclass(frozen=True)
 class Bye(Message):
-    """Kill what is left, clean up, and go. From an agent: nothing is left, and I go."""
+    """Kill what is left, clean up, and go. From an agent: nothing is left, and I go; because of this, if unasked."""
+
+    why: Text = ""
 
 
 @message(116)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+import signal
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -71,6 +72,19 @@ class Remote:
             if self.on_loss is not None:
                 self.on_loss(self)
 
+    def give_up(self, why: str) -> None:
+        """The same, of one that does not answer; nobody need wait for a carrier of its own to go by itself."""
+        self.lose(why)
+        if self.carrier is not None and self.carrier.link is not None:
+            self.carrier.signal(signal.SIGTERM)
+
+    @property
+    def explanation(self) -> str:
+        """What its carrier, or whatever else is there instead of an agent, has printed."""
+        if self.carrier is None:
+            return ""
+        return self.carrier.explanation or (self.carrier.link.preamble if self.carrier.link else "")
+
     def close(self) -> None:
         """End the link without a word to anybody."""
         self._link.close()
@@ -87,9 +101,8 @@ class Remote:
             ended = self.carrier.wait(_CARRIER_S)
             if ended is not None:
                 how = f"{self.carrier.name} {ended}"
-            said = self.carrier.explanation or (self.carrier.link.preamble if self.carrier.link else "")
-            if said:
+            if said := self.explanation:
                 how += f": {said}"
-            if hint := self._hint(said):
+            if hint := self._hint(said or how):
                 how += f"\n({hint})"
         self.lose(how)

@@ -23,6 +23,8 @@ _LINE = re.compile(
     r"(?::(?P<number>[0-9]{1,9}))?(?P<options>(?:\s+[\w-]+=\S*)*)"
 )
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+# As OpenSSH: ssh may put the name into a command of the user's configuration, which a shell executes.
+_USER = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\";&<>|(){}]*(?<!\\)")
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -96,9 +98,11 @@ def _host(text: str) -> Host:
             ipaddress.IPv6Address(name)
         except ValueError:
             raise ValueError(f"{name!r} is no IPv6 address") from None
+        if not _NAME.fullmatch(name.partition("%")[2] or "_"):  # its interface, which Python takes as it is
+            raise ValueError(f"{name!r} is no IPv6 address")
     elif not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no host's name")
-    if (match["user"] or "").startswith("-"):
+    if not _USER.fullmatch(match["user"] or ""):
         raise ValueError(f"{match['user']!r} is no user's name")
     port, slots = 0, None
     if match["number"]:

@@ -35,15 +35,15 @@ def place(job: Job, hosts: Sequence[Host], server_hosts: Sequence[Host] | None =
     if server_hosts is not None:
         servers = _spread(job.num_servers, server_hosts, policy, "server")
     else:
-        busy = [host for host in hosts if host in set(workers)]
+        taken = set(workers)
+        busy = [host for host in hosts if host in taken]
         servers = [busy[rank % len(busy)] for rank in range(job.num_servers)]
-    placed: dict[Host, list[Member]] = {}
-    for host in [*hosts, *(server_hosts or ())]:
-        members: list[Member] = [("server", rank) for rank, there in enumerate(servers) if there == host]
-        members += [("worker", rank) for rank, there in enumerate(workers) if there == host]
-        if members:
-            placed[host] = members
-    return placed
+    placed: dict[Host, list[Member]] = {host: [] for host in [*hosts, *(server_hosts or ())]}
+    for rank, host in enumerate(servers):
+        placed[host].append(("server", rank))
+    for rank, host in enumerate(workers):
+        placed[host].append(("worker", rank))
+    return {host: members for host, members in placed.items() if members}
 
 
 def _spread(count: int, hosts: Sequence[Host], policy: str, role: Role) -> list[Host]:

@@ -1,4 +1,4 @@
-"""Whether addresses answer: many at once, within a deadline."""
+"""The address by which others reach this host, and whether theirs answer: many at once, within a deadline."""
 
 from __future__ import annotations
 
@@ -9,7 +9,25 @@ import socket
 import time
 from collections.abc import Iterable
 
+from kvstore.address import Address, choose
+from kvstore.errors import ConfigError
+from launcher.errors import LaunchError
+
 Target = tuple[str, str, int]
+
+
+def address(*, host: str = "", interface: str = "", toward: str = "") -> Address:
+    """What `choose` chooses; its errors speak of options, which the user has given, and not of variables.
+
+    Raises:
+        LaunchError: nothing fits.
+    """
+    try:
+        return choose(host=host, interface=interface, toward=toward)
+    except ConfigError as error:
+        text = str(error).replace("DMLC_NODE_HOST=", "--host-ip ").replace("DMLC_INTERFACE=", "--interface ")
+        text = text.replace("DMLC_NODE_HOST", "--host-ip")
+        raise LaunchError(f"no address: {text}") from None
 
 
 def unreachable(targets: Iterable[Target], seconds: float) -> list[tuple[str, str]]:
@@ -24,7 +42,12 @@ def unreachable(targets: Iterable[Target], seconds: float) -> list[tuple[str, st
         for name, address, port in targets:
             sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
             sock.setblocking(False)
-            code = sock.connect_ex((address, port))
+            try:
+                code = sock.connect_ex((address, port))
+            except (OSError, ValueError, TypeError):  # another host may say what it likes
+                sock.close()
+                failures.append((name, f"{address[:40]!r} is no address"))
+                continue
             if code in (0, errno.EINPROGRESS):
                 sockets[sock.fileno()] = sock
                 selector.register(sock.fileno(), selectors.EVENT_WRITE, name)

@@ -8,14 +8,18 @@ from collections.abc import Sequence
 from launcher.cluster import Cluster
 from launcher.hosts.hostfile import Host
 
-CONNECT_S = 10
-# No questions: nobody is there to answer. A host that is cut off is noticed within nine seconds.
+CONNECT_S = 8
+# No questions: nobody is there to answer. A host that is cut off is noticed within nine seconds. What the user's
+# configuration wants for people at a terminal would keep the connection from us, or from ending with the job.
 _OPTIONS = (
     "BatchMode=yes",
     f"ConnectTimeout={CONNECT_S}",
     "ConnectionAttempts=1",
     "ServerAliveInterval=3",
     "ServerAliveCountMax=3",
+    "ControlMaster=no",
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -22,14 +21,13 @@ from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
-from launcher.processes.machine import cores, open_standard_streams, source_root
+from launcher.processes.machine import cores, open_standard_streams, require_files, source_root
 from launcher.processes.output import Outlet
 from launcher.processes.signals import SignalQueue
 from launcher.supervisor import OnFailure, Supervisor
 from launcher.tasks import Rendezvous, Surroundings, Task, members, render, settings, words
 
 TRANSPORT = "KVSTORE_TRANSPORT"
-_SPARE_FILES = 64
 
 
 def ignore(task: Task, how: str) -> None:
@@ -86,7 +84,7 @@ def run(
         LaunchError: the job could not be started. Nothing of it runs.
     """
     environ = dict(os.environ) if environ is None else environ
-    _check(job)
+    require_files(2 * (job.num_workers + job.num_servers + 1))
     open_standard_streams()
     caller = Caller() if caller is None else caller
     with caller.signals:
@@ -179,13 +177,6 @@ def _listen() -> socket.socket:
         listener.close()
         raise LaunchError(f"cannot listen on 127.0.0.1: {error.strerror}", exit_code=1) from None
     return listener
-
-
-def _check(job: Job) -> None:
-    needed = 2 * (job.num_workers + job.num_servers + 1) + _SPARE_FILES
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if allowed != resource.RLIM_INFINITY and needed > allowed:
-        raise LaunchError(f"so many processes need {needed} open files, and the limit is {allowed}: ulimit -n {needed}")
 
 
 def _check_command(worker: Task) -> None:

@@ -25,6 +25,7 @@ from launcher.hosts.hostfile import Host, read
 from launcher.job import Job
 from launcher.kinds.kind import Kind
 from launcher.processes.machine import source_root
+from launcher.processes.will import Will
 from launcher.supervisor import OnFailure
 
 MPIRUN = "mpirun"
@@ -45,11 +46,13 @@ def run(job: Job, on_failure: OnFailure) -> int:
             MPIRUN, render(job, flavour, path), {**os.environ, ENLIST: ticket.text}, linked=False, source=MPIRUN
         )
 
+    will = None if path is None else Will(remove=[Path(path)])
     toward = next((host.name for host in hosts if not host.here), "")
     try:
         return agents.run(job, on_failure, Enlisted(job, Manager(MPIRUN, submit, toward)), "mpi")
     finally:
-        if path is not None:
+        if path is not None and will is not None:
+            will.revoke()
             with suppress(OSError):
                 Path(path).unlink()
 

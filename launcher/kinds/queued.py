@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -50,7 +51,8 @@ class Queued:
         state: asks the manager; may raise LaunchError when that does not answer.
         interrupt: sends the job's first process a signal.
         cancel: the command that ends the job, whatever its state.
-        stdout, stderr: the files that its output goes to; removed at the end.
+        stdout, stderr: the files that its output goes to.
+        others: what else is to be removed at the end, besides those.
     """
 
     title: str
@@ -59,6 +61,7 @@ class Queued:
     cancel: tuple[str, ...]
     stdout: Path
     stderr: Path
+    others: tuple[Path, ...] = ()
 
 
 class _Tail:
@@ -69,30 +72,41 @@ class _Tail:
 
     def pump(self) -> None:
         """Write what is new."""
-        with suppress(FileNotFoundError), self._path.open("rb") as file:
+        while data := self._read():
+            self._at += len(data)
+            _write(self._target, data)
+
+    def _read(self) -> bytes:
+        with suppress(OSError), self._path.open("rb") as file:  # a file system of a network has its moments
             file.seek(self._at)
-            while data := file.read(_CHUNK):
-                self._at += len(data)
-                _write(self._target, data)
+            return file.read(_CHUNK)
+        return b""
 
 
-def follow(job: Queued, *, ask_s: float = _ASK_S) -> int:
-    """Wait for the end of a job, and print what it prints; end it if this process is told to end, or is killed.
+def follow(submit: Callable[[], Queued], *, ask_s: float = _ASK_S) -> int:
+    """Submit a job, wait for its end, and print what it prints; end it if this process is told to end, or is killed.
 
     Returns:
         Its exit code, or 128 + the signal that ended the waiting.
+
+    Raises:
+        LaunchError: it cannot be submitted.
     """
-    will = Will(job.cancel)
-    tails = [_Tail(job.stdout, 1), _Tail(job.stderr, 2)]
-    try:
-        with SignalQueue() as signals, selectors.DefaultSelector() as selector:
-            selector.register(signals, selectors.EVENT_READ)
-            return _follow(job, tails, signals, selector, ask_s)
-    finally:
-        will.revoke()
-        for path in (job.stdout, job.stderr):
-            with suppress(OSError):
-                path.unlink()
+    with SignalQueue() as signals, selectors.DefaultSelector() as selector:
+        selector.register(signals, selectors.EVENT_READ)
+        job = submit()
+        files = [job.stdout, job.stderr, *job.others]
+        will = Will(job.cancel, files)
+        try:
+            return _follow(job, [_Tail(job.stdout, 1), _Tail(job.stderr, 2)], signals, selector, ask_s)
+        except BaseException:
+            _cancel(job)  # nobody follows it any more
+            raise
+        finally:
+            will.revoke()
+            for path in files:
+                with suppress(OSError):
+                    path.unlink()
 
 
 def _follow(
@@ -105,10 +119,12 @@ def _follow(
     ended: int | None = None
     deadline = 0.0
     cancelled = False
+    broken: list[int] = []
     while True:
         selector.select(_STEP_S)
         now = time.monotonic()
-        for signum in signals.take():
+        received, broken = [*signals.take(), *broken], []
+        for signum in received:
             if signum == CHILD:
                 continue
             if ended is None:
@@ -122,7 +138,7 @@ def _follow(
                 print(f"launch.py: gave up waiting for {job.title} to end; it was cancelled", file=sys.stderr)
                 return ended
             cancelled, deadline = True, now + _CANCEL_S
-            subprocess.run(job.cancel, capture_output=True, timeout=_CANCEL_S, check=False)
+            _cancel(job)
         if now >= asked + ask_s:
             asked = now
             try:
@@ -134,16 +150,26 @@ def _follow(
             if not state.running and not state.over and now >= noticed + _NOTICE_S:
                 noticed = now
                 print(f"launch.py: {job.title} waits: {state.text}", file=sys.stderr)
-        for tail in tails:
-            tail.pump()
+        try:
+            for tail in tails:
+                tail.pump()
+        except BrokenPipeError:  # `| head`: end as a program that writes there itself would
+            tails, broken = [], [signal.SIGPIPE]
         if state.over:
             # What was printed last may come later than the news, over a network file system.
             time.sleep(_STEP_S)
-            for tail in tails:
-                tail.pump()
+            with suppress(BrokenPipeError):
+                for tail in tails:
+                    tail.pump()
             if ended is None and state.status:
                 print(f"launch.py: {job.title} ended: {state.text}, exit code {state.status}", file=sys.stderr)
             return state.status if ended is None else ended
+
+
+def _cancel(job: Queued) -> None:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        # In a session of its own: who presses Ctrl-C twice does not mean this one.
+        subprocess.run(job.cancel, capture_output=True, timeout=_CANCEL_S, check=False, start_new_session=True)
 
 
 def _write(target: int, data: bytes) -> None:

@@ -40,7 +40,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
     name = f"{job.cluster.job_name}-{secrets.token_hex(4)}"
     directory = _directory(name)
     cancel = ("qdel", name)
-    will = Will(cancel)
+    will = Will(cancel, [directory])
 
     def submit(ticket: Ticket) -> Carrier:
         path = directory / "ticket"
@@ -50,7 +50,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
         (directory / "script").write_text(text)
         return Carrier(
             QSUB,
-            qsub(job, name, str(directory)),
+            qsub(job, name, directory.name),
             dict(os.environ),
             linked=False,
             source=QSUB,
@@ -68,13 +68,13 @@ def run(job: Job, on_failure: OnFailure) -> int:
 
 def dry_run(job: Job) -> str:
     """What `run` would do."""
-    directory = str(Path.cwd() / ".kvstore-job")
+    directory = ".kvstore-job"
     return "\n".join(
         [
             "# scheduler: on this machine",
             dryrun.command(qsub(job, job.cluster.job_name, directory)),
             f"# with this as {directory}/script:",
-            script(job, f"{directory}/ticket").rstrip(),
+            script(job, str(Path.cwd() / directory / "ticket")).rstrip(),
             dryrun.tasks(job, "sge", job.cluster.python or sys.executable),
         ]
     )
@@ -86,7 +86,8 @@ def qsub(job: Job, name: str, directory: str) -> list[str]:
     Args:
         job: what to run.
         name: what to call it, which nothing else is called.
-        directory: where its script is, and where the output of what goes wrong before the agents goes to.
+        directory: where its script is, and where the output of what goes wrong before the agents goes to, seen from
+            the working directory: Grid Engine would look for variables and host names in a whole path.
     """
     cluster = job.cluster
     argv = [QSUB, "-sync", "y", "-cwd", "-N", name, "-t", f"1-{job.num_workers + job.num_servers}"]

@@ -13,6 +13,8 @@ import secrets
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from launcher import batch, dryrun
@@ -30,8 +32,11 @@ from launcher.supervisor import OnFailure
 
 ALLOCATION = "SLURM_JOB_ID"
 SRUN_S = 120.0
+_SIGNALLED = 128
+_SIGNALS = 64  # Slurm has numbers of its own beyond
 _ASK_S = 20.0
 _END = "KVSTORE_END_OF_JOB"
+_UNKNOWN = "Invalid job id"  # forgotten, minutes after its end
 # fmt: off
 _DONE = frozenset([
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
@@ -54,7 +59,7 @@ def run_inside(job: Job, on_failure: OnFailure) -> int:
     def submit(ticket: Ticket) -> Carrier:
         return Carrier("srun", srun(job), {**os.environ, ENLIST: ticket.text}, linked=False, source="srun")
 
-    toward = _first_node(os.environ.get("SLURM_JOB_NODELIST", ""))
+    toward = _address(_first_node(os.environ.get("SLURM_JOB_NODELIST", "")))
     return agents.run(job, on_failure, Enlisted(job, Manager("srun", submit, toward, SRUN_S)), "slurm")
 
 
@@ -67,8 +72,8 @@ def dry_run(job: Job) -> str:
     ]
     if os.environ.get(ALLOCATION):
         return "\n".join(inside)
-    outside = dryrun.command(sbatch(job, str(Path.cwd()), "kvstore-job"))
-    script_text = script(job).replace(batch.dumps(job), f"(the job, with its variables: {dryrun.HIDDEN})")
+    outside = dryrun.command(sbatch(job, str(Path.cwd()), ".kvstore-job"))
+    script_text = script(job, f"(the job, with its variables: {dryrun.HIDDEN})").rstrip()
     return "\n".join([outside, "# with this script on standard input:", script_text, *inside])
 
 
@@ -92,14 +97,15 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
         name: of the files.
     """
     cluster = job.cluster
+    files = f"{directory}/{name}".replace("%", "%%")  # or Slurm would put something else for %j
     argv = [
         "sbatch",
         "--parsable",
         f"--job-name={cluster.job_name}",
         f"--ntasks={job.num_workers + job.num_servers}",
         f"--chdir={directory}",
-        f"--output={directory}/{name}.out",
-        f"--error={directory}/{name}.err",
+        f"--output={files}.out",
+        f"--error={files}.err",
         "--open-mode=truncate",
         "--no-requeue",
     ]
@@ -118,30 +124,56 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
     return [*argv, *cluster.cluster_option]
 
 
-def script(job: Job) -> str:
-    """What Slurm runs on the first node: launch.py, with the job on its standard input. Pure."""
+def script(job: Job, text: str) -> str:
+    """What Slurm runs on the first node: launch.py, with the job's description on its standard input. Pure."""
     inside = dryrun.command(boot.run(job.cluster.python or sys.executable, "launcher.batch", source_root()))
-    return f"#!/bin/sh\nexec {inside} <<'{_END}'\n{batch.dumps(job)}\n{_END}\n"
+    return f"#!/bin/sh\nexec {inside} <<'{_END}'\n{text}\n{_END}\n"
 
 
 def _run_outside(job: Job) -> int:
     _require("sbatch")
     name = f".kvstore-{secrets.token_hex(6)}"
     directory = Path.cwd()
-    done = _ask(sbatch(job, str(directory), name), script(job))
-    number = done.strip().partition(";")[0]
-    if not number.isdigit():
-        raise LaunchError(f"sbatch has answered {done.strip()!r} instead of a job's number", exit_code=1)
-    return follow(
-        Queued(
+    end = directory / f"{name}.end"
+
+    def submit() -> Queued:
+        done = _ask(sbatch(job, str(directory), name), script(job, batch.dumps(job, os.environ, str(end))))
+        number = done.strip().partition(";")[0]
+        if not number.isdigit():
+            raise LaunchError(f"sbatch has answered {done.strip()!r} instead of a job's number", exit_code=1)
+        end.touch()
+        return Queued(
             title=f"Slurm job {number}",
-            state=lambda: state(_ask(["scontrol", "--oneliner", "show", "job", number])),
+            state=lambda: _state(number, end),
             interrupt=lambda signum: _tell(["scancel", "--batch", f"--signal={signum}", number]),
             cancel=("scancel", number),
             stdout=directory / f"{name}.out",
             stderr=directory / f"{name}.err",
+            others=(end,),
         )
-    )
+
+    return follow(submit)
+
+
+def _state(number: str, end: Path) -> State:
+    try:
+        found = state(_ask(["scontrol", "--oneliner", "show", "job", number]))
+        # COMPLETING lasts for minutes if a node does not answer Slurm; launch.py inside has known the end before. That
+        # it was ended by a signal Slurm can tell better: because of its time, or of somebody.
+        if found.text.startswith("COMPLETING") and (said := _read(end)).isdigit() and int(said) < _SIGNALLED:
+            return replace(found, over=True, status=int(said))
+        return found
+    except LaunchError as error:
+        if _UNKNOWN in str(error):
+            return State("Slurm does not know it any more", running=False, over=True, status=1)
+        raise
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def state(shown: str) -> State:
@@ -149,7 +181,8 @@ def state(shown: str) -> State:
     fields = dict(re.findall(r"(?:^|\s)(JobState|ExitCode|Reason)=(\S+)", shown))
     name = fields.get("JobState", "UNKNOWN")
     code, _, signum = fields.get("ExitCode", "0:0").partition(":")
-    status = 128 + int(signum) if signum.isdigit() and int(signum) else int(code) if code.isdigit() else 1
+    killed = int(signum) if signum.isdigit() and int(signum) <= _SIGNALS else 0
+    status = 128 + killed if killed else int(code) if code.isdigit() else 1
     over = name.split("+")[0] in _DONE
     return State(
         text=name + (f" ({fields['Reason']})" if fields.get("Reason", "None") != "None" else ""),
@@ -165,8 +198,19 @@ def _megabytes(size: str) -> int:
 
 def _first_node(nodes: str) -> str:
     """The first of a list such as `node[03-07,9],other1`; empty where there is none. Pure."""
-    match = re.match(r"([^\[,]+)(?:\[([0-9]+))?", nodes)
-    return "" if match is None else match[1] + (match[2] or "")
+    match = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
+    return "" if match is None else re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", match[0])
+
+
+def _address(node: str) -> str:
+    """Where Slurm reaches a node, whose name may be known to Slurm alone."""
+    if not node:
+        return ""
+    try:
+        found = re.search(r"\bNodeAddr=(\S+)", _ask(["scontrol", "--oneliner", "show", "node", node]))
+    except LaunchError:
+        return node
+    return node if found is None else found[1]
 
 
 def _require(program: str) -> None:
@@ -176,16 +220,21 @@ def _require(program: str) -> None:
 
 def _ask(argv: list[str], text: str = "") -> str:
     try:
-        done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=_ASK_S, check=False)
+        # In a session of its own: Ctrl-C is for launch.py, which must know the number of what it has submitted.
+        done = subprocess.run(
+            argv, input=os.fsencode(text), capture_output=True, timeout=_ASK_S, check=False, start_new_session=True
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{argv[0]} does not answer: {error}", exit_code=1) from None
     if done.returncode:
-        raise LaunchError(f"{argv[0]} failed: {done.stderr.strip() or done.returncode}", exit_code=1)
-    return done.stdout
+        said = done.stderr.decode(errors="replace").strip()
+        raise LaunchError(f"{argv[0]} failed: {said or done.returncode}", exit_code=1)
+    return done.stdout.decode(errors="replace")
 
 
 def _tell(argv: list[str]) -> None:
-    subprocess.run(argv, capture_output=True, timeout=_ASK_S, check=False)
+    with suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(argv, capture_output=True, timeout=_ASK_S, check=False, start_new_session=True)
 
 
 KIND = Kind(

@@ -19,33 +19,51 @@ from launcher.agents.remote import Remote
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host, read
 from launcher.hosts.placement import Member, place
-from launcher.hosts.ssh import CONNECT_S, remote_command, rsync
+from launcher.hosts.ssh import remote_command, rsync
 from launcher.job import Job
 from launcher.kinds.kind import Kind
-from launcher.processes.machine import source_root
+from launcher.processes.machine import require_files, source_root
 from launcher.supervisor import OnFailure
 from launcher.tasks import Rendezvous, settings, words
 
-HELLO_S = CONNECT_S + 3.0
 _SYNC_NOTICE_S = 30.0
-_EVER = 1e9
-# What ssh, the shell or Python say, and what to do about it.
+_FILES = 4  # that are open for each host: what ssh reads and writes, and what tells of its end
+# What ssh, the shell or Python say, and what to do about it; the first that fits.
 _HINTS = (
     (
         "No module named",
         "the package is not installed for that interpreter; install it there, or name another: --python",
     ),
+    (
+        "IDENTIFICATION HAS CHANGED",
+        "its key is another than ssh knows: if it is that host, and newly installed, ssh-keygen -R it",
+    ),
+    ("Host key verification failed", "connect once by hand, or pass --ssh-option StrictHostKeyChecking=accept-new"),
+    ("Permission denied (", "ssh must log in without a question: keys, an agent, or --ssh-config"),
+    ("Could not resolve hostname", "check its name in the hostfile"),
+    ("Connection refused", "no sshd listens there; another port is host:port in the hostfile"),
+    ("timed out", "it is down, or a firewall is between"),
+    ("No route to host", "it is down, or not in a network that this machine reaches"),
     ("not found", "no such interpreter there; name one with --python"),
     ("No such file or directory", "no such interpreter there; name one with --python"),
-    ("Host key verification failed", "connect once by hand, or pass --ssh-option StrictHostKeyChecking=accept-new"),
-    ("Permission denied", "ssh must log in without a question: keys, an agent, or --ssh-config"),
-    ("Could not resolve hostname", "check its name in the hostfile"),
+    ("Permission denied", "that interpreter cannot be executed; name another with --python"),
+    ("exited with code 255", "its agent there was killed, or the connection broke"),
 )
+
+# What rsync means when it says nothing, as it sometimes does: words from the other end may not arrive.
+_RSYNC = {
+    11: "a file could not be read or written; is there space left on the device?",
+    12: "the connection ended; is rsync installed there?",
+}
 
 
 def run(job: Job, on_failure: OnFailure) -> int:
     """Run a job on the hosts of its hostfile; see `Kind`."""
-    return agents.run(job, on_failure, Connections(job, placed(job)), "ssh")
+    hosts = placed(job)
+    require_files(_FILES * len(hosts) * (1 if job.cluster.sync_dst_dir is None else 2))
+    if job.cluster.ssh_config is not None and not os.access(job.cluster.ssh_config, os.R_OK):
+        raise LaunchError(f"cannot read --ssh-config {job.cluster.ssh_config}")
+    return agents.run(job, on_failure, Connections(job, hosts), "ssh")
 
 
 def dry_run(job: Job) -> str:
@@ -111,9 +129,7 @@ class Connections:
             remote.members = members
             remote.open(selector)
             self._remotes[host] = remote
-        remotes = list(self._remotes.values())
-        muster.expect(remotes, Hello, HELLO_S, lambda _: "")
-        return remotes
+        return list(self._remotes.values())
 
     def prepare(self, muster: Muster, selector: selectors.BaseSelector) -> None:
         """Copy the working directory to all hosts at once, if that is wanted."""
@@ -141,16 +157,17 @@ class Connections:
         for host, carrier in copies.items():
             how = carrier.wait(0)
             if how is not None and how.status:
-                lines.append(f"{host.name}: rsync {how}: {carrier.explanation}")
+                said = carrier.explanation or _RSYNC.get(how.status, "it does not say why")
+                lines.append(f"{host.name}: rsync {how}: {said}")
         if lines:
             raise report(lines, len(self._hosts))
 
     def toward(self) -> str:
-        """The address of a host that is not this machine."""
+        """The address of a host that is not this machine, and answers."""
         for host, remote in self._remotes.items():
-            if not host.here:
-                hello = remote.said(Hello)
-                return hello.reached_at if hello is not None and hello.reached_at else host.name
+            hello = remote.said(Hello)
+            if not host.here and hello is not None:
+                return hello.reached_at or host.name
         return ""
 
     def close(self, patience: float) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import sysconfig
 from contextlib import suppress
 from pathlib import Path
+
+from launcher.errors import LaunchError
+
+_SPARE_FILES = 64
 
 
 def cores() -> int:
@@ -13,6 +18,17 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def require_files(count: int) -> None:
+    """See to it that this process may have so many files open, beside those that every process has.
+
+    Raises:
+        LaunchError: it may not.
+    """
+    needed, allowed = count + _SPARE_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if allowed != resource.RLIM_INFINITY and needed > allowed:
+        raise LaunchError(f"so many processes need {needed} open files, and the limit is {allowed}: ulimit -n {needed}")
 
 
 def source_root() -> str | None:

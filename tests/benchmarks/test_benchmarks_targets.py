@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.figures import Result, Row
-from benchmarks.suites import exchange, training
+from benchmarks.suites import compression, exchange, training
 from benchmarks.suites.memory import summary
 from benchmarks.suites.network import add_limit
 from benchmarks.targets import TARGETS, Target, judge
@@ -44,6 +44,8 @@ def test_every_target_names_rows_that_there_will_be(session):
     rows |= {one.name: {row.name for row in one.rows} for one in summary([(0, [{"all": 1.0}])], 2.0)}
     for name in ("hosts-4", "hosts-4+4"):  # these need root to be asked
         rows[name] = {"kvstore", "gloo", "wire"}
+    rows |= {f"codecs-{way}": {compression.FLOOR, *compression.CODECS} for way in ("encode", "decode")}
+    rows["hosts-4-compressed"] = {compression.PLAIN, *compression.BOTH_WAYS}
     timed = [Row(name, [1.0]) for name in ("kvstore", "ddp", "alone", "alone, forward only", "wire")]
     hosts = Result("hosts-train", "", timed)
     add_limit(hosts)

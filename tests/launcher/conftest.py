@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cluster.hosts import Hosts
 from launched import DRIVER, ROOT, WAITS, Launched
+from sites import Site
 
 
 def _until(condition: Callable[[], Any], timeout: float = 15) -> Any:
@@ -88,3 +90,11 @@ def start(tmp_path: Path, short: Path) -> Iterator[Callable[..., Launched]]:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+
+@pytest.fixture
+def over_ssh(hosts: Hosts, tmp_path: Path) -> Iterator[Site]:
+    """Jobs on four hosts by ssh; which hosts, the test says by `-H`."""
+    site = Site("ssh", ("--launcher", "ssh"), hosts.launcher_env, hosts, tmp_path)
+    yield site
+    site.close()

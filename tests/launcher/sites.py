@@ -5,21 +5,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from cluster.hosts import Hosts
+from cluster.mpi import mpi
 
 ROOT = Path(__file__).resolve().parents[2]
+KINDS = ("ssh", "openmpi", "mpich", "slurm", "sge")
+MANAGED = KINDS[1:]
+LIMIT = {"KVSTORE_HEARTBEAT_TIMEOUT_S": "3"}
 
 # launch.py with stand-ins for the servers, which need no torch: most tests are not about them.
 DRIVER = """
 import dataclasses, os, sys
 import launcher.launch as entry
 from launcher.kinds import find as real
+
+exec(os.environ.get("PRELUDE", ""))
 
 def find(name, job):
     kind = real(name, job)
@@ -61,18 +70,24 @@ class Running:
     @property
     def pid(self) -> int:
         """Of launch.py itself, which may be on a host, where a signal to what has entered it does not go."""
+        return self.called("launch")[0]
+
+    def called(self, word: str) -> list[int]:
+        """The processes with our environment whose program, or first arguments, have this in them; the oldest first."""
         token = f"TEST_TOKEN={self.token}".encode()
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     words = (entry / "cmdline").read_bytes().split(b"\0")
-                    if token in (entry / "environ").read_bytes().split(b"\0") and b"launch" in b"".join(words[1:3]):
+                    if token in (entry / "environ").read_bytes().split(b"\0") and word.encode() in b"".join(words[:3]):
+                        if words[0].rpartition(b"/")[2] in (b"nsenter", b"env"):
+                            continue
                         started = int((entry / "stat").read_text().rpartition(")")[2].split()[19])
                         found.append((started, int(entry.name)))
                 except OSError:
                     continue
-        return min(found)[1]
+        return [pid for _, pid in sorted(found)]
 
     def send(self, signum: int) -> None:
         os.kill(self.pid, signum)
@@ -88,7 +103,8 @@ class Site:
         env: the environment to start it in.
         hosts: where the processes go.
         directory: which all hosts see, and where jobs run.
-        enter: makes a command one that runs where jobs are submitted.
+        enter: makes a command one that runs where jobs are submitted, in a directory.
+        run: runs one of the manager's own commands.
     """
 
     kind: str
@@ -96,11 +112,19 @@ class Site:
     env: Mapping[str, str]
     hosts: Hosts
     directory: Path
-    enter: Callable[[list[str]], list[str]] = list
+    enter: Callable[[list[str], Path], list[str]] = lambda argv, cwd: argv
+    run: Callable[..., subprocess.CompletedProcess[str]] | None = None
     started: list[Running] = field(default_factory=list)
+    mark: str = field(default_factory=lambda: f"mark{uuid.uuid4().hex}")
 
     def launch(
-        self, *argv: str, real: bool = False, server: str = WAITS, env: Mapping[str, str] | None = None
+        self,
+        *argv: str | bytes,
+        real: bool = False,
+        server: str = WAITS,
+        env: Mapping[str, str] | Mapping[bytes, bytes] | None = None,
+        cwd: Path | None = None,
+        stdout: int | None = None,
     ) -> Running:
         """Start launch.py with these words behind the site's own."""
         here = self.directory / f"launch-{len(self.started)}"
@@ -108,18 +132,45 @@ class Site:
         program = [sys.executable, "-m", "launcher"] if real else [sys.executable, "-c", DRIVER]
         environ = {name: value for name, value in self.env.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
         token = uuid.uuid4().hex
+        given = {os.fsdecode(name): os.fsdecode(value) for name, value in (env or {}).items()}
+        command = [os.fsdecode(word) for word in (*program, *self.words, *argv)]
         with (here / "out").open("wb") as out, (here / "err").open("wb") as err:
             process = subprocess.Popen(
-                self.enter([*program, *self.words, *argv]),
-                cwd=self.directory,
-                env={**environ, "PYTHONPATH": str(ROOT), "FAKE_SERVER": server, "TEST_TOKEN": token, **(env or {})},
+                self.enter(command, cwd or self.directory),
+                cwd=cwd or self.directory,
+                env={**environ, "PYTHONPATH": str(ROOT), "FAKE_SERVER": server, "TEST_TOKEN": token, **given},
                 stdin=subprocess.DEVNULL,
-                stdout=out,
+                stdout=out if stdout is None else stdout,
                 stderr=err,
                 start_new_session=True,
             )
         self.started.append(Running(process, here, token))
         return self.started[-1]
+
+    def sleepers(self, env: Mapping[str, str] | None = None, *argv: str) -> Running:
+        """Start three workers that never end, and a server, and wait until they run."""
+        code = f"import time; print('here', flush=True); time.sleep(999)  # {self.mark}"
+        run = self.launch("-n", "3", "-s", "1", *argv, "python", "-c", code, env={**LIMIT, **(env or {})})
+        until(lambda: run.out.count("here") == 3, "the workers to run", 40, run)
+        return run
+
+    def processes(self, word: str, host: int | None = None) -> dict[int, str]:
+        """What runs on a host, or on all, and has this word in its command line."""
+        hosts = range(len(self.hosts)) if host is None else (host,)
+        found = [item for i in hosts for item in self.hosts.processes(i).items()]
+        return {pid: line for pid, line in found if word in line}
+
+    def worker(self, rank: int) -> tuple[int, int]:
+        """The process of a worker, and the number of its host."""
+        wanted = {b"DMLC_ROLE=worker", b"DMLC_TASK_ID=%d" % rank}
+        for i in range(len(self.hosts)):
+            for pid in self.processes(self.mark, i):
+                try:
+                    if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+                        return pid, i
+                except OSError:
+                    continue
+        raise AssertionError(f"no worker {rank}")
 
     def left(self, word: str) -> list[str]:
         """The command lines on any host, or here, that have this word in them."""
@@ -135,11 +186,46 @@ class Site:
                     found.append(line)
         return found
 
+    def relics(self) -> list[str]:
+        """What jobs have left on the hosts and in the directory: processes, shared memory, files."""
+        found = list((self.processes(self.mark) | self.processes("launcher")).values())
+        for i, host in enumerate(self.hosts.names):
+            found += [f"{host}: /dev/shm/{name}" for name in self.hosts.shared_memory(i)]
+            pid = next(iter(self.hosts.processes(i)), None) if self.kind in ("slurm", "sge") else None
+            if pid is not None:
+                found += [f"{host}: {path}" for path in Path(f"/proc/{pid}/root/tmp").glob("kvstore-*")]
+        found += [str(path) for path in self.directory.glob(".kvstore*")]
+        return [*found, *(str(path) for path in Path(self.env.get("TMPDIR", "/nowhere")).glob("kvstore-*"))]
+
     def close(self) -> None:
         """Kill every launch.py."""
         for running in self.started:
             running.process.kill()
             running.process.wait()
+
+
+@contextmanager
+def place(kind: str, request: pytest.FixtureRequest, directory: Path) -> Iterator[Site]:
+    """A place of that kind, whose jobs run in this directory."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        if kind in ("slurm", "sge"):
+            there = request.getfixturevalue(kind)
+            spread = ("--cluster-option=--nodes=2", "--cluster-option=--ntasks-per-node=2")
+            words: tuple[str, ...] = ("--launcher", kind, *(spread if kind == "slurm" else ()))
+            made = Site(kind, words, there.env, there.hosts, directory, run=there.run)
+            if kind == "sge":
+                made.enter = there.enter
+        else:
+            hosts = request.getfixturevalue("hosts")
+            words = ("--launcher", "ssh" if kind == "ssh" else "mpi", "-H", str(hosts.hostfile()))
+            env = hosts.launcher_env if kind == "ssh" else mpi(kind, hosts).env
+            made = Site(kind, words, {**env, "TMPDIR": short}, hosts, directory)
+        try:
+            yield made
+        finally:
+            for i in range(len(made.hosts)):
+                made.hosts.mend(i)
+            made.close()
 
 
 def until(condition: Callable[[], object], what: str, timeout: float = 20.0, run: Running | None = None) -> None:

@@ -2,63 +2,173 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster.mpi import mpi
-from sites import Site, until
+from cluster.watch import watch_ps
+from sites import KINDS, MANAGED, Running, Site, place, until
 
-SPREAD = ("--cluster-option=--nodes=2", "--cluster-option=--ntasks-per-node=3")
-KINDS = ("ssh", "openmpi", "mpich", "slurm", "sge")
+WITHIN = 3 + 5  # the limit of silence in these tests, and what an ending may take
+CARRIERS = {"openmpi": "mpirun", "mpich": "mpirun", "slurm": "srun", "sge": "qsub"}
+HOSTILE = b"a 'b' \"c\" $(id) `id` $HOME \\ %j\nsecond line\t* ; & | # \xc3\xa9 \xff!"
+FOLDER = "a b's $(id) %j \N{SNOWMAN}"
 
 
 @pytest.fixture(params=KINDS)
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
-    kind = request.param
-    if kind in ("slurm", "sge"):
-        there = request.getfixturevalue(kind)
-        words: tuple[str, ...] = ("--launcher", kind, *(SPREAD if kind == "slurm" else ()))
-        made = Site(kind, words, there.env, there.hosts, tmp_path)
-        if kind == "sge":
-            made.enter = lambda argv: there.enter(argv, tmp_path)
-    else:
-        hosts = request.getfixturevalue("hosts")
-        words = ("--launcher", "ssh" if kind == "ssh" else "mpi", "-H", str(hosts.hostfile()))
-        made = Site(kind, words, hosts.launcher_env if kind == "ssh" else mpi(kind, hosts).env, hosts, tmp_path)
-    yield made
-    made.close()
+    with place(request.param, request, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(params=MANAGED)
+def managed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    with place(request.param, request, tmp_path) as made:
+        yield made
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def ends(site: Site, run: Running, since: float, code: int | None = None) -> None:
+    """It ends in time, with that exit code or at least not with 0, and leaves nothing anywhere."""
+    ended = run.wait()
+    assert ended == code if code is not None else ended > 0, run.err
+    gone(site, since)
+
+
+def gone(site: Site, since: float) -> None:
+    """Nothing is left anywhere, in time."""
+    while left := site.relics():
+        assert time.monotonic() < since + WITHIN, left
+        time.sleep(0.05)
 
 
 def test_every_process_runs_and_says_who_it_is(site: Site) -> None:
     code = "import os, socket; print(os.environ['DMLC_ROLE'], os.environ['DMLC_TASK_ID'], socket.gethostname())"
-    run = site.launch("-n", "4", "-s", "2", "python", "-c", code)
+    run = site.launch("-n", "3", "-s", "1", "python", "-c", code)
     assert run.wait() == 0, run.err
     lines = [line.split() for line in run.lines]
-    assert [line[:4] for line in lines] == [["[worker", f"{rank}]", "worker", str(rank)] for rank in range(4)]
+    assert [line[:4] for line in lines] == [["[worker", f"{rank}]", "worker", str(rank)] for rank in range(3)]
     assert {line[4] for line in lines} <= set(site.hosts.names)
     assert len({line[4] for line in lines}) > 1
 
 
 def test_a_worker_that_fails_is_named_with_its_host(site: Site) -> None:
     code = (
-        "import os, time\nif os.environ['DMLC_TASK_ID'] == '1': print('soon', flush=True); os._exit(7)\ntime.sleep(999)"
+        "import os, socket, time\n"
+        "if os.environ['DMLC_TASK_ID'] == '1': print(socket.gethostname(), time.monotonic(), flush=True); os._exit(7)\n"
+        f"time.sleep(999)  # {site.mark}"
     )
-    run = site.launch("-n", "4", "-s", "2", "python", "-c", code)
-    until(lambda: "soon" in run.out, "the worker to fail", 40, run)
-    began = time.monotonic()
+    run = site.launch("-n", "3", "-s", "1", "python", "-c", code)
     assert run.wait() == 7, run.err
-    assert time.monotonic() - began < 5
-    assert "worker 1 on " in run.err
-    assert "exited with code 7" in run.err
-    until(lambda: not site.left("sleep(999)"), "the others to be gone")
+    host, failed = run.out.split()[-2:]
+    assert time.monotonic() - float(failed) < 5
+    name = site.hosts.addresses[site.hosts.names.index(host)] if site.kind == "ssh" else host
+    assert f"launch.py: worker 1 on {name} exited with code 7\n" in run.err
+    gone(site, float(failed))
 
 
-def test_ctrl_c(site: Site) -> None:
-    run = site.launch("-n", "4", "-s", "2", "python", "-c", "import time; print('here', flush=True); time.sleep(1234)")
-    until(lambda: run.out.count("here") == 4, "the workers to run", 40, run)
-    run.send(signal.SIGINT)
-    assert run.wait() == 130
-    until(lambda: not site.left("sleep(1234)"), "the workers to be gone")
+def test_a_signal_ends_it(managed: Site) -> None:
+    signum = signal.SIGTERM if managed.kind in ("mpich", "slurm") else signal.SIGINT
+    run = managed.sleepers()
+    began = time.monotonic()
+    run.send(signum)
+    ends(managed, run, began, 128 + signum)
+
+
+def test_launch_py_is_killed(managed: Site) -> None:
+    run = managed.sleepers()
+    began = time.monotonic()
+    run.send(signal.SIGKILL)
+    run.wait()
+    gone(managed, began)
+    if managed.run is not None:
+        jobs = {"slurm": ("squeue", "--noheader"), "sge": ("qstat", "-u", "*")}[managed.kind]
+        until(lambda: not managed.run(*jobs).stdout, "the job to be gone")  # type: ignore[misc]
+
+
+def test_an_agent_is_killed(managed: Site) -> None:
+    run = managed.sleepers()
+    pid, host = managed.worker(1)
+    began = time.monotonic()
+    os.kill(parent(pid), signal.SIGKILL)
+    ends(managed, run, began)
+    if managed.kind == "mpich":  # whose mpirun kills all others in that moment
+        assert f"RUNNING AT {managed.hosts.addresses[host]}" in run.err
+    else:
+        assert f"worker 1 on {managed.hosts.names[host]} was lost: " in run.err
+
+
+@pytest.mark.parametrize("managed", ["mpich"], indirect=True)
+def test_a_worker_is_killed(managed: Site) -> None:
+    run = managed.sleepers()
+    pid, host = managed.worker(1)
+    began = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    ends(managed, run, began, 137)
+    assert f"worker 1 on {managed.hosts.names[host]} was killed by SIGKILL" in run.err
+
+
+def test_what_has_started_the_agents_is_killed(managed: Site) -> None:
+    run = managed.sleepers()
+    began = time.monotonic()
+    name = CARRIERS[managed.kind]
+    for pid in run.called(name):
+        os.kill(pid, signal.SIGKILL)
+    ends(managed, run, began, 137)
+    assert f"was lost: {name} was killed by SIGKILL" in run.err
+
+
+def test_a_host_is_cut_off(managed: Site) -> None:
+    run = managed.sleepers()
+    host = 1  # on the first is launch.py, if it is inside
+    began = time.monotonic()
+    managed.hosts.cut(host)
+    ends(managed, run, began)
+    assert f" on {managed.hosts.names[host]} was lost: nothing was heard of it for 3 s" in run.err
+
+
+def test_any_value_arrives_and_none_is_seen(site: Site) -> None:
+    """Variables, words and the working directory may be anything; and secrets are on no command line, in no log."""
+    folder = site.directory / FOLDER
+    folder.mkdir()
+    secrets = [f"secret{number}{site.mark}" for number in range(3)]
+    values = [HOSTILE + secret.encode() for secret in secrets]
+    tell = (
+        "import os, sys; e = os.environb; "
+        "print([e.get(k) for k in (b'W', b'S', b'P', b'KVSTORE_ENLIST')], [os.fsencode(a) for a in sys.argv[1:]], "
+        "os.fsencode(os.getcwd()), flush=True)"
+    )
+    server = f"{tell}; import signal; signal.pause()"
+    pairs = ("--env-worker", b"W:" + values[0], "--env-server", b"S:" + values[1], "--env", "P")
+    words = [arg for pair in pairs for arg in (pair if isinstance(pair, tuple) else (pair,))]
+    env = {os.fsencode(k): os.fsencode(v) for k, v in {"FAKE_SERVER": server}.items()} | {b"P": values[2]}
+    with watch_ps(secrets[1:]) as seen:
+        # The worker waits until the server has spoken: it is ended when the last worker has gone.
+        wait = f"{tell}\nimport time; time.sleep(0.5)"
+        run = site.launch("-n", "1", "-s", "1", *words, "--", "python", "-c", wait, HOSTILE, "", env=env, cwd=folder)
+        until(lambda: "[worker 0]" in run.out, "the worker to speak", 40, run)
+        shown = ""
+        if site.run is not None:
+            commands = {
+                "slurm": ("scontrol show job", "squeue --long", "scontrol show step"),
+                "sge": ("qstat -f", "qstat -j *"),
+            }[site.kind]
+            shown = "".join(site.run(*shlex.split(command)).stdout for command in commands)
+            assert "kvstore" in shown
+        assert run.wait() == 0, run.err
+    lines = dict(line.split("] ", 1) for line in run.out.splitlines())
+    where = os.fsencode(str(folder))
+    assert lines["[worker 0"] == f"{[values[0], None, values[2], None]} {[HOSTILE, b'']} {where}"
+    assert lines["[server 0"] == f"{[None, values[1], values[2], None]} {[]} {where}"
+    # What is given on launch.py's own command line can be seen there and nowhere else.
+    assert [line for line in seen if secrets[1] not in line or "--env-server" not in line] == []
+    assert not [secret for secret in secrets if secret in shown + run.err]
+    gone(site, time.monotonic())
+    assert not any(folder.iterdir())

@@ -1,0 +1,108 @@
+"""Agents that a manager starts and that come back: too many, too few, and strangers. The manager is a shell."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from launcher.agents import boot
+from launcher.agents import job as agents
+from launcher.agents.carrier import Carrier
+from launcher.agents.enlist import ENLIST, Ticket
+from launcher.agents.enlisted import Enlisted, Manager, deal
+from launcher.errors import LaunchError
+from launcher.job import Job
+from launcher.tasks import Task
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENT = shlex.join(boot.argv(sys.executable, str(ROOT)))
+# Noise at the door, and an agent with keys of its own.
+STRANGERS = """
+import socket, sys, time
+from kvstore.keys import pair
+from launcher.agents.enlist import Ticket
+from launcher.agents.hub import BackLink
+from launcher.agents.protocol import Hello
+
+endpoint, server, _, _ = sys.argv[1].split()
+host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+noise = socket.create_connection((host, int(port)))
+noise.sendall(b"\\xff" * 4000)
+link = BackLink(Ticket(endpoint, server, *pair()))
+link.send(Hello("1", "3", "stranger", 0, ""))
+time.sleep(60)
+"""
+
+
+def job(workers: int = 2) -> Job:
+    server = (sys.executable, "-S", "-c", "import signal; signal.pause()")
+    return Job(workers, 1, ("echo", "here"), server_argv=server)
+
+
+def launch(workers: int, manager: str, patience_s: float = 30.0) -> int:
+    """Run a job whose manager is this shell script; $AGENT is how it starts an agent."""
+
+    def submit(ticket: Ticket) -> Carrier:
+        env = {**os.environ, ENLIST: ticket.text, "AGENT": AGENT, "STRANGERS": STRANGERS, "PYTHON": sys.executable}
+        env["PYTHONPATH"] = str(ROOT)
+        return Carrier("manager", ["/bin/sh", "-c", manager], env, linked=False)
+
+    def tell(task: Task, how: str) -> None:
+        pass
+
+    return agents.run(job(workers), tell, Enlisted(job(workers), Manager("manager", submit, "", patience_s)), "test")
+
+
+def test_one_too_many_and_strangers_do_no_harm(capfd: pytest.CaptureFixture[str]) -> None:
+    code = launch(
+        2,
+        '"$PYTHON" -c "$STRANGERS" "$KVSTORE_ENLIST" & s=$!\n'
+        'for i in 0 1 2 3; do PMI_RANK=$i sh -c "$AGENT" & agents="$agents $!"; done\nwait $agents; kill $s',
+    )
+    printed = capfd.readouterr()
+    assert code == 0, printed.err
+    assert sorted(printed.out.splitlines()) == ["[worker 0] here", "[worker 1] here"]
+    assert "stranger" not in printed.err
+
+
+def test_too_few_within_patience(capfd: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=r"manager has started 1 of 3 processes \(on .+\) in 3 s, .* --host-ip"):
+        launch(2, 'PMI_RANK=0 sh -c "$AGENT" & wait', 3.0)
+    assert time.monotonic() - began < 8
+
+
+def test_the_manager_ends_too_soon() -> None:
+    with pytest.raises(
+        LaunchError, match="manager exited with code 9 when 0 of 3 processes had been started"
+    ) as caught:
+        launch(2, "exit 9")
+    assert caught.value.exit_code == 9
+
+
+def test_an_agent_ends_before_all_are_there() -> None:
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="ended before all had been started"):
+        launch(2, 'PMI_RANK=0 sh -c "exec timeout 2 $AGENT" & wait; exec sleep 60')
+    assert time.monotonic() - began < 10
+
+
+def test_ssh_does_not_get_there_and_the_manager_waits_for_ever() -> None:
+    said = "ssh: connect to host node7 port 22: No route to host"
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match=f"manager does not reach all hosts: {said}"):
+        launch(2, f"echo {said} >&2; exec sleep 60")
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("hosts", "servers", "there"),
+    [("aabb", 2, "s0 w0 s1 w1"), ("aabb", 1, "s0 w0 w1 w2"), ("aaab", 3, "s0 s1 w0 s2"), ("ab", 1, "s0 w0")],
+)
+def test_servers_are_dealt_to_the_hosts(hosts: str, servers: int, there: str) -> None:
+    assert " ".join(f"{role[0]}{rank}" for role, rank in deal(list(hosts), servers)) == there

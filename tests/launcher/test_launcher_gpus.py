@@ -1,0 +1,48 @@
+"""The GPUs of a host, divided among its workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.cluster import Cluster
+from launcher.job import Job
+from launcher.tasks import LOCAL_RANK, Rendezvous, Role, Surroundings, environment, render
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible(role: Role, local_rank: int, gpus: int, **environ: str) -> str | None:
+    around = Surroundings(environ=environ, python="/py", cores=1)
+    return environment(around, role, 1, {LOCAL_RANK: str(local_rank)}, gpus).get(VISIBLE)
+
+
+@pytest.mark.parametrize(("rank", "gpus", "expected"), [(0, 1, "0"), (3, 1, "3"), (0, 2, "0,1"), (2, 2, "4,5")])
+def test_each_worker_gets_so_many(rank: int, gpus: int, expected: str) -> None:
+    assert visible("worker", rank, gpus) == expected
+
+
+def test_of_those_that_are_given() -> None:
+    given = {VISIBLE: "4,5,GPU-a,7"}
+    assert [visible("worker", rank, 2, **given) for rank in range(2)] == ["4,5", "GPU-a,7"]
+    assert [visible("worker", rank, 3, **given) for rank in range(2)] == ["4,5,GPU-a", "7"]
+
+
+def test_who_comes_too_late_gets_none_rather_than_anothers() -> None:
+    assert visible("worker", 2, 1, **{VISIBLE: "4,5"}) == ""
+    assert visible("worker", 0, 1, **{VISIBLE: ""}) == ""
+
+
+def test_by_default_everybody_sees_all() -> None:
+    assert visible("worker", 1, 0) is None
+    assert visible("worker", 1, 0, **{VISIBLE: "4,5"}) == "4,5"
+
+
+def test_servers_have_no_part_in_it() -> None:
+    assert visible("server", 1, 2) is None
+    assert visible("scheduler", 0, 2, **{VISIBLE: "4,5"}) == "4,5"
+
+
+def test_in_a_job_on_one_machine() -> None:
+    job = Job(3, 1, ("x",), cluster=Cluster(gpus_per_worker=2))
+    tasks = render(job, Rendezvous("ipc:///t", 0, "m"), Surroundings(environ={}, python="/py", cores=4))
+    assert [task.env.get(VISIBLE) for task in tasks] == [None, None, "0,1", "2,3", "4,5"]

@@ -1,0 +1,196 @@
+"""Hostfiles: what a line may be, and that nothing else gets through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from launcher.cluster import Cluster
+from launcher.errors import LaunchError
+from launcher.hosts.hostfile import MAX_SLOTS, Host, parse, read
+from launcher.hosts.ssh import remote_command, rsync
+
+NAMES = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,20}[A-Za-z0-9_])?", fullmatch=True)
+ADDRESSES = st.ip_addresses(v=6).map(str) | st.just("fe80::1%eth0")
+USERS = st.just("") | st.from_regex(r"[A-Za-z0-9_.][A-Za-z0-9_.+$/:-]{0,20}[A-Za-z0-9_]", fullmatch=True)
+PORTS = st.just(0) | st.just(22) | st.integers(1024, 65535)
+HOSTS = st.builds(Host, NAMES | ADDRESSES, USERS, PORTS, st.none() | st.integers(1, MAX_SLOTS))
+
+
+def render(host: Host) -> str:
+    name = f"[{host.name}]" if ":" in host.name else host.name
+    return (
+        (f"{host.user}@" if host.user else "")
+        + name
+        + (f":{host.port}" if host.port else "")
+        + ("" if host.slots is None else f" slots={host.slots}")
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "host"),
+    [
+        ("node1", Host("node1")),
+        ("node1 slots=4", Host("node1", slots=4)),
+        ("node1\tslots=4  ", Host("node1", slots=4)),
+        ("node1:4", Host("node1", slots=4)),
+        ("node1:1023", Host("node1", slots=1023)),
+        ("node1:1024", Host("node1", port=1024)),
+        ("node1:22", Host("node1", port=22)),
+        ("node1:2222 slots=4", Host("node1", port=2222, slots=4)),
+        ("node1:8 slots=4", Host("node1", slots=4)),
+        ("node1 slots=4 max_slots=8", Host("node1", slots=4)),
+        ("node1 max-slots=8", Host("node1")),
+        ("me@node1.example.com:65535", Host("node1.example.com", "me", 65535)),
+        ("me+you-2@10.0.0.1", Host("10.0.0.1", "me+you-2")),
+        ("fd00::1", Host("fd00::1")),
+        ("[fd00::1]", Host("fd00::1")),
+        ("[fd00::1]:2222", Host("fd00::1", port=2222)),
+        ("[fd00::1]:2 # two", Host("fd00::1", slots=2)),
+        ("me@[fe80::1%eth0]:22 slots=1", Host("fe80::1%eth0", "me", 22, 1)),
+        ("::1", Host("::1")),
+        ("gpu_7#slots=9", Host("gpu_7")),
+    ],
+)
+def test_a_line(line: str, host: Host) -> None:
+    assert parse([line]) == [host]
+
+
+def test_comments_and_blank_lines_are_nothing() -> None:
+    assert parse(["# all of them", "", "  ", "a  # the first", "#b", "\tc"]) == [Host("a"), Host("c")]
+
+
+def test_the_slots_of_a_host_that_is_named_again_are_added_up() -> None:
+    assert parse(["a", "b slots=2", "a", "b:3", "a"]) == [Host("a", slots=3), Host("b", slots=5)]
+    assert parse(["a", "me@a", "a:22"]) == [Host("a"), Host("a", "me"), Host("a", port=22)]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("-oProxyCommand=x", "'-oProxyCommand=x' is no host's name"),
+        ("-oProxyCommand=x@node1", "'-oProxyCommand=x' is no user's name"),
+        ("-l@node1", "'-l' is no user's name"),
+        ("$(reboot)@node1", "'$(reboot)' is no user's name"),
+        ("`x`@node1", "is no user's name"),
+        ("a;b@node1", "is no user's name"),
+        ("a\0b@node1", "is no user's name"),
+        ("a\\@node1", "is no user's name"),
+        ("me@-v", "'-v' is no host's name"),
+        ("node1;reboot", "is no host's name"),
+        ("$(reboot)", "is no host's name"),
+        ("node1-", "is no host's name"),
+        ("nöde", "is no host's name"),
+        ("node1 -oProxyCommand=x", "'-oProxyCommand' is no option of a host"),
+        ("node1 sluts=4", "'sluts' is no option of a host"),
+        ("node1 node2", "is no host"),
+        ("me@you@node1", "is no host"),
+        ("@node1", "is no host"),
+        ("node1:", "is no host"),
+        ("node1:ssh", "is no host"),
+        ("[node1", "is no host"),
+        ("[-x]", "is no host's name"),
+        ("fd00::1::2", "is no IPv6 address"),
+        ("[fd00::x]:22", "is no IPv6 address"),
+        ("[fe80::1%$(reboot)]", "is no IPv6 address"),
+        ("[fe80::1%\0]", "is no IPv6 address"),
+        ("[fe80::1%]", "is no IPv6 address"),
+        ("node1:65536", "65536 is no port"),
+        ("node1:0", "from 1 to 1024 slots, not 0"),
+        ("node1 slots=0", "from 1 to 1024 slots, not 0"),
+        ("node1 slots=1025", "from 1 to 1024 slots, not 1025"),
+        (f"node1 slots={'9' * 5000}", "from 1 to 1024 slots"),
+        ("node1 slots=", "slots= is no number"),
+        ("node1 slots=four", "slots=four is no number"),
+        ("node1 slots=-1", "slots=-1 is no number"),
+        ("node1 slots=²", "is no number"),
+    ],
+)
+def test_a_line_that_is_refused_is_named_with_its_file(line: str, why: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        parse(["node0", "", line], "my-hosts")
+    assert str(caught.value).startswith("my-hosts, line 3: ")
+    assert why in str(caught.value)
+    assert "node1 slots=4" in str(caught.value)
+
+
+@pytest.mark.parametrize("lines", [[], ["", "# node1"]])
+def test_no_host_at_all(lines: list[str]) -> None:
+    with pytest.raises(LaunchError, match="my-hosts names no host"):
+        parse(lines, "my-hosts")
+
+
+@given(st.lists(st.text(max_size=30) | st.from_regex(r"[-a-z@:\[\]%0-9 =#$]{0,30}", fullmatch=True), max_size=5))
+@example(["x@y slots=1 slots=2"])
+def test_whatever_the_text_it_is_hosts_or_a_launch_error(lines: list[str]) -> None:
+    try:
+        hosts = parse(lines)
+    except LaunchError:
+        return
+    assert hosts
+    for host in hosts:
+        for word in (host.name, host.user):
+            assert not word.startswith("-")
+            assert not set("\0\n '\"`;&<>|(){}").intersection(word)
+        assert host.slots is None or host.slots >= 1
+
+
+@given(HOSTS)
+def test_a_host_that_is_written_down_is_read_again(host: Host) -> None:
+    assert parse([render(host)]) == [host]
+
+
+@given(st.lists(HOSTS, min_size=1, max_size=8))
+def test_every_host_once_and_no_slot_lost(hosts: list[Host]) -> None:
+    found = parse(map(render, hosts))
+    keys = [(host.user, host.name, host.port) for host in found]
+    assert keys == list(dict.fromkeys((host.user, host.name, host.port) for host in hosts))
+    if len(found) == len(hosts):
+        assert found == hosts
+    else:
+        assert sum(host.slots or 1 for host in found) == sum(host.slots or 1 for host in hosts)
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("a\nb:2  # zwei Plätze\n")
+    assert read(str(path)) == [Host("a"), Host("b", slots=2)]
+    path.write_text("a\n-x\n")
+    with pytest.raises(LaunchError, match=rf"^{path}, line 2: '-x' is no host's name"):
+        read(str(path))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"cannot read the hostfile .*/none: No such file"):
+        read(str(tmp_path / "none"))
+    with pytest.raises(LaunchError, match=r"cannot read the hostfile .*: Is a directory"):
+        read(str(tmp_path))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
+    with pytest.raises(LaunchError, match=r"cannot read the hostfile .*/binary: 'utf-8' codec"):
+        read(str(tmp_path / "binary"))
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "::1"])
+def test_this_machine_needs_no_ssh(name: str) -> None:
+    assert Host(name).here
+    assert not Host(name, port=2222).here
+    assert not Host(name, user="me").here
+    assert not Host("node1").here
+
+
+@given(HOSTS)
+def test_nothing_of_a_hostfile_is_an_option_of_ssh_or_rsync(host: Host) -> None:
+    cluster = Cluster(sync_exclude=("*.pt",), sync_gitignore=True, ssh_config="cfg", ssh_option=("Port=1",))
+    words = remote_command(cluster, host, ["py thon", "-c", "it's"])
+    end = words.index("--")
+    assert words[end + 1 :] == [host.name, "exec 'py thon' -c 'it'\"'\"'s'"]
+    assert words[:9] == ["ssh", "-T", "-x", "-F", "cfg", "-o", "Port=1", "-o", "BatchMode=yes"]
+    assert ("-p" in words[:end], "-l" in words[:end]) == (bool(host.port), bool(host.user))
+    copied = rsync(cluster, host, "/from/", "/to")
+    assert copied[copied.index("--") + 1] == "/from/"
+    assert copied[-1].endswith("/to/")
+    assert len(copied) == copied.index("--") + 3
+    assert ("-e" in copied) != host.here

@@ -1,0 +1,240 @@
+"""Jobs by Slurm: what it is told, what its words mean, and the real one, from outside and inside an allocation."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sites import DRIVER, WAITS, Site, place, until
+
+from launcher import batch
+from launcher.cluster import Cluster
+from launcher.errors import LaunchError
+from launcher.job import Job
+from launcher.kinds import slurm as kind
+from launcher.kinds.queued import Queued, State, follow
+
+GOLDEN = Path(__file__).parent / "golden"
+FULL: dict[str, Any] = {
+    "job_name": "mnist",
+    "queue": "gpu",
+    "time": "2:00:00",
+    "worker_cores": 4,
+    "server_cores": 2,
+    "worker_memory": "6g",
+    "server_memory": "500m",
+    "gpus_per_worker": 2,
+    "cluster_option": ("--account=a b", "--exclusive"),
+}
+HOSTILE = "a 'b' \"c\" $(id) `id` \\ KVSTORE_END_OF_JOB\nKVSTORE_END_OF_JOB\n\udcff \N{SNOWMAN}"
+ALLOCATION = ("--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
+SHOWN = "JobId=7 JobName=kvstore UserId=root(0) JobState={} Reason={} Dependency=(null) ExitCode={} RunTime=00:00:01"
+
+
+def job(**cluster: Any) -> Job:
+    return Job(
+        2, 1, ("python train.py",), env_worker={"W": "a-secret"}, cluster=Cluster(python="/usr/bin/python3", **cluster)
+    )
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    with place("slurm", request, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize(("name", "options"), [("slurm", FULL), ("slurm-plain", {})])
+def test_the_dry_run_is_as_it_was(
+    name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "source_root", lambda: None)
+    monkeypatch.chdir("/")
+    monkeypatch.delenv(kind.ALLOCATION, raising=False)
+    text = kind.dry_run(job(**options)) + "\n"
+    assert "a-secret" not in text
+    if os.environ.get("UPDATE_GOLDEN"):
+        (GOLDEN / f"{name}.sh").write_text(text)
+    assert text == (GOLDEN / f"{name}.sh").read_text()
+
+
+def test_inside_an_allocation_there_is_no_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kind.ALLOCATION, "7")
+    text = kind.dry_run(job())
+    assert "sbatch" not in text
+    assert "\nsrun " in text
+
+
+def test_a_percent_sign_in_the_directory_is_none_of_slurms() -> None:
+    assert "--output=/a/50%%/n.out" in kind.sbatch(job(), "/a/50%", "n")
+    assert "--chdir=/a/50%" in kind.sbatch(job(), "/a/50%", "n")
+
+
+def test_a_job_survives_the_script(tmp_path: Path) -> None:
+    """Whatever is in it: a shell reads it, and the program gets it on standard input."""
+    python = tmp_path / "a python"
+    python.write_text("#!/bin/sh\ncat >job\n")
+    python.chmod(0o755)
+    sent = Job(
+        2,
+        1,
+        (HOSTILE, ""),
+        env_server={"S": HOSTILE},
+        env_worker={"W": HOSTILE},
+        env_names=("P", "UNSET"),
+        cluster=Cluster(python=str(python), cluster_option=("--x=y z",), worker_memory="4g"),
+    )
+    text = kind.script(sent, batch.dumps(sent, {"P": HOSTILE, "OTHER": "x"}, "/a b/n.end"))
+    assert text.isascii()
+    subprocess.run(["/bin/sh", "-s"], input=text.encode(), cwd=tmp_path, check=True)
+    assert batch.loads((tmp_path / "job").read_text()) == (sent, {"P": HOSTILE}, "/a b/n.end")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1, 2, 3]", '[{"num_workers": 1}, {}, "x"]'])
+def test_a_damaged_job_is_no_job(text: str) -> None:
+    with pytest.raises(LaunchError, match="damaged"):
+        batch.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason", "code", "state"),
+    [
+        ("PENDING", "Resources", "0:0", State("PENDING (Resources)", False, False, 0)),
+        ("RUNNING", "None", "0:0", State("RUNNING", True, False, 0)),
+        ("COMPLETING", "None", "0:0", State("COMPLETING", True, False, 0)),
+        ("COMPLETED", "None", "0:0", State("COMPLETED", False, True, 0)),
+        ("FAILED", "NonZeroExitCode", "7:0", State("FAILED (NonZeroExitCode)", False, True, 7)),
+        ("CANCELLED", "None", "0:0", State("CANCELLED", False, True, 1)),
+        ("CANCELLED", "None", "0:15", State("CANCELLED", False, True, 143)),
+        ("TIMEOUT", "TimeLimit", "0:0", State("TIMEOUT (TimeLimit)", False, True, 1)),
+        ("NODE_FAIL", "None", "0:0", State("NODE_FAIL", False, True, 1)),
+        ("OUT_OF_MEMORY", "None", "0:125", State("OUT_OF_MEMORY", False, True, 1)),
+    ],
+)
+def test_what_slurm_says_of_a_job(name: str, reason: str, code: str, state: State) -> None:
+    assert kind.state(SHOWN.format(name, reason, code)) == state
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("", ""), ("n1", "n1"), ("n1,n2", "n1"), ("n[03-07,9],o1", "n03"), ("a-b[2,4]", "a-b2"), ("x[1-2]-ib", "x1-ib")],
+)
+def test_the_first_of_the_nodes(nodes: str, first: str) -> None:
+    assert kind._first_node(nodes) == first
+
+
+def test_a_job_that_waits_says_so_and_ctrl_c_there_cancels_it(site: Site) -> None:
+    assert site.run is not None
+    full = site.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 99")
+    prelude = "import launcher.kinds.queued as q; q._NOTICE_S = 0.5"
+    run = site.launch("-n", "1", "-s", "1", "--job-name", "waits", "python", "-c", "1", env={"PRELUDE": prelude})
+    until(lambda: " waits: PENDING (" in run.err, "launch.py to say that it waits", run=run)
+    began = time.monotonic()
+    run.send(signal.SIGINT)
+    assert run.wait() == 130
+    assert time.monotonic() - began < 5
+    assert site.run("squeue", "--noheader", "--format=%i").stdout.split() == [full.stdout.strip()]
+    assert not list(site.directory.glob(".kvstore*"))
+
+
+def test_a_job_that_somebody_else_cancels_has_failed(site: Site) -> None:
+    assert site.run is not None
+    run = site.sleepers()
+    number = run.err.split("Slurm job ")[1].split()[0]
+    site.run("scancel", number)
+    assert run.wait() == 143
+    assert f"launch.py: Slurm job {number} ended: CANCELLED, exit code 143" in run.err
+    until(lambda: not site.relics(), "everything to be gone")
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "says"),
+    [
+        (["COMPLETED 0:0"], 0, ""),
+        (["FAILED 7:0"], 7, "a job ended: FAILED, exit code 7"),
+        (["TIMEOUT 0:0"], 1, "a job ended: TIMEOUT, exit code 1"),
+        (["CANCELLED 0:0"], 1, "a job ended: CANCELLED, exit code 1"),
+        (["RUNNING 0:0", "", "", "COMPLETED 0:0"], 0, "launch.py: no answer\n"),
+    ],
+)
+def test_a_job_is_followed_to_its_end(
+    states: list[str], code: int, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / name for name in ("out", "err", "end")]
+
+    def submit() -> Queued:
+        for file in files:
+            file.write_text(f"{file.name}\n")
+        return Queued("a job", ask, lambda signum: None, ("false",), files[0], files[1], (files[2],))
+
+    def ask() -> State:
+        name, _, ended = states.pop(0).partition(" ")
+        if not name:
+            raise LaunchError("no answer")
+        return kind.state(SHOWN.format(name, "None", ended))
+
+    assert follow(submit, ask_s=0.0) == code
+    printed = capfd.readouterr()
+    assert printed.out == "out\n"
+    assert "launch.py: a job is submitted\n" in printed.err
+    assert "err\n" in printed.err
+    assert says in printed.err
+    assert printed.err.count("no answer") <= 1
+    assert not any(file.exists() for file in files)
+
+
+def test_a_job_that_cannot_be_submitted() -> None:
+    def submit() -> Queued:
+        raise LaunchError("no")
+
+    with pytest.raises(LaunchError, match="no"):
+        follow(submit)
+
+
+def test_what_sbatch_refuses_is_told(site: Site) -> None:
+    run = site.launch("-n", "1", "-s", "1", "--queue", "nowhere", "python", "-c", "1")
+    assert run.wait() == 1
+    assert run.err.startswith("launch.py: sbatch failed: sbatch: error: ")
+    assert "invalid partition" in run.err
+    assert not site.relics()
+
+
+def test_an_interpreter_that_the_nodes_do_not_have(site: Site) -> None:
+    run = site.launch("-n", "1", "-s", "1", "--python", "/nowhere/python", "python", "-c", "1")
+    assert run.wait() == 127
+    assert "/nowhere/python: not found" in run.err
+    assert not site.relics()
+
+
+def inside(site: Site, code: int) -> list[str]:
+    """What launch.py is called with inside an allocation."""
+    worker = f"import os, socket; print(socket.gethostname(), flush=True); raise SystemExit({code})"
+    words = ["--launcher", "slurm", "-n", "3", "-s", "1", *site.words[2:], "python", "-c", worker]
+    return [sys.executable, "-c", DRIVER, *words]
+
+
+def test_a_script_for_sbatch_calls_launch_py_itself(site: Site) -> None:
+    assert site.run is not None
+    text = f"#!/bin/sh\n{shlex.join(inside(site, 0))}\necho ended $?\n"
+    variables = f"--export=ALL,PYTHONPATH={Path(kind.__file__).parents[2]},FAKE_SERVER={WAITS}"
+    site.run("sbatch", *ALLOCATION, "--output=out", variables, cwd=site.directory, text=text)
+    out = site.directory / "out"
+    until(lambda: out.exists() and "\nended " in out.read_text(), "the script to end")
+    lines = out.read_text().splitlines()
+    assert lines[-1] == "ended 0", lines
+    assert {line.split()[-1] for line in lines if line.startswith("[worker")} == set(site.hosts.names)
+
+
+def test_salloc_runs_launch_py_where_it_is_called(site: Site) -> None:
+    assert site.run is not None
+    env = [f"PYTHONPATH={Path(kind.__file__).parents[2]}", f"FAKE_SERVER={WAITS}"]
+    done = site.run("env", *env, "salloc", *ALLOCATION, *inside(site, 7), cwd=site.directory)
+    assert done.returncode == 7, done.stderr
+    assert "exited with code 7" in done.stderr

@@ -1,0 +1,283 @@
+"""Jobs over ssh on real hosts: who runs where, and what reaches it unharmed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+from cluster.hosts import Hosts
+from cluster.watch import watch_ps
+from sites import Running, Site, until
+
+WHO = (
+    "import os, socket; print(socket.gethostname(), os.environ['KVSTORE_LOCAL_RANK'], os.environ['KVSTORE_LOCAL_SIZE'])"
+)
+SERVER = (
+    "import os, signal, socket; print(socket.gethostname(), flush=True) if os.environ['DMLC_ROLE'] == 'server' else 0; "
+    "signal.pause()"
+)
+
+# Everything that shells, ssh, rsync and msgpack like to spoil.
+AWKWARD = [
+    "",
+    " ",
+    "a b",
+    "'",
+    '"',
+    'it\'s "so"',
+    "$(touch spoilt)",
+    "`touch spoilt`",
+    "$HOME",
+    "${HOME}",
+    "two\nlines\n",
+    "back\\slash\\",
+    "!history!",
+    "*",
+    "~",
+    "#no comment",
+    "a;b|c&d>e<f",
+    "-n",
+    "--",
+    "%s%n",
+    "\t\r\x01\x1b[31m",
+    "größe ☃ 猫",
+    os.fsdecode(b"\xff\xfe\x80"),
+    "x" * 100_000,
+]
+
+
+def hostfile(site: Site, *lines: str, name: str = "hosts") -> str:
+    path = site.directory / name
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def done(run: Running) -> list[str]:
+    assert run.wait() == 0, run.err
+    return run.lines
+
+
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [((), [0, 0, 1, 1, 1]), (("--placement", "round-robin"), [0, 1, 0, 1, 1])],
+)
+def test_slots_are_filled(over_ssh: Site, hosts: Hosts, options: tuple[str, ...], order: list[int]) -> None:
+    lines = ["# two hosts", "", f"{hosts.names[0]} slots=2", f"root@{hosts.names[1]}:22 slots=3  # with more", ""]
+    words = ("-H", hostfile(over_ssh, *lines), *options, "-n", "5", "-s", "3")
+    run = over_ssh.launch(*words, "python", "-S", "-c", WHO, server=SERVER)
+    lines = done(run)
+    workers = [line.split() for line in lines if "worker" in line]
+    assert [words[2] for words in workers] == [hosts.names[i] for i in order]
+    for i, count in ((0, 2), (1, 3)):
+        there = [words[3:] for words in workers if words[2] == hosts.names[i]]
+        assert there == [[str(n), str(count)] for n in range(count)]
+    servers = [line.split()[2] for line in lines if "server" in line]
+    assert servers == [hosts.names[i] for i in (0, 1, 0)]
+
+
+def test_servers_on_hosts_of_their_own(over_ssh: Site, hosts: Hosts) -> None:
+    own = hostfile(over_ssh, f"{hosts.names[2]} slots=2", hosts.names[3], name="servers")
+    words = ("-H", hostfile(over_ssh, *hosts.names[:2]), "--server-hosts", own, "-n", "2", "-s", "3")
+    run = over_ssh.launch(*words, "python", "-S", "-c", WHO, server=SERVER)
+    lines = done(run)
+    assert [line.split()[2] for line in lines if "worker" in line] == list(hosts.names[:2])
+    assert [line.split()[2] for line in lines if "server" in line] == [hosts.names[i] for i in (2, 2, 3)]
+
+
+def test_this_machine_and_another(over_ssh: Site, hosts: Hosts) -> None:
+    """SINGA's `localhost:4` is four slots; this machine needs no ssh, and has an address that the others reach."""
+    code = "import os, socket; print(socket.gethostname(), os.environ['DMLC_NODE_HOST'])"
+    words = ("-H", hostfile(over_ssh, "localhost:2", hosts.names[0]), "-n", "3", "-s", "2")
+    run = over_ssh.launch(*words, "python", "-S", "-c", code)
+    me = os.uname().nodename
+    assert [line.split()[2:] for line in done(run)] == [
+        [me, hosts.outside],
+        [me, hosts.outside],
+        [hosts.names[0], hosts.addresses[0]],
+    ]
+
+
+def test_this_machine_alone_needs_no_network(over_ssh: Site) -> None:
+    code = "import os; print(os.environ['DMLC_NODE_HOST'])"
+    run = over_ssh.launch("-H", hostfile(over_ssh, "localhost:4"), "-n", "4", "-s", "1", "python", "-S", "-c", code)
+    assert done(run) == [f"[worker {i}] 127.0.0.1" for i in range(4)]
+    assert run.err == ""
+
+
+def test_awkward_values_and_arguments_arrive(over_ssh: Site, hosts: Hosts) -> None:
+    """And an awkward working directory."""
+    over_ssh.directory = Path(os.fsdecode(os.fsencode(over_ssh.directory) + b"/a b'$(touch spoilt)\"\xc3\xa9\xff\n"))
+    over_ssh.directory.mkdir()
+    code = (
+        "import os, sys\n"
+        "names = sorted(n for n in os.environb if n.startswith(b'AWK_'))\n"
+        "print('DIR', os.getcwdb().hex())\n"
+        "for n in names: print(n.decode(), os.environb[n].hex())\n"
+        "for a in sys.argv[1:]: print('ARG', os.fsencode(a).hex())\n"
+    )
+    plain = [value for value in AWKWARD if value != "--"]
+    words = [f"--env=AWK_E_{i:02}" for i in range(len(AWKWARD))]
+    words += [f"--env-worker=AWK_W_{i:02}:{value}" for i, value in enumerate(AWKWARD)]
+    run = over_ssh.launch(
+        *("-H", hostfile(over_ssh, hosts.addresses[0])),
+        *("-n", "1", "-s", "1", *words, "python", "-S", "-c", code, *plain),
+        env={f"AWK_E_{i:02}": value for i, value in enumerate(AWKWARD)},
+    )
+    assert run.wait() == 0, run.err
+    said = [line.partition("] ")[2].split() for line in run.out.splitlines()]
+    found = [(words[0], bytes.fromhex("".join(words[1:]))) for words in said]
+    wanted = [("DIR", os.fsencode(over_ssh.directory))]
+    for letter in "EW":
+        wanted += [(f"AWK_{letter}_{i:02}", os.fsencode(value)) for i, value in enumerate(AWKWARD)]
+    wanted += [("ARG", os.fsencode(value)) for value in plain]
+    assert found == wanted
+    assert not list(over_ssh.directory.rglob("spoilt"))
+
+
+def test_values_for_servers_and_a_command_for_the_shell(over_ssh: Site, hosts: Hosts) -> None:
+    server = "import os, signal; print(os.environ.get('ONE'), os.environ.get('TWO'), flush=True); signal.pause()"
+    words = ("-H", hostfile(over_ssh, hosts.addresses[0]), "-n", "1", "-s", "1")
+    words += ("--env-server", "ONE:for 'servers'", "--env-worker", 'TWO:for "workers"')
+    run = over_ssh.launch(*words, 'echo "$ONE|$TWO" && cd / && pwd', server=server)
+    lines = done(run)
+    assert '[worker 0] |for "workers"' in lines
+    assert "[worker 0] /" in lines
+    assert "[server 0] for 'servers' None" in lines
+
+
+def test_ipv6(over_ssh: Site, hosts: Hosts) -> None:
+    code = "import os; print(os.environ['DMLC_NODE_HOST'], os.environ['DMLC_PS_ROOT_URI'])"
+    lines = [f"[{hosts.addresses6[0]}]", f"root@[{hosts.addresses6[1]}]:22 slots=1"]
+    run = over_ssh.launch("-H", hostfile(over_ssh, *lines), "-n", "2", "-s", "2", "python", "-S", "-c", code)
+    assert done(run) == [f"[worker {i}] {hosts.addresses6[i]} {hosts.outside6}" for i in range(2)]
+
+
+def test_other_ports(over_ssh: Site) -> None:
+    with Hosts.up(2, ports=[2201], shared=[over_ssh.directory]) as others:
+        lines = [f"{others.addresses[0]}:2201", others.addresses[1]]
+        config = ("--ssh-config", str(others.portless_ssh_config))
+        over_ssh.env = dict(os.environ)
+        words = ("-H", hostfile(over_ssh, *lines), *config, "-n", "2", "-s", "1")
+        assert [line.split()[2] for line in done(over_ssh.launch(*words, "hostname"))] == list(others.names)
+
+
+def test_the_working_directory_is_copied(over_ssh: Site, hosts: Hosts) -> None:
+    """To a place with an awkward name, without what is left out; on each host's own disk."""
+    over_ssh.directory = over_ssh.directory / "work 'it'"
+    over_ssh.directory.mkdir()
+    words = ("-H", hostfile(over_ssh, hosts.addresses[0], f"root@[{hosts.addresses6[1]}]:22"), "-n", "2", "-s", "1")
+    for name in ("train.py", "big.ckpt", "ignored.log", "-dash", ".gitignore", "sub/data", "sub/ignored.log"):
+        path = over_ssh.directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("*.log\n" if name == ".gitignore" else "print('trained')\n")
+    (over_ssh.directory / ".git").mkdir()
+    (over_ssh.directory / ".git" / "HEAD").touch()
+    there = "/tmp/a 'b' $(touch spoilt)\"/é/job"
+    words += ("--sync-dst-dir", there, "--sync-exclude", "*.ckpt", "--sync-gitignore", "--sync-exclude", "/launch-*")
+    run = over_ssh.launch(*words, "python train.py && find . -type f | sort && pwd")
+    assert run.wait() == 0, run.err
+    for rank in range(2):
+        mine = [line.partition("] ")[2] for line in run.out.splitlines() if line.startswith(f"[worker {rank}]")]
+        assert mine == ["trained", "./-dash", "./.gitignore", "./hosts", "./sub/data", "./train.py", there]
+    assert not list(over_ssh.directory.rglob("spoilt"))
+
+
+def test_a_copy_that_fails_names_the_host(over_ssh: Site, hosts: Hosts) -> None:
+    hosts.run(1, ["mkdir", "-p", "/tmp/full"])
+    assert hosts.run(1, ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/tmp/full"]).returncode == 0
+    try:
+        (over_ssh.directory / "big").write_bytes(os.urandom(300_000))
+        words = ("-H", hostfile(over_ssh, *hosts.addresses[:2]), "--sync-dst-dir", "/tmp/full/job")
+        run = over_ssh.launch(*words, "-n", "2", "-s", "1", "echo", "STARTED")
+        assert run.wait(20) == 1
+        assert "1 of 2 hosts" in run.err
+        assert f"\n  {hosts.addresses[1]}: rsync exited with code " in run.err
+        assert "No space left on device" in run.err or "is there space left on the device?" in run.err
+        assert "STARTED" not in run.out
+    finally:
+        hosts.run(1, ["umount", "/tmp/full"])
+
+
+def test_a_directory_that_cannot_be_made_names_the_host(over_ssh: Site, hosts: Hosts) -> None:
+    hosts.run(0, ["touch", "/tmp/taken"])
+    words = ("-H", hostfile(over_ssh, *hosts.addresses[:2]), "--sync-dst-dir", "/tmp/taken/job", "-n", "2", "-s", "1")
+    run = over_ssh.launch(*words, "true")
+    assert run.wait(20) == 1
+    assert f"{hosts.addresses[0]}: cannot make the directory /tmp/taken/job: Not a directory" in run.err
+
+
+def test_secrets_are_seen_nowhere(over_ssh: Site, hosts: Hosts) -> None:
+    """Of three kinds: passed on, for workers, and the keys that the processes themselves find in their environment."""
+    whispers = [uuid.uuid4().hex for _ in range(3)]
+    asked = [f"--env-worker=W:{whispers[1]}", f"--env-server=S:{whispers[2]}"]
+    code = (
+        "import os, pathlib; here = pathlib.Path('keys-' + os.environ['DMLC_TASK_ID']); "
+        "assert os.environ['P'] == open('whisper').read(); "
+        "here.write_text(os.environ['KVSTORE_SECRET_KEY'] + ' ' + os.environ['W']); os._exit(3)"
+    )
+    # What the user types is for the user to hide: here launch.py finds its options in a file.
+    (over_ssh.directory / "whisper").write_text(whispers[0])
+    (over_ssh.directory / "options").write_text("\n".join(asked))
+    reads = "import sys; sys.argv[1:1] = open('options').read().split('\\n')\n"
+    over_ssh.enter = lambda argv, cwd: [*argv[:2], reads + argv[2], *argv[3:]]
+    words = ("-H", hostfile(over_ssh, *hosts.addresses[:2]), "--env=P", "-n", "2", "-s", "2")
+    with watch_ps(whispers) as seen:
+        run = over_ssh.launch(*words, "python", "-S", "-c", code, env={"P": whispers[0]})
+        assert run.wait() == 3, run.err
+        dry = over_ssh.launch(*words, "--dry-run", "python", "-S", "-c", code, env={"P": whispers[0]})
+        assert dry.wait() == 0
+    assert seen == []
+    keys = [path.read_text().split() for path in over_ssh.directory.glob("keys-*")]
+    assert keys
+    assert all(len(key) == 40 and whisper == whispers[1] for key, whisper in keys)
+    for text in (run.out, run.err, dry.out, dry.err):
+        assert not any(secret in text for secret in [*whispers, *(key for key, _ in keys)])
+    assert "P=... " in dry.out
+
+
+def test_keys_are_not_on_command_lines(over_ssh: Site, hosts: Hosts) -> None:
+    """A key is known only when the job runs; then nobody may have been told it by its command line."""
+    code = "import os, signal; print(os.environ['KVSTORE_SECRET_KEY'], flush=True); signal.pause()"
+    words = ("-H", hostfile(over_ssh, *hosts.addresses[:2]), "-n", "2", "-s", "1")
+    run = over_ssh.launch(*words, "python", "-S", "-c", code)
+    until(lambda: run.out.count("\n") == 2, "the keys", 20, run)
+    keys = [line.split()[2] for line in run.lines]
+    assert len(set(keys)) == 2
+    with watch_ps(keys) as seen:
+        assert over_ssh.left("launcher.agents.main")
+    assert seen == []
+    run.send(signal.SIGTERM)
+    assert run.wait() == 143
+
+
+def test_no_encryption_needs_no_keys(over_ssh: Site, hosts: Hosts) -> None:
+    code = "import os; print(os.environ['KVSTORE_ENCRYPTION'], 'KVSTORE_SECRET_KEY' in os.environ)"
+    words = ("-H", hostfile(over_ssh, hosts.addresses[0]), "--no-encryption", "-n", "1", "-s", "1")
+    assert done(over_ssh.launch(*words, "python", "-S", "-c", code)) == ["[worker 0] 0 False"]
+
+
+def test_many_agents(over_ssh: Site, hosts: Hosts) -> None:
+    """Thirty-two connections, to four hosts under eight names each."""
+    lines = []
+    for i in range(4):
+        name, address, address6 = hosts.names[i], hosts.addresses[i], hosts.addresses6[i]
+        lines += [name, address, address6, f"root@{name}", f"root@{address}", f"root@[{address6}]:22"]
+        lines += [f"{name}:22", f"{address}:22"]
+    over_ssh.enter = lambda argv, cwd: ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *argv]
+    run = over_ssh.launch("-H", hostfile(over_ssh, *lines), "-n", "32", "-s", "32", "hostname")
+    assert run.wait(50) == 0, run.err
+    assert sorted(line.split()[-1] for line in run.lines) == sorted(name for name in hosts.names for _ in range(8))
+
+
+def test_dry_run_is_what_runs(over_ssh: Site, hosts: Hosts) -> None:
+    """Its ssh command line can be executed, and brings an agent, which greets."""
+    words = ("-H", hostfile(over_ssh, hosts.addresses[0]), "-n", "1", "-s", "1", "--dry-run", "true")
+    lines = done(over_ssh.launch(*words))
+    (line,) = (line for line in lines if line.startswith("ssh "))
+    said = subprocess.run(shlex.split(line), env=dict(over_ssh.env), input=b"", capture_output=True, check=False)
+    assert said.stdout.startswith(b"\0kvstore agent 1\n")

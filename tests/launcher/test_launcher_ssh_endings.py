@@ -1,0 +1,207 @@
+"""Whatever ends a job over ssh, nothing of it stays on any host, and what has failed is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from cluster.hosts import Hosts
+from sites import Running, Site, until
+
+LIMIT_S = 3.0
+SLACK_S = 5.0
+
+# It has a child in a session of its own, which minds no signal, and memory that it will not remove.
+WORKER = """
+import os, signal, subprocess, sys
+stays = "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()  # {token}"
+subprocess.Popen([sys.executable, "-S", "-c", stays], start_new_session=True)
+open(f"/dev/shm/kvstore-{{os.getuid()}}-{{os.environ['KVSTORE_JOB']}}-1-ab.0", "w").close()
+print("here", flush=True)
+signal.pause()  # {token}
+"""
+
+
+class Job:
+    """A worker and a server on each host, which stay until they are ended."""
+
+    def __init__(self, site: Site, hosts: Hosts, *, count: int = 3, worker: str = WORKER) -> None:
+        self.hosts = hosts
+        self.token = uuid.uuid4().hex
+        self.began = 0.0
+        hostfile = site.directory / "hosts"
+        hostfile.write_text("".join(f"{hosts.addresses[i]}\n" for i in range(count)))
+        code = worker.format(token=self.token)
+        self.run: Running = site.launch(
+            *("-H", str(hostfile), "-n", str(count), "-s", str(count), "python", "-S", "-c", code),
+            server=f"import signal; signal.pause()  # {self.token}",
+            env={"KVSTORE_HEARTBEAT_TIMEOUT_S": f"{LIMIT_S:g}"},
+        )
+        self._count = count
+        self._site = site
+        until(lambda: self.run.out.count("here") == count, "the workers to run", 40, self.run)
+
+    def agent(self, i: int) -> int:
+        """The process of a host's agent."""
+        (pid,) = (pid for pid, line in self.hosts.processes(i).items() if "launcher.agents.main" in line)
+        return pid
+
+    def worker(self, i: int) -> int:
+        """The process of a host's worker."""
+        mine = {pid: line for pid, line in self.hosts.processes(i).items() if self.token in line and "here" in line}
+        (pid,) = mine
+        return pid
+
+    def ssh(self, i: int) -> int:
+        """The process here of the connection to a host."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and _parent(entry) == self.run.process.pid:
+                words = (entry / "cmdline").read_bytes().decode().split("\0")
+                if words[0].endswith("ssh") and self.hosts.addresses[i] in words:
+                    return int(entry.name)
+        raise AssertionError("no connection")
+
+    def left(self, without: tuple[int, ...] = ()) -> list[str]:
+        """What there is of it, on hosts that are not left out, and here."""
+        left = self._site.left(self.token)
+        left += [str(path) for path in Path("/tmp").glob(f"kvstore-*-{self.run.process.pid}-*")]
+        for i in set(range(self._count)) - set(without):
+            left += [line for line in self.hosts.processes(i).values() if "launcher" in line or "keeper" in line]
+            left += self.hosts.shared_memory(i)
+            left += self.hosts.run(i, ["sh", "-c", "ls -d /tmp/kvstore-* 2>/dev/null"]).stdout.split()
+        return left
+
+    def gone(self, within: float, without: tuple[int, ...] = ()) -> None:
+        """Wait for nothing to be left of it."""
+        until(lambda: not self.left(without), f"nothing to be left of it: {self.left(without)}", within)
+
+
+def _parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+@pytest.fixture
+def job(over_ssh: Site) -> Job:
+    made = Job(over_ssh, over_ssh.hosts)
+    assert made.left(), "the test would not see what is left"
+    return made
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_launch_py(job: Job, signum: int, code: int) -> None:
+    began = time.monotonic()
+    job.run.send(signum)
+    assert job.run.wait() == code
+    assert time.monotonic() - began < 5
+    job.gone(3)
+
+
+def test_launch_py_is_killed(job: Job) -> None:
+    job.run.process.kill()
+    job.gone(SLACK_S)
+
+
+def test_an_agent_is_killed(job: Job) -> None:
+    os.kill(job.agent(1), signal.SIGKILL)
+    assert job.run.wait(SLACK_S) != 0
+    assert f"1 on {job.hosts.addresses[1]} was lost: ssh to {job.hosts.addresses[1]} " in job.run.err
+    job.gone(3)
+
+
+def test_an_agent_is_asked_to_end(job: Job) -> None:
+    os.kill(job.agent(1), signal.SIGTERM)
+    assert job.run.wait(LIMIT_S + SLACK_S) == 1
+    assert f"1 on {job.hosts.addresses[1]} was lost: its agent ended: it was sent SIGTERM" in job.run.err
+    job.gone(3)
+
+
+def test_a_connection_is_killed(job: Job) -> None:
+    os.kill(job.ssh(1), signal.SIGKILL)
+    assert job.run.wait(SLACK_S) == 1
+    where = job.hosts.addresses[1]
+    assert f"1 on {where} was lost: ssh to {where} was killed by SIGKILL" in job.run.err
+    job.gone(3)
+
+
+def test_a_worker_is_killed(job: Job) -> None:
+    os.kill(job.worker(1), signal.SIGKILL)
+    assert job.run.wait(SLACK_S) == 137
+    assert f"worker 1 on {job.hosts.addresses[1]} was killed by SIGKILL" in job.run.err
+    job.gone(3)
+
+
+def test_a_host_is_cut_off(job: Job) -> None:
+    began = time.monotonic()
+    job.hosts.cut(1)
+    assert job.run.wait(LIMIT_S + SLACK_S) == 1
+    where = job.hosts.addresses[1]
+    assert f"1 on {where} was lost: nothing was heard of it for {LIMIT_S:g} s" in job.run.err
+    job.gone(began + LIMIT_S + SLACK_S - time.monotonic())
+
+
+def test_a_host_crashes(over_ssh: Site) -> None:
+    with Hosts.up(2, shared=[over_ssh.directory]) as others:
+        over_ssh.env = others.launcher_env
+        job = Job(over_ssh, others, count=2)
+        began = time.monotonic()
+        others.crash(1)
+        assert job.run.wait(LIMIT_S + SLACK_S) == 1
+        assert f"1 on {others.addresses[1]} was lost: nothing was heard of it for {LIMIT_S:g} s" in job.run.err
+        job.gone(began + LIMIT_S + SLACK_S - time.monotonic(), without=(1,))
+
+
+def test_launch_py_is_stopped_for_too_long(job: Job) -> None:
+    """As by Ctrl-Z: the agents cannot tell it from a dead one, and say so when it goes on."""
+    os.kill(job.run.process.pid, signal.SIGSTOP)
+    until(lambda: not any(job.hosts.run(i, ["pgrep", "-f", job.token]).stdout for i in range(3)), "them to end", 10)
+    os.kill(job.run.process.pid, signal.SIGCONT)
+    assert job.run.wait(SLACK_S) == 1
+    assert f"was lost: its agent ended: launch.py had been silent for {LIMIT_S:g} s" in job.run.err
+    job.gone(3)
+
+
+def test_launch_py_is_stopped_for_a_moment(over_ssh: Site) -> None:
+    worker = """
+import os, time
+print("here", flush=True)
+while not os.path.exists("go"): time.sleep(0.02)  # {token}
+"""
+    job = Job(over_ssh, over_ssh.hosts, worker=worker)
+    os.kill(job.run.process.pid, signal.SIGSTOP)
+    time.sleep(LIMIT_S * 2 / 3)
+    os.kill(job.run.process.pid, signal.SIGCONT)
+    time.sleep(LIMIT_S / 3)
+    (over_ssh.directory / "go").touch()
+    assert job.run.wait() == 0, job.run.err
+
+
+def test_a_worker_fails_while_others_write_without_end(over_ssh: Site) -> None:
+    worker = """
+import os, time
+print("here", flush=True)
+if os.environ["DMLC_TASK_ID"] == "1": time.sleep(1); os._exit(7)
+while True: print("x" * 1000)  # {token}
+"""
+    job = Job(over_ssh, over_ssh.hosts, worker=worker)
+    assert job.run.wait(1 + SLACK_S) == 7
+    assert f"worker 1 on {job.hosts.addresses[1]} exited with code 7" in job.run.err
+    job.gone(3)
+
+
+def test_ctrl_c_while_the_hosts_are_asked(over_ssh: Site) -> None:
+    hosts = over_ssh.hosts
+    hostfile = over_ssh.directory / "hosts"
+    hostfile.write_text(f"{hosts.addresses[0]}\n{hosts.silent}\n")
+    run = over_ssh.launch("-H", str(hostfile), "-n", "2", "-s", "1", "true")
+    until(lambda: "launcher.agents.main" in " ".join(hosts.processes(0).values()), "the agent", 10, run)
+    run.send(signal.SIGINT)
+    assert run.wait(3) == 130
+    assert run.err == ""
+    until(lambda: not any("python" in line for line in hosts.processes(0).values()), "the agent to go", 5)

@@ -1,0 +1,79 @@
+"""Training over ssh, with the real servers, on hosts of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cluster.hosts import Hosts
+from sites import Site
+
+# The array is cut over all servers.
+TRAIN = """
+import os, pathlib
+import numpy as np
+import kvstore as kv
+
+store = kv.create("dist_sync")
+rng = np.random.default_rng(store.rank)
+weight = np.random.default_rng(7).standard_normal((1000, 1100)).astype(np.float32)
+store.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+store.init("w", weight)
+for _ in range(5):
+    store.push("w", rng.standard_normal(weight.shape).astype(np.float32))
+    store.pull("w", out=weight)
+store.barrier()
+mine = f"kvstore-{os.getuid()}-{os.environ['KVSTORE_JOB']}-"
+shared = {path.name.rpartition(".")[0] for path in pathlib.Path("/dev/shm").glob(f"{mine}*")}
+print("memory of", len(shared), "at", os.environ["DMLC_NODE_HOST"])
+np.save(f"weights-{store.rank}", weight)
+store.barrier()
+store.close()
+"""
+
+# How torch rounds the last bits of an array depends on where it is cut: for messages, which are larger within one
+# host, and for threads, of which a server that has a host to itself has more.
+SAME = ("--env-server", "OMP_NUM_THREADS:1")
+CUT = {"KVSTORE_PIECE_BYTES": f"{1 << 20}"}
+
+
+def trained(site: Site, *words: str) -> tuple[np.ndarray, list[str]]:
+    """The weights that all workers end with, and what they say."""
+    (site.directory / "train.py").write_text(TRAIN)
+    run = site.launch(*words, "--env=KVSTORE_PIECE_BYTES", "python", "train.py", real=True, env=CUT)
+    assert run.wait(50) == 0, run.err
+    found = [np.load(path) for path in sorted(site.directory.glob("weights-*.npy"))]
+    assert len(found) > 1
+    assert all(np.array_equal(found[0], other) for other in found)
+    return found[0], [line.partition("] ")[2] for line in run.lines]
+
+
+def over(site: Site, *lines: str) -> tuple[str, ...]:
+    path = site.directory / "hosts"
+    path.write_text("\n".join(lines) + "\n")
+    return ("-H", str(path))
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory, _pool: Hosts) -> np.ndarray:
+    """The weights of the same job of two workers and two servers on this machine."""
+    site = Site("local", ("--launcher", "local"), _pool.launcher_env, _pool, tmp_path_factory.mktemp("local"))
+    try:
+        return trained(site, *SAME, "-n", "2", "-s", "2")[0]
+    finally:
+        site.close()
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_the_weights_are_those_of_a_local_job(over_ssh: Site, hosts: Hosts, local: np.ndarray, encrypted: bool) -> None:
+    """To the bit. A worker and a server share memory if they share a host; all else goes over the network."""
+    words = (*over(over_ssh, *hosts.addresses[:2]), *(() if encrypted else ("--no-encryption",)))
+    weights, said = trained(over_ssh, *words, *SAME, "-n", "2", "-s", "2")
+    assert np.array_equal(weights, local)
+    assert said == [f"memory of 2 at {hosts.addresses[rank]}" for rank in range(2)]
+
+
+def test_who_is_on_one_host_shares_memory(over_ssh: Site, hosts: Hosts) -> None:
+    """Two workers and a server on one, a worker and a server on the other, reached by IPv6."""
+    words = over(over_ssh, f"[{hosts.addresses6[0]}] slots=2", f"[{hosts.addresses6[1]}] slots=1")
+    _, said = trained(over_ssh, *words, "-n", "3", "-s", "2")
+    assert said == [f"memory of {count} at {hosts.addresses6[i]}" for i, count in ((0, 3), (0, 3), (1, 2))]

@@ -1,0 +1,67 @@
+"""The same training by every manager, with real servers: the weights have the bits of a local job."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sites import MANAGED, ROOT, place
+
+TRAIN = """
+import hashlib
+import torch
+import kvstore as kv
+from workers import Trainer
+
+store = kv.create("dist_sync")
+torch.manual_seed(store.rank)
+data, target = torch.randn(64, 20), torch.randn(64, 5)
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 5))
+trainer = Trainer(model.named_parameters(), "adam", {"lr": 0.01}, kvstore=store)
+for _ in range(5):
+    model.zero_grad()
+    torch.nn.functional.mse_loss(model(data), target).backward()
+    trainer.step()
+state = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+print("WEIGHTS", len(state), hashlib.sha256(state).hexdigest(), flush=True)
+store.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the training ends in on this machine alone."""
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "-n", "2", "-s", "1", "--launcher", "local", "python", "-c", TRAIN],
+        cwd=tmp_path_factory.mktemp("local"),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return _weights(done.stdout)
+
+
+def _weights(out: str) -> str:
+    found = {line.partition("WEIGHTS ")[2] for line in out.splitlines() if "WEIGHTS" in line}
+    assert len(found) == 1, out
+    return found.pop()
+
+
+@pytest.mark.parametrize("kind", MANAGED)
+def test_the_weights_are_the_same_to_the_bit(
+    kind: str, weights: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    with place(kind, request, tmp_path) as site:
+        words = ("-n", "2", "-s", "1", "--env", "OMP_NUM_THREADS", "python", "-c", TRAIN)
+        run = site.launch(*words, real=True, env={"OMP_NUM_THREADS": "1"})
+        assert run.wait(55) == 0, run.err
+        assert run.out.count("WEIGHTS") == 2
+        assert _weights(run.out) == weights
+        assert "worker" not in run.err, run.err

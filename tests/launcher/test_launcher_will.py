@@ -1,0 +1,323 @@
+"""What outlives launch.py: a will, and the job that a manager has queued."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import LaunchError
+from launcher.kinds import queued
+from launcher.kinds.queued import Queued, State, follow
+from launcher.kinds.slurm import _first_node, state
+from launcher.processes.will import Will
+
+ROOT = Path(__file__).resolve().parents[2]
+Until = Callable[..., Any]
+
+# Makes a will: to touch the first file and remove the others. Then waits, or leaves.
+MAKER = """
+import signal, sys
+from pathlib import Path
+from launcher.processes.will import Will
+will = Will(["touch", sys.argv[1]], [Path(path) for path in sys.argv[3:]])
+print("made", flush=True)
+if sys.argv[2] == "stay":
+    signal.pause()
+if sys.argv[2] == "revoke":
+    will.revoke()
+"""
+
+WAITING = State("PENDING (Resources)", running=False, over=False, status=0)
+RUNNING = State("RUNNING", running=True, over=False, status=0)
+DONE = State("COMPLETED", running=False, over=True, status=0)
+CANCELLED = State("CANCELLED", running=False, over=True, status=1)
+
+
+def maker(tmp_path: Path, how: str, *remove: Path) -> subprocess.Popen[bytes]:
+    made = subprocess.Popen(
+        [sys.executable, "-c", MAKER, str(tmp_path / "it's\n done"), how, *map(str, remove)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    assert made.stdout is not None
+    assert made.stdout.readline() == b"made\n"
+    made.stdout.close()
+    return made
+
+
+def test_a_will_is_executed_when_its_maker_is_killed(tmp_path: Path, until: Until) -> None:
+    (tmp_path / "-r dir").mkdir()
+    (tmp_path / "-r dir" / "ticket").touch()
+    made = maker(tmp_path, "stay", tmp_path / "-r dir", tmp_path / "none")
+    assert not (tmp_path / "it's\n done").exists()
+    made.kill()
+    made.wait()
+    until(lambda: (tmp_path / "it's\n done").exists() and not (tmp_path / "-r dir").exists())
+
+
+def test_or_leaves_without_a_word(tmp_path: Path, until: Until) -> None:
+    maker(tmp_path, "leave").wait()
+    until(lambda: (tmp_path / "it's\n done").exists())
+
+
+def test_a_signal_for_its_group_is_not_for_its_will(tmp_path: Path) -> None:
+    will = Will(["touch", str(tmp_path / "done")])
+    assert os.getsid(will._process.pid) == will._process.pid
+    will.revoke()
+
+
+def test_a_will_that_is_revoked_is_not_executed(tmp_path: Path) -> None:
+    (tmp_path / "kept").touch()
+    will = Will(["touch", str(tmp_path / "done")], [tmp_path / "kept"])
+    will.revoke()
+    will.revoke()
+    assert will._process.returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_revoking_what_has_died_is_fine(tmp_path: Path) -> None:
+    will = Will(["touch", str(tmp_path / "done")])
+    will._process.kill()
+    will._process.wait()
+    will.revoke()
+    assert list(tmp_path.iterdir()) == []
+
+
+class Manager:
+    """Says one state after the other, the last for ever; a callable among them happens at its turn."""
+
+    def __init__(self, directory: Path, states: Sequence[Any]) -> None:
+        self.out, self.err, self.cancelled = directory / "out", directory / "err", directory / "cancelled"
+        self.end = directory / "end"
+        self.asked = 0
+        self.states = list(states)
+        self.interrupts: list[int] = []
+        self.on_interrupt: Callable[[int], None] = lambda _: None
+
+    def state(self) -> State:
+        self.asked += 1
+        while callable(self.states[0]):
+            self.states.pop(0)()
+        found = self.states[0] if len(self.states) == 1 else self.states.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        assert isinstance(found, State)
+        return CANCELLED if self.cancelled.exists() else found
+
+    def interrupt(self, signum: int) -> None:
+        self.interrupts.append(signum)
+        self.on_interrupt(signum)
+
+    def follow(self) -> int:
+        cancel = ("sh", "-c", f"echo x >>{self.cancelled}")
+        job = Queued("Fake job 7", self.state, self.interrupt, cancel, self.out, self.err, (self.end,))
+        return follow(lambda: job, ask_s=0.0)
+
+
+@pytest.fixture
+def manage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Manager]:
+    monkeypatch.setattr(queued, "_STEP_S", 0.005)
+    return lambda *states: Manager(tmp_path, states)
+
+
+def write(path: Path, text: str) -> Callable[[], None]:
+    def append() -> None:
+        with path.open("a") as file:
+            file.write(text)
+
+    return append
+
+
+def send(signum: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), signum)
+
+
+def test_a_job_is_followed_to_its_end(
+    manage: Callable[..., Manager], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    manager = manage()
+    manager.states = [
+        WAITING,
+        WAITING,
+        write(manager.out, "one\ntw"),
+        RUNNING,
+        write(manager.err, "oops\n"),
+        write(manager.out, "o\n"),
+        RUNNING,
+        write(manager.out, "x" * 100_000),
+        write(manager.end, "0"),
+        DONE,
+    ]
+    assert manager.follow() == 0
+    shown = capfd.readouterr()
+    assert shown.out == "one\ntwo\n" + "x" * 100_000
+    assert shown.err.splitlines() == ["launch.py: Fake job 7 is submitted", "oops"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_exit_code_is_ours(manage: Callable[..., Manager], capfd: pytest.CaptureFixture[str]) -> None:
+    assert manage(RUNNING, State("FAILED", running=False, over=True, status=7)).follow() == 7
+    assert "launch.py: Fake job 7 ended: FAILED, exit code 7" in capfd.readouterr().err
+
+
+def test_a_manager_that_does_not_answer_is_asked_again(
+    manage: Callable[..., Manager], capfd: pytest.CaptureFixture[str]
+) -> None:
+    down = [LaunchError(f"scontrol failed: {number}") for number in range(1, 13)]
+    assert manage(RUNNING, *down, RUNNING, LaunchError("again"), DONE).follow() == 0
+    said = [line.removeprefix("launch.py: ") for line in capfd.readouterr().err.splitlines()[1:]]
+    assert said == ["scontrol failed: 1", "scontrol failed: 10", "again"]
+
+
+def test_who_waits_is_told_so(
+    manage: Callable[..., Manager], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queued, "_NOTICE_S", 0.0)
+    assert manage(WAITING, RUNNING, DONE).follow() == 0
+    assert capfd.readouterr().err.count("launch.py: Fake job 7 waits: PENDING (Resources)") == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_job_that_runs_ends_in_order(manage: Callable[..., Manager], signum: int, capfd: Any) -> None:
+    manager = manage(RUNNING, send(signum), RUNNING)
+    manager.on_interrupt = lambda _: manager.states.append(CANCELLED)
+    assert manager.follow() == 128 + signum
+    assert manager.interrupts == [signum]
+    assert not manager.cancelled.exists()
+
+
+def test_one_that_waits_is_cancelled_at_once(manage: Callable[..., Manager], capfd: Any) -> None:
+    manager = manage(WAITING, send(signal.SIGINT), WAITING)
+    assert manager.follow() == 130
+    assert manager.interrupts == []
+    assert manager.cancelled.read_text() == "x\n"
+
+
+def test_so_is_one_that_does_not_end_in_time(
+    manage: Callable[..., Manager], capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queued, "_GRACE_S", 0.0)
+    manager = manage(RUNNING, send(signal.SIGTERM), RUNNING)
+    assert manager.follow() == 143
+    assert manager.interrupts == [signal.SIGTERM]
+    assert manager.cancelled.exists()
+
+
+def test_and_one_whose_user_is_in_a_hurry(manage: Callable[..., Manager], capfd: Any) -> None:
+    manager = manage(RUNNING, send(signal.SIGINT), RUNNING, RUNNING, send(signal.SIGINT), RUNNING)
+    assert manager.follow() == 130
+    assert manager.interrupts == [signal.SIGINT]
+    assert manager.cancelled.exists()
+
+
+def test_a_manager_that_does_not_cancel_is_given_up(
+    manage: Callable[..., Manager], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queued, "_CANCEL_S", 0.3)
+    manager = manage(WAITING, send(signal.SIGINT), WAITING)
+    monkeypatch.setattr(manager, "state", lambda: manager.states[0] if manager.states else WAITING)
+    monkeypatch.setattr(manager, "state", lambda: (send(signal.SIGINT)(), WAITING)[1])
+    assert manager.follow() == 130
+    assert "gave up waiting for Fake job 7 to end; it was cancelled" in capfd.readouterr().err
+
+
+def test_a_cancellation_that_hangs_or_is_not_there_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(queued, "_STEP_S", 0.005)
+    monkeypatch.setattr(queued, "_CANCEL_S", 0.1)
+    for cancel in (("sleep", "60"), ("/nowhere/scancel",)):
+        states = iter([WAITING, "signal"])
+
+        def ask(states: Any = states) -> State:
+            if next(states, "") == "signal":
+                send(signal.SIGTERM)()
+            return WAITING
+
+        job = Queued("Fake job 7", ask, pytest.fail, cancel, tmp_path / "out", tmp_path / "err")
+        assert follow(lambda job=job: job, ask_s=0.0) == 143
+        assert "gave up waiting" in capfd.readouterr().err
+
+
+def test_nobody_reads_the_output_any_more(manage: Callable[..., Manager], monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write_end = os.pipe()
+    os.close(read)
+    manager = manage()
+    manager.states = [RUNNING, write(manager.out, "one\n"), RUNNING, RUNNING]
+    manager.on_interrupt = lambda _: manager.states.append(CANCELLED)
+    before = os.dup(1)
+    try:
+        os.dup2(write_end, 1)
+        assert manager.follow() == 128 + signal.SIGPIPE
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(write_end)
+    assert manager.interrupts == [signal.SIGPIPE]
+
+
+def test_a_job_that_cannot_be_followed_is_cancelled(
+    manage: Callable[..., Manager], capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = manage(RUNNING, ValueError("a bug"))
+    with pytest.raises(ValueError, match="a bug"):
+        manager.follow()
+    assert manager.cancelled.exists()
+
+
+def test_one_that_cannot_be_submitted_leaves_nothing() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def submit() -> Queued:
+        raise LaunchError("sbatch failed: invalid partition")
+
+    with pytest.raises(LaunchError, match="invalid partition"):
+        follow(submit)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ("JobState=PENDING Reason=Resources ExitCode=0:0", State("PENDING (Resources)", False, False, 0)),
+        ("JobState=PENDING Reason=None ExitCode=0:0", State("PENDING", False, False, 0)),
+        ("JobId=7 JobState=RUNNING Reason=None ExitCode=0:0", State("RUNNING", True, False, 0)),
+        ("JobState=COMPLETING Reason=None ExitCode=7:0", State("COMPLETING", True, False, 0)),
+        ("JobState=COMPLETED Reason=None ExitCode=0:0", State("COMPLETED", False, True, 0)),
+        ("JobState=FAILED Reason=NonZeroExitCode ExitCode=7:0", State("FAILED (NonZeroExitCode)", False, True, 7)),
+        ("JobState=FAILED Reason=x ExitCode=0:9", State("FAILED (x)", False, True, 137)),
+        ("JobState=CANCELLED Reason=None ExitCode=0:15", State("CANCELLED", False, True, 143)),
+        ("JobState=TIMEOUT Reason=TimeLimit ExitCode=0:0", State("TIMEOUT (TimeLimit)", False, True, 1)),
+        ("JobState=CANCELLED+ ExitCode=0:0", State("CANCELLED+", False, True, 1)),
+        ("JobState=FAILED ExitCode=x:y", State("FAILED", False, True, 1)),
+        ("JobName=JobState=FAILED JobState=RUNNING", State("RUNNING", True, False, 0)),
+        ("nothing of the kind", State("UNKNOWN", False, False, 0)),
+        ("", State("UNKNOWN", False, False, 0)),
+    ],
+)
+def test_what_slurm_says_of_a_job(shown: str, expected: State) -> None:
+    assert state(shown) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("", ""),
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("node[03-07,9],other1", "node03"),
+        ("node[12]", "node12"),
+        ("other,node[1-2]", "other"),
+        ("node[1-2]-ib,x", "node1-ib"),
+        ("rack[0-1]node[07-12]", "rack0node07"),
+    ],
+)
+def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+    assert _first_node(nodes) == first
