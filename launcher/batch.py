@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from launcher.cluster import Cluster
@@ -49,28 +45,3 @@ def loads(text: str) -> tuple[Job, dict[str, str], str]:
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if name in _TUPLES else value for name, value in fields.items()}
-
-
-def main() -> int:
-    """Run the job on standard input in the allocation that this process is in; return its exit code."""
-    from launcher.kinds import slurm
-    from launcher.report import report
-
-    try:
-        job, variables, end = loads(sys.stdin.read())
-    except LaunchError as error:
-        print(f"launch.py: {error}", file=sys.stderr)
-        return error.exit_code
-    os.environ.update(variables)
-    try:
-        code = slurm.run_inside(job, report)
-    except LaunchError as error:
-        print(f"launch.py: {error}", file=sys.stderr)
-        code = error.exit_code
-    with suppress(OSError), Path(end).open("r+") as file:  # it has gone if nobody wants to know any more
-        file.write(f"{code}\n")
-    return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

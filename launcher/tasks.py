@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from launcher.command import argv_of
+from launcher.errors import LaunchError
 from launcher.job import Job
 from launcher.keyring import Keyring
 
@@ -159,6 +160,9 @@ def environment(
         siblings: how many of that role share the machine.
         settings: what it gets beside what it inherits.
         gpus: how many each worker gets, by its local rank; 0 leaves the choice to the program.
+
+    Raises:
+        LaunchError: there are not so many.
     """
     env = dict(around.environ)
     env.pop(ROOT_FD, None)
@@ -168,6 +172,11 @@ def environment(
         visible = env.get("CUDA_VISIBLE_DEVICES")
         first = int(env.get(LOCAL_RANK, "0")) * gpus
         devices = [str(n) for n in range(first + gpus)] if visible is None else visible.split(",")
+        if len(devices) < first + gpus:
+            raise LaunchError(
+                f"--gpus-per-worker {gpus} gives a worker its host's GPUs from the {first + 1}. on, but "
+                f"CUDA_VISIBLE_DEVICES={visible} has {len(devices)}; leave it out where the cluster divides them itself"
+            )
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + gpus])
 
     # A process per rank shares the machine: unless told, none takes more than its part of the cores.

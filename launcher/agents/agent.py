@@ -196,11 +196,18 @@ class Agent:
             self._crew = Children(tasks, self._guard)
             self._crew.start(self._selector, self)
         except LaunchError as error:
-            self._link.send(p.Refused(_readable(str(error)), error.exit_code))
+            self._refuse(str(error), error.exit_code)
         except (OSError, WireError) as error:
-            self._link.send(p.Refused(f"cannot start here: {error}", 1))
+            self._refuse(f"cannot start here: {error}", 1)
         else:
             self._link.send(p.Started())
+
+    def _refuse(self, text: str, code: int) -> None:
+        """Say that nothing runs, and see to it."""
+        if self._crew is not None:
+            self._crew.close()
+        self._running.clear()
+        self._link.send(p.Refused(_readable(text), code))
 
     def _tasks(self, start: p.Start) -> dict[int, Task]:
         assert self._directory is not None  # noqa: S101 (for the type checker)

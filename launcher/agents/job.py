@@ -5,6 +5,7 @@ Nothing is started before every host has answered, has an address that the other
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import selectors
 import socket
@@ -155,7 +156,7 @@ class _Campaign:
             synced,
             [] if synced or self._sets_path() else [os.fsencode(word) for word in self._job.command],
         )
-        fit = muster.ask(dict.fromkeys(fit, question), p.Surveyed, SURVEY_S, lambda remote: _surveyed(remote).problem)
+        fit = muster.ask(dict.fromkeys(fit, question), p.Surveyed, SURVEY_S, _unfit)
         self._say_which(here, fit)
         targets: list[list[object]] = [["this machine", here.ip, self._listener.getsockname()[1]]]
         targets += [[r.host, _surveyed(r).address, _surveyed(r).port] for r in fit if _has_servers(r)]
@@ -311,6 +312,18 @@ def _surveyed(remote: Remote) -> p.Surveyed:
     found = remote.said(p.Surveyed)
     assert found is not None  # noqa: S101 (all have been asked)
     return found
+
+
+def _unfit(remote: Remote) -> str:
+    """What is wrong with a host; an agent's word is checked before others are told of it."""
+    found = _surveyed(remote)
+    if found.problem:
+        return found.problem
+    try:
+        ipaddress.ip_address(found.address)
+    except ValueError:
+        return f"says that its address is {found.address!r}, which is none"
+    return "" if found.port else "listens nowhere"
 
 
 def _has_servers(remote: Remote) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -23,6 +24,7 @@ _NOTICE_S = 30.0
 _GRACE_S = 8.0  # for launch.py inside to end the job in order
 _CANCEL_S = 10.0
 _CHUNK = 1 << 20
+_TAKEN = 4096  # by a pipe that is writable, without blocking
 
 
 @dataclass(frozen=True)
@@ -69,12 +71,24 @@ class _Tail:
 
     def __init__(self, path: Path, target: int) -> None:
         self._path, self._target, self._at = path, target, 0
+        self._rest = b""
 
-    def pump(self) -> None:
-        """Write what is new."""
-        while data := self._read():
-            self._at += len(data)
-            _write(self._target, data)
+    def pump(self) -> bool:
+        """Write what is new, as much as is taken at once: who has stopped the terminal must not keep us from a signal.
+
+        Returns:
+            Whether that was all.
+        """
+        while self._rest or self._next():
+            if not select.select([], [self._target], [], 0)[1]:
+                return False
+            self._rest = self._rest[os.write(self._target, self._rest[:_TAKEN]) :]
+        return True
+
+    def _next(self) -> bool:
+        self._rest = self._read()
+        self._at += len(self._rest)
+        return bool(self._rest)
 
     def _read(self) -> bytes:
         with suppress(OSError), self._path.open("rb") as file:  # a file system of a network has its moments
@@ -159,8 +173,8 @@ def _follow(
             # What was printed last may come later than the news, over a network file system.
             time.sleep(_STEP_S)
             with suppress(BrokenPipeError):
-                for tail in tails:
-                    tail.pump()
+                while not all([tail.pump() for tail in tails]) and not signals.take():  # noqa: C419 (each must go on)
+                    selector.select(_STEP_S)
             if ended is None and state.status:
                 print(f"launch.py: {job.title} ended: {state.text}, exit code {state.status}", file=sys.stderr)
             return state.status if ended is None else ended
@@ -170,11 +184,3 @@ def _cancel(job: Queued) -> None:
     with suppress(OSError, subprocess.TimeoutExpired):
         # In a session of its own: who presses Ctrl-C twice does not mean this one.
         subprocess.run(job.cancel, capture_output=True, timeout=_CANCEL_S, check=False, start_new_session=True)
-
-
-def _write(target: int, data: bytes) -> None:
-    while data:
-        try:
-            data = data[os.write(target, data) :]
-        except BlockingIOError:
-            time.sleep(_STEP_S)

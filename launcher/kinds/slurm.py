@@ -126,7 +126,7 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
 
 def script(job: Job, text: str) -> str:
     """What Slurm runs on the first node: launch.py, with the job's description on its standard input. Pure."""
-    inside = dryrun.command(boot.run(job.cluster.python or sys.executable, "launcher.batch", source_root()))
+    inside = dryrun.command(boot.run(job.cluster.python or sys.executable, "launcher.inside", source_root()))
     return f"#!/bin/sh\nexec {inside} <<'{_END}'\n{text}\n{_END}\n"
 
 

@@ -114,7 +114,7 @@ def test_an_agent_over_pipes_ends_with_its_link(tmp_path: Path) -> None:
 
 
 def test_the_description_of_a_job_is_executed_in_our_module(shadowed: Path) -> None:
-    code, _, err = run(boot.run(sys.executable, "launcher.batch", str(ROOT_DIRECTORY)), shadowed)
+    code, _, err = run(boot.run(sys.executable, "launcher.inside", str(ROOT_DIRECTORY)), shadowed)
     assert (code, err) == (2, "launch.py: the description of the job is damaged\n")
 
 

@@ -1,0 +1,35 @@
+"""launch.py as a cluster manager runs it inside an allocation, with the job on its standard input."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from launcher import batch
+from launcher.errors import LaunchError
+from launcher.kinds import slurm
+from launcher.report import report
+
+
+def main() -> int:
+    """Run the job on standard input in the allocation that this process is in; return its exit code."""
+    try:
+        job, variables, end = batch.loads(sys.stdin.read())
+    except LaunchError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        return error.exit_code
+    os.environ.update(variables)
+    try:
+        code = slurm.run_inside(job, report)
+    except LaunchError as error:
+        print(f"launch.py: {error}", file=sys.stderr)
+        code = error.exit_code
+    with suppress(OSError), Path(end).open("r+") as file:  # it has gone if nobody wants to know any more
+        file.write(f"{code}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
