@@ -26,8 +26,11 @@ DEMO := --dataset digits --batch-size 32 --num-epochs 15
 demo: $(INSTALLED)  ## train a small residual network with two workers and two servers, on digits
 	$(BIN)/launch.py -n 2 -s 2 --launcher local "python examples/train_cifar10.py $(DEMO)"
 
+# Most tests of launchers wait for processes; beside each other they wait together.
+PARALLEL := -n auto --maxprocesses 4 --dist worksteal
+
 test: $(INSTALLED)  ## run the tests
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PARALLEL)
 
 check: $(INSTALLED)  ## format, lint, types, import contracts, and the tests with their coverage: what CI runs
 	$(BIN)/ruff format --check $(SOURCES)
@@ -35,7 +38,7 @@ check: $(INSTALLED)  ## format, lint, types, import contracts, and the tests wit
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/coverage erase
-	$(BIN)/python -m pytest -q --cov --cov-config=setup.cfg --cov-report=term
+	$(BIN)/python -m pytest -q $(PARALLEL) --cov --cov-config=setup.cfg --cov-report=term
 
 format: $(INSTALLED)  ## let ruff format the code and mend what it can
 	$(BIN)/ruff format $(SOURCES)

@@ -171,7 +171,7 @@ def environment(
     if role == "worker" and gpus:
         visible = env.get("CUDA_VISIBLE_DEVICES")
         first = int(env.get(LOCAL_RANK, "0")) * gpus
-        devices = [str(n) for n in range(first + gpus)] if visible is None else visible.split(",")
+        devices = [str(n) for n in range(first + gpus)] if visible is None else list(filter(None, visible.split(",")))
         if len(devices) < first + gpus:
             raise LaunchError(
                 f"--gpus-per-worker {gpus} gives a worker its host's GPUs from the {first + 1}. on, but "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.cluster import Cluster
+from launcher.errors import LaunchError
 from launcher.job import Job
 from launcher.tasks import LOCAL_RANK, Rendezvous, Role, Surroundings, environment, render
 
@@ -24,12 +25,13 @@ def test_each_worker_gets_so_many(rank: int, gpus: int, expected: str) -> None:
 def test_of_those_that_are_given() -> None:
     given = {VISIBLE: "4,5,GPU-a,7"}
     assert [visible("worker", rank, 2, **given) for rank in range(2)] == ["4,5", "GPU-a,7"]
-    assert [visible("worker", rank, 3, **given) for rank in range(2)] == ["4,5,GPU-a", "7"]
+    assert visible("worker", 0, 3, **given) == "4,5,GPU-a"
 
 
-def test_who_comes_too_late_gets_none_rather_than_anothers() -> None:
-    assert visible("worker", 2, 1, **{VISIBLE: "4,5"}) == ""
-    assert visible("worker", 0, 1, **{VISIBLE: ""}) == ""
+@pytest.mark.parametrize(("rank", "gpus", "given"), [(1, 3, "4,5,GPU-a,7"), (2, 1, "4,5"), (0, 1, "")])
+def test_where_there_are_not_enough_nobody_trains_without(rank: int, gpus: int, given: str) -> None:
+    with pytest.raises(LaunchError, match=f"--gpus-per-worker {gpus} .*CUDA_VISIBLE_DEVICES={given} has "):
+        visible("worker", rank, gpus, **{VISIBLE: given})
 
 
 def test_by_default_everybody_sees_all() -> None:

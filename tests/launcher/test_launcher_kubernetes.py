@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import json
 import os
@@ -458,9 +459,16 @@ def test_there_must_be_a_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
 # Kubeflow's operator, or whoever else sets MXNet's variables.
 
 
+def _free_port() -> int:
+    """A port that is free, and not one that a connection of somebody else's may be given meanwhile."""
+    for port in range(20000 + os.getpid() % 5000, 32000):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
+
+
 def test_the_variables_of_an_mxjob_are_enough(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(_free_port())
     roles = [("scheduler", 1), ("server", 2), ("worker", 2)]
     config = {
         "cluster": {role: [{"url": "127.0.0.1", "port": int(port)}] * count for role, count in roles},
