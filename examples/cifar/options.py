@@ -55,7 +55,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if args.gpus and args.batch_size % len(args.gpus):
         parser.error(f"--batch-size {args.batch_size} cannot be split evenly over {len(args.gpus)} GPUs")
     if args.lr_step_epochs is None:
-        args.lr_step_epochs = sorted({args.num_epochs * 2 // 3, args.num_epochs * 5 // 6} - {0})
+        args.lr_step_epochs = usual_steps(args.num_epochs)
     return args
 
 
@@ -70,6 +70,11 @@ def optimizer_params(args: argparse.Namespace) -> dict[str, float]:
     if args.optimizer in ("sgd", "nag"):
         params["momentum"] = args.mom
     return params
+
+
+def usual_steps(num_epochs: int) -> list[int]:
+    """After which epochs the learning rate falls if nothing else is said: two thirds and five sixths of them."""
+    return sorted({num_epochs * 2 // 3, num_epochs * 5 // 6} - {0})
 
 
 def learning_rate(args: argparse.Namespace, epoch: int) -> float:

@@ -33,8 +33,8 @@ class Replicas:
         """Names and parameters, a list for each device."""
         return [list(model.named_parameters()) for model in self.models]
 
-    def backward(self, pictures: Tensor, labels: Tensor) -> Tensor:
-        """Compute the gradients of the mean loss of each device's part; returns how many guesses were right."""
+    def backward(self, pictures: Tensor, labels: Tensor, scale: float = 1.0) -> Tensor:
+        """Compute the gradients of the mean loss of each device's part, times `scale`; returns how many are right."""
         parts = zip(
             self.models, self.devices, pictures.chunk(len(self.devices)), labels.chunk(len(self.devices)), strict=True
         )
@@ -44,7 +44,7 @@ class Replicas:
             model.train()
             model.zero_grad()
             guess = model(x)
-            functional.cross_entropy(guess, y).backward()
+            (functional.cross_entropy(guess, y) * scale).backward()
             right.append(count_right(guess, y))
         return torch.stack([count.to(self.devices[0]) for count in right]).sum()
 

@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""What compressing gradients costs in accuracy, and what it saves: one network, trained once for each way.
+
+    launch.py -n 2 -s 2 --launcher local "python compare_compression.py --plot compression.png"
+    launch.py -n 2 -s 2 --launcher local "python compare_compression.py --codecs fp32 2bit topk:ratio=0.05,momentum=0.9"
+
+Everything but the compression is as in `make demo`: a residual network of 8 layers on scikit-learn's digits, the same
+first weights and the same batches. Each way has a store of its own, whose statistics say how many bytes really went.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from cifar import digits, resnet, results
+from cifar.batches import TrainBatches, validation_batches
+from cifar.choice import first
+from cifar.images import DataError, Dataset
+from cifar.options import learning_rate, natural, positive, usual_steps
+from cifar.replicas import Replicas
+from cifar.settings import parse_setting
+
+import kvstore as kv
+from workers import Reducer, Trainer
+
+# The gradients of this network are mostly of 0.002 to 0.02, an element; thresholds have that unit. One bit an element
+# stands for +1 or -1: so the loss is multiplied until gradients are of that order, and updates are divided. Ways that
+# hold back much for later do without the momentum of the servers' optimizer; see docs/compression.md.
+CODECS = {
+    "fp32": "none",
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "int8": "int8",
+    "2bit": "2bit:threshold=0.02,mom=0,lr=0.3",
+    "1bit": "1bit:threshold=0,scale=50,mom=0,lr=0.3",
+    "topk": "topk:ratio=0.01,mom=0,lr=0.3",
+    "threshold": "threshold:threshold=0.02,mom=0,lr=0.3",
+    "randomk": "randomk:ratio=0.1,mom=0,lr=0.3",
+    "powersgd": "powersgd:rank=2,mom=0,lr=0.3",
+    "fp16+pull": "fp16:pull=fp16",
+}
+FORMATS = {  # of the columns
+    "accuracy": "{:.4f}",
+    "pushed_bytes": "{:,}",
+    "pushed_part": "{:.5f}",
+    "pulled_bytes": "{:,}",
+    "pulled_part": "{:.5f}",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to compress.
+
+    Attributes:
+        name: what the table calls it.
+        compression: what the store is told.
+        scale: what the loss is multiplied by, and the update divided by.
+        lr, mom: of the optimizer.
+    """
+
+    name: str
+    compression: dict[str, object]
+    scale: float = 1.0
+    lr: float = 0.05
+    mom: float = 0.9
+
+
+@dataclass
+class Result:
+    """What came of it: after each epoch, the accuracy, and the bytes that rank 0 has pushed and pulled so far.
+
+    Attributes:
+        plain: how many bytes would have been pushed without compression, and as many pulled.
+    """
+
+    way: Way
+    plain: int = 0
+    seconds: float = 0.0
+    accuracy: list[float] = field(default_factory=list)
+    pushed: list[int] = field(default_factory=list)
+    pulled: list[int] = field(default_factory=list)
+
+    def row(self) -> dict[str, object]:
+        """Its line of the table."""
+        return {
+            "codec": self.way.name,
+            "accuracy": self.accuracy[-1],
+            "pushed_bytes": self.pushed[-1],
+            "pushed_part": self.pushed[-1] / self.plain,
+            "pulled_bytes": self.pulled[-1],
+            "pulled_part": self.pulled[-1] / self.plain,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def main() -> None:
+    """Train in each way, and print what came of it; what the user can mend ends the program with one line."""
+    args = parse()
+    try:
+        if args.plot:
+            results.require_plots()
+        dataset = first(digits.read_dataset(), args.num_examples)
+        found = []
+        with Reducer("dist_sync") as reducer:
+            for way in args.codecs:
+                with kv.create("dist_sync") as store:
+                    found.append(train(args, way, dataset, store, reducer))
+                    rank = store.rank
+                if rank == 0:
+                    print(f"{way.name}: validation accuracy {found[-1].accuracy[-1]:.4f}", flush=True)
+        if rank == 0:
+            report(args, found)
+    except (DataError, results.PlotError, kv.KVStoreError) as exc:
+        sys.exit(f"compare_compression.py: error: {exc}")
+
+
+def train(args: Namespace, way: Way, dataset: Dataset, store: kv.KVStore, reducer: Reducer) -> Result:
+    """One worker's part of one training."""
+    place = {"rank": store.rank, "workers": store.num_workers}
+    batches = TrainBatches(dataset, args.batch_size, seed=args.seed, **place)
+    torch.manual_seed(args.seed)
+    replicas = Replicas(resnet.build("resnet", 8), [torch.device("cpu")])
+    trainer = Trainer(
+        replicas.named_parameters(),
+        "sgd",
+        {"learning_rate": way.lr, "momentum": way.mom, "wd": 1e-4, "rescale_grad": 1 / way.scale},
+        kvstore=store,
+        compression_params=way.compression,
+    )
+    schedule = Namespace(lr=way.lr, lr_factor=0.1, lr_step_epochs=usual_steps(args.num_epochs))
+    before, start = store.statistics(), time.perf_counter()
+    size = sum(p.numel() for p in replicas.models[0].parameters())
+    result = Result(way, plain=4 * size * len(batches) * args.num_epochs)
+    for epoch in range(args.num_epochs):
+        trainer.set_learning_rate(learning_rate(schedule, epoch))
+        for pictures, labels in batches.epoch(epoch):
+            replicas.backward(pictures, labels, way.scale)
+            trainer.step()
+        replicas.average_statistics(reducer)
+        counts = reducer.sum(replicas.validate(validation_batches(dataset, args.batch_size, **place)))
+        now = store.statistics()
+        result.accuracy.append(counts["right"] / counts["count"])
+        result.pushed.append(now.bytes_pushed - before.bytes_pushed)
+        result.pulled.append(now.bytes_pulled - before.bytes_pulled)
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def report(args: Namespace, found: Sequence[Result]) -> None:
+    """Print the table, and write the files that are wanted."""
+    rows = [result.row() for result in found]
+    print(results.table([{name: FORMATS.get(name, "{}").format(value) for name, value in row.items()} for row in rows]))
+    if args.csv:
+        results.write_csv(args.csv, rows)
+    if args.plot:
+        plot(args.plot, found)
+
+
+def plot(path: Path, found: Sequence[Result]) -> None:
+    """Draw accuracy against bytes: where each way ends, and how it comes there."""
+    figure, (ends, curves) = results.figure(2)
+    for number, result in enumerate(found):
+        style: Any = {"color": f"C{number % 10}", "marker": "os^v"[number // 10 % 4]}
+        megabytes = [pushed / 1e6 for pushed in result.pushed]
+        ends.plot(megabytes[-1:], result.accuracy[-1:], linestyle="", **style)
+        at = megabytes[-1], result.accuracy[-1]
+        ends.annotate(result.way.name, at, (2, 6), textcoords="offset points", rotation=60, fontsize="small")
+        curves.plot(megabytes, result.accuracy, markersize=3, label=result.way.name, **style)
+    ends.margins(0.15, 0.25)  # room for the names
+    ends.set_title("at the end")
+    curves.set_title("after each epoch")
+    curves.legend(fontsize="small")
+    for axes in (ends, curves):
+        axes.set_xscale("log")
+        axes.set_xlabel("MB pushed by a worker")
+        axes.set_ylabel("validation accuracy")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120, format="png")
+
+
+def parse(argv: Sequence[str] | None = None) -> Namespace:
+    """The options in `argv`, by default the program's own; a wrong one ends the program with a message."""
+    parser = argparse.ArgumentParser(
+        description="Accuracy against bytes, for each way to compress gradients, on handwritten digits",
+    )
+    parser.add_argument(
+        "--codecs",
+        nargs="+",
+        type=parse_way,
+        default=[parse_way(name) for name in CODECS],
+        metavar="CODEC",
+        help=f"of {', '.join(CODECS)} (all by default); or as 2bit:threshold=0.02,pull=fp16, where scale, lr and mom "
+        "can be given, too",
+    )
+    parser.add_argument("--num-epochs", type=positive, default=15, help="epochs to train, each way (default: 15)")
+    parser.add_argument("--batch-size", type=positive, default=32, help="pictures in a batch of each worker (32)")
+    parser.add_argument("--num-examples", type=positive, help="train on so many pictures only; all if not given")
+    parser.add_argument("--seed", type=natural, default=0, help="of the first weights and the batches (0)")
+    parser.add_argument("--plot", type=Path, help="draw a picture (PNG) into this file; needs matplotlib")
+    parser.add_argument("--csv", type=Path, help="write the table into this file, too")
+    return parser.parse_args(argv)
+
+
+def parse_way(text: str) -> Way:
+    """A name of `CODECS`, or a type of compression and its parameters, as `topk:ratio=0.05,momentum=0.9`."""
+    kind, numbers = parse_setting(CODECS.get(text, text))
+    changed = {name: float(numbers.pop(name)) for name in ("scale", "lr", "mom") if name in numbers}
+    return Way(text, {"type": kind, **numbers}, **changed)
+
+
+if __name__ == "__main__":
+    main()
