@@ -35,7 +35,7 @@ class Job:
             if not entry.name.isdigit():
                 continue
             with contextlib.suppress(OSError):
-                pairs = (item.partition("=") for item in (entry / "environ").read_text().split("\0"))
+                pairs = (item.partition("=") for item in (entry / "environ").read_text(errors="replace").split("\0"))
                 env = {name: value for name, _, value in pairs}
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 if env.get("TEST_MARK") != self.mark or "DMLC_ROLE" not in env or state == "Z":

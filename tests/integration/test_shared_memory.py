@@ -34,7 +34,7 @@ FOREVER = TRAIN.format(steps="10**9")
 def mark(running: Job) -> str:
     """The job's name, from the environment of its processes."""
     for entry in running.members():
-        for item in Path(f"/proc/{entry}/environ").read_text().split("\0"):
+        for item in Path(f"/proc/{entry}/environ").read_text(errors="replace").split("\0"):
             if item.startswith("KVSTORE_JOB="):
                 return item.partition("=")[2]
     raise AssertionError("the job has no processes")
