@@ -347,8 +347,8 @@ def create(name: str = "local", **options: Any) -> KVStore:
     """Return a new store.
 
     Args:
-        name: ``local``, ``device``, ``dist_sync`` (or ``dist``), ``dist_device_sync``, ``dist_async``, ``dist_ssp``, one
-            of MXNet's other names for these, or a registered one; upper or lower case.
+        name: ``local``, ``device``, ``dist_sync`` (or ``dist``), ``dist_device_sync``, ``dist_async``, ``dist_ssp``,
+            one of MXNet's other names for these, or a registered one; upper or lower case.
         options: for dist stores ``timeout_s``, the deadline of every wait in seconds, and ``bigarray_bound``, the
             number of elements from which an array is cut across all servers; for those with rounds ``quorum``, how many
             workers make one, and ``late`` (``drop`` or ``keep``); for ``dist_ssp`` ``staleness``, how many pushes a
