@@ -142,14 +142,12 @@ def test_those_who_ignore_sigterm_are_killed_in_time(start: Start, tmp_path: Pat
     assert launched.family() == {}
 
 
-def test_stubborn_servers_hold_up_a_finished_job_for_two_seconds_at_most(
-    start: Start, tmp_path: Path, until: Until
-) -> None:
+def test_stubborn_servers_do_not_hold_up_a_finished_job(start: Start, tmp_path: Path, until: Until) -> None:
     launched = start("-n", "1", "python", "-S", "-c", READY, server=STUBBORN_SERVER, haste=False)
     until(ready(tmp_path, 1))
     began = time.monotonic()
-    assert launched.wait(10) == 0
-    assert time.monotonic() - began < 3  # the limits add up to less than 2; the machine may be busy
+    assert launched.wait(20) == 0
+    assert time.monotonic() - began < 10  # they would never go; the limits add up to less than 2, on an idle machine
     assert launched.family() == {}
 
 

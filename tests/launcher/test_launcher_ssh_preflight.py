@@ -218,7 +218,7 @@ def test_ssh_configurations_are_honoured(over_ssh: Site, hosts: Hosts, tmp_path:
     config.write_text(
         f"Host mine\n  HostName {hosts.addresses[2]}\n"
         "Host *\n  RequestTTY force\n  RemoteCommand cat\n  LocalForward 127.0.0.1:22 127.0.0.1:22\n"
-        f"  ControlMaster auto\n  ControlPath {tmp_path}/c%C\n  ControlPersist 600\n"
+        f"  ControlMaster auto\n  ControlPath /tmp/kvt-%C\n  ControlPersist 600\n"
         f"Include {hosts.ssh_config}\n"
     )
     code = "import socket; print(socket.gethostname())"

@@ -32,6 +32,9 @@ store.close()
 
 # How torch rounds the last bits of an array depends on where it is cut: for messages, which are larger within one
 # host, and for threads, of which a server that has a host to itself has more.
+# Whole trainings, while other tests run beside them.
+pytestmark = pytest.mark.timeout(240)
+
 SAME = ("--env-server", "OMP_NUM_THREADS:1")
 CUT = {"KVSTORE_PIECE_BYTES": f"{1 << 20}"}
 
@@ -40,7 +43,7 @@ def trained(site: Site, *words: str) -> tuple[np.ndarray, list[str]]:
     """The weights that all workers end with, and what they say."""
     (site.directory / "train.py").write_text(TRAIN)
     run = site.launch(*words, "--env=KVSTORE_PIECE_BYTES", "python", "train.py", real=True, env=CUT)
-    assert run.wait(50) == 0, run.err
+    assert run.wait(150) == 0, run.err
     found = [np.load(path) for path in sorted(site.directory.glob("weights-*.npy"))]
     assert len(found) > 1
     assert all(np.array_equal(found[0], other) for other in found)

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from sites import MANAGED, ROOT, place
 
+# Whole trainings, while other tests run beside them.
+pytestmark = pytest.mark.timeout(240)
+
 TRAIN = """
 import hashlib
 import torch
@@ -41,7 +44,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -61,7 +64,7 @@ def test_the_weights_are_the_same_to_the_bit(
     with place(kind, request, tmp_path) as site:
         words = ("-n", "2", "-s", "1", "--env", "OMP_NUM_THREADS", "python", "-c", TRAIN)
         run = site.launch(*words, real=True, env={"OMP_NUM_THREADS": "1"})
-        assert run.wait(55) == 0, run.err
+        assert run.wait(150) == 0, run.err
         assert run.out.count("WEIGHTS") == 2
         assert _weights(run.out) == weights
         assert "worker" not in run.err, run.err
