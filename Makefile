@@ -27,7 +27,7 @@ demo: $(INSTALLED)  ## train a small residual network with two workers and two s
 	$(BIN)/launch.py -n 2 -s 2 --launcher local "python examples/train_cifar10.py $(DEMO)"
 
 # Most tests of launchers wait for processes; beside each other they wait together.
-PARALLEL := -n 3 --dist worksteal
+PARALLEL := -n 4 --dist worksteal
 
 test: $(INSTALLED)  ## run the tests
 	$(BIN)/python -m pytest -q $(PARALLEL)
