@@ -10,6 +10,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from jobkeys import variables
+from zmq.utils import z85
 
 from kvstore.errors import ConfigError
 from kvstore.keys import LENGTH, VARIABLES, Keys, _is_key, pair, split_key, with_key
@@ -86,7 +87,7 @@ def assert_no_secret(error: Exception) -> None:
 
 @given(st.binary(min_size=32, max_size=32))
 def test_a_key_survives_an_address(key: bytes) -> None:
-    text = zmq.utils.z85.encode(key).decode()
+    text = z85.encode(key).decode()
     assert _is_key(text)
     endpoint = with_key("tcp://[fe80::1%eth0]:5555", text)
     assert split_key(endpoint) == ("tcp://[fe80::1%eth0]:5555", text)

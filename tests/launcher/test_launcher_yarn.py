@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def job(env_worker: dict[str, str] | None = None, **cluster: Any) -> Job:
 
 
 def golden(name: str, text: str) -> None:
+    text = text.replace(sys.executable, "/usr/bin/python3")
     if os.environ.get("UPDATE_GOLDEN"):
         (GOLDEN / name).write_text(text)
     assert text == (GOLDEN / name).read_text()
