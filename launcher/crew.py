@@ -1,4 +1,4 @@
-"""What supervises a job and what runs its tasks, as each sees the other. Only interfaces.
+"""What supervises a job and what runs its tasks, as each sees the other; and how both wait.
 
 A crew runs some of a job's tasks: as children of this process (`processes.children`), or through agents on other hosts
 (`agents.fleet`). Whoever started it is its sink, and hears what becomes of them.
@@ -10,6 +10,19 @@ import selectors
 from typing import Protocol
 
 from launcher.ending import Exit
+
+
+def turn(selector: selectors.BaseSelector, seconds: float) -> bool:
+    """Wait so long for something to be ready, and call what is to be called then.
+
+    Returns:
+        Whether something was.
+    """
+    ready = selector.select(seconds)
+    for key, _ in ready:
+        if callable(key.data):
+            key.data()
+    return bool(ready)
 
 
 class Sink(Protocol):

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from launcher.job import Job
-from launcher.tasks import Rendezvous, members, settings, words
+from launcher.tasks import Rendezvous, Role, members, settings, words
 
 HIDDEN = "..."
 # The values of these are computed and harmless; of no others does anybody here know what they hold.
@@ -33,12 +33,19 @@ def command(argv: Iterable[str]) -> str:
     return shlex.join(argv)
 
 
+def task(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> str:
+    """One process, a line: who it is, its variables, its command."""
+    return f"{role} {rank}: {variables(settings(job, at, role, rank))} {command(words(job, role, python))}"
+
+
+def elsewhere(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> str:
+    """The same as a comment, of one that inherits nothing but what the job passes on."""
+    named = dict.fromkeys(job.env_names, "") | settings(job, at, role, rank)
+    return f"#   {role} {rank}: {variables(named)} {command(words(job, role, python))}"
+
+
 def tasks(job: Job, kind: str, python: str) -> str:
     """The processes of a job whose places a manager decides, as comments, a line each."""
     at = Rendezvous("(this machine)", 0, "(the job)", kind, "(the host)")
-    return "\n".join(
-        f"#   {role} {rank}: {variables(dict.fromkeys(job.env_names, '') | settings(job, at, role, rank))} "
-        f"{command(words(job, role, python))}"
-        for role, rank in members(job)
-        if role != "scheduler"
-    )
+    there = [(role, rank) for role, rank in members(job) if role != "scheduler"]
+    return "\n".join(elsewhere(job, at, role, rank, python) for role, rank in there)

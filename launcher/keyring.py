@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from kvstore.keys import VARIABLES, pair
+
 ROOT = ("scheduler", 0)
 
 
@@ -21,18 +23,9 @@ class Keyring:
     @classmethod
     def make(cls, members: Iterable[tuple[str, int]]) -> Keyring:
         """New ones."""
-        import zmq  # only now: a job on one machine needs none
-
-        return cls({member: _text(zmq.curve_keypair()) for member in members})
+        return cls({member: pair() for member in members})
 
     def variables(self, role: str, rank: int) -> dict[str, str]:
         """What that member has to know: its own secret, and everybody's public key."""
-        return {
-            "KVSTORE_SECRET_KEY": self.pairs[role, rank][1],
-            "KVSTORE_ROOT_KEY": self.pairs[ROOT][0],
-            "KVSTORE_MEMBER_KEYS": ",".join(public for public, _ in self.pairs.values()),
-        }
-
-
-def _text(pair: tuple[bytes, bytes]) -> tuple[str, str]:
-    return pair[0].decode("ascii"), pair[1].decode("ascii")
+        everybody = ",".join(public for public, _ in self.pairs.values())
+        return dict(zip(VARIABLES, (self.pairs[role, rank][1], self.pairs[ROOT][0], everybody), strict=True))

@@ -16,7 +16,7 @@ from launcher.command import argv_of
 from launcher.errors import LaunchError
 from launcher.processes.child import cannot_start
 from launcher.processes.machine import cores
-from launcher.tasks import Role, Surroundings, Task, environment
+from launcher.tasks import Role, Surroundings, Task, environment, our_servers
 
 MOUNT = "/etc/kvstore"
 VARIABLES = "variables"  # a directory of files, one for each
@@ -59,7 +59,7 @@ def compose(command: Sequence[str], environ: Mapping[str, str], mount: Path) -> 
         settings["KVSTORE_SECRET_KEY"] = (mount / KEY).read_text(encoding="ascii")
     around = Surroundings(environ=environ, python=sys.executable, cores=cores())
     try:
-        argv = argv_of(command, sys.executable) if command else _ours()
+        argv = argv_of(command, sys.executable) if command else our_servers(sys.executable)
     except LaunchError as error:
         raise SystemExit(str(error)) from None
     return Task(role, rank, argv, environment(around, role, 1, settings))
@@ -71,7 +71,3 @@ def _variables(directory: Path) -> dict[str, str]:
     # The kubelet's own entries there begin with two dots.
     files = [entry for entry in directory.iterdir() if not entry.name.startswith("..")]
     return {file.name: os.fsdecode(file.read_bytes()) for file in files}
-
-
-def _ours() -> tuple[str, ...]:
-    return (sys.executable, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "servers")

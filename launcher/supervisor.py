@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.crew import Crew
+from launcher.crew import Crew, turn
 from launcher.ending import Action, Ending, Exit, Kill, Limits, Say, Tell
 from launcher.processes.output import Outlet, Prefixer, prefix, wants_colour
 from launcher.processes.signals import CHILD, SignalQueue
@@ -120,10 +120,7 @@ class Supervisor:
         return any(crew.leftovers() for crew in self._crews)
 
     def _wait(self) -> None:
-        ready = self._selector.select(self._timeout())
-        for key, _ in ready:
-            if callable(key.data):
-                key.data()
+        ready = turn(self._selector, self._timeout())
         received = self._signals.take()
         for signum in received:
             if signum != CHILD:

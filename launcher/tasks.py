@@ -145,8 +145,13 @@ def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
     """
     if role == "worker":
         return argv_of(job.command, python)
+    return job.server_argv or our_servers(python)
+
+
+def our_servers(python: str) -> tuple[str, ...]:
+    """What the scheduler and the servers run if the job does not say otherwise."""
     # -P: a folder called servers where the user is, is the user's.
-    return job.server_argv or (python, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "servers")
+    return (python, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "servers")
 
 
 def environment(

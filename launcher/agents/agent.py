@@ -24,6 +24,7 @@ from kvstore.wire import Message
 from launcher.agents import protocol as p
 from launcher.agents.link import Link
 from launcher.command import argv_of
+from launcher.crew import turn
 from launcher.ending import Exit
 from launcher.errors import LaunchError
 from launcher.hosts import reach
@@ -122,9 +123,7 @@ class Agent:
     def _step(self) -> None:
         started = self._crew is not None
         waiting = started and not self._running and not self._told_empty
-        for key, _ in self._selector.select(_POLL_S if waiting else _TICK_S):
-            if callable(key.data):
-                key.data()
+        turn(self._selector, _POLL_S if waiting else _TICK_S)
         self._link.poll()
         received = self._signals.take()
         asked = [signum for signum in received if signum != CHILD]
@@ -243,9 +242,7 @@ class Agent:
         self._crew.signal(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_S
         while (self._running or self._crew.leftovers()) and time.monotonic() < deadline and not self._dismissed:
-            for key, _ in self._selector.select(_POLL_S):
-                if callable(key.data):
-                    key.data()
+            turn(self._selector, _POLL_S)
             self._link.poll()
             self._signals.take()
             self._crew.collect()
@@ -256,9 +253,7 @@ class Agent:
         self._link.send(p.Bye(self._why or ""))
         deadline = time.monotonic() + _FAREWELL_S
         while self._link.unsent > 0 and time.monotonic() < deadline:
-            for key, _ in self._selector.select(_POLL_S):
-                if callable(key.data):
-                    key.data()
+            turn(self._selector, _POLL_S)
         self._link.close()
         if self._directory is not None:
             self._directory.remove()

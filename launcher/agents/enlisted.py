@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from kvstore.address import choose
-from kvstore.errors import ConfigError
 from launcher.agents.carrier import Carrier
 from launcher.agents.enlist import Ticket
 from launcher.agents.muster import Muster
 from launcher.agents.protocol import Bye, Hello
 from launcher.agents.remote import Remote
 from launcher.errors import LaunchError
+from launcher.hosts import reach
 from launcher.job import Job
 from launcher.tasks import Role
 
@@ -75,7 +74,8 @@ class Enlisted:
         from launcher.agents.hub import Hub  # only now: launch.py starts without ZeroMQ
 
         self._selector = selector
-        self._hub = Hub(self._address())
+        self._here = self._address()
+        self._hub = Hub(self._here)
         self._hub.open(selector, self._welcome)
         self._carrier = self._manager.submit(self._hub.ticket)
         self._carrier.open(selector)
@@ -99,12 +99,12 @@ class Enlisted:
 
     def toward(self) -> str:
         """What leads to the hosts."""
-        return self._manager.toward or self._address()
+        return self._manager.toward or self._here
 
     def close(self, patience: float) -> None:
         """End the manager's command, and what it has started."""
         if self._carrier is not None:
-            lost = any(remote.lost not in (None, "its agent ended") for remote in self._remotes)
+            lost = any(remote.lost is not None and not remote.left for remote in self._remotes)
             how = self._carrier.wait(0.0 if lost else patience)
             if how is None or how.status:
                 self._manager.cancel()
@@ -114,11 +114,7 @@ class Enlisted:
 
     def _address(self) -> str:
         cluster = self._job.cluster
-        try:
-            return choose(host=cluster.host_ip, interface=cluster.interface, toward=self._manager.toward).ip
-        except ConfigError as error:
-            text = str(error).replace("DMLC_NODE_HOST", "--host-ip").replace("DMLC_INTERFACE", "--interface")
-            raise LaunchError(f"no address for this machine: {text}") from None
+        return reach.address(host=cluster.host_ip, interface=cluster.interface, toward=self._manager.toward).ip
 
     @property
     def _wanted(self) -> int:
@@ -148,7 +144,7 @@ class Enlisted:
             if (patience := self._manager.patience_s) is not None and now >= began + patience:
                 raise LaunchError(
                     f"{self._manager.name} has started {self._count()} in {patience:g} s, or the others do not reach "
-                    f"this machine at {self._address()}: name another of its addresses with --host-ip or --interface",
+                    f"this machine at {self._here}: name another of its addresses with --host-ip or --interface",
                     exit_code=1,
                 )
             if now >= noticed + _NOTICE_S:

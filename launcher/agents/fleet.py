@@ -11,7 +11,7 @@ from kvstore.wire import Message
 from launcher.agents import protocol as p
 from launcher.agents.carrier import Carrier
 from launcher.agents.remote import Remote
-from launcher.crew import Sink
+from launcher.crew import Sink, turn
 from launcher.ending import Exit
 
 _PING_S = 1.0
@@ -109,9 +109,7 @@ class Fleet:
             remote.send(p.Bye())
         deadline = time.monotonic() + _FAREWELL_S
         while any(r.lost is None and r not in self._leaving for r in self._remotes) and time.monotonic() < deadline:
-            for key, _ in self._selector.select(_STEP_S):
-                if callable(key.data):
-                    key.data()
+            turn(self._selector, _STEP_S)
         for remote in self._remotes:
             remote.close()
 
@@ -129,6 +127,7 @@ class Fleet:
         elif isinstance(message, p.Note):
             self._sink.say(f"{remote.host}: {message.text}")
         elif isinstance(message, p.Bye):
+            remote.left = not message.why
             why = "its agent ended" + (f": {message.why}" if message.why else "")
             shared = remote.carrier is not None and any(
                 other.carrier is remote.carrier for other in self._remotes if other is not remote

@@ -258,13 +258,10 @@ class _Campaign:
 
     def _locally(self, remote: Remote, role: Role, rank: int) -> dict[str, str]:
         """Which one it is among those of its role on its host."""
-        there = self._siblings(remote, role)
-        return {LOCAL_RANK: str(there.index(rank)), LOCAL_SIZE: str(len(there))}
-
-    def _siblings(self, remote: Remote, role: Role) -> list[int]:
-        return sorted(
-            rank for other in self._remotes if other.host == remote.host for r, rank in other.members if r == role
+        there = sorted(
+            at for other in self._remotes if other.host == remote.host for r, at in other.members if r == role
         )
+        return {LOCAL_RANK: str(there.index(rank)), LOCAL_SIZE: str(len(there))}
 
     def _start(self, remote: Remote, tasks: Sequence[Task], mark: str, limit_s: float) -> p.Start:
         return p.Start(
@@ -279,7 +276,7 @@ class _Campaign:
                     index,
                     tasks[index].role,
                     tasks[index].rank,
-                    len(self._siblings(remote, tasks[index].role)),
+                    int(tasks[index].env[LOCAL_SIZE]),
                     p.pack(tasks[index].env),
                 ]
                 for index in remote.indices

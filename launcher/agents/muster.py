@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from kvstore.wire import Message
 from launcher.agents.protocol import Ping
 from launcher.agents.remote import Remote
+from launcher.crew import turn
 from launcher.errors import LaunchError
 from launcher.processes.signals import CHILD, SignalQueue
 
@@ -61,9 +62,7 @@ class Muster:
                 self._pinged = now
                 for remote in remotes():
                     remote.send(Ping())
-            for key, _ in self._selector.select(min(_STEP_S, deadline - now)):
-                if callable(key.data):
-                    key.data()
+            turn(self._selector, min(_STEP_S, deadline - now))
             for signum in self._signals.take():
                 if signum != CHILD:
                     raise Interrupted(signum)

@@ -35,6 +35,7 @@ class Remote:
         self._hint = hint
         self.carrier = carrier
         self.lost: str | None = None
+        self.left = False  # in order, and that is why it is lost
         self.code = 1
         self.heard = time.monotonic()
         self.members: list[tuple[Role, int]] = []

@@ -25,7 +25,7 @@ from launcher.processes.machine import cores, open_standard_streams, require_fil
 from launcher.processes.output import Outlet
 from launcher.processes.signals import SignalQueue
 from launcher.supervisor import OnFailure, Supervisor
-from launcher.tasks import Rendezvous, Surroundings, Task, members, render, settings, words
+from launcher.tasks import Rendezvous, Surroundings, Task, members, render
 
 TRANSPORT = "KVSTORE_TRANSPORT"
 
@@ -103,11 +103,7 @@ def run(
 def dry_run(job: Job) -> str:
     """What `run` would start, a line for each process."""
     at = Rendezvous(uri="ipc://(a private directory)/scheduler", port=0, mark="(the directory's name)")
-    lines = [
-        f"{role} {rank}: {dryrun.variables(settings(job, at, role, rank))} "
-        f"{dryrun.command(words(job, role, sys.executable))}"
-        for role, rank in members(job)
-    ]
+    lines = [dryrun.task(job, at, role, rank, sys.executable) for role, rank in members(job)]
     return "\n".join(["# on this machine, with the environment of launch.py and:", *lines])
 
 

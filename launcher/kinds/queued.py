@@ -6,7 +6,6 @@ import os
 import select
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.errors import LaunchError
+from launcher.kinds.programs import tell
 from launcher.processes.signals import CHILD, SignalQueue
 from launcher.processes.will import Will
 
@@ -114,7 +114,7 @@ def follow(submit: Callable[[], Queued], *, ask_s: float = _ASK_S) -> int:
         try:
             return _follow(job, [_Tail(job.stdout, 1), _Tail(job.stderr, 2)], signals, selector, ask_s)
         except BaseException:
-            _cancel(job)  # nobody follows it any more
+            tell(job.cancel, _CANCEL_S)  # nobody follows it any more
             raise
         finally:
             will.revoke()
@@ -152,7 +152,7 @@ def _follow(
                 print(f"launch.py: gave up waiting for {job.title} to end; it was cancelled", file=sys.stderr)
                 return ended
             cancelled, deadline = True, now + _CANCEL_S
-            _cancel(job)
+            tell(job.cancel, _CANCEL_S)
         if now >= asked + ask_s:
             asked = now
             try:
@@ -178,9 +178,3 @@ def _follow(
             if ended is None and state.status:
                 print(f"launch.py: {job.title} ended: {state.text}, exit code {state.status}", file=sys.stderr)
             return state.status if ended is None else ended
-
-
-def _cancel(job: Queued) -> None:
-    with suppress(OSError, subprocess.TimeoutExpired):
-        # In a session of its own: who presses Ctrl-C twice does not mean this one.
-        subprocess.run(job.cancel, capture_output=True, timeout=_CANCEL_S, check=False, start_new_session=True)

@@ -11,7 +11,6 @@ import os
 import secrets
 import shlex
 import shutil
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -22,21 +21,21 @@ from launcher.agents import job as agents
 from launcher.agents.carrier import Carrier
 from launcher.agents.enlist import ENLIST, Ticket
 from launcher.agents.enlisted import Enlisted, Manager
-from launcher.errors import NOT_FOUND, LaunchError
+from launcher.errors import LaunchError
 from launcher.job import Job
 from launcher.kinds.kind import Kind
+from launcher.kinds.programs import require, tell
+from launcher.kinds.units import mebibytes
 from launcher.processes.machine import source_root
 from launcher.processes.will import Will
 from launcher.supervisor import OnFailure
 
 QSUB = "qsub"
-_CANCEL_S = 20.0
 
 
 def run(job: Job, on_failure: OnFailure) -> int:
     """Run a job as an array job; see `Kind`."""
-    if shutil.which(QSUB) is None:
-        raise LaunchError("--launcher sge needs qsub on PATH: run launch.py on a submit host", NOT_FOUND)
+    require("sge", QSUB, "run launch.py on a submit host")
     name = f"{job.cluster.job_name}-{secrets.token_hex(4)}"
     directory = _directory(name)
     cancel = ("qdel", name)
@@ -56,7 +55,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
             source=QSUB,
         )
 
-    manager = Manager(QSUB, submit, patience_s=None, cancel=lambda: _cancel(cancel))
+    manager = Manager(QSUB, submit, patience_s=None, cancel=lambda: tell(cancel))
     try:
         return agents.run(job, on_failure, Enlisted(job, manager), "sge")
     except LaunchError as error:
@@ -97,7 +96,7 @@ def qsub(job: Job, name: str, directory: str) -> list[str]:
     limits = []
     if cluster.time:
         limits.append(f"h_rt={cluster.time}")
-    if memory := max((cluster.worker_memory, cluster.server_memory), key=_megabytes):
+    if memory := max((cluster.worker_memory, cluster.server_memory), key=mebibytes):
         limits.append(f"h_vmem={memory.upper()}")
     if limits:
         argv += ["-l", ",".join(limits)]
@@ -108,10 +107,6 @@ def script(job: Job, ticket: str) -> str:
     """What each task runs: an agent that finds its ticket in a file. Pure."""
     agent = dryrun.command(boot.argv(job.cluster.python or sys.executable, source_root()))
     return f'#!/bin/sh\n{ENLIST}="$(cat {shlex.quote(ticket)})" || exit 1\nexport {ENLIST}\nexec {agent}\n'
-
-
-def _megabytes(size: str) -> int:
-    return 0 if not size else int(size[:-1]) * (1024 if size.endswith("g") else 1)
 
 
 def _directory(name: str) -> Path:
@@ -130,11 +125,6 @@ def _said(directory: Path) -> str:
             if text := path.read_text(errors="replace").strip():
                 return f"; a task has printed: {text[-500:]}"
     return ""
-
-
-def _cancel(argv: tuple[str, ...]) -> None:
-    with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(argv, capture_output=True, timeout=_CANCEL_S, check=False)
 
 
 KIND = Kind(

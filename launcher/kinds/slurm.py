@@ -10,10 +10,8 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +21,12 @@ from launcher.agents import job as agents
 from launcher.agents.carrier import Carrier
 from launcher.agents.enlist import ENLIST, Ticket
 from launcher.agents.enlisted import Enlisted, Manager
-from launcher.errors import NOT_FOUND, LaunchError
+from launcher.errors import LaunchError
 from launcher.job import Job
 from launcher.kinds.kind import Kind
+from launcher.kinds.programs import require, tell
 from launcher.kinds.queued import Queued, State, follow
+from launcher.kinds.units import mebibytes
 from launcher.processes.machine import source_root
 from launcher.supervisor import OnFailure
 
@@ -35,6 +35,7 @@ SRUN_S = 120.0
 _SIGNALLED = 128
 _SIGNALS = 64  # Slurm has numbers of its own beyond
 _ASK_S = 20.0
+_WHERE = "run launch.py where Slurm's tools are"
 _END = "KVSTORE_END_OF_JOB"
 _UNKNOWN = "Invalid job id"  # forgotten, minutes after its end
 # fmt: off
@@ -54,7 +55,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
 
 def run_inside(job: Job, on_failure: OnFailure) -> int:
     """Run a job in this allocation."""
-    _require("srun")
+    require("slurm", "srun", _WHERE)
 
     def submit(ticket: Ticket) -> Carrier:
         return Carrier("srun", srun(job), {**os.environ, ENLIST: ticket.text}, linked=False, source="srun")
@@ -116,7 +117,7 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
     cores = max(cluster.worker_cores, cluster.server_cores)
     if cores:
         argv.append(f"--cpus-per-task={cores}")
-    memory = max(_megabytes(cluster.worker_memory), _megabytes(cluster.server_memory))
+    memory = max(mebibytes(cluster.worker_memory), mebibytes(cluster.server_memory))
     if memory:
         argv.append(f"--mem-per-cpu={-(-memory // max(1, cores))}M")
     if cluster.gpus_per_worker:
@@ -131,7 +132,7 @@ def script(job: Job, text: str) -> str:
 
 
 def _run_outside(job: Job) -> int:
-    _require("sbatch")
+    require("slurm", "sbatch", _WHERE)
     name = f".kvstore-{secrets.token_hex(6)}"
     directory = Path.cwd()
     end = directory / f"{name}.end"
@@ -145,7 +146,7 @@ def _run_outside(job: Job) -> int:
         return Queued(
             title=f"Slurm job {number}",
             state=lambda: _state(number, end),
-            interrupt=lambda signum: _tell(["scancel", "--batch", f"--signal={signum}", number]),
+            interrupt=lambda signum: tell(["scancel", "--batch", f"--signal={signum}", number]),
             cancel=("scancel", number),
             stdout=directory / f"{name}.out",
             stderr=directory / f"{name}.err",
@@ -192,10 +193,6 @@ def state(shown: str) -> State:
     )
 
 
-def _megabytes(size: str) -> int:
-    return 0 if not size else int(size[:-1]) * (1024 if size.endswith("g") else 1)
-
-
 def _first_node(nodes: str) -> str:
     """The first of a list such as `node[03-07,9],other1`; empty where there is none. Pure."""
     match = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
@@ -213,11 +210,6 @@ def _address(node: str) -> str:
     return node if found is None else found[1]
 
 
-def _require(program: str) -> None:
-    if shutil.which(program) is None:
-        raise LaunchError(f"--launcher slurm needs {program} on PATH: run launch.py where Slurm's tools are", NOT_FOUND)
-
-
 def _ask(argv: list[str], text: str = "") -> str:
     try:
         # In a session of its own: Ctrl-C is for launch.py, which must know the number of what it has submitted.
@@ -230,11 +222,6 @@ def _ask(argv: list[str], text: str = "") -> str:
         said = done.stderr.decode(errors="replace").strip()
         raise LaunchError(f"{argv[0]} failed: {said or done.returncode}", exit_code=1)
     return done.stdout.decode(errors="replace")
-
-
-def _tell(argv: list[str]) -> None:
-    with suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(argv, capture_output=True, timeout=_ASK_S, check=False, start_new_session=True)
 
 
 KIND = Kind(

@@ -24,7 +24,7 @@ from launcher.job import Job
 from launcher.kinds.kind import Kind
 from launcher.processes.machine import require_files, source_root
 from launcher.supervisor import OnFailure
-from launcher.tasks import Rendezvous, settings, words
+from launcher.tasks import Rendezvous
 
 _SYNC_NOTICE_S = 30.0
 _FILES = 4  # that are open for each host: what ssh reads and writes, and what tells of its end
@@ -75,11 +75,7 @@ def dry_run(job: Job) -> str:
         if job.cluster.sync_dst_dir is not None:
             lines.append(dryrun.command(rsync(job.cluster, host, str(Path.cwd()), job.cluster.sync_dst_dir)))
         lines.append(dryrun.command(argv(job, host)))
-        lines += [
-            f"#   {role} {rank}: {dryrun.variables(dict.fromkeys(job.env_names, '') | settings(job, at, role, rank))} "
-            f"{dryrun.command(words(job, role, python(job)))}"
-            for role, rank in members
-        ]
+        lines += [dryrun.elsewhere(job, at, role, rank, python(job)) for role, rank in members]
     return "\n".join(lines)
 
 

@@ -11,8 +11,8 @@ _MEBIBYTES = {"m": 1, "g": 1024}
 
 
 def mebibytes(size: str) -> int:
-    """How many MiB `500m` or `4g` are."""
-    return int(size[:-1]) * _MEBIBYTES[size[-1]]
+    """How many MiB `500m` or `4g` are; none if nothing is said."""
+    return 0 if not size else int(size[:-1]) * _MEBIBYTES[size[-1]]
 
 
 def seconds(time: str) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,9 +25,10 @@ from launcher.agents import job as agents
 from launcher.agents.carrier import Carrier
 from launcher.agents.enlist import ENLIST, Ticket
 from launcher.agents.enlisted import Enlisted, Manager
-from launcher.errors import NOT_FOUND, LaunchError
+from launcher.errors import LaunchError
 from launcher.job import Job
 from launcher.kinds.kind import Kind
+from launcher.kinds.programs import require
 from launcher.kinds.units import mebibytes, seconds
 from launcher.processes.machine import source_root
 from launcher.supervisor import OnFailure
@@ -75,7 +75,7 @@ def render(job: Job, containers: int, script_path: str, jar: str, name: str = ""
     cluster = job.cluster
     argv = ["yarn", "jar", jar, CLIENT, "-jar", jar, "-appname", name or cluster.job_name]
     argv += ["-num_containers", str(containers), "-shell_script", script_path]
-    if memory := max((mebibytes(size) for size in (cluster.worker_memory, cluster.server_memory) if size), default=0):
+    if memory := max(mebibytes(cluster.worker_memory), mebibytes(cluster.server_memory)):
         argv += ["-container_memory", str(memory)]
     if cores := max(cluster.worker_cores, cluster.server_cores):
         argv += ["-container_vcores", str(cores)]
@@ -153,10 +153,7 @@ def _classpath(environ: Mapping[str, str]) -> list[Path]:
 def run(job: Job, on_failure: OnFailure) -> int:
     """Run a job in the cluster, and wait for its end."""
     for program in ("yarn", "hdfs"):
-        if shutil.which(program) is None:
-            raise LaunchError(
-                f"--launcher yarn needs {program} on PATH: run launch.py where Hadoop's tools are", NOT_FOUND
-            )
+        require("yarn", program, "run launch.py where Hadoop's tools are")
     cluster = job.cluster
     jar = find_jar(cluster.yarn_jar, os.environ)
     name = f"{cluster.job_name}-{secrets.token_hex(3)}"
