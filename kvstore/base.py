@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -185,7 +185,8 @@ class KVStore:
             optimizer: the name of one in ``torch.optim`` (``sgd``, ``nag``, ``adam``, ``adamw``, ...), its class, or an
                 instance that has not been used, whose defaults are taken.
             hyperparameters: by torch's names or MXNet's (``learning_rate``, ``wd``); also ``rescale_grad``,
-                ``clip_gradient``, and ``lr_mult`` and ``wd_mult``, factors by key.
+                ``clip_gradient``, and ``lr_mult`` and ``wd_mult``, factors by key; and ``groups``, a list of dicts,
+                each with ``keys`` and what differs for these: ``groups=[{"keys": ["bias"], "wd": 0.0}]``.
 
         Raises:
             UnknownName: no such optimizer or hyper-parameter.
@@ -228,15 +229,32 @@ class KVStore:
         """
         self.set_hyperparameters(learning_rate=lr)
 
-    def set_hyperparameters(self, *, learning_rate: float | None = None, rescale_grad: float | None = None) -> None:
-        """Use these from this worker's next push on; None leaves one as it is. See ``set_learning_rate``."""
+    def set_hyperparameters(
+        self,
+        *,
+        learning_rate: float | None = None,
+        rescale_grad: float | None = None,
+        groups: Sequence[Mapping[str, Any]] = (),
+        **others: Any,
+    ) -> None:
+        """Use these from this worker's next push on; what is not given stays. See ``set_learning_rate``.
+
+        Args:
+            learning_rate, rescale_grad: None leaves them as they are.
+            groups: what changes for each of ``set_optimizer``'s groups, in their order; ``lr`` too.
+            others: other hyper-parameters, of all keys whose group has none of its own.
+
+        Raises:
+            UnknownName: no such hyper-parameter.
+            UsageError: one that only ``set_optimizer`` can change: a bool, a text, a momentum from or to 0.
+        """
         raise self._unsupported("set_hyperparameters")
 
-    def save_optimizer_states(self, path: str | os.PathLike[str]) -> None:
+    def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices.
 
         With compression, what this worker's encodings lack so far is in it too; then each worker writes a file of its
-        own, if the run is to go on exactly as it would have.
+        own, if the run is to go on exactly as it would have. A ``note`` is kept with it, for the caller's own use.
         """
         raise self._unsupported("save_optimizer_states")
 
@@ -248,6 +266,13 @@ class KVStore:
         raise self._unsupported("load_optimizer_states")
 
     # ---- the job
+
+    def companion(self) -> KVStore:
+        """Return a new store of the same workers and devices that sums what is pushed, whatever this one does with it.
+
+        For sums beside the training: metrics, flags, norms. Every worker calls it at the same point of its program.
+        """
+        raise self._unsupported("companion")
 
     @property
     def type(self) -> str:
@@ -270,6 +295,39 @@ class KVStore:
         Raises:
             DeadlineExceeded: they have not, in time; the message names the missing.
         """
+
+    def join(self, timeout: float | None = None) -> int:
+        """Say that this worker has run out of batches, and return when all workers have: Horovod's ``join``.
+
+            for epoch in range(epochs):
+                for batch in my_batches:  # as many as this worker has
+                    ...
+                store.join()
+
+        Rounds go on without it: from its last push of each key on, sums are over the workers that still push, as if it
+        pushed zeros. So gradients that are divided by ``num_workers``, or by the size of the whole batch, go on
+        counting each sample the same, and the last rounds of an epoch are small steps. Which rounds a worker is in
+        depends on what it has pushed, never on when it calls this. With a quorum, a round is over when so many of
+        those who still push are there, and stands for these. In ``dist_async`` and ``dist_ssp`` nobody waits for a
+        worker that has joined.
+
+        When it returns everybody contributes to the next round again, and a ``pull`` gives what the last round left:
+        those who had joined need one. ``barrier`` and ``init`` that need a worker which has joined raise
+        ``UsageError``. If nobody has run out early it is a barrier after the last push.
+
+        Args:
+            timeout: in seconds; by default the store's deadline, which others' remaining batches may need longer than.
+
+        Returns:
+            The rank that joined last: the worker that has pushed most, of several the highest.
+
+        Raises:
+            DeadlineExceeded: others have more to do; the message names them. Another call waits on.
+            NodeLost: a worker has died, or left without joining.
+        """
+        if self.num_workers > 1:
+            raise self._unsupported("join")
+        return self.rank
 
     def is_capable(self, capability: str) -> bool:
         """Whether the store has an ability; ``optimizer`` is the only one there is to ask for."""

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from kvstore.errors import ConfigError
 from kvstore.keys import Keys, with_key
+from kvstore.ranks import Ranks
 
 ROLES = ("worker", "server", "scheduler")
 BIGARRAY_BOUND = 1_000_000
@@ -40,6 +41,8 @@ class Config:
         node_host: the address that this process binds to and tells the others, for TCP; empty for the default.
         interface: the network interface whose address it is, if ``node_host`` is empty; empty for the default.
         rank_hint: the rank to ask for, -1 for any.
+        local_rank, local_size: which of its host's members of its role this is, and how many there are; -1 and 0 where
+            nobody has said.
         root_fd: a listening socket that was opened for the scheduler, -1 for none.
         timeout_s: the deadline of every wait, in seconds.
         join_timeout_s: how long a worker waits for the others to be there; 0 for ``timeout_s``.
@@ -51,6 +54,9 @@ class Config:
         shm: whether processes of one host share memory.
         encryption: whether links over TCP are to be encrypted, which takes keys.
         keys: those of this process; None for plain links.
+        job_secret: what all processes make their keys from, where nobody gives each its own.
+        ranks: who this is among those that torchrun, mpirun or srun has started; None if nobody has said, or if
+            ``root`` says where the job is.
     """
 
     role: str = "worker"
@@ -60,6 +66,8 @@ class Config:
     node_host: str = ""
     interface: str = ""
     rank_hint: int = -1
+    local_rank: int = -1
+    local_size: int = 0
     root_fd: int = -1
     timeout_s: float = 60.0
     join_timeout_s: float = 0.0
@@ -72,6 +80,8 @@ class Config:
     shm: bool = True
     encryption: bool = True
     keys: Keys | None = field(default=None, repr=False)
+    job_secret: str = field(default="", repr=False)
+    ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
         if self.heartbeat_timeout_s < 2 * self.heartbeat_s:
@@ -100,6 +110,7 @@ class Config:
         root = _root(env)
         encryption = _number(env, ("KVSTORE_ENCRYPTION",), int, 1, 0) != 0
         keys = Keys.from_env(env) if encryption else None
+        ranks = Ranks.from_env(env) if role == "worker" and not root else None
         return cls(
             role=role,
             root=with_key(root, keys.root) if keys is not None and root.startswith("tcp://") else root,
@@ -108,6 +119,8 @@ class Config:
             node_host=env.get("DMLC_NODE_HOST", "").strip(),
             interface=env.get("DMLC_INTERFACE", "").strip(),
             rank_hint=_number(env, ("DMLC_TASK_ID", "DMLC_RANK"), int, -1, -1),
+            local_rank=_number(env, ("KVSTORE_LOCAL_RANK",), int, ranks.local_rank if ranks else -1, -1),
+            local_size=_number(env, ("KVSTORE_LOCAL_SIZE",), int, ranks.local_size if ranks else 0, 0),
             root_fd=_number(env, ("KVSTORE_ROOT_FD",), int, -1, -1),
             timeout_s=_number(env, ("KVSTORE_TIMEOUT_S",), float, cls.timeout_s, 0.001),
             join_timeout_s=_number(env, ("KVSTORE_JOIN_TIMEOUT_S",), float, cls.join_timeout_s, 0.0),
@@ -122,7 +135,14 @@ class Config:
             shm=_number(env, ("KVSTORE_SHM",), int, 1, 0) != 0,
             encryption=encryption,
             keys=keys,
+            job_secret=env.get("KVSTORE_JOB_SECRET", "").strip(),
+            ranks=ranks,
         )
+
+    @property
+    def in_job(self) -> bool:
+        """Whether this process was started as a part of a job, by whatever starts such."""
+        return bool(self.root or self.num_workers or self.ranks)
 
     def require_job(self, role: str) -> Config:
         """Return self if it describes a job that a ``role`` can join.
@@ -133,7 +153,8 @@ class Config:
         if not self.root or self.num_workers < 1 or self.num_servers < 1:
             raise ConfigError(
                 "this process is not part of a distributed job: DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER "
-                'and DMLC_NUM_SERVER are not all set. Start it with launch.py -n 2 -s 2 "python script.py", '
+                "and DMLC_NUM_SERVER are not all set, and neither torchrun, mpirun nor srun has said which rank it is. "
+                'Start it with launch.py -n 2 -s 2 "python script.py" or torchrun --nproc-per-node=2 script.py, '
                 "or use a 'local' or 'device' store"
             )
         if role != self.role:
@@ -142,6 +163,11 @@ class Config:
                 + ("; start servers and the scheduler with `python -m servers`" if role == "worker" else "")
             )
         return self
+
+
+def inherited(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of this process, with these variables in it."""
+    return {**os.environ, **variables}
 
 
 def _piece(env: Mapping[str, str]) -> int:

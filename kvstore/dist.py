@@ -16,8 +16,16 @@ from kvstore.compression import Compressing
 from kvstore.compression import describe as describe_compression
 from kvstore.config import Config
 from kvstore.consistency import Rule
-from kvstore.errors import AlreadyInitialised, DeadlineExceeded, KeyNotInitialised, Unsupported, UsageError
-from kvstore.optim import Optimizer, describe, finite, log_replaced
+from kvstore.errors import (
+    AlreadyInitialised,
+    DeadlineExceeded,
+    KeyNotInitialised,
+    KVStoreError,
+    Unsupported,
+    UsageError,
+)
+from kvstore.joining import Joining
+from kvstore.optim import Changes, Optimizer, describe, finite, log_replaced, require_shapes
 from kvstore.options import parse
 from kvstore.placement import WHOLE
 from kvstore.plan import Plan
@@ -74,8 +82,11 @@ class DistStore(KVStore):
         self._theirs: str | None = None  # the servers' optimizer, if another worker has set it
         self._lr: float | None = None
         self._rescale: float | None = None
+        self._changes: Changes = {}
         self._versions = self._barriers = 0
         self._at_barrier: Ticket | None = None
+        self._joins = 0
+        self._joining: Joining | None = None
         self._pushes = self._pulls = self._bytes_pulled = self._late = 0
         self._compressing: Compressing | None = None
         self._staleness: Counter[int] = Counter()
@@ -99,6 +110,7 @@ class DistStore(KVStore):
             if key in self._entries:
                 raise AlreadyInitialised(f"key {key!r} is initialised already; push a new value instead")
         firsts = {key: as_tensors(its)[0] for key, its in values.items()}
+        require_shapes(self._optimizer, ((key, spec_of(first)) for key, first in firsts.items()))
         whole = self._optimizer is not None and self._optimizer.whole
         entries = self._remote.declare(
             {key: spec_of(first) for key, first in firsts.items()},
@@ -175,6 +187,8 @@ class DistStore(KVStore):
             require_floats((key, self._entries[key].spec) for key in plan.keys)
         ticket, leaving = self._ticket(what, plan), Leaving(values)
         with self._lock:
+            if self._joining is not None:
+                raise UsageError("this worker has joined, and others have not yet: call join() again, which waits on")
             squeezed = self._compressing
             encodings = None if squeezed is None else squeezed.encode(plan, values)
             self._pushes += len(plan.keys)
@@ -186,7 +200,17 @@ class DistStore(KVStore):
             for parcel in plan.parcels:
                 take = None if writer is None else self._taker(parcel, writer)
                 self._remote.push(
-                    ticket, parcel, leaving, self._lr, self._rescale, take, note, in_turn, squeezed, encodings
+                    ticket,
+                    parcel,
+                    leaving,
+                    self._lr,
+                    self._rescale,
+                    take,
+                    note,
+                    in_turn,
+                    squeezed,
+                    encodings,
+                    self._changes,
                 )
             self._pushed.append(ticket)
             while self._pushed and not self._pushed[0].open:
@@ -219,6 +243,7 @@ class DistStore(KVStore):
                     f"{len(entry.pieces)} pieces; set the optimizer before init, or raise KVSTORE_BIGARRAY_BOUND "
                     "and KVSTORE_PIECE_BYTES"
                 )
+        require_shapes(new, ((key, entry.spec) for key, entry in self._entries.items()))
         self._flush(self._timeout_s)  # what was pushed before is updated as before
         self._versions += 1
         try:
@@ -229,6 +254,7 @@ class DistStore(KVStore):
         log_replaced(self._optimizer, new)
         self._optimizer = new
         self._lr = self._rescale = None
+        self._changes = {}
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         """Not here: an updater is code, and nothing on the wire is code."""
@@ -253,15 +279,28 @@ class DistStore(KVStore):
             raise UsageError("this worker has set no optimizer and no learning rate")
         return self._optimizer.lr
 
-    def set_hyperparameters(self, *, learning_rate: float | None = None, rescale_grad: float | None = None) -> None:
+    def set_hyperparameters(
+        self,
+        *,
+        learning_rate: float | None = None,
+        rescale_grad: float | None = None,
+        groups: Sequence[Mapping[str, Any]] = (),
+        **others: Any,
+    ) -> None:
         """See ``KVStore``."""
         self._check()
+        changes: Changes = {}
+        if groups or others:
+            if self._optimizer is None:
+                raise UsageError("this worker has set no optimizer, whose hyper-parameters these could be")
+            changes = self._optimizer.changes(others, groups)
         if learning_rate is not None:
             self._lr = float(finite("learning_rate", learning_rate))
         if rescale_grad is not None:
             self._rescale = float(finite("rescale_grad", rescale_grad))
+        self._changes = {**self._changes, **changes}
 
-    def save_optimizer_states(self, path: str | os.PathLike[str]) -> None:
+    def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """See ``KVStore``."""
         self._check()
         self._flush(self._timeout_s)
@@ -272,7 +311,7 @@ class DistStore(KVStore):
             pieces |= self._remote.get_states(parcel)
         squeezed = self._compressing
         residuals = None if squeezed is None else states.Residuals(self.rank, *squeezed.state())
-        states.write(path, optimizer, states.assemble(pieces, self._entries), residuals)
+        states.write(path, optimizer, states.assemble(pieces, self._entries), residuals, note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
@@ -295,6 +334,12 @@ class DistStore(KVStore):
 
     # ---- the job
 
+    def companion(self) -> KVStore:
+        """See ``KVStore``."""
+        self._check()
+        name = "dist_device_sync" if self._on_device else "dist_sync"
+        return type(self)(self._session, name, None, self._on_device, self._timeout_s, self._bound)
+
     @property
     def rank(self) -> int:
         """See ``KVStore``."""
@@ -312,8 +357,38 @@ class DistStore(KVStore):
             self._barriers += 1
             self._at_barrier = self._remote.barrier(self._barriers)
         # Should the others be late, this worker has come all the same: another call waits on at the same barrier.
-        self._at_barrier.wait(self._timeout_s)
+        try:
+            self._at_barrier.wait(self._timeout_s)
+        except UsageError:  # somebody has joined: nobody was let through
+            self._barriers -= 1
+            self._at_barrier = None
+            raise
         self._at_barrier = None
+
+    def join(self, timeout: float | None = None) -> int:
+        """See ``KVStore``."""
+        self._check()
+        if self._joining is None:
+            if self._rule.mode == "async":  # no round waits for these, so nothing else says that they are in
+                self._flush(self._timeout_s)
+            self._remote.announce_pause(self._joins + 1)
+            with self._lock:
+                self._joins += 1
+                self._joining = Joining()
+                self._joining.ticket = self._remote.pause(self._joins, self._entries, self._joining.take)
+        joining = self._joining
+        try:
+            joining.ticket.wait(timeout)
+        except DeadlineExceeded:
+            raise  # this worker has joined all the same: another call waits on
+        except KVStoreError:
+            self._joining = None
+            raise
+        with self._lock:
+            joining.advance(self._entries.values())
+            self._joining = None
+        self._flush(self._timeout_s)
+        return joining.last
 
     def num_dead_nodes(self) -> int:
         """See ``KVStore``."""

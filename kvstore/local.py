@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from kvstore import states
 from kvstore.base import KVStore, Statistics, require_options
 from kvstore.errors import AlreadyInitialised, KeyNotInitialised, UsageError
-from kvstore.optim import describe, finite, log_replaced
+from kvstore.optim import describe, finite, log_replaced, require_shapes
 from kvstore.spec import Key, Spec, require_floats, require_same
 from kvstore.tickets import Ticket
 from kvstore.updater import Updater, refusals
@@ -41,6 +41,8 @@ class LocalStore(KVStore):
         if len(values) < len(listed):
             raise UsageError("init with a key listed twice")
         firsts = {key: as_tensors(its)[0] for key, its in values.items()}
+        if self._updater is not None:
+            require_shapes(self._updater.optimizer, ((key, spec_of(first)) for key, first in firsts.items()))
         for key in firsts:
             if key in self._stored:
                 raise AlreadyInitialised(f"key {key!r} is initialised already; push a new value instead")
@@ -83,6 +85,7 @@ class LocalStore(KVStore):
     def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
         """See ``KVStore``."""
         new = describe(optimizer, hyperparameters)
+        require_shapes(new, self._specs.items())
         old = self._updater.optimizer if self._updater is not None else None
         with refusals(new):
             if self._updater is not None and new.same_rule(old):
@@ -101,18 +104,26 @@ class LocalStore(KVStore):
         """See ``KVStore``."""
         return self._require_updater().lr
 
-    def set_hyperparameters(self, *, learning_rate: float | None = None, rescale_grad: float | None = None) -> None:
+    def set_hyperparameters(
+        self,
+        *,
+        learning_rate: float | None = None,
+        rescale_grad: float | None = None,
+        groups: Sequence[Mapping[str, Any]] = (),
+        **others: Any,
+    ) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
+        updater.changes = {**updater.changes, **updater.optimizer.changes(others, groups)}
         if learning_rate is not None:
             updater.lr = finite("learning_rate", learning_rate)
         if rescale_grad is not None:
             updater.rescale_grad = finite("rescale_grad", rescale_grad)
 
-    def save_optimizer_states(self, path: str | os.PathLike[str]) -> None:
+    def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
-        states.write(path, updater.optimizer.name, updater.states(self._stored))
+        states.write(path, updater.optimizer.name, updater.states(self._stored), note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
@@ -121,6 +132,10 @@ class LocalStore(KVStore):
         states.require_optimizer(found, updater.optimizer.name, path)
         states.require_keys(loaded, self._specs, path)
         updater.load_states(loaded, self._stored)
+
+    def companion(self) -> KVStore:
+        """See ``KVStore``."""
+        return type(self)(self._name)
 
     def statistics(self) -> Statistics:
         """See ``KVStore``."""

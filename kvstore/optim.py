@@ -6,25 +6,33 @@ import functools
 import inspect
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from kvstore.errors import UnknownName, UsageError, choices
-from kvstore.spec import Key, check_key
+from kvstore.spec import Key, Spec, check_key
 from kvstore.wire.fields import MAX_HYPER_LIST, MAX_HYPER_TEXT
+from kvstore.wire.parameters import MAX_GROUPS
 
 log = logging.getLogger(__name__)
 
 # Names that MXNet gives to what torch calls otherwise.
 ALIASES = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
-# These need a closure, sparse gradients, or decide how to run rather than what to compute.
-_NOT_HERE = frozenset({"LBFGS", "SparseAdam", "Optimizer"})
+_NOT_HERE = {
+    "lbfgs": "it evaluates the loss several times a step, through a closure, which cannot travel to a server",
+    "sparseadam": "it is for sparse gradients, and stores hold dense ones; adam takes those",
+    "optimizer": "it is the base class",
+}
+# These decide how to run rather than what to compute.
 _HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 # These look at the shape of the whole tensor, so servers must not hold it in pieces.
 _WHOLE = frozenset({"adafactor", "muon"})
+_MATRICES = frozenset({"muon"})
+
+Changes: TypeAlias = Mapping[tuple[int, str], Any]  # by number of the group and name; see ``Optimizer.changes``
 
 
 @functools.cache
@@ -33,7 +41,7 @@ def classes() -> dict[str, type[torch.optim.Optimizer]]:
     found = {
         name.lower(): cls
         for name, cls in vars(torch.optim).items()
-        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name not in _NOT_HERE
+        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name.lower() not in _NOT_HERE
     }
     return found | {"nag": torch.optim.SGD}
 
@@ -44,8 +52,18 @@ def names() -> list[str]:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Keys with hyper-parameters of their own, by torch's names; what is not in ``hyper`` is the optimizer's."""
+
+    keys: tuple[Key, ...]
+    hyper: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """A description of an optimizer.
+
+    Groups have numbers: 0 is that of the keys that are in none, then come ``groups`` in their order.
 
     Attributes:
         name: one of ``names()``.
@@ -54,6 +72,7 @@ class Optimizer:
         rescale_grad: gradients are multiplied by it first.
         clip_gradient: then clipped to plus and minus this.
         lr_mult, wd_mult: factors to ``lr`` and ``weight_decay`` by key.
+        groups: keys with other hyper-parameters, perhaps with another ``lr``.
     """
 
     name: str
@@ -63,6 +82,7 @@ class Optimizer:
     clip_gradient: float | None = None
     lr_mult: dict[Key, float] = field(default_factory=dict)
     wd_mult: dict[Key, float] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -73,61 +93,180 @@ class Optimizer:
         """Whether state made by ``other`` still means the same under this one."""
         return other is not None and self.name == other.name
 
+    def number_of(self, key: Key) -> int:
+        """Return the number of the group that ``key`` is in."""
+        return self._numbers.get(key, 0)
+
+    def hyper_of(self, number: int) -> dict[str, Any]:
+        """Return the hyper-parameters of a group, with its learning rate, as torch's constructors take them."""
+        own = self.groups[number - 1].hyper if number else {}
+        return {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in ({"lr": self.lr} | self.hyper | own).items()
+        }
+
+    def defaults(self, number: int) -> dict[str, Any]:
+        """Return all hyper-parameters of a group, those that were not given too, by torch's names."""
+        return _hyperparameters(self.name) | self.hyper_of(number)
+
+    def changes(self, base: Mapping[str, Any], groups: Sequence[Mapping[str, Any]] = ()) -> dict[tuple[int, str], Any]:
+        """Return new values of hyper-parameters, of all keys and of each group, as pushes carry them.
+
+        Raises:
+            UnknownName: no such hyper-parameter.
+            UsageError: more groups than there are, or a value that can only be changed by ``set_optimizer``.
+        """
+        if len(groups) > len(self.groups):
+            raise UsageError(f"{len(groups)} groups were given, but set_optimizer had {len(self.groups)}")
+        changed = {
+            (number, name): _plain(name, value)
+            for number, given in enumerate([base, *groups])
+            for name, value in _torch_names(self.name, given, self.hyper_of(number)).items()
+        }
+        self.require_changes(changed)
+        return changed
+
+    def require_changes(self, changes: Changes) -> None:
+        """Raise ``UsageError`` if ``changes`` are not such that updates can go on with them, state and all."""
+        for (number, name), value in changes.items():
+            if number > len(self.groups):
+                raise UsageError(f"there is no group {number}: set_optimizer had {len(self.groups)}")
+            valid = _hyperparameters(self.name) | self.hyper_of(number)
+            if name not in valid:
+                raise UnknownName(f"{self.name} has no hyper-parameter {name!r}; choose from {choices(valid)}")
+            before = valid[name]
+            fits = (
+                _is_number(value) and _is_number(before)
+                if not isinstance(before, list | tuple)
+                else isinstance(value, list | tuple) and len(value) == len(before)
+            )
+            if value == before or (fits and (name != "momentum" or (value and before))):
+                continue
+            raise UsageError(
+                f"{name} cannot become {value!r} from {before!r} between updates: "
+                + ("give the optimizer one from the start" if fits else "only numbers can change; call set_optimizer")
+            )
+
+    @functools.cached_property
+    def _numbers(self) -> dict[Key, int]:
+        return {key: number for number, group in enumerate(self.groups, 1) for key in group.keys}
+
 
 def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
     """Return the description of an optimizer given by name, class or unused instance, and hyper-parameters.
 
     Args:
         optimizer: a name (any of ``names()``, upper or lower case), a class of ``torch.optim``, or an instance that has
-            made no step, whose defaults are taken.
+            made no step, whose hyper-parameters are taken.
         hyperparameters: torch's names or MXNet's (``learning_rate``, ``wd``, ``beta1``, ``beta2``, ``epsilon``), and
-            ``rescale_grad``, ``clip_gradient``, ``lr_mult``, ``wd_mult``.
+            ``rescale_grad``, ``clip_gradient``, ``lr_mult``, ``wd_mult``; and ``groups``: dicts with ``keys`` and
+            hyper-parameters that differ for these, among them ``lr_mult`` and ``wd_mult`` as numbers.
 
     Raises:
         UnknownName: no such optimizer or hyper-parameter; the message lists those there are.
-        UsageError: a value that is no number, or an optimizer that cannot travel by name.
+        UsageError: a value that is no number, a key in two groups, or an optimizer that cannot travel by name.
     """
-    name, given = _name_of(optimizer), dict(hyperparameters)
-    for old, new in ALIASES.items():
-        if old in given:
-            if new in given:
-                raise UsageError(f"{old} and {new} are the same; give one of them")
-            given[new] = given.pop(old)
-    valid = _hyperparameters(name)
-    if isinstance(optimizer, torch.optim.Optimizer):
-        # Some classes are special cases of others and have defaults that they do not let anybody choose.
-        given = {key: value for key, value in optimizer.defaults.items() if key in valid} | given
-    if "betas" in valid and ("beta1" in given or "beta2" in given):
-        betas = tuple(given.get("betas", valid["betas"]))
-        given["betas"] = (given.pop("beta1", betas[0]), given.pop("beta2", betas[1]))
-    if name == "nag":
-        given = {"momentum": 0.9, "nesterov": True} | given
-    lr = given.pop("lr", valid.pop("lr"))
+    given = dict(hyperparameters)
+    groups = given.pop("groups", ())
+    name = _name_of(optimizer, grouped=bool(groups))
     rescale, clip = given.pop("rescale_grad", 1.0), given.pop("clip_gradient", None)
     lr_mult, wd_mult = _multipliers(given, "lr_mult"), _multipliers(given, "wd_mult")
-    for key in given:
-        if key not in valid:
-            extra = {"lr", "rescale_grad", "clip_gradient", "lr_mult", "wd_mult", *ALIASES}
-            raise UnknownName(f"{name} has no hyper-parameter {key!r}; choose from {choices({*valid, *extra})}")
+    valid = _hyperparameters(name)
+    defaults = dict(valid)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        # Some classes are special cases of others and have defaults that they do not let anybody choose.
+        own = optimizer.defaults if len(optimizer.param_groups) > 1 else optimizer.param_groups[0]
+        its = {key: value for key, value in own.items() if key in valid}
+        defaults |= its
+        given = its | _torch_names(name, given, defaults)
+    hyper = _torch_names(name, given, defaults)
+    if name == "nag":
+        hyper = {"momentum": 0.9, "nesterov": True} | hyper
+    lr = finite("learning_rate", hyper.pop("lr", valid["lr"]))
+    hyper = {key: _plain(key, value) for key, value in sorted(hyper.items())}
     return Optimizer(
         name,
-        finite("learning_rate", lr),
-        {key: _plain(key, value) for key, value in sorted(given.items())},
+        lr,
+        hyper,
         finite("rescale_grad", rescale),
         None if clip is None else _positive("clip_gradient", clip),
         lr_mult,
         wd_mult,
+        _groups(name, groups, valid | {"lr": lr} | hyper, lr_mult, wd_mult),
     )
 
 
-def _name_of(optimizer: Any) -> str:
+def require_shapes(optimizer: Optimizer | None, specs: Iterable[tuple[Key, Spec]]) -> None:
+    """Raise ``UsageError`` unless ``optimizer`` can update arrays like these."""
+    if optimizer is None or optimizer.name not in _MATRICES:
+        return
+    for key, spec in specs:
+        if len(spec.shape) != 2:
+            raise UsageError(
+                f"{optimizer.name} updates matrices only, and key {key!r} is {spec}; use a store, or a Trainer, with "
+                "another optimizer for what is no matrix"
+            )
+
+
+def _groups(
+    name: str, given: Any, base: Mapping[str, Any], lr_mult: dict[Key, float], wd_mult: dict[Key, float]
+) -> tuple[Group, ...]:
+    """The groups of a description; their multipliers go into those by key."""
+    if isinstance(given, Mapping | str) or not isinstance(given, Sequence) or len(given) > MAX_GROUPS:
+        raise UsageError(f"groups is a list of at most {MAX_GROUPS} dicts with 'keys' and hyper-parameters")
+    groups: list[Group] = []
+    seen: set[Key] = set()
+    for one in given:
+        if not isinstance(one, Mapping) or not isinstance(one.get("keys"), list | tuple):
+            raise UsageError(f"a group is a dict with a list of 'keys', and hyper-parameters; {one!r:.80} is none")
+        own = {key: value for key, value in one.items() if key != "keys"}
+        keys = tuple(check_key(key) for key in one["keys"])
+        for key in keys:
+            if key in seen:
+                raise UsageError(f"key {key!r} is in two groups")
+            seen.add(key)
+        for which, mults in (("lr_mult", lr_mult), ("wd_mult", wd_mult)):
+            if which in own:
+                factor = finite(which, own.pop(which))
+                mults.update({key: factor for key in keys if key not in mults})
+        hyper = _torch_names(name, own, base)
+        groups.append(Group(keys, {key: _plain(key, value) for key, value in sorted(hyper.items())}))
+        if "lr" in hyper:
+            finite("learning_rate", hyper["lr"])
+    return tuple(groups)
+
+
+def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` by torch's names; ``defaults`` has what one of two betas leaves open."""
+    valid, named = _hyperparameters(name), dict(given)
+    for old, new in ALIASES.items():
+        if old in named:
+            if new in named:
+                raise UsageError(f"{old} and {new} are the same; give one of them")
+            named[new] = named.pop(old)
+    if "betas" in valid and ("beta1" in named or "beta2" in named):
+        betas = tuple(named.get("betas", defaults.get("betas", valid["betas"])))
+        named["betas"] = (named.pop("beta1", betas[0]), named.pop("beta2", betas[1]))
+    for key in named:
+        if key not in valid:
+            extra = {"rescale_grad", "clip_gradient", "lr_mult", "wd_mult", *ALIASES}
+            raise UnknownName(f"{name} has no hyper-parameter {key!r}; choose from {choices({*valid, *extra})}")
+    return named
+
+
+def _name_of(optimizer: Any, *, grouped: bool) -> str:
     if isinstance(optimizer, str):
         name = optimizer.lower()
         if name in classes():
             return name
-        raise UnknownName(f"no optimizer {optimizer!r}; choose from {', '.join(names())}")
+        why = f": {_NOT_HERE[name]}" if name in _NOT_HERE else ""
+        raise UnknownName(f"no optimizer {optimizer!r}{why}; choose from {', '.join(names())}")
     cls = optimizer if isinstance(optimizer, type) else type(optimizer)
     name = cls.__name__.lower()
+    if name in _NOT_HERE and cls.__module__.startswith("torch.optim"):
+        raise UsageError(
+            f"torch.optim.{cls.__name__} cannot travel to a server: {_NOT_HERE[name]}; choose from {', '.join(names())}"
+        )
     if classes().get(name) is not cls:
         raise UsageError(
             f"{cls.__module__}.{cls.__qualname__} cannot travel to a server; use one of torch.optim's: "
@@ -136,8 +275,10 @@ def _name_of(optimizer: Any) -> str:
     if isinstance(optimizer, torch.optim.Optimizer):
         if any(float(state.get("step", 1)) for state in optimizer.state.values()):  # Adagrad's is there from the start
             raise UsageError("this optimizer has made steps, and its state would be lost; pass an unused one")
-        if len(optimizer.param_groups) > 1:
-            raise UsageError("this optimizer has several parameter groups; use lr_mult and wd_mult by key instead")
+        if len(optimizer.param_groups) > 1 and not grouped:
+            raise UsageError(
+                "this optimizer has several parameter groups, of tensors; pass groups=[{'keys': [...], ...}] and a name"
+            )
     return name
 
 
@@ -179,6 +320,10 @@ def finite(name: str, value: Any) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UsageError(f"{name}={value!r} is not a finite number")
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _positive(name: str, value: Any) -> float | int:

@@ -11,7 +11,7 @@ from kvstore.client import Me
 from kvstore.compression import Compressing, Encodings, pack
 from kvstore.consistency import Rule
 from kvstore.errors import UsageError
-from kvstore.optim import Optimizer
+from kvstore.optim import Changes, Optimizer
 from kvstore.packer import Packer
 from kvstore.plan import Plan
 from kvstore.session import Session
@@ -30,11 +30,13 @@ from kvstore.wire import (
     Init,
     Message,
     Open,
+    Pause,
     Placed,
     Pull,
     Push,
     PutStates,
     Ready,
+    Resume,
     SetOptimizer,
     States,
     Values,
@@ -133,6 +135,7 @@ class Remote:
         in_turn: int | None = None,
         compressing: Compressing | None = None,
         encodings: Encodings | None = None,
+        changes: Changes | None = None,
     ) -> None:
         """Send this worker's contribution to a parcel's pieces.
 
@@ -143,8 +146,10 @@ class Remote:
             in_turn: None sends it at once; else it may wait for its turn, with this priority.
             compressing: how the new values are to come.
             encodings: what to send of those of the values that are in there.
+            changes: hyper-parameters that differ from the optimizer's.
         """
         clocks, peer = parcel.clocks(), self._session.servers[parcel.server]
+        changed = [[number, name, value] for (number, name), value in changes.items()] if changes else []
 
         def make(me: Me) -> Push:
             codec = None if compressing is None or encodings is None else compressing.pushes(parcel)
@@ -156,9 +161,8 @@ class Remote:
                 lengths, buffers = pack(parcel, encodings)
                 self.sent += sum(lengths)
             back = compressing.asked(parcel) if compressing is not None and take is not None else None
-            return Push(
-                *me, self.number, parcel.ids, clocks, take is not None, lr, rescale, codec, lengths, back, buffers
-            )
+            want = take is not None
+            return Push(*me, self.number, parcel.ids, clocks, want, lr, rescale, codec, lengths, back, changed, buffers)
 
         if in_turn is None or take is None:
             self._client.ask(peer, ticket, make, take or note)
@@ -198,6 +202,7 @@ class Remote:
                 wd_mult=[[key, value] for key, value in optimizer.wd_mult.items()],
                 lr=optimizer.lr,
                 rescale=optimizer.rescale_grad,
+                groups=[[list(group.keys), [[*pair] for pair in group.hyper.items()]] for group in optimizer.groups],
             ),
         )
 
@@ -247,6 +252,39 @@ class Remote:
         ticket = Ticket("barrier", (), self._client)
         self._client.ask(self._session.scheduler, ticket, lambda me: Barrier(*me, store=self.number, number=number))
         return ticket
+
+    def announce_pause(self, number: int) -> None:
+        """Tell the scheduler of this worker's pause ``number``, before any server lets others go on because of it."""
+        self._one(
+            self._session.scheduler,
+            Ticket("join", (), self._client),
+            lambda me: Pause(*me, store=self.number, number=number, pushes=0, ids=[], clocks=[]),
+        )
+
+    def pause(self, number: int, entries: Mapping[Key, Entry], take: Callable[[Sequence[int], Resume], None]) -> Ticket:
+        """Tell all servers that this worker has nothing more to contribute; done when they let it go on.
+
+        Args:
+            take: is given each server's answer, with the pieces that it is about.
+        """
+        ticket = Ticket("join", (), self._client, timeout_s=self._timeout_s)
+        pushes = sum(entry.clock for entry in entries.values())
+        clocks: list[dict[int, int]] = [{} for _ in self._session.servers]
+        for entry in entries.values():
+            for piece in entry.pieces:
+                clocks[piece.server][piece.id] = entry.clock
+        for peer, its in zip(self._session.servers, clocks, strict=True):
+            self._client.ask(peer, ticket, *self._pausing(number, pushes, its, take))
+        return ticket
+
+    def _pausing(
+        self, number: int, pushes: int, clocks: dict[int, int], take: Callable[[Sequence[int], Resume], None]
+    ) -> tuple[Callable[[Me], Message], Callable[[Resume], None]]:
+        ids = list(clocks)
+        return (
+            lambda me: Pause(*me, self.number, number, pushes, ids, list(clocks.values())),
+            lambda reply: take(ids, reply),
+        )
 
     def _one(self, peer: bytes, ticket: Ticket, make: Callable[[Me], Message]) -> Any:
         self._client.ask(peer, ticket, make, ticket.take)

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
+from kvstore.bootstrap import joining
 from kvstore.client import Client, Me
 from kvstore.config import Config
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
@@ -163,7 +164,7 @@ _shared: tuple[int, Session] | None = None
 
 
 def shared(config: Config) -> Session:
-    """Return this process's session as a worker, joining the job the first time.
+    """Return this process's session as a worker, joining the job (see ``bootstrap``) the first time.
 
     Raises:
         ConfigError: the environment describes no job, or this process was forked from a member.
@@ -174,11 +175,12 @@ def shared(config: Config) -> Session:
             if _shared[0] != os.getpid():
                 raise ConfigError("this process was forked from a member of the job; create stores in the parent only")
             return _shared[1]
-        config.require_job("worker")
         from kvstore.transport.shm import sharing
         from kvstore.transport.zeromq import ZmqTransport
 
-        session = Session(config, sharing(partial(ZmqTransport, keys=config.keys), config))
+        with joining(config) as config:
+            config.require_job("worker")
+            session = Session(config, sharing(partial(ZmqTransport, keys=config.keys), config))
         _shared = (os.getpid(), session)
         atexit.register(_leave_at_exit)
         return session

@@ -32,14 +32,30 @@ class Residuals(NamedTuple):
     plain: Mapping[str, object]
 
 
-def write(path: str | os.PathLike[str], optimizer: str, states: States, residuals: Residuals | None = None) -> None:
-    """Write the states, by (key, name of the state), to ``path``: the old file or the new one, never half of one."""
+def write(
+    path: str | os.PathLike[str],
+    optimizer: str,
+    states: States,
+    residuals: Residuals | None = None,
+    note: str | None = None,
+) -> None:
+    """Write the states, by (key, name of the state), to ``path``: the old file or the new one, never half of one.
+
+    Args:
+        path: of the file.
+        optimizer: its name.
+        states: what it knows.
+        residuals: what this worker's encodings lack.
+        note: what ``read_note`` is to give.
+    """
     keys = list(dict.fromkeys(key for key, _ in states))
     number = {key: i for i, key in enumerate(keys)}
     tensors = {
         f"{number[key]}/{name}": value.detach().cpu().contiguous().clone() for (key, name), value in states.items()
     }
     metadata = {"format": FORMAT, "optimizer": optimizer, "keys": json.dumps(keys)}
+    if note is not None:
+        metadata["note"] = note
     if residuals is not None:
         tensors |= {f"{_RESIDUAL}{name}": value for name, value in residuals.tensors.items()}
         metadata["residuals"] = json.dumps({"rank": residuals.rank, "plain": residuals.plain})
@@ -96,6 +112,20 @@ def read_residuals(path: str | os.PathLike[str]) -> Residuals | None:
             tensors = {name.removeprefix(_RESIDUAL): file.get_tensor(name) for name in names}
             return Residuals(int(found["rank"]), tensors, dict(found["plain"]))
     except (SafetensorError, ValueError, KeyError, TypeError) as exc:
+        raise UsageError(f"{path} is damaged: {exc}") from None
+
+
+def read_note(path: str | os.PathLike[str]) -> str | None:
+    """Return the note that ``write`` was given for ``path``, if any.
+
+    Raises:
+        UsageError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            return (file.metadata() or {}).get("note")
+    except SafetensorError as exc:
         raise UsageError(f"{path} is damaged: {exc}") from None
 
 

@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 import torch
 
 from kvstore.errors import UsageError
-from kvstore.optim import Optimizer, classes
+from kvstore.optim import Changes, Optimizer, classes
 from kvstore.spec import Key
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-Kind: TypeAlias = "tuple[float, float, bool]"
+Kind: TypeAlias = "tuple[int, float, float, bool]"
 
 
 @dataclass
@@ -26,8 +26,9 @@ class Group:
 
     Attributes:
         params: the tensors that torch.optim knows them by.
-        members: the same, by their multipliers of learning rate and weight decay, and whether they have state already:
-            torch's fused SGD takes the first momentum it finds for all.
+        members: the same, by the number of their group of hyper-parameters, their multipliers of learning rate and
+            weight decay, and whether they have state already: torch's fused SGD takes the first momentum it finds for
+            all.
         halves: (weight, param) where the param is a float32 copy.
         stepped: whether they have been updated; then all have state.
     """
@@ -46,18 +47,26 @@ class Updater:
 
     Args:
         optimizer: what to do.
+        name_of: gives the name by which the optimizer's groups and multipliers know a key; by default the key itself.
+
+    Attributes:
+        lr, rescale_grad, changes: what the next updates use instead of the optimizer's own; see
+            ``Optimizer.require_changes``.
 
     Raises:
         ValueError: torch refuses the hyper-parameters (a negative learning rate, say).
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, name_of: Callable[[Key], Key] | None = None) -> None:
         self.optimizer = optimizer
         self.lr = optimizer.lr
         self.rescale_grad = optimizer.rescale_grad
+        self.changes: Changes = {}
+        self._name_of = name_of or (lambda key: key)
         self._params: dict[Key, torch.Tensor] = {}
         self._masters: set[Key] = set()
-        self._torch = self._build(optimizer, torch.zeros(1, 1))
+        self._templates = self._settings_of(optimizer)
+        self._torch = self._build(optimizer, 0, torch.zeros(1, 1))
         self._torch.state.clear()
         self._fused = bool(self._torch.defaults.get("fused"))
 
@@ -67,13 +76,17 @@ class Updater:
         Raises:
             ValueError: torch refuses the numbers; nothing has changed.
         """
-        rebuilt, fresh = self._build(optimizer, torch.zeros(1, 1)), self._fresh(optimizer, torch.device("cpu"))
+        templates = self._settings_of(optimizer)
+        fresh = [self._fresh(optimizer, number, torch.device("cpu")) for number in range(len(templates))]
+        rebuilt = self._build(optimizer, 0, torch.zeros(1, 1))
         rebuilt.state = self._torch.state
-        for param, state in rebuilt.state.items():  # RMSprop that has a momentum now, Adam that becomes AMSGrad
-            for name in [name for name in fresh if name not in state]:
-                state[name] = torch.zeros_like(param)
-        self._torch, self.optimizer = rebuilt, optimizer
-        self.lr, self.rescale_grad = optimizer.lr, optimizer.rescale_grad
+        for key, param in self._params.items():  # RMSprop that has a momentum now, Adam that becomes AMSGrad
+            state = rebuilt.state.get(param)
+            if state is not None:
+                for name in fresh[optimizer.number_of(self._name_of(key))].keys() - state.keys():
+                    state[name] = torch.zeros_like(param)
+        self._torch, self._templates, self.optimizer = rebuilt, templates, optimizer
+        self.lr, self.rescale_grad, self.changes = optimizer.lr, optimizer.rescale_grad, {}
 
     def update(self, items: Sequence[tuple[Key, torch.Tensor, torch.Tensor]]) -> None:
         """Update weights in place.
@@ -88,18 +101,17 @@ class Updater:
         ]
         self.step([group], grads, grads)
 
-    def group(self, keys: Sequence[Key], weights: Sequence[torch.Tensor], names: Sequence[Key] | None = None) -> Group:
+    def group(self, keys: Sequence[Key], weights: Sequence[torch.Tensor]) -> Group:
         """Prepare the update of some weights; what comes back can be used until ``configure`` is called.
 
         Args:
             keys: by which this updater knows the weights.
             weights: of floating point; updated in place.
-            names: the names under which ``lr_mult`` and ``wd_mult`` know them; the keys by default.
         """
         params = [self._param(key, weight) for key, weight in zip(keys, weights, strict=True)]
         members: dict[Kind, list[torch.Tensor]] = {}
-        for name, param in zip(keys if names is None else names, params, strict=True):
-            members.setdefault((*self._multipliers(name), param in self._torch.state), []).append(param)
+        for key, param in zip(keys, params, strict=True):
+            members.setdefault((*self._kind(key), param in self._torch.state), []).append(param)
         halves = [(weight, param) for weight, param in zip(weights, params, strict=True) if param.dtype != weight.dtype]
         return Group(params, members, halves)
 
@@ -125,16 +137,16 @@ class Updater:
             param.grad = grad
         by_kind: dict[Kind, list[torch.Tensor]] = {}
         for group in groups:
-            for (lr_mult, wd_mult, old), members in group.members.items():
-                kind = lr_mult, wd_mult, old or group.stepped
+            for (number, lr_mult, wd_mult, old), members in group.members.items():
+                kind = number, lr_mult, wd_mult, old or group.stepped
                 by_kind[kind] = [*by_kind[kind], *members] if kind in by_kind else members
-        wd = self._torch.defaults.get("weight_decay", 0.0)
-        template = {k: v for k, v in self._torch.param_groups[0].items() if k not in ("params", "lr", "weight_decay")}
+        changed: dict[int, dict[str, Any]] = {}
+        for (number, name), value in self.changes.items():
+            changed.setdefault(number, {})[name] = tuple(value) if isinstance(value, list) else value
         # Only the groups and parameters of this call: torch's step looks at all that it is given.
         self._torch.param_groups[:] = [
-            template | {"params": members, "lr": self.lr * lr_mult, "weight_decay": wd * wd_mult}
-            for (lr_mult, wd_mult, _), members in by_kind.items()
-        ] or [template | {"params": [], "lr": self.lr, "weight_decay": wd}]
+            self._settings(changed, *kind[:3]) | {"params": members} for kind, members in by_kind.items()
+        ]
         try:
             self._torch.step()
         finally:
@@ -175,7 +187,7 @@ class Updater:
                 else value.clone()
                 for name, value in state.items()
             }
-            self._torch.state[param] = self._beside(param, shaped)
+            self._torch.state[param] = self._beside(key, param, shaped)
 
     def _param(self, key: Key, weight: torch.Tensor) -> torch.Tensor:
         """The tensor that torch.optim knows ``key`` by: the weight's own memory, or its float32 copy."""
@@ -198,14 +210,14 @@ class Updater:
         if half:
             self._masters.add(key)
         if state is None:  # Adagrad makes its state at construction
-            state = self._build(self.optimizer, param).state.get(param)
+            state = self._build(self.optimizer, self._number(key), param).state.get(param)
         if state is not None:
-            self._torch.state[param] = self._beside(param, state)
+            self._torch.state[param] = self._beside(key, param, state)
         return param
 
-    def _beside(self, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _beside(self, key: Key, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """``state`` where torch wants that of ``param``: on its device, but for counts that steps read on the CPU."""
-        fresh = self._fresh(self.optimizer, param.device) if param.device.type != "cpu" else {}
+        fresh = self._fresh(self.optimizer, self._number(key), param.device) if param.device.type != "cpu" else {}
         homes = {name: value.device for name, value in fresh.items() if torch.is_tensor(value)}
         return {
             name: value.to(homes.get(name, param.device)) if torch.is_tensor(value) else value
@@ -213,24 +225,49 @@ class Updater:
         }
 
     @classmethod
-    def _fresh(cls, optimizer: Optimizer, device: torch.device) -> dict[str, Any]:
-        """The state that a parameter on ``device`` has after a first step."""
+    def _fresh(cls, optimizer: Optimizer, number: int, device: torch.device) -> dict[str, Any]:
+        """The state that a parameter of group ``number`` on ``device`` has after a first step."""
         probe = torch.zeros(1, 1, device=device)
         probe.grad = torch.zeros_like(probe)
-        made = cls._build(optimizer, probe)
+        made = cls._build(optimizer, number, probe)
         made.step()
         return dict(made.state[probe])
 
-    def _multipliers(self, name: Key) -> tuple[float, float]:
-        return self.optimizer.lr_mult.get(name, 1.0), self.optimizer.wd_mult.get(name, 1.0)
+    def _number(self, key: Key) -> int:
+        return self.optimizer.number_of(self._name_of(key))
+
+    def _kind(self, key: Key) -> tuple[int, float, float]:
+        name = self._name_of(key)
+        return (
+            self.optimizer.number_of(name),
+            self.optimizer.lr_mult.get(name, 1.0),
+            self.optimizer.wd_mult.get(name, 1.0),
+        )
+
+    def _settings(
+        self, changed: Mapping[int, Mapping[str, Any]], number: int, lr_mult: float, wd_mult: float
+    ) -> dict[str, Any]:
+        """What torch should update a group with, now."""
+        own = self.optimizer.groups[number - 1].hyper if number else {}
+        common = {"lr": self.lr, **changed.get(0, {})}
+        made = self._templates[number] | {name: value for name, value in common.items() if name not in own}
+        made |= changed.get(number, {})
+        made["lr"] *= lr_mult
+        if "weight_decay" in made:
+            made["weight_decay"] *= wd_mult
+        return made
+
+    @classmethod
+    def _settings_of(cls, optimizer: Optimizer) -> list[dict[str, Any]]:
+        """What torch makes of the hyper-parameters of each group, by number."""
+        made = [cls._build(optimizer, number, torch.zeros(1, 1)) for number in range(len(optimizer.groups) + 1)]
+        return [{name: value for name, value in its.param_groups[0].items() if name != "params"} for its in made]
 
     @staticmethod
-    def _build(optimizer: Optimizer, param: torch.Tensor) -> torch.optim.Optimizer:
+    def _build(optimizer: Optimizer, number: int, param: torch.Tensor) -> torch.optim.Optimizer:
         cls: Callable[..., torch.optim.Optimizer] = classes()[optimizer.name]
-        arguments: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in optimizer.hyper.items()}
-        if "fused" in inspect.signature(cls).parameters:
-            arguments["fused"] = True
-        return cls([param], lr=optimizer.lr, **arguments)
+        how = {"fused": True} if "fused" in inspect.signature(cls).parameters else {}
+        return cls([param], **optimizer.hyper_of(number), **how)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -21,13 +21,21 @@ from servers.clocks import Clocks
 from servers.rounds import Rounds
 
 
+class Hyper(NamedTuple):
+    """The hyper-parameters of a push; ``changes``, by group and name, are those that differ from the optimizer's."""
+
+    lr: float | None = None
+    rescale: float | None = None
+    changes: tuple[tuple[tuple[int, str], Any], ...] = ()
+
+
 @dataclass
 class Contribution:
-    """A worker's part of a round: its values, and the hyper-parameters (lr, rescale) it wants them used with."""
+    """A worker's part of a round: its values, and the hyper-parameters it wants them used with."""
 
     node: Node
     runs: Sequence[Run]
-    hyper: tuple[float | None, float | None]
+    hyper: Hyper
 
 
 @dataclass

@@ -6,7 +6,7 @@ bucket takes it apart. Values, rounds and who waits for them are the same before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -118,6 +118,13 @@ class Buckets:
         if len({bucket.dtype for bucket in found}) > 1:
             raise UsageError("segments of several dtypes in one message")
         return found
+
+    def apart(self, clocks: Mapping[int, int]) -> list[Bucket]:
+        """Return all buckets, each once, whose segments have one clock among these, or none; makes them so."""
+        for bucket in self.all():
+            if len({clocks.get(number) for number in bucket.ids}) > 1:
+                self._split(bucket)
+        return self.all()
 
     def _may_merge(self, buckets: Sequence[Bucket]) -> bool:
         state = buckets[0].rounds.state

@@ -13,22 +13,27 @@ T = TypeVar("T")
 
 
 class Clocks(Generic[T]):
-    """The clocks of ``workers``, given by rank."""
+    """The clocks of ``workers``, given by rank; one that pauses is not counted until all resume where the first is."""
 
     idle = True
+    settled = True
 
     def __init__(self, workers: Collection[int], clocks: dict[int, int] | None = None) -> None:
         self._clocks = dict.fromkeys(sorted(workers), 0) if clocks is None else clocks
+        self._paused: dict[int, int] = {}
         self.version = min(self._clocks.values(), default=0)
 
     @property
-    def state(self) -> tuple[tuple[int, int], ...]:
+    def state(self) -> tuple[dict[int, int], dict[int, int]]:
         """What two buckets must have in common to become one."""
-        return tuple(self._clocks.items())
+        return self._clocks, self._paused
 
     def copy(self) -> Clocks[T]:
         """Return the same."""
-        return Clocks((), dict(self._clocks))
+        made: Clocks[T] = Clocks((), dict(self._clocks))
+        made._paused = dict(self._paused)
+        made._look()
+        return made
 
     def open(self) -> list[tuple[int, int, T]]:
         """Return nothing: an update is made at once."""
@@ -54,4 +59,21 @@ class Clocks(Generic[T]):
         """Nobody waits any more for workers that have left."""
         for rank in ranks:
             self._clocks.pop(rank, None)
+            self._paused.pop(rank, None)
+        self._look()
+
+    def pause(self, rank: int, clock: int) -> None:
+        """Do not count ``rank``, which has pushed ``clock`` times, among those whom others may be ahead of."""
+        if rank in self._clocks:
+            self._paused[rank] = max(clock, self._clocks.pop(rank))
+            self._look()
+
+    def resume(self) -> None:
+        """Count everybody again, as if all had pushed as often as whoever has pushed most."""
+        everyone = self._clocks | self._paused
+        self._clocks = dict.fromkeys(sorted(everyone), max(everyone.values(), default=0))
+        self._paused = {}
+        self._look()
+
+    def _look(self) -> None:
         self.version = min(self._clocks.values(), default=1 << 62)

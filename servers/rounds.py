@@ -2,7 +2,8 @@
 
 Each worker's n-th push is its contribution to round n. A round is complete when every worker has contributed, or as
 many as the quorum asks for; rounds complete in order, whatever order contributions come in, and give them in the order
-of ranks, so that their sum has the same bits every time. ``version`` says how many rounds are over.
+of ranks, so that their sum has the same bits every time. ``version`` says how many rounds are over. A worker that
+pauses after its n-th push is in no later round until all resume.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Rounds(Generic[T]):
         self._workers = frozenset(workers)
         self._quorum = quorum
         self._keep = keep
+        self.share = len(self._workers)  # of how many workers the last round was
         self._left: frozenset[int] = frozenset()
+        self._paused: dict[int, int] = {}  # by rank: the last round it is in
         self._open: dict[int, dict[int, T]] = {}
         self._late: list[tuple[int, int, T]] = []
 
@@ -40,14 +43,20 @@ class Rounds(Generic[T]):
         return not self._open and not self._late
 
     @property
-    def state(self) -> int:
+    def state(self) -> tuple[int, dict[int, int]]:
         """What two buckets must have in common to become one, if both are idle."""
-        return self.version
+        return self.version, self._paused
+
+    @property
+    def settled(self) -> bool:
+        """Whether the rounds before everybody's pause are over; True if not all have said what theirs is."""
+        return len(self._paused) < len(self._workers) or self.version >= max(self._paused.values())
 
     def copy(self) -> Rounds[T]:
         """Return rounds as far as these, with nothing open."""
         made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep)
         made.leave(self._left)
+        made._paused = dict(self._paused)
         return made
 
     def open(self) -> list[tuple[int, int, T]]:
@@ -56,7 +65,7 @@ class Rounds(Generic[T]):
 
     def contribute(self, rank: int, clock: int, item: T) -> bool:
         """Take the contribution of ``rank`` to round ``clock``; False if it is too late, or has come before."""
-        if rank not in self._workers:
+        if rank not in self._workers or clock > self._paused.get(rank, clock):
             return False
         if clock <= self.version:
             if self._keep and self._quorum is not None:
@@ -74,6 +83,7 @@ class Rounds(Generic[T]):
         if contributions is None or len(contributions) < self._enough():
             return None
         self.version += 1
+        self.share = len(self._within(self.version))
         del self._open[self.version]
         late = [item for _, _, item in sorted(self._late, key=lambda entry: entry[:2])]
         self._late.clear()
@@ -86,7 +96,7 @@ class Rounds(Generic[T]):
             number = self.version + 1
             while rank in self._open.get(number, ()):
                 number += 1
-            if number <= clock:
+            if number <= min(clock, self._paused.get(rank, clock)):
                 missing[rank] = number
         return missing
 
@@ -95,8 +105,24 @@ class Rounds(Generic[T]):
         if self._quorum is not None:
             self._left = frozenset(ranks) & self._workers
 
+    def pause(self, rank: int, clock: int) -> None:
+        """Do without ``rank`` in the rounds after ``clock``."""
+        if rank in self._workers:
+            self._paused[rank] = clock
+
+    def resume(self) -> None:
+        """Count on everybody again from the next round on."""
+        self._paused.clear()
+
+    def _within(self, number: int) -> Collection[int]:
+        """The workers that do not pause before round ``number``."""
+        if not self._paused:
+            return self._workers
+        return frozenset(rank for rank in self._workers if self._paused.get(rank, number) >= number)
+
     def _enough(self) -> int:
-        """How many contributions complete a round."""
+        """How many contributions complete the next round."""
+        within = frozenset(self._within(self.version + 1))
         if self._quorum is None:
-            return len(self._workers)
-        return max(1, min(self._quorum, len(self._workers - self._left)))
+            return len(within)
+        return max(1, min(self._quorum, len(within - self._left)))

@@ -18,6 +18,7 @@ from kvstore.wire import (
     Init,
     Message,
     Open,
+    Pause,
     Pull,
     Push,
     PutStates,
@@ -88,7 +89,7 @@ class Shard:
         if isinstance(message, Open):
             self._open(message)
             return [Answer(peer, message, Ack(message.seq))]
-        if not isinstance(message, Init | Push | Pull | SetOptimizer | GetStates | PutStates):
+        if not isinstance(message, Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates):
             raise UsageError(f"a {type(message).__name__} is nothing to ask a server")
         table = self._tables.get(message.store)
         if table is None:
@@ -97,6 +98,8 @@ class Shard:
             return table.push(peer, message)
         if isinstance(message, Pull):
             return table.pull(peer, message)
+        if isinstance(message, Pause):
+            return table.pause(peer, message) + self._abandoned()
         if isinstance(message, GetStates):
             return [Answer(peer, message, table.get_states(message))]
         if isinstance(message, SetOptimizer):
@@ -130,6 +133,7 @@ class Shard:
             "clip_gradient": message.clip_gradient,
             "lr_mult": dict(message.lr_mult),
             "wd_mult": dict(message.wd_mult),
+            "groups": [{"keys": keys, **dict(hyper)} for keys, hyper in message.groups],
         }
         proposal, agreement = describe(message.name, given), self._agreements[message.store]
         outcomes = (
@@ -143,21 +147,33 @@ class Shard:
         ] + self._abandoned()
 
     def _abandoned(self) -> list[Answer]:
-        """Fail those who wait for worker 0 to call ``set_optimizer``, if it has left."""
-        if 0 not in self._departed:
-            return []
-        gone = NodeLost("worker 0 has left the job without calling set_optimizer")
-        return [refuse(*asker, gone) for agreement in self._agreements.values() for asker in agreement.abandon()]
+        """Fail those who wait for worker 0 to call ``set_optimizer``, if it has left, or waits in ``join``."""
+        answers: list[Answer] = []
+        for store, agreement in self._agreements.items():
+            error: Exception
+            if 0 in self._departed:
+                error = NodeLost("worker 0 has left the job without calling set_optimizer")
+            elif 0 in self._tables[store].pauses.ranks:
+                error = UsageError("worker 0 has joined without calling set_optimizer")
+            else:
+                continue
+            answers += [refuse(*asker, error) for asker in agreement.abandon()]
+        return answers
 
     def _explain(self, message: Explain) -> str:
         for table in self._tables.values():
             text = table.explain(message.rank, message.about)
             if text:
-                return text
+                return text + self._inside()
         for agreement in self._agreements.values():
             if any(request.rank == message.rank and request.seq == message.about for _, request in agreement.waiting):
                 return "waits for worker 0, which has not called set_optimizer"
         return ""
+
+    def _inside(self) -> str:
+        """Say who is inside ``join``, of whatever store: whoever waits for it may do so in vain."""
+        ranks = sorted(frozenset().union(*(table.pauses.ranks for table in self._tables.values())))
+        return "; inside join(): " + ", ".join(f"worker {rank}" for rank in ranks) if ranks else ""
 
     def _again(self, peer: bytes, message: Request) -> Outbox:
         """Answer a repeat: as before, but with the values of now, for those of then are not kept."""

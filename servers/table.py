@@ -7,7 +7,8 @@ waits with its next read. All buckets that one message completes are updated by 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,15 +21,29 @@ from kvstore.spec import Key, Spec, require_floats
 from kvstore.tickets import shorten
 from kvstore.updater import Group, Updater
 from kvstore.values import Run, cut, from_buffer, runs_of, spec_of, sum_runs, to_buffer
-from kvstore.wire import Ack, Buffer, GetStates, Init, Pull, Push, PutStates, Reply, States, Values, join, tear
-from servers.bucket import Bucket, Contribution, Parked, Progress, Slot
+from kvstore.wire import (
+    Ack,
+    Buffer,
+    GetStates,
+    Init,
+    Pause,
+    Pull,
+    Push,
+    PutStates,
+    Reply,
+    Resume,
+    States,
+    Values,
+    join,
+    tear,
+)
+from servers.bucket import Bucket, Contribution, Hyper, Parked, Progress, Slot
 from servers.buckets import Buckets
 from servers.clocks import Clocks
+from servers.pauses import Pauses
 from servers.replies import Answer, refuse
 from servers.rounds import Rounds
 from servers.squeeze import Squeezed, contribution, described
-
-Hyper = tuple[float | None, float | None]
 
 
 class Table:
@@ -46,6 +61,7 @@ class Table:
         self._memory = memory or Heap()
         self.buckets = Buckets(self._progress, self._memory)
         self.updater: Updater | None = None
+        self.pauses = Pauses()
         self._groups: WeakKeyDictionary[Bucket, Group] = WeakKeyDictionary()
         self._workers = frozenset(workers)
         self._departed: frozenset[int] = frozenset()
@@ -60,13 +76,14 @@ class Table:
 
     def push(self, peer: bytes, message: Push) -> list[Answer]:
         """Take a worker's contributions, and answer whoever they complete."""
+        self.pauses.require_before(message)
         buckets = self.buckets.pushed(message.ids, message.clocks)
         runs = self._payload(message, buckets)
+        hyper = self._hyper(message)
         if self.updater is not None:
             require_floats((bucket.slots[0].key, bucket.slots[0].spec) for bucket in buckets)
         elif self.rule.mode == "async":
             raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
-        hyper = (message.lr, message.rescale)
         updates: list[tuple[Bucket, list[Contribution], Hyper]] = []
         start = at = late = 0
         for bucket in buckets:
@@ -81,7 +98,7 @@ class Table:
         if self.rule.quorum is None:
             late = 0
         parked = self._park(peer, message, late)  # before rounds are over, for it too must learn of their errors
-        return parked + (self._complete(buckets) if self.rule.mode == "sync" else self._release(buckets, {}))
+        return parked + self._advance(buckets) + self._resume()
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer with values now, or when the rounds they must include are complete."""
@@ -97,7 +114,7 @@ class Table:
         if self.updater is not None and optimizer.same_rule(self.updater.optimizer):
             self.updater.configure(optimizer)
             return
-        new = Updater(optimizer)
+        new = Updater(optimizer, self._key)
         require_floats((slot.key, slot.spec) for slot in self.buckets)
         log_replaced(self.updater.optimizer if self.updater is not None else None, optimizer)
         self.updater = new
@@ -139,22 +156,50 @@ class Table:
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note who has left in order; requests that wait for them fail, or are answered, if that is the rule."""
         self._departed = frozenset(workers)
-        buckets = list(self.buckets.all())
+        buckets = self.buckets.all()
         for bucket in buckets:
             bucket.rounds.leave(self._departed)
-        answers = self._complete(buckets) if self.rule.mode == "sync" else self._release(buckets, {})
-        for parked in list(self._parked.values()):
-            answers += self._give_up(parked)
-        return answers
+        return self._advance(buckets) + self._despair()
+
+    def pause(self, peer: bytes, message: Pause) -> list[Answer]:
+        """Do without a worker in rounds that it has not pushed for; it is answered when all workers have paused."""
+        for number in message.ids:
+            self.buckets.find(number)
+        clocks = self.pauses.add(peer, message)
+        buckets = self.buckets.apart(clocks)
+        for bucket in buckets:
+            if bucket.ids[0] in clocks:
+                bucket.rounds.pause(message.rank, clocks[bucket.ids[0]])
+        return self._advance(buckets) + self._despair()
 
     def explain(self, rank: int, about: int) -> str:
         """Say what request ``about`` of worker ``rank`` waits for."""
         parked = self._parked.get((rank, about))
         if parked is None:
-            return ""
-        return f"waits for {self._missing(parked.request, self._workers)}"
+            return self.pauses.explain(rank, about, self._workers)
+        return f"waits for {self._missing(parked.request, lambda *_: True)}"
 
     # ---- helpers
+
+    def _key(self, number: Key) -> Key:
+        return self.buckets.slot(int(number)).key
+
+    def _hyper(self, message: Push) -> Hyper:
+        """The hyper-parameters of a push.
+
+        Raises:
+            UsageError, UnknownName: the optimizer cannot go on with them.
+        """
+        if not message.changes:
+            return Hyper(message.lr, message.rescale)
+        changes = {
+            (number, name): tuple(value) if isinstance(value, list) else value
+            for number, name, value in message.changes
+        }
+        if self.updater is None:
+            raise UsageError("hyper-parameters for a store without an optimizer; call set_optimizer first")
+        self.updater.optimizer.require_changes(changes)
+        return Hyper(message.lr, message.rescale, tuple(sorted(changes.items())))
 
     def _payload(self, message: Push, buckets: Sequence[Bucket]) -> list[Run]:
         if not buckets:
@@ -198,17 +243,52 @@ class Table:
             latest[bucket] = max(latest[bucket], self.rule.needs(clock))
         return list(latest.items())
 
+    def _despair(self) -> list[Answer]:
+        """Fail, or answer, whoever waits for workers that have left, or pause."""
+        return [answer for parked in list(self._parked.values()) for answer in self._give_up(parked)] + self._resume()
+
     def _give_up(self, parked: Parked) -> list[Answer]:
-        """Fail a request that waits for workers that have left."""
-        if not self._departed:
-            return []
-        missing = self._missing(parked.request, self._departed)
-        if not missing:
+        """Fail a request that waits for workers that have left, or that pause and do not know what they should push."""
+        error: Exception
+        if self._departed and (missing := self._missing(parked.request, lambda rank, _: rank in self._departed)):
+            error = NodeLost(f"{missing}, has left the job")
+        elif self.pauses.ranks and (missing := self._missing(parked.request, self._ignorant)):
+            error = UsageError(f"{missing}, has joined without having initialised it")
+        else:
             return []
         del self._parked[parked.request.rank, parked.request.seq]
         for bucket in self.buckets.of(parked.request.ids):
             bucket.parked = [entry for entry in bucket.parked if entry[1] is not parked]
-        return [refuse(parked.peer, parked.request, NodeLost(f"{missing}, has left the job"))]
+        return [refuse(parked.peer, parked.request, error)]
+
+    def _ignorant(self, rank: int, segment: int) -> bool:
+        return rank in self.pauses.ranks and not self.pauses.knows(rank, segment)
+
+    def _resume(self) -> list[Answer]:
+        """If all workers have paused, and what they had pushed before is in, let them go on."""
+        paused = self.pauses.ranks
+        if not paused:
+            return []
+        missing = self._workers - paused
+        gone = missing & self._departed
+        if gone and self.rule.mode == "sync" and self.rule.quorum is None:
+            names = ", ".join(f"worker {rank}" for rank in sorted(gone))
+            error = NodeLost(f"{names} has left the job without join()")
+            return [refuse(peer, request, error) for peer, request in self.pauses.end()]
+        buckets = self.buckets.all()
+        if missing - gone or not all(bucket.rounds.settled for bucket in buckets):
+            return []
+        for bucket in buckets:
+            bucket.rounds.resume()
+        last = self.pauses.last
+        return [
+            Answer(peer, request, Resume(request.seq, last, self._clocks(request)))
+            for peer, request in self.pauses.end()
+        ]
+
+    def _advance(self, touched: Sequence[Bucket]) -> list[Answer]:
+        """Answer whoever waits for what these buckets are now ready for."""
+        return self._complete(touched) if self.rule.mode == "sync" else self._release(touched, {})
 
     def _complete(self, touched: Sequence[Bucket]) -> list[Answer]:
         answers: list[Answer] = []
@@ -247,7 +327,7 @@ class Table:
         if self.updater is None:
             for bucket, items, _ in updates:
                 bucket.assign([item.runs for item in items])
-                if (scale := self._scale(items)) != 1 and bucket.value.is_floating_point():
+                if (scale := self._scale(bucket, items)) != 1 and bucket.value.is_floating_point():
                     bucket.value.mul_(scale)
             return
         # A round's numbers come from its contributions, not from whatever other round was complete before it.
@@ -255,9 +335,10 @@ class Table:
         by_hyper: dict[Hyper, list[tuple[Bucket, list[Contribution]]]] = {}
         for bucket, items, hyper in updates:
             by_hyper.setdefault(hyper, []).append((bucket, items))
-        for (lr, rescale), members in by_hyper.items():
+        for (lr, rescale, changes), members in by_hyper.items():
             self.updater.lr = default.lr if lr is None else lr
             self.updater.rescale_grad = default.rescale_grad if rescale is None else rescale
+            self.updater.changes = dict(changes)
             self._step(self.updater, members)
 
     def _step(self, updater: Updater, members: Sequence[tuple[Bucket, list[Contribution]]]) -> None:
@@ -268,8 +349,7 @@ class Table:
             bucket.writable()
             group = self._groups.get(bucket)
             if group is None:
-                keys = [slot.key for slot in bucket.slots]
-                group = updater.group(bucket.ids, [slot.value for slot in bucket.slots], keys)
+                group = updater.group(bucket.ids, [slot.value for slot in bucket.slots])
                 self._groups[bucket] = group
             total = self._corrected(updater, bucket, items, group.params[0].dtype)
             groups.append(group)
@@ -282,7 +362,7 @@ class Table:
     ) -> torch.Tensor:
         """The gradient to update a bucket with."""
         total = self._total(updater, bucket, items).to(dtype)
-        if (scale := self._scale(items)) != 1:
+        if (scale := self._scale(bucket, items)) != 1:
             total = total * scale
         before = bucket.read_by.get(items[0].node.rank) if self.rule.compensation else None
         if before is None:
@@ -291,9 +371,10 @@ class Table:
         drift = bucket.value.to(dtype) - before.to(dtype)
         return total + self.rule.compensation * updater.rescale_grad * total * total * drift
 
-    def _scale(self, items: Sequence[Contribution]) -> float:
-        """What makes a sum over fewer, or more, contributions than there are workers stand for all of them."""
-        return 1.0 if self.rule.quorum is None else len(self._workers) / len(items)
+    def _scale(self, bucket: Bucket, items: Sequence[Contribution]) -> float:
+        """What makes a sum over fewer, or more, contributions than the round is of workers stand for all of them."""
+        rounds = bucket.rounds
+        return rounds.share / len(items) if self.rule.quorum is not None and isinstance(rounds, Rounds) else 1.0
 
     def _total(self, updater: Updater, bucket: Bucket, items: Sequence[Contribution]) -> torch.Tensor:
         """The sum of ``items``, to be overwritten; or the only one's own memory, if it will not be."""
@@ -327,7 +408,7 @@ class Table:
             buffers,
         )
 
-    def _clocks(self, message: Push | Pull) -> list[int]:
+    def _clocks(self, message: Push | Pull | Pause) -> list[int]:
         return [self.buckets.find(number)[0].rounds.version for number in message.ids]
 
     def _ahead(self, message: Push | Pull) -> int:
@@ -337,13 +418,13 @@ class Table:
         clock = max(message.clocks)
         return max(0, clock - min(bucket.rounds.version for bucket in self.buckets.of(message.ids)))
 
-    def _missing(self, message: Push | Pull, among: Collection[int]) -> str:
-        """Name the workers ``among`` those given for whose pushes a request waits, with keys and rounds."""
+    def _missing(self, message: Push | Pull, among: Callable[[int, int], bool]) -> str:
+        """Name the workers for whose pushes a request waits, with keys and rounds, if ``among(rank, segment)``."""
         waits: dict[int, tuple[int, list[Key]]] = {}
         for number, clock in zip(message.ids, message.clocks, strict=True):
             bucket, place = self.buckets.find(number)
             for rank, first in bucket.rounds.missing(self.rule.needs(clock)).items():
-                if rank in among:
+                if among(rank, number):
                     waits.setdefault(rank, (first, []))[1].append(bucket.slots[place].key)
         return "; ".join(
             f"worker {rank}, whose push {first} of {shorten(dict.fromkeys(keys))} is missing"
@@ -353,7 +434,7 @@ class Table:
 
 def _require_fitting(slot: Slot, optimizer: Optimizer, states: Mapping[tuple[Key, str], torch.Tensor]) -> None:
     """Raise ``Mismatch`` unless the states are such as the optimizer makes itself: torch's fused steps do not check."""
-    model = Updater(optimizer)
+    model = Updater(optimizer, lambda _: slot.key)
     model.update([(slot.id, torch.zeros_like(slot.value), torch.zeros_like(slot.value))])
     wanted = {name: spec_of(value) for (_, name), value in model.states([slot.id]).items()}
     given = {name: spec_of(value) for (number, name), value in states.items() if number == slot.id}
@@ -372,15 +453,35 @@ def _agreed(bucket: Bucket, items: Sequence[Contribution]) -> Hyper:
     """Return the hyper-parameters of a round: those that any worker gave, on which all who gave some must agree."""
     if all(item.hyper == items[0].hyper for item in items):
         return items[0].hyper
-    agreed: list[float | None] = []
-    for which, name in enumerate(("learning rate", "rescale_grad")):
-        given = {item.node.rank: item.hyper[which] for item in items if item.hyper[which] is not None}
+
+    def one(name: str, values: Mapping[int, Any]) -> Any:
+        given = {rank: value for rank, value in values.items() if value is not None}
         if len(set(given.values())) > 1:
-            words = ", ".join(f"{value:g} on worker {rank}" for rank, value in given.items())
+            words = ", ".join(f"{_number(value)} on worker {rank}" for rank, value in given.items())
             keys = shorten(dict.fromkeys(slot.key for slot in bucket.slots))
             raise Mismatch(f"workers disagree on the {name} for the same round of {keys}: {words}")
-        agreed.append(next(iter(given.values()), None))
-    return agreed[0], agreed[1]
+        return next(iter(given.values()), None)
+
+    changes = {item.node.rank: dict(item.hyper.changes) for item in items}
+    return Hyper(
+        one("learning rate", {item.node.rank: item.hyper.lr for item in items}),
+        one("rescale_grad", {item.node.rank: item.hyper.rescale for item in items}),
+        tuple(
+            (
+                (number, name),
+                one(_words_of(number, name), {rank: its.get((number, name)) for rank, its in changes.items()}),
+            )
+            for number, name in sorted({which for its in changes.values() for which in its})
+        ),
+    )
+
+
+def _words_of(number: int, name: str) -> str:
+    return ("learning rate" if name == "lr" else name) + (f" of group {number - 1}" if number else "")
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _distinct(clocks: Sequence[int]) -> list[int]:

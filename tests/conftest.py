@@ -6,12 +6,18 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
+from waiting import PROMPT
 
 # Hosts, and the MPI, Slurm and Grid Engine that run on them; each begins with the first test that asks for it.
 pytest_plugins = ["cluster.fixtures"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
+
+# What hypothesis tries is the same in every run, however long it takes.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +26,9 @@ def _outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(("DMLC_", "KVSTORE_", "MXNET_")):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _time_to_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is asked what a late call waits for can say it, however busy the machine. Tests of silence set it back."""
+    monkeypatch.setattr("kvstore.client.EXPLAIN_S", PROMPT)

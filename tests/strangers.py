@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import zmq
+from waiting import LONG
 
 from kvstore.keys import split_key
 
-LONG = 20.0  # seconds; reached only if something fails
 NULL, CURVE = b"NULL", b"CURVE"
 HELLO_BYTES = 64 + 202  # a CURVE client's greeting and HELLO
 REFUSED = (

@@ -5,18 +5,23 @@
         results = cluster.run(train, mode="async")
         results = cluster.run_sessions(lambda session: ...)        # the Session itself, to make stores from
 
-An exception in a worker is raised by ``run``. Leaving the block ends the job and checks that every thread ended.
+The first exception in a worker is raised by ``run``; the others then need not wait for that worker any longer.
+Leaving the block ends the job and checks that every thread ended.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
+
+from waiting import LONG
 
 from kvstore.config import Config
 from kvstore.consistency import Rule
 from kvstore.dist import DistStore
+from kvstore.errors import KVStoreError
 from kvstore.session import Session
 from kvstore.transport import InprocNetwork, Transport
 from servers.server import run_scheduler, run_server
@@ -33,9 +38,9 @@ class ThreadedJob:
         servers: int = 2,
         *,
         network: InprocNetwork | None = None,
-        timeout_s: float = 20.0,
+        timeout_s: float = LONG,
         heartbeat_s: float = 0.1,
-        heartbeat_timeout_s: float = 10.0,
+        heartbeat_timeout_s: float = LONG,
         bigarray_bound: int = 1000,
         piece_bytes: int = 1 << 20,
     ) -> None:
@@ -74,8 +79,7 @@ class ThreadedJob:
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(30)
+        _await(threads)
         self._sessions.sort(key=lambda session: session.rank)
         assert len(self._sessions) == self.workers, "not all workers could join"
         return self
@@ -83,9 +87,7 @@ class ThreadedJob:
     def __exit__(self, *exc: Any) -> None:
         for session in self._sessions:
             session.leave()
-        for thread in self._threads:
-            thread.join(15)
-        alive = [thread.name for thread in self._threads if thread.is_alive()]
+        alive = _await(self._threads)
         assert not alive, f"still running: {alive}"
 
     def run(
@@ -104,26 +106,31 @@ class ThreadedJob:
     def run_sessions(self, work: Callable[[Session], Any]) -> list[Any]:
         """Call ``work`` with the session in a thread per worker; return the results by rank."""
         results: list[Any] = [None] * self.workers
-        errors: list[BaseException | None] = [None] * self.workers
+        errors: list[BaseException] = []
 
         def call(rank: int, session: Session) -> None:
             try:
                 results[rank] = work(session)
             except BaseException as exc:
-                errors[rank] = exc
+                errors.append(exc)
+                for other in self._sessions:
+                    if other is not session:
+                        other.client.fail(failed)
 
+        failed = KVStoreError("another worker of this test has failed")
         threads = [
             threading.Thread(target=call, args=(rank, session), name=f"worker {rank}")
             for rank, session in enumerate(self._sessions)
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(45)
-        assert not any(thread.is_alive() for thread in threads), "a worker hangs"
-        for error in errors:
-            if error is not None:
-                raise error
+        alive = _await(threads)
+        for session in self._sessions:
+            if session.client.failure is failed:
+                session.client.failure = None  # the job is as good as before, for other tests
+        if errors:
+            raise errors[0]
+        assert not alive, f"hanging: {alive}"
         return results
 
     def _join(self, rank: int) -> None:
@@ -136,3 +143,11 @@ class ThreadedJob:
         thread = threading.Thread(target=run, name=name)
         thread.start()
         self._threads.append(thread)
+
+
+def _await(threads: list[threading.Thread]) -> list[str]:
+    """Wait for threads to end; return the names of those that don't."""
+    deadline = time.monotonic() + LONG + 10.0  # after their own deadlines
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread.name for thread in threads if thread.is_alive()]

@@ -14,7 +14,20 @@ from kvstore.wire.messages import (
     Reply,
     Request,
 )
-from kvstore.wire.parameters import Codec, GetStates, Init, Open, Pull, Push, PutStates, SetOptimizer, States, Values
+from kvstore.wire.parameters import (
+    Codec,
+    GetStates,
+    Init,
+    Open,
+    Pause,
+    Pull,
+    Push,
+    PutStates,
+    Resume,
+    SetOptimizer,
+    States,
+    Values,
+)
 from kvstore.wire.payload import groups, join, tear
 from kvstore.wire.rendezvous import (
     Alive,
@@ -62,6 +75,7 @@ __all__ = [
     "Message",
     "Node",
     "Open",
+    "Pause",
     "Placed",
     "Pull",
     "Push",
@@ -69,6 +83,7 @@ __all__ = [
     "Ready",
     "Reply",
     "Request",
+    "Resume",
     "Roster",
     "SetOptimizer",
     "States",

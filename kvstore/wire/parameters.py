@@ -34,6 +34,16 @@ Lengths = Annotated[list[int], f.list_of(f.integer(0, 1 << 40))]  # bytes of eac
 Owners = Annotated[list[int], f.list_of(f.integer(0, 2**32))]  # segments; one may have several states
 Names = Annotated[list[str], f.list_of(f.text(64))]
 
+MAX_GROUPS = 4096
+Groups = Annotated[
+    list[list[Any]],
+    f.list_of(f.tuple_of(f.list_of(f.key), f.list_of(f.tuple_of(f.text(64), f.hyperparameter), 64)), MAX_GROUPS),
+]  # keys, and their own hyper-parameters
+Changes = Annotated[
+    list[list[Any]],
+    f.list_of(f.tuple_of(f.integer(0, MAX_GROUPS), f.text(64), f.hyperparameter), 1 << 16),
+]  # hyper-parameters of this push: number of the group (0: of all keys), name, value
+
 
 @message(40)
 @dataclass(frozen=True)
@@ -74,8 +84,8 @@ class Push(Request):
     """My contribution ``clocks[i]`` to segment ``ids[i]``; ``want`` the values back once it has taken effect.
 
     ``lr`` and ``rescale`` are the hyper-parameters to update with in this round; None takes the optimizer's own
-    (sync) or the last ones given (async). With a ``codec`` the buffers are payloads of these ``lengths``, laid out by
-    ``join``; ``back`` is how the values are to come.
+    (sync) or the last ones given (async). ``changes`` are others that differ from the optimizer's. With a ``codec`` the
+    buffers are payloads of these ``lengths``, laid out by ``join``; ``back`` is how the values are to come.
     """
 
     store: Store
@@ -87,6 +97,7 @@ class Push(Request):
     codec: Codec = None
     lengths: Lengths = field(default_factory=list)
     back: Codec = None
+    changes: Changes = field(default_factory=list)
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -140,6 +151,7 @@ class SetOptimizer(Request):
     wd_mult: Mults
     lr: Number
     rescale: Number
+    groups: Groups = field(default_factory=list)
 
 
 @message(47)
@@ -165,6 +177,34 @@ class States(Reply):
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.names, self.shapes, self.dtypes)
+
+
+@message(50)
+@dataclass(frozen=True)
+class Pause(Request):
+    """I have nothing more to contribute until all workers have said so: I have pushed ``ids[i]`` ``clocks[i]`` times.
+
+    It is this worker's ``number``-th pause of the store, and comes after so many ``pushes`` of keys. The scheduler is
+    told first, without ids, and does not wait.
+    """
+
+    store: Store
+    number: Seq
+    pushes: Seq
+    ids: Ids
+    clocks: Clocks
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.clocks)
+
+
+@message(51)
+@dataclass(frozen=True)
+class Resume(Reply):
+    """All have paused, ``last`` after most pushes; everybody's next push of ``ids[i]`` follows round ``clocks[i]``."""
+
+    last: Annotated[int, f.integer(0, MAX_NODES)]
+    clocks: Clocks
 
 
 @message(49)

@@ -24,6 +24,7 @@ from kvstore.wire import (
     Leave,
     Lost,
     Message,
+    Pause,
     Placed,
     Ready,
     Reply,
@@ -35,6 +36,7 @@ from kvstore.wire import (
 from servers.ledger import Ledger, Verdict
 from servers.replies import Answer, Outbox, refuse
 from servers.scheduler.barriers import Barriers
+from servers.scheduler.joins import Joins
 from servers.scheduler.keys import Keys, Outcome
 from servers.scheduler.members import Event, Member, Members, State
 
@@ -63,6 +65,7 @@ class Scheduler:
         self._loads = [0] * num_servers
         self._keys: dict[int, Keys] = {}
         self._barriers: dict[int, Barriers] = {}
+        self._joins: dict[int, Joins] = {}
         self._ledger: Ledger[Reply] = Ledger()
         self._notices: Outbox = []
 
@@ -233,6 +236,9 @@ class Scheduler:
         if message.role == "worker" and isinstance(message, Barrier):
             here = self._barriers.setdefault(message.store, Barriers(self._workers)).arrive(peer, message)
             return [Answer(whom, request, Ack(request.seq)) for whom, request in here] + self._abandoned()
+        if message.role == "worker" and isinstance(message, Pause):
+            self._joins.setdefault(message.store, Joins(self._workers)).arrive(message.rank, message.number)
+            return [Answer(peer, message, Ack(message.seq)), *self._abandoned()]
         raise UsageError(f"a {type(message).__name__} is nothing for {message.node} to ask a scheduler")
 
     def _keys_of(self, store: int) -> Keys:
@@ -250,6 +256,21 @@ class Scheduler:
         if 0 in self._departed:
             gone = NodeLost("worker 0 has left the job without giving these keys their first values")
             answers += _placed([(asker, gone) for keys in self._keys.values() for asker in keys.abandon()])
+        return answers + self._joined()
+
+    def _joined(self) -> list[Answer]:
+        """Fail those who wait in the same way for workers inside ``join``, who are let out after all others' calls."""
+        answers: list[Answer] = []
+        for store, joins in self._joins.items():
+            inside = joins.inside(self._departed)
+            if inside and store in self._barriers:
+                for peer, request, missing in self._barriers[store].abandon(inside):
+                    names = ", ".join(f"worker {rank}" for rank in sorted(missing))
+                    error = UsageError(f"{names} has joined, and comes to no barrier until all workers have")
+                    answers.append(refuse(peer, request, error))
+            if 0 in inside and store in self._keys:
+                stuck = UsageError("worker 0 has joined, and gives no key its first value until all workers have")
+                answers += _placed([(asker, stuck) for asker in self._keys[store].abandon()])
         return answers
 
     def _explain(self, message: Explain) -> str:

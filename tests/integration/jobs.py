@@ -10,10 +10,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-FAST = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": "4"}
+from waiting import LONG, PROMPT, until
+
+FAST = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": f"{PROMPT:g}"}
 
 
 @dataclass
@@ -23,7 +25,6 @@ class Job:
     process: subprocess.Popen[str]
     mark: str
     log: Path
-    ended: float = field(default=0.0)
 
     @property
     def output(self) -> str:
@@ -44,17 +45,12 @@ class Job:
                     found.append(int(entry.name))
         return found
 
-    def wait(self, timeout: float = 50.0) -> int:
-        code = self.process.wait(timeout)
-        self.ended = time.monotonic()
-        return code
+    def wait(self, timeout: float = LONG) -> int:
+        return self.process.wait(timeout)
 
-    def until(self, condition: Callable[[], bool], timeout: float = 30.0) -> None:
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < deadline, f"not in time; the job said:\n{self.output}"
-            assert self.process.poll() is None, f"the job has ended; it said:\n{self.output}"
-            time.sleep(0.02)
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for something that comes while the job runs."""
+        until(condition, what, over=lambda: None if self.process.poll() is None else self.output)
 
     def said(self, text: str) -> Callable[[], bool]:
         return lambda: text in self.output
@@ -82,7 +78,7 @@ def job(tmp_path: Path, script: str, *, workers: int = 2, servers: int = 2, **en
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)
+                    process.wait(PROMPT)
             process.kill()
             process.wait()
             for pid in running.members():

@@ -108,7 +108,7 @@ def test_a_used_sgd_with_momentum_is_refused() -> None:
 
 def test_several_parameter_groups_are_refused() -> None:
     instance = torch.optim.SGD([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": 0.5}], lr=0.1)
-    with pytest.raises(UsageError, match="use lr_mult"):
+    with pytest.raises(UsageError, match="pass groups="):
         describe(instance, {})
 
 
@@ -118,7 +118,7 @@ class Mine(torch.optim.SGD):
 
 @pytest.mark.parametrize("optimizer", [Mine, Mine(WEIGHT), torch.optim.LBFGS, torch.optim.Optimizer, 3, None, dict])
 def test_what_cannot_travel_by_name(optimizer: Any) -> None:
-    with pytest.raises(UsageError, match=r"cannot travel to a server; use one of .*sgd"):
+    with pytest.raises(UsageError, match=r"cannot travel to a server.*sgd"):
         describe(optimizer, {})
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from threaded import ThreadedJob
+from waiting import LONG
 
 from kvstore.consistency import Rule
 from kvstore.errors import UnknownName, UsageError
@@ -37,7 +38,7 @@ def test_a_fast_worker_waits_for_a_slow_one_and_counts_its_staleness() -> None:
         store.barrier()
         for step in range(steps):
             if store.rank == 1:
-                gate.wait(20)
+                assert gate.wait(LONG)
             _step(store)
             done[store.rank] = step + 1
             if store.rank == 0 and step == bound - 1:
@@ -58,7 +59,7 @@ def test_a_straggler_does_not_hold_up_a_quorum() -> None:
     def work(store: Any) -> tuple[float, int]:
         _begin(store, optimizer=False)
         if store.rank == 2:
-            gate.wait(20)
+            assert gate.wait(LONG)
         for _ in range(5 if store.rank < 2 else 1):
             outs = _step(store)
         if store.rank < 2:
@@ -76,7 +77,7 @@ def test_a_worker_that_was_late_takes_part_again() -> None:
     def work(store: Any) -> int:
         _begin(store, optimizer=False)
         if store.rank == 1:
-            gate.wait(20)
+            assert gate.wait(LONG)
             outs = _step(store)  # too late for round 1, and told so
             store.barrier()
             store.pushpull("small", torch.full((3,), 7.0), out=outs[0])

@@ -25,6 +25,7 @@ keys = st.integers(-(2**63), 2**63 - 1) | st.text(st.characters(exclude_categori
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1)
 shapes = st.lists(st.integers(0, 20), max_size=4)
 hyper = st.none() | st.booleans() | numbers | text | st.lists(st.none() | numbers, max_size=8)
+named = st.tuples(text, hyper).map(list)
 
 
 def some(strategy: st.SearchStrategy[Any], size: int, **unique: Any) -> st.SearchStrategy[Any]:
@@ -44,6 +45,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "back": st.none() | st.sampled_from([["int8", [["seed", 0], ["stochastic", False]]], ["", []]]),
         "lengths": some(st.integers(0, 1 << 40), size),
         "rank": st.integers(-1, 4096),
+        "last": st.integers(0, 4096),
         "store": st.integers(0, 255),
         "bound": st.integers(1, 2**62),
         "longest": st.integers(1, 2**62),
@@ -61,6 +63,8 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "hyper": some(st.tuples(text, hyper).map(list), size),
         "lr_mult": some(st.tuples(keys, numbers).map(list), size),
         "wd_mult": some(st.tuples(keys, numbers).map(list), size),
+        "groups": some(st.tuples(st.lists(keys, max_size=3), st.lists(named, max_size=3)).map(list), size),
+        "changes": some(st.tuples(st.integers(0, 4096), text, hyper).map(list), size),
         "buffers": st.lists(st.binary(max_size=20), max_size=4),
     }
     if name in special:

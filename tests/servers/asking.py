@@ -15,6 +15,7 @@ from kvstore.wire import (
     Init,
     Message,
     Open,
+    Pause,
     Pull,
     Push,
     PutStates,
@@ -88,6 +89,10 @@ class Worker:
 
     def pull(self, ids: list[int], clock: int | list[int] = 0, store: int = 0) -> Pull:
         return Pull(*self.me(), store=store, ids=ids, clocks=[clock] * len(ids) if isinstance(clock, int) else clock)
+
+    def pause(self, clocks: dict[int, int], number: int = 1, store: int = 0) -> Pause:
+        pushes = sum(clocks.values())
+        return Pause(*self.me(), store, number, pushes, list(clocks), list(clocks.values()))
 
     def set_optimizer(
         self, name: str = "sgd", lr: float = 0.5, version: int = 1, store: int = 0, **hyper: Any

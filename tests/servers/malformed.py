@@ -9,6 +9,7 @@ import msgpack
 import torch
 from asking import Worker, floats
 from hypothesis import strategies as st
+from junk import JUNK
 
 from kvstore.wire import VERSION, Barrier, Beat, Declare, Ready, encode, frames
 from kvstore.wire.messages import Message
@@ -16,16 +17,6 @@ from kvstore.wire.messages import Message
 CODES = sorted(code for code, cls in frames._BY_CODE.items() if cls.__module__.startswith("kvstore."))
 BIG = 2**61
 
-_JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=5)
-    | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
-    max_leaves=6,
-)
 _NUMBER = st.none() | st.sampled_from([0, -1, 1.5, 1e308, 5e-324, 0.1])
 _CODEC = st.tuples(
     st.sampled_from(["fp16", "2bit", "1bit", "topk", "randomk", "int8", "powersgd", "threshold", "nothing"]),
@@ -63,6 +54,7 @@ _SPECS = {
     "clip_gradient": _NUMBER,
     "version": st.integers(0, 3),
     "number": st.integers(0, 3),
+    "pushes": st.integers(0, 9),
     "bound": st.sampled_from([1, 2, 1000]),
     "name": st.sampled_from(["sgd", "adam", "adagrad", "lbfgs", "rprop", "nothing"]),
     "hyper": st.lists(
@@ -87,7 +79,7 @@ def _odd_fields(draw: st.DrawFn) -> list[Any]:
     cls = frames._BY_CODE[draw(st.sampled_from(CODES))]
     junk = draw(st.integers(0, 40))
     values = [
-        draw(_JUNK if position == junk else _SPECS.get(name, _JUNK))
+        draw(JUNK if position == junk else _SPECS.get(name, JUNK))
         for position, (name, _) in enumerate(frames._FIELDS[cls])
     ]
     buffers = draw(_BUFFERS) if "buffers" in cls.__dataclass_fields__ else []

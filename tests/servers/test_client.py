@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.client import EXPLAIN_S, SLICE_S, Client
+from kvstore import client as clients
+from kvstore.client import SLICE_S, Client
 from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, ServerError, UsageError
 from kvstore.tickets import Ticket
 from kvstore.wire import Ack, Alive, Barrier, Explain, Explanation, Failure, Message, Request, decode, encode
@@ -195,7 +196,7 @@ def test_a_wait_ends_at_its_deadline_and_asks_what_holds_it_up():
     assert info.value.silent == ("server 1",)
     assert isinstance(info.value, TimeoutError)
     assert sum(isinstance(request, Explain) for _, request in transport.asked) == 2, "each peer is asked once"
-    assert transport.now == 3.0 + EXPLAIN_S
+    assert transport.now == 3.0 + clients.EXPLAIN_S
     assert max(transport.waits) <= SLICE_S
 
 
@@ -237,7 +238,7 @@ def test_wait_all_shares_one_deadline_and_leaves_errors_to_the_tickets():
     began = transport.now
     with pytest.raises(DeadlineExceeded, match="y is not done"):
         client.wait_all([failed, late], 4.0)
-    assert transport.now - began == 4.0 + EXPLAIN_S
+    assert transport.now - began == 4.0 + clients.EXPLAIN_S
 
 
 # ---- endings

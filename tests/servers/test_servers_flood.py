@@ -17,6 +17,7 @@ import pytest
 import torch
 import zmq
 from malformed import flood
+from waiting import LONG
 
 from kvstore.config import Config
 from kvstore.dist import DistStore
@@ -47,7 +48,7 @@ class Process:
         return pages * os.sysconf("SC_PAGESIZE")
 
     def wait(self) -> int:
-        return self._process.wait(15)
+        return self._process.wait(LONG)
 
     def end(self) -> None:
         self._process.kill()
@@ -79,7 +80,7 @@ class Stranger:
         """Return when all that was thrown has been looked at: a good question at its end is answered."""
         for link in self._links:
             link.send_multipart(encode(Explain("launcher", 0, 0, 1, 0, about=1)))
-            assert link.poll(20_000), "no answer"
+            assert link.poll(LONG * 1000), "no answer"
             link.recv_multipart()
 
     def throw_bytes(self, count: int) -> None:
@@ -144,7 +145,7 @@ def test_ten_thousand_malformed_frames_cost_nobody_anything(directory: Path):
             steps.append(exc)
 
     try:
-        session = Session(Config("worker", f"ipc://{directory}/scheduler", 1, 1, timeout_s=30.0), ZmqTransport)
+        session = Session(Config("worker", f"ipc://{directory}/scheduler", 1, 1, timeout_s=LONG), ZmqTransport)
         thread = threading.Thread(target=run)
         thread.start()
         stranger.throw(2000, seed=1)  # whatever is allocated once is there after this
@@ -157,7 +158,7 @@ def test_ten_thousand_malformed_frames_cost_nobody_anything(directory: Path):
         grown = [process.rss() - rss for process, rss in zip(processes, before, strict=True)]
         steps_after = steps[0]
         stop.set()
-        thread.join(30)
+        thread.join(LONG)
         assert len(steps) == 1, steps[1]
         assert steps_after > steps_before + 10, "training went on"
         session.leave()
@@ -178,7 +179,7 @@ def test_a_process_outside_a_job_says_so_and_exits(role: str, directory: Path):
         env=os.environ | {"DMLC_ROLE": role},
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=LONG,
     )
     assert process.returncode == 1
     assert process.stderr.startswith("ConfigError: this process is not part of a distributed job")

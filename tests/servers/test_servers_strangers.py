@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 from jobkeys import variables
-from strangers import BYTES, HELLO_BYTES, LONG, Tap, attempt, idle, throw
+from strangers import BYTES, HELLO_BYTES, Tap, attempt, idle, throw
 from threaded import ThreadedJob
+from waiting import LONG, until
 
 from kvstore.config import Config
 from kvstore.dist import DistStore
@@ -166,8 +166,9 @@ def test_a_thousand_idle_connections_change_nothing(job: SecuredJob):
         pass
 
 
-def test_a_stranger_does_not_get_into_the_job(job: SecuredJob):
+def test_a_stranger_does_not_get_into_the_job(job: SecuredJob, monkeypatch: pytest.MonkeyPatch):
     """With the code and the scheduler's public key, and a key of its own that it has put on its own list."""
+    monkeypatch.setattr("kvstore.client.EXPLAIN_S", 1.0)
     public, secret = pair()
     keys = Keys(secret, job.keys["scheduler"].root, job.keys["scheduler"].members | {public})
     config = Config("worker", job.config("worker").root, 2, 2, timeout_s=1.0, keys=keys)
@@ -197,9 +198,7 @@ def test_a_server_may_have_as_many_connections_as_its_limit_allows(tmp_path: Pat
     argv = ["sh", "-c", 'ulimit -S -n 100 && exec "$0" -m servers', sys.executable]
     with subprocess.Popen(argv, env=env) as process:
         try:
-            until = time.monotonic() + LONG
-            while not (tmp_path / "scheduler").exists() and time.monotonic() < until:
-                time.sleep(0.02)
+            until((tmp_path / "scheduler").exists, "the scheduler's socket")
             limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()
         finally:
             process.kill()
@@ -236,7 +235,7 @@ class Processes:
 def test_processes_take_their_keys_from_the_environment(tmp_path: Path, env: dict[str, str], keyed: bool):
     processes = Processes(tmp_path, **env)
     try:
-        config = Config.from_env(processes.variables[2] | {"KVSTORE_TIMEOUT_S": "30"})
+        config = Config.from_env(processes.variables[2] | {"KVSTORE_TIMEOUT_S": f"{LONG:g}"})
         session = Session(config, sharing(lambda: ZmqTransport(keys=config.keys), config))
         store = DistStore(session)
         store.init("w", torch.zeros(100_000))

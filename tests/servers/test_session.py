@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from threaded import ThreadedJob
+from waiting import LONG
 
 from kvstore import session as sessions
 from kvstore.config import Config
@@ -35,7 +37,7 @@ class Tapped(ThreadedJob):
     """A cluster that can silence a member: its links are cut, without a word."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(heartbeat_s=0.05, heartbeat_timeout_s=0.5, **options)
+        super().__init__(heartbeat_s=0.05, heartbeat_timeout_s=2.0, **options)
         self._made: dict[str, list[Transport]] = {}
         self.transport = self._make
 
@@ -72,7 +74,7 @@ def test_a_worker_that_fails_ends_the_job_for_all_with_its_words():
         def work(session: Session) -> Any:
             store = DistStore(session)
             store.init("w", torch.zeros(3))
-            barrier.wait(10)
+            barrier.wait(LONG)
             if session.rank == 1:
                 session.leave("ValueError: bad data")
                 return None
@@ -110,11 +112,11 @@ def test_who_falls_silent_is_named_to_all_survivors(silent: str):
         def work(session: Session) -> Any:
             store = DistStore(session)
             store.init("w", torch.zeros(10))
-            barrier.wait(10)
+            barrier.wait(LONG)
             if session.rank == 0:
                 cluster.silence(silent)
             if silent == f"worker {session.rank}":
-                return outcome(lambda: session._heartbeat._thread.join(10) or session.check(0))
+                return outcome(lambda: session._heartbeat._thread.join(LONG) or session.check(0))
             return outcome(store.barrier if session.rank else lambda: store.pushpull("w", torch.zeros(10)).wait())
 
         results = cluster.run_sessions(work)
@@ -216,7 +218,8 @@ def test_joining_in_vain_names_the_absent():
 
 
 @pytest.mark.parametrize("role", ["worker", "server"])
-def test_joining_without_a_scheduler_ends_at_the_deadline(role: str):
+def test_joining_without_a_scheduler_ends_at_the_deadline(role: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kvstore.client.EXPLAIN_S", 0.05)
     network = InprocNetwork()
     config = Config(role, "inproc://scheduler", 1, 1, timeout_s=0.05)
     joins: dict[str, Callable[[], Any]] = {
@@ -234,11 +237,14 @@ def test_a_server_waits_on_while_the_scheduler_lives(caplog: pytest.LogCaptureFi
     waited = threading.Event()
 
     class Patient(ThreadedJob):
+        def config(self, role: str, rank: int = -1) -> Config:
+            return dataclasses.replace(super().config(role, rank), timeout_s=0.05 if role == "server" else LONG)
+
         def _join(self, rank: int) -> None:
-            assert waited.wait(10)
+            assert waited.wait(LONG)
             super()._join(rank)
 
-    cluster = Patient(1, 1, timeout_s=0.05)
+    cluster = Patient(1, 1)
     warn = sessions.log.warning
     sessions.log.warning = lambda *args: (waited.set(), warn(*args))  # type: ignore[assignment,method-assign]
     try:
@@ -274,7 +280,7 @@ def test_an_update_that_fails_raises_in_every_worker():
             store.init("w", torch.zeros(8))
             store.set_learning_rate(0.1 * (store.rank + 1))
             ticket = store.push("w", torch.ones(8))
-            error = outcome(lambda: ticket.wait(10))
+            error = outcome(lambda: ticket.wait(LONG))
             store.set_learning_rate(0.5)
             out = torch.zeros(8)
             store.pushpull("w", torch.ones(8), out)
@@ -291,11 +297,11 @@ def test_workers_that_give_a_key_different_shapes_both_learn_it(first: int):
         come = threading.Event()
 
         def work(session: Session) -> Any:
-            store = DistStore(session, timeout_s=10)
+            store = DistStore(session, timeout_s=LONG)
             init = outcome(lambda: store.init("ok", torch.zeros(1)))
             assert init is None
             if session.rank != first:
-                assert come.wait(10)
+                assert come.wait(LONG)
             if session.rank == first == 1:
                 threading.Timer(0.05, come.set).start()
             error = outcome(lambda: store.init("w", torch.zeros(2 + session.rank)))
@@ -344,7 +350,7 @@ def test_threads_of_one_worker_get_their_own_answers():
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(40)
+                thread.join(LONG)
             store.close()
             return results
 
@@ -364,7 +370,7 @@ def test_two_threads_push_the_same_key_and_every_push_is_a_round_of_its_own():
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(40)
+                thread.join(LONG)
             out = torch.zeros(1)
             store.pull("w", out)
             return out.item()
@@ -491,6 +497,7 @@ def test_leaving_without_the_schedulers_answer_says_so_and_goes(
     from kvstore.wire import Welcome
 
     monkeypatch.setattr(sessions, "LEAVE_S", 0.05)
+    monkeypatch.setattr("kvstore.client.EXPLAIN_S", 0.05)
     network = InprocNetwork()
     far = network.transport()
     far.bind("inproc://scheduler")

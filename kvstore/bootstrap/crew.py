@@ -1,0 +1,156 @@
+"""Rank 0's side of the scheduler and the servers: it starts them, through their keeper, and waits for their end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+from kvstore.address import choose, is_loopback
+from kvstore.bootstrap.keeper import Member, Task
+from kvstore.bootstrap.place import MOST_SERVERS, Place
+from kvstore.config import Config, inherited
+from kvstore.errors import ConfigError
+from kvstore.ranks import Ranks
+
+END_S = 10.0
+# A unix socket's path has at most 107 bytes (103 on macOS), and what servers call theirs comes behind this.
+_LONGEST = 60
+_STREAM_BYTES = 1 << 20  # see launcher/tasks.py
+
+
+class Crew:
+    """The scheduler and the servers of a job, which run from construction on.
+
+    Args:
+        config: rank 0's settings.
+        ranks: who the workers are.
+        one_host: whether all of these are here.
+        secret: what to make keys from; empty for plain links.
+        remove: a file to be removed with the job, if this process cannot.
+
+    Raises:
+        ConfigError: this host has no address that it could use, or no place for the job's directory.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks, one_host: bool, secret: str, remove: Path | None = None) -> None:
+        self._pid = os.getpid()
+        self._directory: str | None = None
+        servers = config.num_servers or min(ranks.size, MOST_SERVERS)
+        listener = None
+        if one_host:
+            self._directory = _make_directory()
+            job = Path(self._directory).name
+            self.place = Place(f"ipc://{self._directory}/scheduler", 0, servers, job)
+        else:
+            listener = _listen(config, ranks)
+            host, port = listener.getsockname()[:2]
+            self.place = Place(host, port, servers, f"kvstore-{os.getuid()}-{secrets.token_hex(8)}")
+        removed = [name for name in (self._directory, None if remove is None else str(remove)) if name]
+        fd = -1 if listener is None else listener.fileno()
+        patience_s = config.heartbeat_timeout_s + 5.0  # until whoever cannot be told has heard the silence
+        task = Task(self._pid, self._members(config, ranks, secret, fd), removed, fd, patience_s)
+        try:
+            self._keeper = subprocess.Popen(
+                [*_python(), "-m", "kvstore.bootstrap"],
+                stdin=subprocess.PIPE,
+                stdout=2,
+                env=inherited(_surroundings()),
+                pass_fds=() if fd < 0 else (fd,),
+                start_new_session=True,  # Ctrl-C is for the script, at whose end this ends
+            )
+        except BaseException:
+            self._remove()
+            raise
+        finally:
+            if listener is not None:
+                listener.close()
+        if self._keeper.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:  # it has said why it ended
+                pipe.write(task.dumps().encode())
+
+    def _members(self, config: Config, ranks: Ranks, secret: str, fd: int) -> list[Member]:
+        everybody = [("scheduler", 0), *(("server", number) for number in range(self.place.servers))]
+        members = []
+        for role, rank in everybody:
+            variables = self.place.variables(role, rank, ranks.size, secret)
+            if role == "server":
+                variables |= {"KVSTORE_LOCAL_RANK": str(rank), "KVSTORE_LOCAL_SIZE": str(self.place.servers)}
+            elif fd >= 0:
+                variables["KVSTORE_ROOT_FD"] = str(fd)
+            if not self.place.uri.startswith("ipc://") and not config.node_host:
+                variables["DMLC_NODE_HOST"] = self.place.uri
+            members.append(Member(role, rank, [*_python(), "-m", "servers"], variables))
+        return members
+
+    def wait(self) -> None:
+        """Wait until they have ended: when all workers have left, or the job has failed."""
+        if os.getpid() != self._pid:
+            return  # a fork of that process, which has no children here
+        try:
+            self._keeper.wait()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End what still runs. May be called again."""
+        self._keeper.terminate()
+        try:
+            self._keeper.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _make_directory() -> str:
+    prefix = f"kvstore-{os.getuid()}-{os.getpid()}-"
+    parent = tempfile.gettempdir()
+    try:
+        # Where that has too long a name, /tmp: mkdtemp makes a private directory there.
+        return tempfile.mkdtemp(prefix=prefix, dir=parent if len(os.fsencode(parent)) <= _LONGEST else "/tmp")  # noqa: S108
+    except OSError as exc:
+        raise ConfigError(f"cannot make the job's private directory: {exc}; set TMPDIR to a writable one") from None
+
+
+def _listen(config: Config, ranks: Ranks) -> socket.socket:
+    """A socket at an address that the other hosts can reach, for the scheduler."""
+    address = choose(host=config.node_host, interface=config.interface, toward=ranks.master)
+    if is_loopback(address.ip) and not config.node_host:
+        address = choose(interface=config.interface)  # the host's name leads to itself here, as on Debian
+    listener = socket.socket(socket.AF_INET6 if ":" in address.ip else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind((address.ip, 0))
+        listener.listen(128)
+    except OSError as exc:
+        listener.close()
+        raise ConfigError(f"cannot listen at {address.ip} ({address.why}): {exc.strerror}") from None
+    return listener
+
+
+def _python() -> list[str]:
+    """This interpreter, for our own modules; -P: a folder called servers where the user is, is the user's."""
+    return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else [])]
+
+
+def _surroundings() -> dict[str, str]:
+    """What the environment of servers has beside what they inherit; see ``launcher.tasks.environment``."""
+    variables = {"PYTHONUNBUFFERED": "1"}
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
+        path = inherited({}).get("PYTHONPATH")
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [path, root]))
+    if "GLIBC_TUNABLES" not in inherited({}):
+        variables["GLIBC_TUNABLES"] = f"glibc.cpu.x86_non_temporal_threshold={_STREAM_BYTES:#x}"
+    return variables

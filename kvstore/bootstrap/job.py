@@ -1,0 +1,71 @@
+"""From ranks to a job: rank 0 starts it and says where it is, the others hear it; then all can join."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvstore.bootstrap.crew import Crew
+from kvstore.bootstrap.meeting import FileMeeting, meeting, on_one_host
+from kvstore.bootstrap.place import Place, require_safe
+from kvstore.config import Config, inherited
+from kvstore.errors import ConfigError
+from kvstore.ranks import Ranks
+
+
+@contextlib.contextmanager
+def joining(config: Config) -> Iterator[Config]:
+    """The settings with which a process joins its job, while it joins.
+
+    These are ``config`` if it says where the job is, or if nobody has said which rank this is. Else rank 0's process
+    starts the job's scheduler and servers. They end when all workers have left, which it waits for at its exit; when
+    the job fails; or when it dies.
+
+    Raises:
+        ConfigError: the ranks cannot meet, or not safely; the message says what to set.
+        DeadlineExceeded: rank 0 has not come.
+    """
+    ranks = config.ranks
+    if ranks is None:
+        yield config
+        return
+    one_host = on_one_host(ranks)
+    with meeting(ranks, config.join_timeout_s or config.timeout_s) as met:
+        secret = require_safe(config, one_host)
+        if ranks.rank != 0:
+            yield _settings(Place.loads(met.hear()), ranks, secret)
+            return
+        crew = Crew(config, ranks, one_host, secret, met.path if isinstance(met, FileMeeting) else None)
+        try:
+            met.tell(crew.place.dumps())
+            yield _settings(crew.place, ranks, secret)
+        except BaseException:
+            crew.end()
+            raise
+        finally:
+            met.forget()
+        atexit.register(crew.wait)
+
+
+def _settings(place: Place, ranks: Ranks, secret: str) -> Config:
+    if place.uri.startswith("ipc://"):
+        _require_private(Path(place.uri.removeprefix("ipc://")).parent)
+    return Config.from_env(inherited(place.variables("worker", ranks.rank, ranks.size, secret)))
+
+
+def _require_private(directory: Path) -> None:
+    """Trust no address that another user has put in the way.
+
+    Raises:
+        ConfigError: the job's directory is not this user's alone.
+    """
+    try:
+        found = directory.lstat()
+    except OSError as exc:
+        raise ConfigError(f"the directory of the job, {directory}, is not on this host: {exc.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"the directory of the job, {directory}, is not this user's alone")

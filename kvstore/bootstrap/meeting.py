@@ -1,0 +1,204 @@
+"""Where rank 0 tells the others of the place: the store that torchrun has, or a file on the host that all are on.
+
+What was said is taken back when all have joined, so that the next program under the same torchrun or mpirun cannot
+take it for its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+from kvstore.address import is_loopback
+from kvstore.errors import ConfigError, DeadlineExceeded
+from kvstore.ranks import Ranks
+
+POLL_S = 0.02
+_PROC = Path("/proc")
+
+
+class Meeting(Protocol):
+    """Carries one text from rank 0 to all others."""
+
+    def tell(self, text: str) -> None:
+        """Say it; rank 0's part."""
+
+    def hear(self) -> str:
+        """Wait for it; the others' part.
+
+        Raises:
+            DeadlineExceeded: rank 0 has not said anything in time.
+        """
+
+    def forget(self) -> None:
+        """Take it back; rank 0's part."""
+
+
+@contextlib.contextmanager
+def meeting(ranks: Ranks, timeout_s: float) -> Iterator[Meeting]:
+    """The meeting of these ranks, while it lasts.
+
+    Raises:
+        ConfigError: they have none; the message says what to set.
+    """
+    if ranks.master:
+        yield StoreMeeting(ranks, timeout_s)
+    elif ranks.one_host:
+        yield FileMeeting(meeting_file(ranks), timeout_s)
+    else:
+        raise ConfigError(
+            f"{ranks.family.starter} has started this process as rank {ranks.rank} of {ranks.size}, on several hosts, "
+            "but no address says where they meet: set MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port "
+            "there, for all (mpirun -x MASTER_ADDR=... with Open MPI, -genv MASTER_ADDR ... with MPICH), or start the "
+            'script with launch.py -n 2 -s 2 -H hosts "python script.py"'
+        )
+
+
+def on_one_host(ranks: Ranks) -> bool:
+    """Whether all ranks are on this host: each was told so, or they meet where no other host can come."""
+    return ranks.one_host or is_loopback(ranks.master)
+
+
+class StoreMeeting:
+    """In torch's ``TCPStore`` at ``MASTER_ADDR``: torchrun's own, or one that rank 0 opens there.
+
+    It opens it as ``torch.distributed.init_process_group`` does, so that both can use it in one process.
+    """
+
+    def __init__(self, ranks: Ranks, timeout_s: float) -> None:
+        from torch import distributed
+
+        self._where = f"{ranks.master}:{ranks.port}"
+        self._key = f"kvstore/{ranks.attempt}/place"
+        self._timeout_s = timeout_s
+        if not distributed.is_available():
+            raise ConfigError("this torch has no torch.distributed, through which ranks meet at MASTER_ADDR")
+        self._error = distributed.DistError
+        serves = ranks.rank == 0 and not ranks.hosted
+        try:
+            self._store = distributed.TCPStore(  # type: ignore[attr-defined]
+                ranks.master,
+                ranks.port,
+                is_master=serves,
+                timeout=timedelta(seconds=timeout_s),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        except self._error as exc:
+            doing = "listen" if serves else "reach rank 0"
+            raise ConfigError(
+                f"cannot {doing} at MASTER_ADDR and MASTER_PORT, {self._where}, where the ranks of "
+                f"{ranks.family.starter} meet: {str(exc).splitlines()[0]}"
+            ) from None
+
+    def tell(self, text: str) -> None:
+        """See ``Meeting``."""
+        self._store.set(self._key, text)
+
+    def hear(self) -> str:
+        """See ``Meeting``."""
+        try:
+            text: bytes = self._store.get(self._key)
+        except self._error:
+            raise _silence(self._where, self._timeout_s) from None
+        return text.decode(errors="replace")
+
+    def forget(self) -> None:
+        """See ``Meeting``."""
+        with contextlib.suppress(self._error):  # torchrun has gone, and its store with it
+            self._store.delete_key(self._key)
+
+
+class FileMeeting:
+    """In a file of this host, which is this user's alone."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        self.path = path
+        self._timeout_s = timeout_s
+
+    def tell(self, text: str) -> None:
+        """See ``Meeting``."""
+        fd, draft = tempfile.mkstemp(prefix=f"{self.path.name}.", dir=self.path.parent)
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(text)
+            Path(draft).replace(self.path)
+        except OSError as exc:
+            Path(draft).unlink()
+            raise ConfigError(f"cannot write {self.path}, where the ranks meet: {exc.strerror}") from None
+
+    def hear(self) -> str:
+        """See ``Meeting``.
+
+        Raises:
+            ConfigError: the file is another user's.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                return self._read()
+            if time.monotonic() > deadline:
+                raise _silence(str(self.path), self._timeout_s)
+            time.sleep(POLL_S)
+
+    def forget(self) -> None:
+        """See ``Meeting``."""
+        self.path.unlink(missing_ok=True)
+
+    def _read(self) -> str:
+        try:
+            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
+                if os.fstat(file.fileno()).st_uid == os.getuid():
+                    return file.read()
+        except FileNotFoundError:
+            raise
+        except OSError as exc:
+            raise ConfigError(f"cannot read {self.path}, where the ranks meet: {exc.strerror}") from None
+        raise ConfigError(f"{self.path}, where the ranks meet, is another user's")
+
+
+def meeting_file(ranks: Ranks) -> Path:
+    """The file of these ranks: named by the process that has started them all, and by when that one started."""
+    pid = _starter(ranks.family.rank)
+    return Path(tempfile.gettempdir()) / f"kvstore-{os.getuid()}-{pid}-{_started(pid)}.meeting"
+
+
+def _starter(variable: str) -> int:
+    """The nearest ancestor that has no rank, or another: mpirun or its agent, whatever scripts are between."""
+    mine, pid = _value(os.getpid(), variable), os.getppid()
+    while pid > 1 and mine is not None and _value(pid, variable) == mine:
+        pid = int(_stat(pid)[1])
+    return pid
+
+
+def _value(pid: int, variable: str) -> bytes | None:
+    try:
+        pairs = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None  # another user's, or there is no /proc
+    name = variable.encode() + b"="
+    return next((pair for pair in pairs if pair.startswith(name)), None)
+
+
+def _started(pid: int) -> str:
+    return _stat(pid)[19].decode() if sys.platform.startswith("linux") else "0"
+
+
+def _stat(pid: int) -> list[bytes]:
+    """``pid (name) state ppid ...`` from the state on: the name may hold anything."""
+    return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+
+
+def _silence(where: str, timeout_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        f"rank 0 has not said within {timeout_s:g} s where the job is (at {where}): it does so at its first "
+        "kv.create('dist_...'), which all ranks must come to",
+        ("rank 0",),
+    )

@@ -1,0 +1,109 @@
+"""What the ranks of a job have to know of it: where it is, and by which keys its members know each other. No I/O.
+
+Rank 0 says the place to all others in the clear; there is nothing secret in it. The keys are not said: each process
+makes them from a secret that all have been given (``KVSTORE_JOB_SECRET``) and from the job's name. So who does not have
+the secret can neither read along nor join, whatever the network is that the place was said over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from dataclasses import asdict, dataclass
+
+from kvstore.config import Config
+from kvstore.errors import ConfigError
+from kvstore.keys import VARIABLES
+
+LEAST_SECRET = 32  # characters; there is nothing else between the network and the job
+MOST_SERVERS = 2  # by default: they all are on rank 0's host
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job is.
+
+    Attributes:
+        uri, port: the scheduler's address, as ``DMLC_PS_ROOT_URI`` and ``DMLC_PS_ROOT_PORT``; port 0 for ``ipc://``.
+        servers: how many there are.
+        job: its name, which no other job has.
+    """
+
+    uri: str
+    port: int
+    servers: int
+    job: str
+
+    def dumps(self) -> str:
+        """A text for ``loads``."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Place:
+        """The place in ``text``, which may come from anyone.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        try:
+            found = cls(**json.loads(text))
+        except (TypeError, ValueError):
+            raise ConfigError(f"what was found instead of the address of the job is none: {text[:200]!r}") from None
+        for value, kind in ((found.uri, str), (found.port, int), (found.servers, int), (found.job, str)):
+            if type(value) is not kind:
+                raise ConfigError(f"the address of the job is none: {text[:200]!r}")
+        return found
+
+    def variables(self, role: str, rank: int, workers: int, secret: str = "") -> dict[str, str]:
+        """The variables that make a process that member of the job.
+
+        Args:
+            role, rank: which.
+            workers: how many workers there are.
+            secret: what keys are made from; without one there are none.
+        """
+        variables = {
+            "DMLC_ROLE": role,
+            "DMLC_TASK_ID": str(rank),
+            "DMLC_NUM_WORKER": str(workers),
+            "DMLC_NUM_SERVER": str(self.servers),
+            "DMLC_PS_ROOT_URI": self.uri,
+            "DMLC_PS_ROOT_PORT": str(self.port),
+            "KVSTORE_JOB": self.job,
+        }
+        if secret:
+            members = [("scheduler", 0)]
+            members += [("server", number) for number in range(self.servers)]
+            members += [("worker", number) for number in range(workers)]
+            pairs = {member: pair_of(secret, self.job, *member) for member in members}
+            listed = ",".join(public for public, _ in pairs.values())
+            variables |= dict(zip(VARIABLES, (pairs[role, rank][1], pairs["scheduler", 0][0], listed), strict=True))
+        return variables
+
+
+def pair_of(secret: str, job: str, role: str, rank: int) -> tuple[str, str]:
+    """The public and the secret CURVE key of one member of a job, in Z85: HMAC-SHA256 (RFC 2104) of who it is."""
+    import zmq
+    from zmq.utils import z85
+
+    own = z85.encode(hmac.digest(secret.encode(), f"kvstore/{job}/{role}/{rank}".encode(), hashlib.sha256))
+    return zmq.curve_public(own).decode(), own.decode()
+
+
+def require_safe(config: Config, one_host: bool) -> str:
+    """The secret that keys are to be made from; empty where links need none.
+
+    Raises:
+        ConfigError: they need one, and there is none or a bad one; the message says what would do.
+    """
+    if one_host or not config.encryption:
+        return ""
+    if len(config.job_secret) >= LEAST_SECRET:
+        return config.job_secret
+    what = "is too short" if config.job_secret else "is not set"
+    raise ConfigError(
+        f"the processes may be on several hosts, and KVSTORE_JOB_SECRET {what}: set it to the same text of at least "
+        f"{LEAST_SECRET} characters for all of them (openssl rand -hex 32), so that links are encrypted and nobody "
+        "else can join. KVSTORE_ENCRYPTION=0 does without, on a network that you trust; launch.py makes keys by itself"
+    )

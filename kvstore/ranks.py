@@ -1,0 +1,117 @@
+"""Which of its siblings a process is, where torchrun, mpirun or srun has started them all and has said so.
+
+Each has variables of its own for the same four numbers. A process has them of more than one where these are nested, as
+torchrun within srun: the innermost counts, and the families stand in that order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvstore.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Family:
+    """The variables of one kind of starter: what it is called, and where it has said each of the numbers."""
+
+    starter: str
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+FAMILIES = (
+    Family("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    Family(
+        "mpirun (Open MPI)",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Family("mpirun (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # Not SLURM_NTASKS, which a batch script has too, though it is no task.
+    Family("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A process's place among its siblings.
+
+    Attributes:
+        family: whose variables said so.
+        rank, size: which it is of all, and how many they are.
+        local_rank, local_size: which it is of those on its host, and how many these are; -1 and 0 where nobody said.
+        master, port: ``MASTER_ADDR`` and ``MASTER_PORT``, where torch's processes meet; empty and 0 if there is none.
+        hosted: whether torchrun itself listens there; else it is for rank 0 to do.
+        attempt: how often torchrun has started all anew.
+    """
+
+    family: Family
+    rank: int
+    size: int
+    local_rank: int = -1
+    local_size: int = 0
+    master: str = ""
+    port: int = 0
+    hosted: bool = False
+    attempt: int = 0
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Ranks | None:
+        """Read ``env``; None if nobody has said anything.
+
+        Raises:
+            ConfigError: what was said cannot be; the message names the variables.
+        """
+        for family in FAMILIES:
+            if not (env.get(family.rank, "").strip() and env.get(family.size, "").strip()):
+                continue
+            rank, size = _number(env, family.rank, 0), _number(env, family.size, 0)
+            if rank >= size:
+                raise ConfigError(f"{family.rank}={rank} must be less than {family.size}={size}")
+            master = env.get("MASTER_ADDR", "").strip()
+            port = _number(env, "MASTER_PORT", 0)
+            return cls(
+                family,
+                rank,
+                size,
+                _number(env, family.local_rank, -1),
+                _local_size(env, family),
+                master if 0 < port < 65536 else "",
+                port if master and port < 65536 else 0,
+                env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+                _number(env, "TORCHELASTIC_RESTART_COUNT", 0),
+            )
+        return None
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all are known to be on one host."""
+        return self.size == self.local_size or self.size == 1
+
+
+def _local_size(env: Mapping[str, str], family: Family) -> int:
+    text = env.get(family.local_size, "").strip()
+    if family.local_size != "SLURM_STEP_TASKS_PER_NODE":
+        return _number(env, family.local_size, 0)
+    counts: list[int] = []
+    for part in text.split(","):  # as "2(x3),1": three nodes with two tasks each, and one with one
+        match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
+        if match is None:
+            return 0
+        counts += [int(match[1])] * int(match[2] or 1)
+    node = _number(env, "SLURM_NODEID", 0)
+    return counts[node] if node < len(counts) else 0
+
+
+def _number(env: Mapping[str, str], name: str, default: int) -> int:
+    text = env.get(name, "").strip()
+    if text and not text.isdecimal():
+        raise ConfigError(f"{name}={text!r} is not a number from 0 on")
+    return int(text) if text else default
