@@ -136,7 +136,7 @@ def train(args: Namespace, way: Way, dataset: Dataset, store: kv.KVStore, reduce
         kvstore=store,
         compression_params=way.compression,
     )
-    schedule = Namespace(lr=way.lr, lr_factor=0.1, lr_step_epochs=usual_steps(args.num_epochs))
+    schedule = Namespace(lr=way.lr, lr_factor=0.1, lr_period=None, lr_step_epochs=usual_steps(args.num_epochs))
     before, start = store.statistics(), time.perf_counter()
     size = sum(p.numel() for p in replicas.models[0].parameters())
     result = Result(way, plain=4 * size * len(batches) * args.num_epochs)

@@ -3,9 +3,10 @@
 
     python train_cifar10.py
     launch.py -n 2 -s 2 --launcher local "python train_cifar10.py"
+    launch.py -n 2 -s 2 --launcher local "python train_cifar10.py --d2l"
 
-Three things make it distributed: a *store*, through which the processes exchange what they have learned; a *trainer*,
-which stands where a torch program has its optimizer; and a *reducer*, for sums and averages over all workers.
+What makes it distributed: a *store*, through which the processes exchange what they have learned, a *sampler*, which
+gives each its part of the pictures, and a *reducer*, for sums over all of them. The rest is `fit`, as MXNet's.
 """
 
 from __future__ import annotations
@@ -15,63 +16,70 @@ import sys
 from argparse import Namespace
 
 import torch
-from cifar import choice, options, resnet
-from cifar.batches import TrainBatches, validation_batches
-from cifar.checkpoint import Checkpoint, CheckpointError
+from cifar import choice, lines, options, resnet
+from cifar.batches import seeded
+from cifar.devices import DeviceError, find_devices
 from cifar.images import DataError
-from cifar.progress import Progress
-from cifar.replicas import DeviceError, Replicas, find_devices
-from cifar.speedometer import Speedometer
+from cifar.loaders import train_loader, validation_loader
 
 import kvstore as kv
-from workers import Reducer, Trainer
+from workers import Checkpoint, Reducer, callbacks, fit, metrics
 
 
 def main() -> None:
     """Train as the command line says; what the user can mend ends the program with one line."""
     args = options.parse()
-    progress = Progress()
+    logging.basicConfig(level=logging.INFO)
     logging.info("start with arguments %s", args)
     try:
         devices = find_devices(args.gpus)
         with kv.create(args.kv_store) as store, Reducer(args.kv_store) as reducer:
-            train(args, devices, store, reducer, progress)
-    except (CheckpointError, DataError, DeviceError, kv.KVStoreError) as exc:
+            train(args, devices, store, reducer)
+    except (DataError, DeviceError, kv.KVStoreError) as exc:
         sys.exit(f"train_cifar10.py: error: {exc}")
 
 
-def train(
-    args: Namespace, devices: list[torch.device], store: kv.KVStore, reducer: Reducer, progress: Progress
-) -> None:
+def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reducer: Reducer) -> None:
     """One worker's part: learn from its own share of the pictures, in step with the others."""
-    place = {"rank": store.rank, "workers": store.num_workers}
     dataset = choice.load(args.dataset, args.data_dir, reducer, store.rank)
-    batches = TrainBatches(choice.first(dataset, args.num_examples), args.batch_size, seed=args.seed, **place)
+    dataset = choice.first(dataset, args.num_examples)
+    batches = train_loader(dataset, args, store)
+    if args.test_io:
+        lines.test_io(batches, args.batch_size, args.disp_batches)
+        return
 
     torch.manual_seed(args.seed)
     model = resnet.build(args.network, args.num_layers)
-    if args.load_epoch:
-        Checkpoint(args.model_prefix, args.load_epoch).load_weights(model)
-    replicas = Replicas(model, devices)
-    trainer = Trainer(replicas.named_parameters(), args.optimizer, options.optimizer_params(args), kvstore=store)
-    if args.load_epoch:
-        Checkpoint(args.model_prefix, args.load_epoch).load_states(trainer)
+    torch.set_rng_state(seeded(args.seed, store.rank).get_state())  # from here on, each worker has its own
 
-    for epoch in range(args.load_epoch or 0, args.num_epochs):
-        trainer.set_learning_rate(options.learning_rate(args, epoch))
-        speedometer = Speedometer(epoch, args.disp_batches)
-        for pictures, labels in progress.track(batches.epoch(epoch), len(batches), f"Epoch {epoch}"):
-            right = replicas.backward(pictures, labels)
-            trainer.step()  # averages the gradients over all workers and devices, and updates the weights
-            speedometer.update(right, len(labels))
-        speedometer.finish()
+    eval_metrics = ["accuracy"]
+    if args.top_k:
+        eval_metrics.append(metrics.create("top_k_accuracy", top_k=args.top_k))
+    if args.d2l:
+        eval_metrics.append("loss")
+    after_batch = [callbacks.Speedometer(args.batch_size, args.disp_batches), callbacks.ProgressBar()]
+    after_epoch = [callbacks.LearningRateScheduler(lambda epoch: options.learning_rate(args, epoch))]
+    if args.model_prefix:
+        after_epoch.append(callbacks.do_checkpoint(args.model_prefix))
+    if args.d2l:
+        after_epoch.append(lines.EpochLine())
 
-        replicas.average_statistics(reducer)
-        if args.model_prefix and store.rank == 0:
-            Checkpoint(args.model_prefix, epoch + 1).save(replicas.models[0], trainer, args)
-
-        counts = reducer.sum(replicas.validate(validation_batches(dataset, args.batch_size, **place)))
-        logging.info("Epoch[%d] Validation-accuracy=%f", epoch, counts["right"] / counts["count"])
+    fit(
+        model,
+        batches,
+        eval_data=validation_loader(dataset, args, store),
+        eval_metric=eval_metrics,
+        kvstore=store,
+        optimizer=args.optimizer,
+        optimizer_params=options.optimizer_params(args),
+        num_epoch=args.num_epochs,
+        batch_end_callback=after_batch,
+        epoch_end_callback=after_epoch,
+        eval_end_callback=callbacks.EarlyStopping(patience=args.patience) if args.patience else None,
+        resume=Checkpoint(args.model_prefix, args.load_epoch) if args.load_epoch else None,
+        devices=devices,
+        reducer=reducer,
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -24,6 +24,7 @@ from kvstore import DeadlineExceeded, KVStore, KVStoreError, UsageError
 from kvstore.tickets import Ticket
 from workers.buckets import Progress
 from workers.parameters import Parameter
+from workers.rates import Rates, Snapshot, changed
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +40,9 @@ class Seen:
     version: int  # torch counts the writes to a tensor
     norm: torch.Tensor | None  # also finds writes that torch does not count, through .data or numpy
 
-    def still(self, grad: torch.Tensor) -> bool:
+    def still(self, grad: torch.Tensor | None) -> bool:
         """Whether ``grad`` is it, unchanged."""
-        if grad is not self.grad or grad._version != self.version:
+        if grad is None or grad is not self.grad or grad._version != self.version:
             return False
         return self.norm is None or torch.equal(_norm(grad), self.norm)
 
@@ -55,7 +56,7 @@ class Step:
         held: by position, the values that come back for what has been pushed.
         tickets: of the pushes.
         streams: those on which gradients were computed.
-        lr: the learning rate with which the first bucket went, where the store updates.
+        rates: the hyper-parameters with which the first bucket went, where the store updates.
         refused: what kept the store from taking a push.
         objection: what a watched step has shown against pushing early.
     """
@@ -64,7 +65,7 @@ class Step:
     held: dict[int, torch.Tensor] = field(default_factory=dict)
     tickets: list[Ticket] = field(default_factory=list)
     streams: set[torch.cuda.Stream] = field(default_factory=set)
-    lr: float | None = None
+    rates: Snapshot | None = None
     refused: KVStoreError | None = None
     objection: str | None = None
 
@@ -78,7 +79,8 @@ class Overlap:
         params: whose gradients; they are leaves.
         buckets: their positions, see ``buckets.divide``.
         store: where to push, and to pull from.
-        updates: whether the store updates; else it sums, and neither factor nor learning rate matters here.
+        rates: the hyper-parameters to update with, if the store updates; else it sums, and neither they nor the factor
+            matter here.
         share: let the parameters' ``data`` become the values that come back, where that saves a copy.
         asked: begin after the first step, whatever was seen in it, so that what does not fit is an error.
     """
@@ -89,15 +91,15 @@ class Overlap:
         buckets: Sequence[range],
         store: KVStore,
         *,
-        updates: bool,
+        rates: Rates | None,
         share: bool,
         asked: bool,
     ) -> None:
         self._params = params
         self._tensors = [param.tensors[0] for param in params]
         self._store = store
-        self._updates = updates
-        self._share = share and updates
+        self._rates = rates
+        self._share = share and rates is not None
         self._asked = asked
         self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
         self._paused = False
@@ -121,7 +123,7 @@ class Overlap:
         finally:
             self._paused = before
 
-    def finish(self, rescale: float | None = None, *, lasting: bool = True) -> None:
+    def finish(self, rescale: float | None = None, *, lasting: bool = True, left_out: Collection[int] = ()) -> None:
         """Push what has not been pushed, and return when the parameters have their new values, or the gradients sums.
 
         Whether it raises or not, the step is over: what has been pushed stays pushed.
@@ -129,15 +131,20 @@ class Overlap:
         Args:
             rescale: the factor of this step's gradients; None for sums.
             lasting: the next step will have the same.
+            left_out: positions of parameters that no worker has a gradient of, and that stay as they are.
 
         Raises:
             UsageError: a parameter has no gradient; or what had been pushed was not final.
             KVStoreError: what the store raises.
         """
         try:
-            grads = [param.gradients()[0] for param in self._params]
+            grads = {
+                position: param.gradients()[0]
+                for position, param in enumerate(self._params)
+                if position not in left_out
+            }
             self._require_final(grads, rescale, lasting)
-            self._exchange(grads, self._tensors if self._updates else grads, rescale)
+            self._exchange(grads, rescale)
             if self._watching and self._handles:
                 self._judge(rescale)
         finally:
@@ -181,8 +188,8 @@ class Overlap:
             grads.append(grad)
         for position, grad in zip(bucket, grads, strict=True):
             self._step.seen[position] = Seen(grad, grad._version, _norm(grad) if self._watching else None)
-        if self._updates and self._step.lr is None:
-            self._step.lr = self._store.learning_rate
+        if self._rates is not None and self._step.rates is None:
+            self._step.rates = self._rates.apply()
         if self._watching or self._step.refused is not None:
             return
         held = {
@@ -197,16 +204,17 @@ class Overlap:
 
     # ---- in step
 
-    def _require_final(self, grads: Sequence[torch.Tensor], rescale: float | None, lasting: bool) -> None:
+    def _require_final(self, grads: Mapping[int, torch.Tensor], rescale: float | None, lasting: bool) -> None:
         """Object to what has changed since gradients were pushed."""
-        if self._updates and self._step.seen and self._store.learning_rate != self._step.lr:
-            self._object(f"the learning rate changed between backward() and step(), from {self._step.lr:g}")
+        for name, before in changed(self._step.rates, self._rates.apply()) if self._rates is not None else ():
+            words = "learning rate" if name == "lr" else name
+            self._object(f"the {words} changed between backward() and step(), from {before}")
         if self._watching and not lasting:
             self._object("step() was given a batch size, and the next may be another")
         elif self._step.seen and not self._watching and rescale != self._rescale:
             self._object("this step() was given another batch size than the first ones")
         for position, seen in self._step.seen.items():
-            if not seen.still(grads[position]):
+            if not seen.still(grads.get(position)):
                 self._object(f"the gradient of {self._params[position].key!r} changed between backward() and step()")
 
     @property
@@ -218,10 +226,11 @@ class Overlap:
             raise UsageError(f"{reason}; {INSTEAD}")
         self._step.objection = self._step.objection or reason
 
-    def _exchange(self, grads: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], rescale: float | None) -> None:
+    def _exchange(self, grads: Mapping[int, torch.Tensor], rescale: float | None) -> None:
         if self._step.refused is not None:
             raise self._step.refused
-        missing = [position for position in range(len(grads)) if position not in self._step.held]
+        outs = grads if self._rates is None else self._tensors
+        missing = [position for position in grads if position not in self._step.held]
         # Whatever has become of the first pushes, the others follow: workers must agree on how often they have pushed.
         if missing:
             its = [grads[position] for position in missing], [outs[position] for position in missing]

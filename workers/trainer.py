@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
-import kvstore as kv
-from kvstore import KVStore, UsageError
-from kvstore.config import Config
+from kvstore import KVStore, UsageError, states
+from kvstore.optim import describe
 from workers.buckets import divide
+from workers.clipping import Summed, clip
+from workers.decision import decide
+from workers.optimizer import TrainerOptimizer
 from workers.overlap import Overlap
-from workers.parameters import collect
+from workers.parameters import collect, grouped, stale
+from workers.peers import Peers
+from workers.rates import Rates, param_groups, settings
 from workers.updates import LocalUpdates
+
+T = TypeVar("T")
 
 
 class Trainer:
@@ -30,10 +37,14 @@ class Trainer:
     ``UsageError``; it needs ``no_sync``, or ``overlap=False``. What had been pushed when a step raised stays pushed.
 
     Args:
-        params: ``model.named_parameters()``, ``model.parameters()``, a dict from name to parameter, or a list with one
-            of these for each device of this process.
+        params: ``model.named_parameters()``, ``model.parameters()``, a dict from name to parameter, or torch's list of
+            groups, ``[{"params": ..., "lr": 0.01}, ...]``, whose dicts may have ``lr_mult`` and ``wd_mult``; or a list
+            with one of these for each device of this process. What requires no gradient is left out; tied weights are
+            one parameter, under the first of their names.
         optimizer: an optimizer by name, class or unused instance; see ``KVStore.set_optimizer``.
-        optimizer_params: its hyper-parameters, by torch's names or MXNet's.
+        optimizer_params: its hyper-parameters, by torch's names or MXNet's; ``lr_mult`` and ``wd_mult`` by name of the
+            parameter; ``lr_scheduler``, a function of the number of the update (``workers.schedules``), and
+            ``begin_num_update``, updates made before.
         kvstore: a store, or the name of one; None to update alone.
         update_on_kvstore: update where the store is (on the servers, for a dist one) and pull weights, or pull summed
             gradients and update here. None decides as Gluon does: on the store, if ``MXNET_UPDATE_ON_KVSTORE`` is not 0
@@ -69,25 +80,32 @@ class Trainer:
         share_gradients: bool = False,
         share_weights: bool = False,
     ) -> None:
-        self._params = collect(params)
+        collected = collect(params)
+        if isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) > 1:
+            collected = grouped(collected, optimizer)
+        self._params = collected.params
         self._one_device = len(self._params[0].tensors) == 1
         self._keys = [param.key for param in self._params]
         self._weights = self._by_key([list(param.tensors) for param in self._params])
         self._share = {"copy": False} if share_weights else {}
-        self._store, on_store = self._decide(kvstore, update_on_kvstore)
+        self._store, on_store = decide(kvstore, update_on_kvstore, self._one_device)
         if compression_params is not None:
             if self._store is None:
                 raise UsageError("compression_params without a store, which is what compresses; leave them out")
             self._store.set_gradient_compression(compression_params)
-        options = dict(optimizer_params or {})
+        options, schedule, begun = settings(collected, optimizer_params or {})
+        described = describe(optimizer, options)
         self._local: LocalUpdates | None = None
         self._where: LocalUpdates | KVStore
         if self._store is None or not on_store:
-            self._where = self._local = LocalUpdates(self._params, optimizer, options)
+            self._where = self._local = LocalUpdates(self._params, described)
         else:
             self._where = self._store
             self._store.set_optimizer(optimizer, **options)
-        self._rescale = float(options.get("rescale_grad", 1.0))
+        self._rescale = described.rescale_grad
+        self._rates = Rates(param_groups(described, self._params), described, self._where, schedule, begun)
+        self._optimizer: TrainerOptimizer | None = None
+        self._peers, self._summed = Peers(self._store), Summed()
         if self._store is not None:
             self._store.broadcast(self._keys, self._weights, self._weights)
         self._overlap = self._overlapping(overlap)
@@ -101,51 +119,102 @@ class Trainer:
             }
             self.zero_grad()
 
-    def step(self, batch_size: int | None = None) -> None:
+    def step(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
         """Make one step: sum the gradients of all devices and workers, and update all parameters.
 
         Args:
             batch_size: gradients are divided by it; as in Gluon it counts the samples of all workers and devices, and
                 goes with a loss that is a sum. None, for a loss that is a mean, divides by the number of workers and
                 devices, so that n workers with batches of b do as one with n·b.
+            ignore_stale_grad: on all workers alike: leave out parameters that have no gradient on any worker; where
+                some have one, the others count as zeros. Workers ask each other for that, at every such step.
 
         Raises:
             UsageError: a parameter has no gradient; or one that was pushed during backward was not final.
         """
-        if self._local is None and self._store is not None:
-            scale = self._scale(batch_size)
-            if self._overlap is not None:
-                self._overlap.finish(scale, lasting=batch_size is None)
-            else:
-                self._store.set_hyperparameters(rescale_grad=scale)
-                self._store.pushpull(self._keys, self._gradients(), self._weights, **self._share)
+        if self._local is not None or self._store is None:
+            self.allreduce_grads(ignore_stale_grad)
+            self.update(batch_size, ignore_stale_grad)
+            return
+        scale, left_out = self._scale(batch_size), self._left_out(ignore_stale_grad)
+        if self._overlap is not None:
+            self._overlap.finish(scale, lasting=batch_size is None, left_out=left_out)
         else:
-            self.allreduce_grads()
-            self.update(batch_size)
+            grads = self._gradients(left_out)
+            self._rates.apply()
+            self._store.set_hyperparameters(rescale_grad=scale)
+            if grads:
+                keys, weights = (_without(its, left_out) for its in (self._keys, self._weights))
+                self._store.pushpull(keys, grads, weights, **self._share)
+        if left_out and self._peers.alone:  # others may have changed them
+            self._store.pull([self._keys[i] for i in left_out], [self._weights[i] for i in left_out])
+        self._updated()
 
-    def allreduce_grads(self) -> None:
+    def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
         """Replace every gradient by the sum over devices and workers; for clipping and the like before ``update``.
 
         Raises:
             UsageError: updates happen on the store, in ``step``; otherwise as for ``step``.
         """
         if self._local is None:
-            raise UsageError("allreduce_grads() is for update_on_kvstore=False; here step() does both")
+            raise UsageError(
+                "allreduce_grads() is for update_on_kvstore=False; here step() does both, and clip_grad_norm_() clips"
+            )
+        left_out = self._left_out(ignore_stale_grad)
         if self._overlap is not None:
-            self._overlap.finish()
+            self._overlap.finish(left_out=left_out)
         elif self._store is not None:
-            grads = self._gradients()
-            self._store.pushpull(self._keys, grads, grads)
+            grads = self._gradients(left_out)
+            if grads:
+                self._store.pushpull(_without(self._keys, left_out), grads, grads)
+        self._summed.note(self._params)
 
-    def update(self, batch_size: int | None = None) -> None:
-        """Update with the gradients that ``allreduce_grads`` has summed; see ``step`` for ``batch_size``.
+    def update(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
+        """Update with the gradients that ``allreduce_grads`` has summed; see ``step`` for the arguments.
 
         Raises:
-            UsageError: updates happen on the store.
+            UsageError: updates happen on the store; or a parameter has no gradient.
         """
         if self._local is None:
             raise UsageError("update() is for update_on_kvstore=False; here step() does both")
-        self._local.update(self._scale(batch_size))
+        scale = self._scale(batch_size)
+        self._rates.apply()
+        self._local.update(scale, stale(self._params) if ignore_stale_grad else ())
+        self._summed.clear()
+        self._updated()
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, batch_size: int | None = None
+    ) -> torch.Tensor:
+        """Scale the gradients so that the one that ``step`` updates with has at most the norm ``max_norm``.
+
+        That is the gradient of all workers together, as if one had computed it: ``torch.nn.utils.clip_grad_norm_`` on
+        the joined batch gives the same. Every worker calls it, after its last backward, which runs under ``no_sync`` if
+        gradients are pushed during it. The workers' gradients are summed for it once more than for the step alone;
+        with ``update_on_kvstore=False`` it costs nothing after ``allreduce_grads``. Where every push is an update
+        (``dist_async``, ``dist_ssp``) the norm is that of this worker's own gradient.
+
+        Args:
+            max_norm, norm_type: as torch has them.
+            batch_size: what ``step`` will be given.
+
+        Returns:
+            The norm before, a tensor of no dimension.
+
+        Raises:
+            UsageError: some gradients have been pushed already, or were changed after ``allreduce_grads``.
+        """
+        self._between_steps("clip_grad_norm_()")
+        return clip(self._params, self._peers, self._summed, self._scale(batch_size), max_norm, norm_type)
+
+    def overflows(self, here: bool) -> bool:
+        """Return whether any worker says ``here``; each says whether its gradients have overflowed.
+
+        ``GradScaler.step(trainer.optimizer)`` asks this, so that all workers skip a step or none; each keeps a scale of
+        its own. Where every push is an update, a worker skips alone.
+        """
+        self._between_steps("GradScaler.step()")
+        return self._peers.count("overflow", [here])[0] > 0
 
     def zero_grad(self) -> None:
         """Drop all gradients; set those that are in the store's memory to zero."""
@@ -179,33 +248,67 @@ class Trainer:
         return self._local is None
 
     @property
+    def optimizer(self) -> TrainerOptimizer:
+        """What torch's schedulers and GradScaler take: what they write into its ``param_groups`` is used at once."""
+        if self._optimizer is None:
+            self._optimizer = TrainerOptimizer(self, self._rates.groups)
+        return self._optimizer
+
+    @property
     def learning_rate(self) -> float:
-        """The learning rate now."""
-        return self._where.learning_rate
+        """The learning rate now, of the parameters whose group has none of its own."""
+        return self._rates.learning_rate
 
     def set_learning_rate(self, lr: float) -> None:
-        """Use ``lr`` from the next step on, wherever the update happens; momentum stays."""
-        self._where.set_learning_rate(lr)
+        """Use ``lr`` from the next step on, wherever the update happens; momentum stays, and groups' own rates.
+
+        Raises:
+            UsageError: every group has its own, or an ``lr_scheduler`` decides.
+        """
+        self._rates.set_learning_rate(lr)
 
     def save_states(self, path: str | os.PathLike[str]) -> None:
-        """Write the optimizer's state to ``path``; one worker's call suffices. Not between backward and step."""
-        if self._overlap is not None:
-            self._overlap.require_between_steps("save_states()")
-        self._where.save_optimizer_states(path)
+        """Write the optimizer's state to ``path``; one worker's call suffices. Not between backward and step.
+
+        Learning rates and other hyper-parameters are in it, and how many updates have been made.
+        """
+        self._between_steps("save_states()")
+        self._where.save_optimizer_states(path, note=self._rates.save())
 
     def load_states(self, path: str | os.PathLike[str]) -> None:
-        """Take the optimizer's state from ``path``; every worker may call it. Not between backward and step."""
-        if self._overlap is not None:
-            self._overlap.require_between_steps("load_states()")
+        """Take the optimizer's state from ``path``. Not between backward and step.
+
+        Every worker calls it. Where the store updates, rank 0's file has the state; all take the hyper-parameters from
+        theirs, which may be the same, and one without a file must set them as the others have them.
+        """
+        self._between_steps("load_states()")
         self._where.load_optimizer_states(path)
+        if self._local is None and not Path(path).exists():
+            return
+        note = states.read_note(path)
+        if note is not None:
+            self._rates.load(note, str(path))
 
     def close(self) -> None:
         """Let go of the parameters: backward pushes nothing more. The store stays open; ``step`` still works."""
         if self._overlap is not None:
             self._overlap.close()
+        self._peers.close()
 
-    def _gradients(self) -> list[Any]:
-        return self._by_key([param.gradients() for param in self._params])
+    def _between_steps(self, what: str) -> None:
+        if self._overlap is not None:
+            self._overlap.require_between_steps(what)
+
+    def _updated(self) -> None:
+        self._rates.num_update += 1
+        if self._optimizer is not None:
+            self._optimizer._opt_called = True
+
+    def _left_out(self, ignore_stale_grad: bool) -> list[int]:
+        return self._peers.left_out(self._params) if ignore_stale_grad else []
+
+    def _gradients(self, left_out: Sequence[int] = ()) -> list[Any]:
+        return self._by_key([param.gradients() for param in _without(self._params, left_out)])
 
     def _by_key(self, tensors: list[list[torch.Tensor]]) -> list[Any]:
         """What a store takes for the keys; of one device, just the tensors, which it can check all at once."""
@@ -230,24 +333,10 @@ class Trainer:
         fits = self._store.type.startswith("dist") and all(first.is_leaf for first in firsts)
         if not (fits if wanted is None else wanted):
             return None
-        how = {"updates": self._local is None, "share": bool(self._share), "asked": bool(wanted)}
-        return Overlap(self._params, buckets, self._store, **how)
+        rates = self._rates if self._local is None else None
+        return Overlap(self._params, buckets, self._store, rates=rates, share=bool(self._share), asked=bool(wanted))
 
-    def _decide(self, store: KVStore | str | None, wanted: bool | None) -> tuple[KVStore | None, bool]:
-        """Return the store to use, if any, and whether it updates: Gluon's table."""
-        made = kv.create(store) if isinstance(store, str) else store
-        if made is None and not self._one_device:
-            raise UsageError("several devices need a store to sum their gradients; pass kvstore='device'")
-        if made is None:
-            return None, False
-        is_async = any(word in made.type for word in ("async", "ssp"))
-        if wanted is False and is_async:
-            raise UsageError(f"a {made.type!r} store updates for every push; update_on_kvstore=False cannot be")
-        if wanted is not None:
-            return made, wanted
-        if is_async:
-            return made, True
-        alone = self._one_device and made.num_workers == 1
-        if alone and not made.type.startswith("dist"):
-            return None, False
-        return made, Config.from_env().update_on_kvstore and made.is_capable("optimizer")
+
+def _without(items: list[T], left_out: Sequence[int]) -> list[T]:
+    without = set(left_out)
+    return [item for position, item in enumerate(items) if position not in without] if without else items

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kvstore import states
-from kvstore.optim import describe, finite
+from kvstore.optim import Optimizer, finite, require_shapes
 from kvstore.updater import Updater, refusals
 from kvstore.values import spec_of
 from workers.parameters import Parameter
@@ -18,42 +18,53 @@ class LocalUpdates:
 
     Args:
         params: what to update.
-        optimizer: by name, class or unused instance.
-        options: its hyper-parameters.
+        optimizer: how.
     """
 
-    def __init__(self, params: Sequence[Parameter], optimizer: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, params: Sequence[Parameter], optimizer: Optimizer) -> None:
         self._params = params
-        described = describe(optimizer, options)
-        with refusals(described):
-            self._updaters = [Updater(described) for _ in params[0].tensors]
+        require_shapes(optimizer, [(param.key, spec_of(param.tensors[0])) for param in params])
+        with refusals(optimizer):
+            self._updaters = [Updater(optimizer) for _ in params[0].tensors]
 
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate now."""
-        return self._updaters[0].lr
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Use ``lr`` from the next update on."""
+    def set_hyperparameters(
+        self,
+        *,
+        learning_rate: float | None = None,
+        rescale_grad: float | None = None,
+        groups: Sequence[Mapping[str, Any]] = (),
+        **others: Any,
+    ) -> None:
+        """Use these from the next update on; see ``KVStore.set_hyperparameters``."""
+        changes = self._updaters[0].optimizer.changes(others, groups)
         for updater in self._updaters:
-            updater.lr = finite("learning_rate", lr)
+            updater.lr = updater.lr if learning_rate is None else finite("learning_rate", learning_rate)
+            updater.rescale_grad = updater.rescale_grad if rescale_grad is None else rescale_grad
+            updater.changes = {**updater.changes, **changes}
 
-    def update(self, rescale_grad: float) -> None:
-        """Update with the parameters' gradients times ``rescale_grad``; the gradients stay as they are."""
-        grads = [param.gradients() for param in self._params]
+    def update(self, rescale_grad: float, left_out: Collection[int] = ()) -> None:
+        """Update with the parameters' gradients times ``rescale_grad``; the gradients stay as they are.
+
+        Args:
+            rescale_grad: the factor.
+            left_out: positions of parameters that stay as they are.
+        """
+        params = [param for position, param in enumerate(self._params) if position not in left_out]
+        grads = [param.gradients() for param in params]
         for device, updater in enumerate(self._updaters):
             updater.rescale_grad = rescale_grad
             updater.update(
                 [
                     (param.key, param.tensors[device].detach(), its[device].clone())
-                    for param, its in zip(self._params, grads, strict=True)
+                    for param, its in zip(params, grads, strict=True)
                 ]
             )
 
-    def save_optimizer_states(self, path: str | os.PathLike[str]) -> None:
+    def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """Write the first device's state to ``path``."""
         updater = self._updaters[0]
-        states.write(path, updater.optimizer.name, updater.states(param.key for param in self._params))
+        its = updater.states(param.key for param in self._params)
+        states.write(path, updater.optimizer.name, its, note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """Take the state from ``path``, on all devices."""

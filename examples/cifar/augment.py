@@ -9,9 +9,10 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 PAD = 4
+MIN_AREA = 0.64
 
 
-def random_crop(pictures: Tensor, generator: Generator) -> Tensor:
+def random_crop(pictures: Tensor, generator: Generator | None) -> Tensor:
     """Each picture moved by up to four pixels each way; what moves in is black."""
     count, _, height, width = pictures.shape
     padded = functional.pad(pictures, (PAD, PAD, PAD, PAD))
@@ -20,7 +21,20 @@ def random_crop(pictures: Tensor, generator: Generator) -> Tensor:
     return windows[torch.arange(count), :, top, left]
 
 
-def random_mirror(pictures: Tensor, generator: Generator) -> Tensor:
+def random_resized_crop(pictures: Tensor, generator: Generator | None) -> Tensor:
+    """From each picture a square of 0.64 to 1 times its area, at random, brought back to its size: d2l's."""
+    count = len(pictures)
+    area, *place = torch.rand(3, count, generator=generator)
+    side = (MIN_AREA + (1 - MIN_AREA) * area).sqrt()
+    window = torch.zeros(count, 2, 3)
+    window[:, 0, 0] = window[:, 1, 1] = side
+    window[:, :, 2] = torch.stack([(2 * part - 1) * (1 - side) for part in place], 1)
+    grid = functional.affine_grid(window, list(pictures.shape), align_corners=False)
+    large = functional.grid_sample(pictures.float(), grid, padding_mode="border", align_corners=False)
+    return large.round_().clamp_(0, 255).to(pictures.dtype)
+
+
+def random_mirror(pictures: Tensor, generator: Generator | None) -> Tensor:
     """About half of the pictures mirrored, left to right."""
     mirrored = torch.rand(len(pictures), generator=generator) < 0.5
     return torch.where(mirrored[:, None, None, None], pictures.flip(3), pictures)

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from cifar.resnet import NETWORKS
+
+from kvstore.config import Config
+
+LAST_BATCH = ("keep", "discard", "rollover")
+# What `--d2l` stands for: the hyper-parameters of the book's script for several machines.
+D2L = {
+    "network": "resnet18-d2l",
+    "lr": 0.1,
+    "wd": 5e-4,
+    "lr_period": 80,
+    "random_crop": "resize",
+    "last_batch": "keep",
+}
 DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 
 
@@ -17,7 +30,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     network = parser.add_argument_group("network")
-    network.add_argument("--network", choices=["resnet", "resnet18"], default="resnet", help="the network")
+    network.add_argument("--network", choices=NETWORKS, default="resnet", help="the network")
     network.add_argument("--num-layers", type=layers, default=8, help="of resnet: 6n + 2, as 8, 20, 32, 44, 56 or 110")
 
     data = parser.add_argument_group("data")
@@ -25,7 +38,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     data.add_argument("--data-dir", type=Path, default=DATA_DIR, help="where CIFAR-10 is, or is downloaded to")
     data.add_argument("--num-examples", type=positive, help="train on so many pictures only; all if not given")
 
+    data.add_argument("--last-batch", choices=LAST_BATCH, default="discard", help="what to do with a smaller one")
+    crops = ["pad", "resize", "none"]
+    data.add_argument(
+        "--random-crop", choices=crops, default="pad", help="of pictures with a margin, or enlarged (d2l)"
+    )
+    data.add_argument(
+        "--random-mirror", type=int, choices=[0, 1], default=1, help="mirror half of them, where it may be"
+    )
+    data.add_argument("--data-nthreads", type=natural, default=0, help="processes that read; 0 reads while training")
+    data.add_argument("--test-io", type=int, choices=[0, 1], default=0, help="1 reads an epoch, and trains nothing")
+
     training = parser.add_argument_group("training")
+    training.add_argument("--d2l", action="store_true", help="d2l's network, options, and line after each epoch")
     training.add_argument("--batch-size", type=positive, default=128, help="pictures in a batch of each worker")
     training.add_argument("--num-epochs", type=natural, default=30, help="epochs to train, counted from the first")
     training.add_argument("--optimizer", default="sgd", help="sgd, nag, adam or any other of torch.optim")
@@ -36,9 +61,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=numbers,
         help='after which epochs, as "200,250"; if not given, after 2/3 and 5/6 of them',
     )
+    training.add_argument("--lr-period", type=positive, help="instead: after every so many epochs (d2l)")
     training.add_argument("--mom", type=float, default=0.9, help="momentum of sgd and nag")
     training.add_argument("--wd", type=float, default=1e-4, help="weight decay")
     training.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
+
+    training.add_argument("--top-k", type=natural, default=0, help="report the top-k accuracy, too; 0 does not")
+    training.add_argument("--patience", type=positive, help="stop when so many epochs have not been better")
 
     system = parser.add_argument_group("system")
     system.add_argument("--kv-store", default=default_store(), help="local, device, dist_sync, dist_async, ...")
@@ -47,7 +76,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     system.add_argument("--model-prefix", help="save a checkpoint under this name after each epoch")
     system.add_argument("--load-epoch", type=positive, help="go on from the checkpoint of this epoch")
 
+    if parser.parse_known_args(argv)[0].d2l:
+        parser.set_defaults(**D2L)
     args = parser.parse_args(argv)
+    if args.top_k == 1:
+        parser.error("--top-k 1 is the accuracy, which is always reported: give 2 or more")
+    if args.lr_period and args.lr_step_epochs is not None:
+        parser.error("--lr-period and --lr-step-epochs both say when the learning rate falls: give one")
     if args.load_epoch and not args.model_prefix:
         parser.error("--load-epoch needs --model-prefix, the name under which the checkpoint was saved")
     if args.load_epoch and args.load_epoch >= args.num_epochs:
@@ -60,8 +95,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def default_store() -> str:
-    """`dist_sync` for a process that launch.py started, `local` for one that runs by itself."""
-    return "dist_sync" if "DMLC_ROLE" in os.environ else "local"
+    """`dist_sync` for a process that was started as one of several, `local` for one that runs by itself."""
+    return "dist_sync" if Config.from_env().in_job else "local"
 
 
 def optimizer_params(args: argparse.Namespace) -> dict[str, float]:
@@ -79,7 +114,7 @@ def usual_steps(num_epochs: int) -> list[int]:
 
 def learning_rate(args: argparse.Namespace, epoch: int) -> float:
     """The learning rate in an epoch: the same whether training came to it or started from a checkpoint."""
-    steps = sum(epoch >= step for step in args.lr_step_epochs)
+    steps = epoch // args.lr_period if args.lr_period else sum(epoch >= step for step in args.lr_step_epochs)
     return float(args.lr * args.lr_factor**steps)
 
 

@@ -11,10 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class DeviceError(Exception):
-    """A device that was asked for is not there."""
-
-
 class Averages(Protocol):
     """What is needed of workers.Reducer: averages over all workers, which all of them call."""
 
@@ -77,15 +73,3 @@ def statistics(model: nn.Module) -> dict[str, Tensor]:
 def count_right(guess: Tensor, labels: Tensor) -> Tensor:
     """For how many pictures the class with the highest score is the right one."""
     return (guess.argmax(1) == labels).sum()
-
-
-def find_devices(gpus: Sequence[int] | None) -> list[torch.device]:
-    """The CUDA devices of these numbers, or the CPU if there are none."""
-    if not gpus:
-        return [torch.device("cpu")]
-    there = torch.cuda.device_count()
-    if missing := [number for number in gpus if number >= there]:
-        what = f"only CUDA devices 0 to {there - 1}" if there else "no CUDA device"
-        wrong = ",".join(map(str, missing))
-        raise DeviceError(f"--gpus {wrong}: torch {torch.__version__} sees {what}; without --gpus the CPU is used")
-    return [torch.device("cuda", number) for number in gpus]

@@ -8,14 +8,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CLASSES = 10
+NETWORKS = ("resnet", "resnet18", "resnet18-d2l")
 
 
 def build(network: str, num_layers: int) -> nn.Module:
-    """`resnet` with 6n + 2 layers, the paper's for CIFAR-10, or the wide `resnet18`, whatever `num_layers`."""
+    """`resnet` with 6n + 2 layers, the paper's for CIFAR-10, or a wide one, whatever `num_layers`.
+
+    The wide ones are `resnet18`, and `resnet18-d2l`, as in the book "Dive into Deep Learning".
+    """
     if network == "resnet18":
         return ResNet(widths=(64, 128, 256, 512), blocks=2, shortcut=Projection)
+    if network == "resnet18-d2l":
+        return D2LResNet18()
     if network != "resnet":
-        raise ValueError(f"no network {network!r}; choose from resnet, resnet18")
+        raise ValueError(f"no network {network!r}; choose from {', '.join(NETWORKS)}")
     if num_layers < 8 or num_layers % 6 != 2:
         raise ValueError(f"a resnet has 6n + 2 layers, 8, 14, 20, 32, 44, 50, 56 or 110 for example; not {num_layers}")
     return ResNet(widths=(16, 32, 64), blocks=num_layers // 6, shortcut=Pad)
@@ -41,6 +47,39 @@ class ResNet(nn.Sequential):
             elif isinstance(module, nn.Linear):
                 nn.init.kaiming_normal_(module.weight, nonlinearity="linear")
                 nn.init.zeros_(module.bias)
+
+
+class D2LResNet18(nn.Sequential):
+    """d2l's ResNet-18: convolutions have biases, shortcuts have no normalisation, and first weights are Xavier's."""
+
+    def __init__(self) -> None:
+        layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+        before = 64
+        for width in (64, 128, 256, 512):
+            layers += [D2LResidual(before, width), D2LResidual(width, width)]
+            before = width
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+
+class D2LResidual(nn.Module):
+    """Two convolutions, and a third as the shortcut where the width changes."""
+
+    def __init__(self, before: int, width: int) -> None:
+        super().__init__()
+        stride = 1 if before == width else 2
+        self.conv1 = nn.Conv2d(before, width, 3, stride, padding=1)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        self.conv3 = nn.Identity() if before == width else nn.Conv2d(before, width, 1, stride)
+        self.bn1, self.bn2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's result for `x`."""
+        y = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(y)) + self.conv3(x))
 
 
 class Residual(nn.Module):

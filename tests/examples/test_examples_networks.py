@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from cifar import resnet
-from cifar.replicas import DeviceError, Replicas, find_devices, statistics
-from cifar.speedometer import Speedometer
+from cifar.devices import DeviceError, find_devices
+from cifar.replicas import Replicas, statistics
 from torch import nn
 
 CPU = torch.device("cpu")
@@ -34,16 +32,17 @@ def batch(count=8):
         ("resnet", 56, 853_018),
         ("resnet", 110, 1_727_962),
         ("resnet18", 8, 11_173_962),
+        ("resnet18-d2l", 8, 11_176_970),
     ],
 )
 def test_the_networks_have_as_many_parameters_as_published(network, layers, count):
     model = resnet.build(network, layers)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d) and module.kernel_size[0] > 1]
-    assert len(convolutions) + 1 == (18 if network == "resnet18" else layers)
+    assert len(convolutions) + 1 == (18 if network.startswith("resnet18") else layers)
 
 
-@pytest.mark.parametrize("network", ["resnet", "resnet18"])
+@pytest.mark.parametrize("network", resnet.NETWORKS)
 def test_ten_scores_for_a_picture_and_a_gradient_for_every_parameter(network):
     model = resnet.build(network, 8)
     scores = model(batch(2)[0])
@@ -153,18 +152,3 @@ def test_a_replica_on_a_gpu_learns_as_one_on_the_cpu():
         assert torch.allclose(a.grad, b.grad.cpu(), atol=1e-2)
     gpu.average_statistics(Alone())
     assert gpu.validate([batch()])["count"] == 8
-
-
-def test_the_lines_are_those_of_mxnet(caplog):
-    caplog.set_level(logging.INFO)
-    speedometer = Speedometer(epoch=0, frequent=2)
-    for right in (1, 2, 3, 4, 0):
-        speedometer.update(torch.tensor(right), 4)
-    speedometer.finish()
-    first, second, accuracy, cost = caplog.messages
-    assert first.startswith("Epoch[0] Batch [2]\tSpeed: ")
-    assert first.endswith(" samples/sec\taccuracy=0.375000")
-    assert second.startswith("Epoch[0] Batch [4]\tSpeed: ")
-    assert second.endswith("accuracy=0.875000")
-    assert accuracy == "Epoch[0] Train-accuracy=0.500000"
-    assert cost.startswith("Epoch[0] Time cost=0.")

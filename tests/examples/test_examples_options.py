@@ -10,7 +10,7 @@ def parse(line: str):
 
 @pytest.fixture(autouse=True)
 def no_job(monkeypatch):
-    monkeypatch.delenv("DMLC_ROLE", raising=False)
+    monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
 
 
 def test_the_defaults_are_the_labs():
@@ -36,7 +36,7 @@ def test_the_labs_command_lines_are_understood(line):
 
 def test_launched_jobs_use_dist_sync_unless_told_otherwise(monkeypatch):
     assert parse("").kv_store == "local"
-    monkeypatch.setenv("DMLC_ROLE", "worker")
+    monkeypatch.setenv("DMLC_NUM_WORKER", "2")
     assert parse("").kv_store == "dist_sync"
     assert parse("--kv-store dist_async").kv_store == "dist_async"
 
@@ -67,6 +67,8 @@ def test_only_optimizers_with_momentum_are_given_any():
         ("--gpus 0;1", "'0;1' is not a whole number"),
         ("--load-epoch 3", "--load-epoch needs --model-prefix"),
         ("--load-epoch 3 --model-prefix m --num-epochs 3", "leaves nothing to do"),
+        ("--top-k 1", "give 2 or more"),
+        ("--lr-period 3 --lr-step-epochs 2", "both say when the learning rate falls"),
         ("--batch-size 10 --gpus 0,1,2", "--batch-size 10 cannot be split evenly over 3 GPUs"),
     ],
 )

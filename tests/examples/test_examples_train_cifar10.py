@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import train_cifar10
-from cifar import choice
+from cifar import choice, resnet
 from cifar.download import UnavailableError
 from safetensors.torch import load_file
 
@@ -25,7 +25,7 @@ SMALL = ("--dataset", "digits", "--num-examples", "64", "--batch-size", "16", "-
 def run(monkeypatch, caplog):
     """Run the script in this process; returns the lines it logs."""
     caplog.set_level(logging.INFO)
-    monkeypatch.delenv("DMLC_ROLE", raising=False)
+    monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
 
     def run(*words):
         caplog.clear()
@@ -56,7 +56,6 @@ def shapes(lines):
 
 EPOCH = [
     "Epoch[0] Batch [2]\tSpeed: # samples/sec\taccuracy=#",
-    "Epoch[0] Batch [4]\tSpeed: # samples/sec\taccuracy=#",
     "Epoch[0] Train-accuracy=#",
     "Epoch[0] Time cost=#",
     "Epoch[0] Validation-accuracy=#",
@@ -86,6 +85,19 @@ def test_going_on_from_a_checkpoint_is_as_never_having_stopped(run, tmp_path):
     whole, parts = (load_file(tmp_path / f"{name}-0002.safetensors") for name in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(whole[name].equal(parts[name]) for name in whole)
+
+
+def test_d2ls_line_and_what_else_may_be_reported(run, monkeypatch, capsys):
+    small = resnet.build("resnet", 8)
+    monkeypatch.setattr(resnet, "build", lambda network, layers: small)  # its own takes long
+    lines = run(*SMALL, "--d2l", "--num-epochs", 1, "--top-k", 5)
+    assert shapes(lines)[-3:] == [f"Epoch[0] Validation-{name}=#" for name in ("accuracy", "top_k_accuracy_5", "loss")]
+    line = r"epoch 1, loss [\d.]+, train acc [\d.]+, test acc [\d.]+, time [\d.]+ sec, lr 0.1\n"
+    assert re.fullmatch(line, capsys.readouterr().out)
+
+
+def test_reading_alone_trains_nothing(run):
+    assert shapes(run(*SMALL, "--test-io", 1)[1:]) == [f"Batch [{number}]\tSpeed: # samples/sec" for number in (1, 3)]
 
 
 def test_the_seed_decides_the_result(run, tmp_path):
@@ -132,5 +144,5 @@ def test_two_workers_and_two_servers_agree(tmp_path, store):
         'Saved checkpoint to "model-0002.safetensors"',
     ]
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"model-000{epoch}.{kind}" for epoch in (1, 2) for kind in ("safetensors", "states")
+        f"model-000{epoch}.{kind}" for epoch in (1, 2) for kind in ("safetensors", "states", "worker.0", "worker.1")
     }

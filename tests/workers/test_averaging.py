@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from models import backward, network, same
 from threaded import ThreadedJob
 from torch import nn
 
@@ -15,37 +15,6 @@ import kvstore as kv
 from kvstore.dist import DistStore
 from workers import PeriodicAveraging
 from workers.marks import NBYTES
-
-
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def cluster(request: pytest.FixtureRequest) -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=request.param, servers=2, bigarray_bound=30) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
-        yield cluster
-
-
-def network(seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def backward(model: nn.Module, step: int, rank: int, workers: int, each: int = 4) -> None:
-    """Of the mean loss of this worker's part of the step's batch."""
-    draws = torch.Generator().manual_seed(1000 + step)
-    data, labels = torch.randn(workers * each, 6, generator=draws), torch.randint(3, (workers * each,), generator=draws)
-    part = slice(rank * each, (rank + 1) * each)
-    model.zero_grad()
-    nn.functional.cross_entropy(model(data[part]), labels[part]).backward()
-
-
-def same(one: nn.Module, two: nn.Module, atol: float = 1e-6) -> None:
-    for (name, mine), theirs in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=atol, msg=name)
 
 
 def constant(rank: int, **options: Any) -> tuple[nn.Parameter, torch.optim.SGD]:

@@ -35,7 +35,7 @@ NAMES = ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight"]
 )
 def test_one_device(give: Any, keys: list[Any]) -> None:
     model = network()
-    params = collect(give(model))
+    params = collect(give(model)).params
     assert [param.key for param in params] == keys
     assert all(len(param.tensors) == 1 for param in params)
     assert params[0].tensors[0] is model[0].weight
@@ -52,7 +52,7 @@ def test_one_device(give: Any, keys: list[Any]) -> None:
 )
 def test_several_devices(give: Any) -> None:
     models = [network() for _ in range(3)]
-    params = collect([give(model) for model in models])
+    params = collect([give(model) for model in models]).params
     assert len(params) == 5
     for i, model in enumerate(models):
         assert params[0].tensors[i] is model[0].weight
@@ -62,8 +62,8 @@ def test_several_devices(give: Any) -> None:
 def test_parameters_that_are_not_trained_are_left_out() -> None:
     model = network()
     model[0].weight.requires_grad_(False)
-    assert [param.key for param in collect(model.named_parameters())] == NAMES[1:]
-    assert [param.key for param in collect(model.parameters())] == [1, 2, 3, 4]
+    assert [param.key for param in collect(model.named_parameters()).params] == NAMES[1:]
+    assert [param.key for param in collect(model.parameters()).params] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_devices_with_different_parameters() -> None:
 
 def test_gradients() -> None:
     weights = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    (param,) = collect([{"w": weight} for weight in weights])
+    (param,) = collect([{"w": weight} for weight in weights]).params
     weights[0].grad = torch.ones(2)
     with pytest.raises(UsageError, match=r"'w' has no gradient: call backward\(\)"):
         param.gradients()

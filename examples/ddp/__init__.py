@@ -1,0 +1,1 @@
+"""What train_ddp.py is made of, apart from the training."""

@@ -1,0 +1,27 @@
+"""The command line of train_ddp.py: what Needle's script has in its text."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from cifar.options import DATA_DIR, natural, positive
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options in ``argv``, by default the program's own; a wrong one ends the program with a message."""
+    parser = argparse.ArgumentParser(
+        description="Train Needle's ResNet9 on CIFAR-10, or on handwritten digits where that cannot be had",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--n-epochs", type=positive, default=1, help="epochs to train")
+    parser.add_argument("--batch-size", type=positive, default=128, help="pictures in a step, of all workers together")
+    parser.add_argument("--lr", type=float, default=0.001, help="Adam's learning rate")
+    parser.add_argument("--weight-decay", type=float, default=0.001, help="Adam's weight decay")
+    parser.add_argument("--dataset", choices=["auto", "cifar10", "digits"], default="auto", help="what to train on")
+    parser.add_argument("--data-dir", type=Path, default=DATA_DIR, help="where CIFAR-10 is, or is downloaded to")
+    parser.add_argument("--num-examples", type=positive, help="train on so many pictures only; all if not given")
+    parser.add_argument("--disp-batches", type=positive, default=100, help="report after every so many batches")
+    parser.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
+    return parser.parse_args(argv)

@@ -1,0 +1,72 @@
+"""The command line of the example."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvstore.config import Config
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options in `argv`, by default the program's own; a wrong one ends the program with a message."""
+    parser = argparse.ArgumentParser(
+        description="Train a small transformer to write text, character by character",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--text", type=Path, action="append", metavar="FILE", help="UTF-8; this project's own if not given"
+    )
+
+    network = parser.add_argument_group("network")
+    network.add_argument("--layers", type=positive, default=3, help="blocks of attention and network")
+    network.add_argument("--heads", type=positive, default=4, help="of attention, in each block")
+    network.add_argument("--width", type=positive, default=128, help="numbers for each position")
+    network.add_argument("--context", type=positive, default=128, help="characters it sees at most")
+
+    training = parser.add_argument_group("training")
+    training.add_argument("--batch-size", type=positive, default=16, help="sequences in a batch of each worker")
+    training.add_argument("--steps", type=positive, default=400, help="how many")
+    training.add_argument("--lr", type=float, default=3e-3, help="the highest learning rate")
+    training.add_argument("--min-lr", type=float, help="the last learning rate; a tenth of --lr if not given")
+    training.add_argument("--warmup", type=natural, help="steps of rising rate; a twentieth of --steps if not given")
+    training.add_argument("--wd", type=float, default=0.1, help="AdamW's weight decay, of matrices")
+    training.add_argument("--clip", type=float, default=1.0, help="the largest norm of a worker's gradient; 0 for any")
+    training.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
+
+    system = parser.add_argument_group("system")
+    system.add_argument("--kv-store", default=default_store(), help="local, dist_sync, dist_async, ...")
+    system.add_argument("--eval-every", type=positive, default=100, help="steps between two looks at held-out text")
+    system.add_argument("--sample", type=natural, default=200, help="characters to write at the end")
+    system.add_argument("--temperature", type=float, default=0.8, help="how freely: near 0, always the likeliest")
+
+    args = parser.parse_args(argv)
+    if args.width % args.heads:
+        parser.error(f"--width {args.width} cannot be divided among {args.heads} heads")
+    if args.temperature <= 0:
+        parser.error("--temperature must be above 0")
+    args.min_lr = args.lr / 10 if args.min_lr is None else args.min_lr
+    args.warmup = args.steps // 20 if args.warmup is None else args.warmup
+    return args
+
+
+def default_store() -> str:
+    """`dist_sync` for a process that was started as one of several, `local` for one that runs by itself."""
+    return "dist_sync" if Config.from_env().in_job else "local"
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    number = natural(text)
+    if not number:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return number
+
+
+def natural(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)

@@ -1,0 +1,100 @@
+"""What to train on: MNIST where its files are, else scikit-learn's handwritten digits in its form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from mnist.idx import DataError, read_image_file, read_label_file
+
+IMG_SIZE = 28
+NUM_CLASSES = 10
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+VALIDATION_PART = 0.2
+SPLIT_SEED = 0  # fixed, so that no run has trained on what another validates with
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Pictures (float32 from 0 to 1, N x 1 x 28 x 28) and one-hot labels (float32, N x 10), to train on and others."""
+
+    train_x: np.ndarray
+    train_y: np.ndarray
+    test_x: np.ndarray
+    test_y: np.ndarray
+
+
+def find_mnist(folder: Path) -> list[Path] | None:
+    """MNIST's four files in `folder`, compressed or not; None if one is missing."""
+    found = [next((p for p in (folder / f"{name}.gz", folder / name) if p.is_file()), None) for name in FILES]
+    return [path for path in found if path] if all(found) else None
+
+
+def load_mnist(paths: list[Path]) -> Dataset:
+    """Read MNIST's four files, in the order of `FILES`."""
+    arrays = []
+    for images, labels in (paths[:2], paths[2:]):
+        x, y = read_image_file(images), read_label_file(labels)
+        if x.shape[1:] != (1, IMG_SIZE, IMG_SIZE):
+            raise DataError(f"{images} has pictures of {x.shape[2]} x {x.shape[3]}, not {IMG_SIZE} x {IMG_SIZE}")
+        if len(x) != len(y):
+            raise DataError(f"{images} has {len(x)} pictures, but {labels} has {len(y)} labels")
+        if len(y) and y.max() >= NUM_CLASSES:
+            raise DataError(f"{labels} has a label {y.max()}; there are {NUM_CLASSES} digits")
+        arrays += [x.astype(np.float32) / 255, to_categorical(y, NUM_CLASSES)]
+    return Dataset(*arrays)
+
+
+def load_digits() -> Dataset:
+    """Scikit-learn's 1797 digits, 8 x 8, enlarged to 20 x 20 within 28 x 28, as MNIST's are."""
+    try:
+        from sklearn import datasets
+        from sklearn.model_selection import train_test_split
+    except ImportError as exc:
+        raise DataError("the digits come with scikit-learn, which is not installed: pip install scikit-learn") from exc
+    digits = datasets.load_digits()
+    grey = torch.from_numpy(digits.images).float()[:, None] / 16
+    large = functional.interpolate(grey, size=(20, 20), mode="bilinear", align_corners=False)
+    x, y = functional.pad(large, (4, 4, 4, 4)).numpy(), to_categorical(digits.target, NUM_CLASSES)
+    train, test = train_test_split(
+        np.arange(len(x)), test_size=VALIDATION_PART, stratify=digits.target, random_state=SPLIT_SEED
+    )
+    return Dataset(x[train], y[train], x[test], y[test])
+
+
+def to_categorical(y: np.ndarray, num_classes: int) -> np.ndarray:
+    """Labels as rows with a one where the label is."""
+    categorical: np.ndarray = np.eye(num_classes, dtype=np.float32)[np.asarray(y, dtype=int)]
+    return categorical
+
+
+def data_partition(
+    dataset_x: np.ndarray, dataset_y: np.ndarray, rank_in_global: int, world_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The part of one worker. All are equally long, so that all make as many steps; what is left over nobody has."""
+    data_per_rank = dataset_x.shape[0] // world_size
+    idx_start = rank_in_global * data_per_rank
+    idx_end = (rank_in_global + 1) * data_per_rank
+    return dataset_x[idx_start:idx_end], dataset_y[idx_start:idx_end]
+
+
+def evaluation_partition(
+    dataset_x: np.ndarray, dataset_y: np.ndarray, rank_in_global: int, world_size: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The part of one worker of what is evaluated: together they have each picture once."""
+    return dataset_x[rank_in_global::world_size], dataset_y[rank_in_global::world_size]
+
+
+def augmentation(x: np.ndarray, batch_size: int, random: np.random.Generator, mirror: bool = True) -> np.ndarray:
+    """Move each picture of a batch by up to four pixels each way, and mirror half of them; in place."""
+    xpad = np.pad(x, [[0, 0], [0, 0], [4, 4], [4, 4]], "symmetric")
+    for data_num in range(batch_size):
+        offset = random.integers(8, size=2)
+        x[data_num] = xpad[data_num, :, offset[0] : offset[0] + IMG_SIZE, offset[1] : offset[1] + IMG_SIZE]
+        if mirror and random.integers(2):
+            x[data_num] = x[data_num, :, :, ::-1].copy()
+    return x

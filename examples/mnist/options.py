@@ -1,0 +1,65 @@
+"""The command line of the two scripts: SINGA's options, and a few more."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from cifar.options import natural, positive
+
+DATA_DIR = Path(__file__).resolve().parents[1] / "data"
+DIST_OPTIONS = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """What both scripts take."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    training = made.add_argument_group("training")
+    training.add_argument("-m", "--max-epoch", type=natural, default=10, help="epochs to train")
+    training.add_argument("-b", "--batch-size", type=positive, default=64, help="pictures in a batch of each worker")
+    training.add_argument(
+        "--split-batch",
+        action="store_true",
+        help="share a batch of --batch-size out among the workers, so that many take the same steps as one",
+    )
+    training.add_argument("-l", "--learning-rate", type=rate, default=0.005, help="of SGD with momentum 0.9")
+    training.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
+
+    sending = made.add_argument_group("how gradients are sent")
+    sending.add_argument("-d", "--dist-option", choices=DIST_OPTIONS, default="plain", help="SINGA's strategies")
+    sending.add_argument(
+        "-s",
+        "--sparsification",
+        dest="spars",
+        type=rate,
+        default=0.05,
+        help="which elements the sparse ones send: with sparseTopK this part, with sparseThreshold those as large",
+    )
+    sending.add_argument(
+        "--threshold",
+        type=natural,
+        default=2097152,
+        help="elements of the tensors that go together; with partialUpdate, of a partition",
+    )
+
+    data = made.add_argument_group("data")
+    data.add_argument(
+        "--dataset",
+        choices=["auto", "mnist", "digits"],
+        default="auto",
+        help="auto: MNIST if every worker has its files, else scikit-learn's handwritten digits",
+    )
+    data.add_argument(
+        "--no-mirror", action="store_true", help="only move pictures at random; SINGA mirrors half of them, too"
+    )
+    data.add_argument("--data-dir", type=Path, default=DATA_DIR, help="where MNIST's four idx files are, or their .gz")
+    return made
+
+
+def rate(text: str) -> float:
+    """A positive number."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number

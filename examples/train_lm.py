@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Train a small transformer to write text, character by character, with one process or with many.
+
+    python train_lm.py
+    launch.py -n 2 -s 2 --launcher local "python train_lm.py"
+    torchrun --nproc-per-node=2 train_lm.py
+
+The servers hold the weights and AdamW's state. Each worker learns from windows of its own, and clips its gradient
+before it is pushed.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from argparse import Namespace
+
+import torch
+from lm import options, text
+from lm.schedule import learning_rate
+from lm.transformer import Transformer
+
+import kvstore as kv
+from workers import Reducer, Trainer
+
+
+def main() -> None:
+    """Train as the command line says; what the user can mend ends the program with one line."""
+    args = options.parse()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        with kv.create(args.kv_store) as store, Reducer(args.kv_store) as reducer:
+            train(args, text.load(args.text or text.ours(), args.context), store, reducer)
+    except (text.TextError, kv.KVStoreError) as exc:
+        sys.exit(f"train_lm.py: error: {exc}")
+
+
+def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Reducer) -> None:
+    """One worker's part, in step with the others; rank 0 says how it goes."""
+    torch.manual_seed(args.seed)
+    model = Transformer(len(corpus.characters), args.context, args.layers, args.heads, args.width)
+    say = logging.info if store.rank == 0 else logging.debug
+    say(
+        "%d characters to learn from, %d held out, %d different ones",
+        *map(len, (corpus.training, corpus.validation, corpus.characters)),
+    )
+    say("%d parameters, %d workers", sum(parameter.numel() for parameter in model.parameters()), store.num_workers)
+    decay = {name: float(parameter.dim() > 1) for name, parameter in model.named_parameters()}
+    hyper = {"learning_rate": args.lr, "wd": args.wd, "wd_mult": decay, "beta2": 0.95}
+    trainer = Trainer(model.named_parameters(), "adamw", hyper, kvstore=store, overlap=False)
+
+    began = time.perf_counter()
+    for step in range(args.steps):
+        trainer.set_learning_rate(learning_rate(step, args.steps, args.warmup, args.lr, args.min_lr))
+        batch = text.training_batch(
+            corpus.training, args.batch_size, args.context, seed=args.seed, step=step, rank=store.rank
+        )
+        trainer.zero_grad()
+        loss = model.loss(*batch)
+        loss.backward()
+        if args.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+        trainer.step()
+        if (step + 1) % args.eval_every == 0 or step + 1 == args.steps:
+            bits = validate(model, corpus, args, store, reducer)
+            seconds = time.perf_counter() - began
+            say(
+                "Step[%d] Train-bits=%.3f Validation-bits=%.3f Time cost=%.1f",
+                step + 1,
+                loss.item() / math.log(2),
+                bits,
+                seconds,
+            )
+
+    if args.sample and store.rank == 0:
+        start = corpus.encode("\n")
+        written = corpus.decode(model.sample(start, args.sample, args.temperature, args.seed))
+        say("Sample: %s", text.printable(written))
+
+
+@torch.no_grad()
+def validate(model: Transformer, corpus: text.Corpus, args: Namespace, store: kv.KVStore, reducer: Reducer) -> float:
+    """Bits per character on the held-out text, of which each worker takes a share; all get the same."""
+    place = {"rank": store.rank, "workers": store.num_workers}
+    nats = characters = 0.0
+    for inputs, targets in text.validation_batches(corpus.validation, args.batch_size, args.context, **place):
+        nats += model.loss(inputs, targets).item() * targets.numel()
+        characters += targets.numel()
+    total = reducer.sum({"nats": nats, "characters": characters})
+    return total["nats"] / total["characters"] / math.log(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Train SINGA's convolutional network on MNIST with several processes of this machine, started from Python.
+
+    python train_mnist_multiprocess.py 2
+
+SINGA's second way to launch. The training is that of `train_mnist.py`, and so are the options behind the number.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from mnist import options
+from mnist.idx import DataError
+from train_mnist import train_mnist_cnn
+
+import kvstore as kv
+import launcher
+
+
+def main() -> None:
+    """Start as many workers as the command line says; what the user can mend ends the program with one line."""
+    parser = options.parser("Train a network on MNIST with several processes")
+    parser.add_argument("num_workers", type=options.positive, help="how many workers")
+    parser.add_argument(
+        "--num-servers", type=options.positive, help="how many servers; as many as workers if not given"
+    )
+    args = parser.parse_args()
+    try:
+        launcher.run(train_mnist_cnn, args=(args,), num_workers=args.num_workers, num_servers=args.num_servers)
+    except (DataError, kv.KVStoreError, launcher.LaunchError, launcher.WorkerFailed) as exc:
+        sys.exit(f"train_mnist_multiprocess.py: error: {exc}")
+
+
+if __name__ == "__main__":
+    main()

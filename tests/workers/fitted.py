@@ -1,0 +1,65 @@
+"""What tests of ``fit`` train: a small network on made-up samples, as one of two workers or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from threaded import ThreadedJob
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from kvstore.consistency import Rule
+from kvstore.dist import DistStore
+from kvstore.session import Session
+from workers import Reducer, SplitSampler
+
+FEATURES, CLASSES = 6, 3
+
+
+def network(seed: int = 0, batch_norm: bool = True) -> nn.Module:
+    torch.manual_seed(seed)
+    norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
+    return nn.Sequential(nn.Linear(FEATURES, 8), norm, nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+def samples(count: int, seed: int = 1) -> TensorDataset:
+    """Samples that can be told apart."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(CLASSES, (count,), generator=generator)
+    inputs = torch.randn(count, FEATURES, generator=generator) + 2 * nn.functional.one_hot(labels, FEATURES)
+    return TensorDataset(inputs, labels)
+
+
+def loader(count: int, batch_size: int, parts: int = 1, part: int = 0, **options: Any) -> DataLoader[Any]:
+    dataset = samples(count)
+    return DataLoader(dataset, batch_size, sampler=SplitSampler(dataset, parts, part, **options))
+
+
+def reducer_of(store: DistStore) -> Reducer:
+    """A reducer for a store in a thread, whose job kv.create could not find."""
+    reducer = Reducer("local")
+    reducer._store = store
+    return reducer
+
+
+def run(cluster: ThreadedJob, work: Callable[..., Any], mode: str = "sync") -> list[Any]:
+    """Call ``work(store, reducer)`` on every worker; return the results by rank."""
+
+    def in_session(session: Session) -> Any:
+        store, sums = DistStore(session, f"dist_{mode}", Rule(mode)), DistStore(session)
+        result = work(store, reducer_of(sums))
+        store.close()
+        sums.close()
+        return result
+
+    return cluster.run_sessions(in_session)
+
+
+def state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same_bits(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)

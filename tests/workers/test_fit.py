@@ -1,0 +1,341 @@
+"""fit: MXNet's lines and order, the numbers of a plain loop, workers with uneven shares, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fitted import loader, network, run, same_bits, samples, state
+from threaded import ThreadedJob
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import kvstore as kv
+from workers import Reducer, callbacks, fit, metrics
+from workers.callbacks import BatchEndParam
+
+SGD = {"learning_rate": 0.1, "momentum": 0.9}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
+        yield cluster
+
+
+def plain(model: nn.Module, data: Any, epochs: int) -> nn.Module:
+    """What a loop without all this makes of the model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(epochs):
+        data.sampler.set_epoch(epoch)
+        for inputs, labels in data:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("kvstore", ["local", None])
+def test_a_plain_loop_ends_with_the_same_weights(kvstore: str | None) -> None:
+    model = network()
+    fit(model, loader(20, 4), kvstore=kvstore, optimizer_params=SGD, num_epoch=3)
+    expected = state(plain(network(), loader(20, 4), 3))
+    for name, tensor in state(model).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-6, atol=1e-6)
+
+
+def test_the_labs_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    history = fit(
+        network(),
+        loader(20, 4),
+        loader(10, 5),
+        ["acc", metrics.TopKAccuracy(top_k=2)],
+        optimizer_params=SGD,
+        num_epoch=2,
+        batch_end_callback=callbacks.Speedometer(4, 2),
+    )
+    lines = [re.sub(r"\d+\.\d+", "#", line) for line in caplog.messages]
+    assert lines == [
+        line
+        for epoch in (0, 1)
+        for line in (
+            f"Epoch[{epoch}] Batch [2]\tSpeed: # samples/sec\taccuracy=#\ttop_k_accuracy_2=#",
+            f"Epoch[{epoch}] Batch [4]\tSpeed: # samples/sec\taccuracy=#\ttop_k_accuracy_2=#",
+            f"Epoch[{epoch}] Train-accuracy=#",
+            f"Epoch[{epoch}] Train-top_k_accuracy_2=#",
+            f"Epoch[{epoch}] Time cost=#",
+            f"Epoch[{epoch}] Validation-accuracy=#",
+            f"Epoch[{epoch}] Validation-top_k_accuracy_2=#",
+        )
+    ]
+    assert [f"Epoch[1] Validation-accuracy={history[1]['validation-accuracy']:f}"] == caplog.messages[-2:-1]
+
+
+def test_who_is_called_when_and_with_what() -> None:
+    calls: list[Any] = []
+
+    def batch(param: BatchEndParam) -> None:
+        calls.append(("batch", param.epoch, param.nbatch, sorted(param.locals)))
+
+    def eval_batch(param: BatchEndParam) -> None:
+        calls.append(("eval batch", param.nbatch))
+        assert not param.locals["model"].training
+
+    def evaluated(param: BatchEndParam) -> None:
+        assert param.eval_metric is not None
+        calls.append(("eval", param.nbatch, param.eval_metric.get()[0]))
+
+    def epoch(number: int, model: nn.Module, params: dict[str, Any], buffers: dict[str, Any]) -> None:
+        calls.append(("epoch", number, sorted(params), sorted(buffers)))
+
+    class Watching:
+        def begin(self, run: Any) -> None:
+            calls.append(("begin", run.num_batches))
+
+        def __call__(self, param: BatchEndParam) -> None:
+            pass
+
+        def end(self) -> None:
+            calls.append("end")
+
+    fit(
+        network(batch_norm=False),
+        loader(8, 4),
+        loader(3, 2),
+        "ce",
+        begin_epoch=5,
+        num_epoch=6,
+        batch_end_callback=[batch, Watching()],
+        eval_batch_end_callback=eval_batch,
+        eval_end_callback=evaluated,
+        epoch_end_callback=epoch,
+    )
+    names = ["loss", "model", "self", "trainer"]
+    assert calls == [
+        ("begin", 2),
+        ("batch", 5, 0, names),
+        ("batch", 5, 1, names),
+        ("eval batch", 0),
+        ("eval batch", 1),
+        ("eval", 2, "cross-entropy"),
+        ("epoch", 5, ["0.bias", "0.weight", "3.bias", "3.weight"], []),
+        "end",
+    ]
+
+
+def test_callbacks_are_told_of_the_end_of_a_run_that_fails() -> None:
+    ended = []
+
+    class Watching:
+        def __call__(self, param: BatchEndParam) -> None:
+            raise RuntimeError("broken")
+
+        def end(self) -> None:
+            ended.append(True)
+
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(network(), loader(8, 4), num_epoch=1, batch_end_callback=Watching())
+    assert ended == [True]
+
+
+def test_several_inputs_by_place_and_by_name_and_another_loss() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return self.layer(a + b)[:, 0]
+
+    pictures = torch.randn(4, 2, generator=torch.Generator().manual_seed(0))
+    wanted = pictures.sum(1)
+    results = []
+    for inputs in ((pictures, pictures), [pictures, pictures.numpy()], {"b": pictures, "a": pictures}):
+        torch.manual_seed(0)
+        history = fit(
+            Sum(),
+            [(inputs, wanted)],
+            eval_metric="loss",
+            loss=nn.functional.mse_loss,
+            num_epoch=60,
+            optimizer_params=SGD,
+        )
+        results.append([epoch["train-loss"] for epoch in history])
+    assert results[0] == results[1] == results[2]
+    assert results[0][-1] < 0.1 * results[0][0]
+
+
+def test_the_mean_loss_counts_every_sample_the_same() -> None:
+    model = nn.Linear(1, 1, bias=False)
+    data = [(torch.tensor([[3.0], [3.0], [3.0]]), torch.zeros(3)), (torch.tensor([[1.0]]), torch.zeros(1))]
+    history = fit(
+        model,
+        data,
+        eval_metric="loss",
+        loss=lambda output, label: (output * 0 + 1).mean() * (3.0 if len(label) == 3 else 7.0),
+        num_epoch=1,
+    )
+    assert history == [{"train-loss": 4.0}]
+
+
+def test_the_initializer_is_applied_before_training() -> None:
+    model = network()
+    fit(model, loader(4, 4), num_epoch=0, initializer=lambda m: m.reset_parameters() if isinstance(m, nn.Linear) else 0)
+    first = state(model)
+    assert not torch.equal(first["0.weight"], state(network())["0.weight"])
+
+
+def test_early_stopping_ends_training(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    stopping = callbacks.EarlyStopping(patience=2)
+    params = {"learning_rate": 0.0}
+    model = network(batch_norm=False)
+    history = fit(model, loader(8, 4), loader(8, 4), num_epoch=9, optimizer_params=params, eval_end_callback=stopping)
+    assert len(history) == 3
+    assert (
+        f"Epoch[2] Early stopping: accuracy has not got better than {stopping.best:f} for 2 epochs" in caplog.messages
+    )
+
+
+@pytest.mark.parametrize("count", [16, 14])
+def test_two_devices_do_as_one_with_the_same_batches(count: int) -> None:
+    one, two = network(batch_norm=False), network(batch_norm=False)
+    fit(one, loader(count, 6), num_epoch=2, optimizer_params=SGD)
+    history = fit(
+        two, loader(count, 6), loader(5, 5), devices=["cpu", "cpu"], kvstore="device", num_epoch=2, optimizer_params=SGD
+    )
+    for name, tensor in state(one).items():
+        torch.testing.assert_close(state(two)[name], tensor, rtol=1e-5, atol=1e-6)
+    assert set(history[0]) == {"train-accuracy", "validation-accuracy"}
+
+
+# ---- several workers
+
+
+def test_two_workers_do_as_one_with_the_joined_batches(cluster: ThreadedJob) -> None:
+    def work(store: kv.KVStore, reducer: Reducer) -> Any:
+        model = network(seed=store.rank, batch_norm=False)  # everybody starts with rank 0's
+        mine = loader(40, 4, 2, store.rank, shuffle=False)
+        history = fit(model, mine, mine, num_epoch=2, kvstore=store, reducer=reducer, optimizer_params=SGD)
+        return state(model), history
+
+    (first, history), (second, other) = run(cluster, work)
+    assert same_bits(first, second)
+    assert history == other
+    inputs, labels = samples(40).tensors
+    joined = [
+        (
+            torch.cat([inputs[i : i + 4], inputs[20 + i : 24 + i]]),
+            torch.cat([labels[i : i + 4], labels[20 + i : 24 + i]]),
+        )
+        for i in range(0, 20, 4)
+    ]
+    alone = network(seed=0, batch_norm=False)
+    expected = fit(alone, joined, joined, num_epoch=2, optimizer_params=SGD)
+    for name, tensor in state(alone).items():
+        torch.testing.assert_close(first[name], tensor, rtol=1e-5, atol=1e-6)
+    assert history == expected
+
+
+def test_uneven_shares_do_not_hang_and_all_end_with_the_same(cluster: ThreadedJob) -> None:
+    counted: list[tuple[int, int]] = []
+
+    def work(store: kv.KVStore, reducer: Reducer) -> Any:
+        model = network()
+        count = 20 if store.rank == 0 else 8  # 5 batches, or 2
+        mine = loader(count, 4)
+        history = fit(
+            model,
+            mine,
+            mine,
+            ["acc", metrics.CustomMetric(lambda label, _: (1.0, len(label)), "batches per sample")],
+            num_epoch=3,
+            kvstore=store,
+            reducer=reducer,
+            optimizer_params=SGD,
+            batch_end_callback=lambda param: counted.append((store.rank, param.epoch)),
+        )
+        return state(model), history
+
+    (first, history), (second, other) = run(cluster, work)
+    assert first.pop("1.num_batches_tracked") == 15  # what a worker has seen itself
+    assert second.pop("1.num_batches_tracked") == 6
+    assert same_bits(first, second)
+    assert history == other
+    assert [epoch["train-batches per sample"] for epoch in history] == [7 / 28] * 3
+    assert sorted(counted) == sorted(
+        [(0, e) for e in range(3) for _ in range(5)] + [(1, e) for e in range(3) for _ in range(2)]
+    )
+
+
+def test_uneven_shares_are_refused_where_workers_update_themselves(cluster: ThreadedJob) -> None:
+    def work(store: kv.KVStore, reducer: Reducer) -> None:
+        mine = loader(20 if store.rank == 0 else 8, 4)
+        with pytest.raises(kv.UsageError, match=r"has had \d batches of epoch 0, and others another number"):
+            fit(network(), mine, num_epoch=3, kvstore=store, reducer=reducer, update_on_kvstore=False)
+
+    run(cluster, work)
+
+
+def test_any_worker_stops_all(cluster: ThreadedJob) -> None:
+    def work(store: kv.KVStore, reducer: Reducer) -> int:
+        def stop(param: BatchEndParam) -> None:
+            if store.rank == 1 and param.epoch == 1:
+                param.locals["self"].stop()
+
+        history = fit(network(), loader(8, 4), num_epoch=5, kvstore=store, reducer=reducer, batch_end_callback=stop)
+        return len(history)
+
+    assert run(cluster, work) == [2, 2]
+
+
+def test_asynchronous_workers_too(cluster: ThreadedJob) -> None:
+    def work(store: kv.KVStore, reducer: Reducer) -> Any:
+        mine = loader(80, 4, 2, store.rank)
+        return fit(network(), mine, mine, num_epoch=4, kvstore=store, reducer=reducer, optimizer_params=SGD)[-1]
+
+    first, second = run(cluster, work, "async")
+    assert first["validation-accuracy"] == pytest.approx(second["validation-accuracy"], abs=0.2)
+    assert first["train-accuracy"] == second["train-accuracy"]
+
+
+# ---- what is refused
+
+
+class Broken(Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(6), torch.tensor(0), torch.tensor(0)
+
+
+def test_what_cannot_be_is_an_error_that_says_why() -> None:
+    model = network()
+    with pytest.raises(kv.UsageError, match="num_epoch=None must be an integer of at least 0"):
+        fit(model, loader(8, 4), num_epoch=None)  # type: ignore[arg-type]
+    with pytest.raises(kv.UsageError, match="a batch is a pair of inputs and labels, not 3 things"):
+        fit(model, DataLoader(Broken(), 2), num_epoch=1)
+    with pytest.raises(kv.UsageError, match="a batch is a pair of inputs and labels, not Tensor"):
+        fit(model, torch.zeros(3, 6), num_epoch=1)
+    with pytest.raises(kv.UsageError, match=r"the loss of a batch is a scalar, its samples' mean, not of shape \[4\]"):
+        fit(model, loader(8, 4), num_epoch=1, loss=nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(kv.UsageError, match="train_data is an iterator, over after one epoch"):
+        fit(model, iter(list(loader(8, 4))), num_epoch=2)
+    with pytest.raises(kv.UsageError, match="a batch of 1 samples cannot be split over 2 devices"):
+        fit(model, loader(5, 4), num_epoch=1, devices=["cpu", "cpu"], kvstore="device")
+    with pytest.raises(kv.UnknownName, match="no metric 'f2'"):
+        fit(model, loader(8, 4), eval_metric="f2", num_epoch=1)
+    with pytest.raises(TypeError, match="no_such_option"):
+        fit(model, loader(8, 4), num_epoch=1, no_such_option=1)
+
+
+def test_data_that_needs_no_loader() -> None:
+    inputs, labels = TensorDataset(*samples(8).tensors).tensors
+    history = fit(network(), [(inputs.numpy(), labels.numpy())], num_epoch=1)
+    assert set(history[0]) == {"train-accuracy"}

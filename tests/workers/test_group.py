@@ -1,0 +1,115 @@
+"""The group of workers of a process that is alone; test_distributed_optimizer_processes.py has one with others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import kvstore as kv
+import workers
+from kvstore.config import Config
+from workers import group
+
+
+@pytest.fixture(autouse=True)
+def _no_group() -> Iterator[None]:
+    workers.shutdown()
+    yield
+    workers.shutdown()
+
+
+def test_a_process_that_nobody_has_launched_is_a_group_of_one() -> None:
+    place = workers.init()
+    assert place.rank == workers.rank() == workers.local_rank() == 0
+    assert workers.size() == workers.local_size() == 1
+    assert place.device == torch.device("cuda", 0) if torch.cuda.is_available() else place.device == torch.device("cpu")
+    assert group.store().type == "local"
+
+
+@pytest.mark.parametrize(
+    "call", [workers.rank, workers.size, workers.local_rank, workers.local_size, group.store, group.new_store]
+)
+def test_whatever_comes_before_init_says_so(call) -> None:
+    with pytest.raises(kv.UsageError, match=r"call workers.init\(\) first"):
+        call()
+
+
+def test_init_may_be_called_again() -> None:
+    first = workers.init()
+    store = group.store()
+    assert workers.init() == first
+    assert group.store() is store
+
+
+def test_init_with_something_else_needs_a_shutdown() -> None:
+    workers.init()
+    with pytest.raises(kv.UsageError, match=r"initialised with 'dist_sync'; call shutdown\(\)"):
+        workers.init("device")
+    with pytest.raises(kv.UsageError, match="initialised with 'dist_sync'"):
+        workers.init(kv.create("local"))
+    workers.shutdown()
+    assert not workers.is_initialized()
+    mine = kv.create("device")
+    workers.init(mine)
+    workers.init(mine)
+    assert workers.is_initialized()
+    assert group.store() is mine
+
+
+@pytest.mark.parametrize("kind", ["dist_async", "dist_ssp"])
+def test_only_stores_that_sum_will_do(kind: str) -> None:
+    with pytest.raises(kv.UsageError, match="averages need 'dist_sync' or 'local'"):
+        workers.init(kind)
+    assert not workers.is_initialized()
+
+
+def test_a_store_that_does_not_exist_leaves_no_group() -> None:
+    with pytest.raises(kv.UnknownName, match="choose from"):
+        workers.init("pigeon")
+    assert not workers.is_initialized()
+
+
+def test_half_a_job_in_the_environment_is_an_error_and_not_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DMLC_NUM_WORKER", "2")
+    with pytest.raises(kv.ConfigError, match="DMLC_PS_ROOT_URI"):
+        workers.init()
+
+
+def test_new_stores_have_keys_of_their_own_and_end_with_the_group() -> None:
+    workers.init()
+    one, two = group.new_store(), group.new_store()
+    for store in (group.store(), one, two):
+        store.init("w", torch.zeros(1))
+    closed: list[kv.KVStore] = []
+    for store in (one, two):
+        store.close = lambda store=store: closed.append(store)  # type: ignore[method-assign]
+    workers.shutdown()
+    assert closed == [two, one]
+
+
+class Two(kv.KVStore):
+    """Claims to be the second of two workers."""
+
+    rank, num_workers = 1, 2  # type: ignore[assignment]
+
+
+def test_the_place_on_the_host_is_what_the_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers.init(Two("two"))
+    with pytest.raises(kv.UsageError, match="KVSTORE_LOCAL_RANK"):
+        workers.local_rank()
+    monkeypatch.setenv("KVSTORE_LOCAL_RANK", "1")
+    monkeypatch.setenv("KVSTORE_LOCAL_SIZE", "2")
+    assert (workers.local_rank(), workers.local_size()) == (1, 2)
+    assert (Config.from_env().local_rank, Config.from_env().local_size) == (1, 2)
+
+
+def test_each_worker_of_a_host_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("KVSTORE_LOCAL_RANK", "3")
+    monkeypatch.setenv("KVSTORE_LOCAL_SIZE", "4")
+    store = Two("two")
+    for gpus, index in ((8, 3), (4, 3), (2, 1), (1, 0)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda gpus=gpus: gpus)
+        assert workers.init(store) == (1, torch.device("cuda", index))

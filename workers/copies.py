@@ -1,0 +1,155 @@
+"""Copies: one model on one or several devices of this process, each with its own part of every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from kvstore import UsageError
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+
+class Averages(Protocol):
+    """What is needed of ``Reducer``: averages over all workers, which all of them call."""
+
+    def average(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Each tensor, averaged in place."""
+
+
+class Part(NamedTuple):
+    """What came of one device's part of a batch.
+
+    Attributes:
+        labels, outputs: as they were and as the model made them, without history.
+        loss: the mean over the part's samples.
+        samples: how many there are.
+    """
+
+    labels: Any
+    outputs: Any
+    loss: torch.Tensor
+    samples: int
+
+
+class Copies:
+    """The copies. A ``Trainer`` keeps their parameters equal, and ``average_buffers`` the rest of them.
+
+    Args:
+        model: the first copy; it is moved to the first device.
+        devices: where the copies are; by default there is one, where the model is.
+    """
+
+    def __init__(self, model: nn.Module, devices: Sequence[torch.device | str] | None = None) -> None:
+        first = next(model.parameters(), torch.empty(0)).device
+        self.devices = [torch.device(device) for device in devices or [first]]
+        self.models = [model if devices is None else model.to(self.devices[0])]
+        self.models += [deepcopy(model).to(device) for device in self.devices[1:]]
+
+    def named_parameters(self) -> Any:
+        """What a ``Trainer`` takes: names and parameters, or a list with these for each device."""
+        named = [list(model.named_parameters()) for model in self.models]
+        return named if len(named) > 1 else named[0]
+
+    def train(self, mode: bool = True) -> None:
+        """Get ready for training; for evaluation if ``mode`` is False."""
+        for model in self.models:
+            model.train(mode)
+
+    def backward(self, inputs: Any, labels: Any, loss_function: LossFunction) -> list[Part]:
+        """Compute the gradients of the mean loss of each device's part of a batch.
+
+        They are scaled so that their mean over the devices is the gradient of the batch's mean loss.
+
+        Raises:
+            UsageError: the batch has fewer samples than there are devices; or the loss is no scalar.
+        """
+        total, parts = samples_in(labels), []
+        count = len(self.devices)
+        if total < count:
+            raise UsageError(f"a batch of {total} samples cannot be split over {count} devices")
+        for number, (model, device) in enumerate(zip(self.models, self.devices, strict=True)):
+            mine = slice(total * number // count, total * (number + 1) // count) if count > 1 else None
+            x, y = to_device(inputs, device, mine), to_device(labels, device, mine)
+            outputs = call(model, x)
+            loss = loss_function(outputs, y)
+            if loss.dim():
+                raise UsageError(f"the loss of a batch is a scalar, its samples' mean, not of shape {list(loss.shape)}")
+            samples = samples_in(y)
+            share = samples * count / total
+            (loss if share == 1 else loss * share).backward()  # type: ignore[no-untyped-call]
+            parts.append(Part(y, _detached(outputs), loss.detach(), samples))
+        return parts
+
+    @torch.no_grad()
+    def forward(self, inputs: Any, labels: Any, loss_function: LossFunction) -> Part:
+        """Return what the first copy makes of a whole batch."""
+        x, y = to_device(inputs, self.devices[0]), to_device(labels, self.devices[0])
+        outputs = call(self.models[0], x)
+        return Part(y, outputs, loss_function(outputs, y), samples_in(y))
+
+    @torch.no_grad()
+    def average_buffers(self, workers: Averages) -> None:
+        """Average the floating-point buffers, as batch normalisation has, over the devices and then the workers."""
+        copies = [
+            {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+            for model in self.models
+        ]
+        mean = {name: torch.stack([copy[name].cpu() for copy in copies]).mean(0) for name in copies[0]}
+        workers.average(mean)
+        for copy in copies:
+            for name, buffer in copy.items():
+                buffer.copy_(mean[name])
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """All buffers of all copies, by number and name."""
+        return {
+            f"{number}.{name}": buffer
+            for number, model in enumerate(self.models)
+            for name, buffer in model.named_buffers()
+        }
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """What the model makes of a batch's inputs: one tensor, several (tuple or list), or some by name (dict)."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def to_device(value: Any, device: torch.device, part: slice | None = None) -> Any:
+    """The same tensors on ``device``, or only a ``part`` of each; numpy's arrays become tensors."""
+    if isinstance(value, Mapping):
+        return {name: to_device(each, device, part) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_device(each, device, part) for each in value]
+    tensor = torch.as_tensor(value)
+    return (tensor if part is None else tensor[part]).to(device, non_blocking=True)
+
+
+def samples_in(labels: Any) -> int:
+    """How many samples a batch has: the length of its labels."""
+    return next((len(leaf) for leaf in leaves(labels)), 0)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """The tensors in what a batch consists of, in order."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, tuple | list):
+        yield value
+        return
+    for each in value:
+        yield from leaves(each)
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _detached(each) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_detached(each) for each in value]
+    return value.detach() if isinstance(value, torch.Tensor) else value

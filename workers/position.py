@@ -1,0 +1,97 @@
+"""Where a training is in its data: epochs for whatever shuffles by epoch, and a place within one to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvstore import UsageError
+
+_SAMPLERS = ("batch_sampler", "sampler")
+
+
+class Position:
+    """Speaks to what decides the order of the data: the data itself, or its sampler or batch sampler.
+
+    Args:
+        data: an iterable of batches, such as a ``DataLoader``. What of it has ``set_epoch`` is told the epochs; what
+            has ``state_dict`` and ``load_state_dict`` (as ``SplitSampler``) can go on within one.
+    """
+
+    def __init__(self, data: Any) -> None:
+        named = {"": data} | {name: getattr(data, name, None) for name in _SAMPLERS}
+        inner = getattr(named["batch_sampler"], "sampler", None)
+        found = {id(part): part for part in (*named.values(), inner) if part is not None}
+        self._told = [part for part in found.values() if callable(getattr(part, "set_epoch", None))]
+        stateful = {name: part for name, part in named.items() if _has_state(part)}
+        self._stateful: Any
+        name, self._stateful = next(iter(stateful.items()), ("", None))
+        # What it counts; nothing if that is the data's own business. A loader that makes no batches has its sampler's.
+        batched = named["batch_sampler"] is not None
+        self._unit = None if name == "" else "samples" if name == "sampler" and batched else "batches"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to an epoch; where it is already under way, its rest is what comes next."""
+        for part in self._told:
+            part.set_epoch(epoch)
+
+    def state(self, batches: int, samples: int) -> Any:
+        """Return where the data is after so many of the epoch, fit for JSON; None if nothing can say.
+
+        Args:
+            batches, samples: how many of the epoch have been used; 0 at the end of an epoch.
+        """
+        if self._stateful is None:
+            return None
+        if self._unit is None or batches == 0:
+            return self._stateful.state_dict()
+        return self._stateful.state_dict({"batches": batches, "samples": samples}[self._unit])
+
+    def load(self, state: Any) -> None:
+        """Go to where ``state`` was called.
+
+        Raises:
+            UsageError: nothing of the data can; or what the data raises if the state is not its own.
+        """
+        if state is None:
+            return
+        if self._stateful is None:
+            raise UsageError("the checkpoint knows a place in the data, but this data's sampler has no load_state_dict")
+        self._stateful.load_state_dict(state)
+
+    def require(self) -> None:
+        """Raise ``UsageError`` unless it can go on within an epoch."""
+        if self._stateful is None:
+            raise UsageError(
+                "a checkpoint within an epoch needs data that can go on there: a DataLoader whose sampler or "
+                "batch_sampler has state_dict and load_state_dict, such as workers.SplitSampler"
+            )
+
+    def is_over(self, epoch: int) -> bool:
+        """Whether nothing is left of an epoch that has begun."""
+        at = getattr(self._stateful, "epoch", epoch)
+        return isinstance(at, int) and at > epoch
+
+
+def length(data: Any) -> int | None:
+    """How many batches an epoch has; None if the data does not say."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """Return the inputs and the labels of a batch.
+
+    Raises:
+        UsageError: it is no such pair.
+    """
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    what = f"{len(batch)} things" if isinstance(batch, tuple | list | Mapping) else type(batch).__name__
+    raise UsageError(f"a batch is a pair of inputs and labels, not {what}")
+
+
+def _has_state(part: Any) -> bool:
+    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))

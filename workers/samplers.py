@@ -1,0 +1,256 @@
+"""Which samples are this worker's, in which order: torch samplers that split an epoch over workers.
+
+An epoch's order is a function of the seed and the epoch alone, so all workers agree on it without a word, and a run is
+resumed by (epoch, how many were taken), to the bit.
+
+    sampler = SplitSampler(len(dataset), store.num_workers, store.rank)
+    loader = DataLoader(dataset, batch_size, sampler=sampler)
+    for epoch in range(sampler.epoch, epochs):
+        sampler.set_epoch(epoch)
+        for images, labels in loader: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from typing import Any, TypeVar
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from kvstore import Mismatch, UnknownName, UsageError
+
+T_co = TypeVar("T_co", covariant=True)
+
+LAST_BATCH = ("keep", "discard", "rollover")
+
+
+class _Split(Sampler[T_co]):
+    """One part of a data set, epoch by epoch, and the position in it. Subclasses say what an epoch yields."""
+
+    def __init__(
+        self,
+        length: int | Sized,
+        num_parts: int,
+        part_index: int,
+        even_size: bool,
+        shuffle: bool,
+        seed: int,
+    ) -> None:
+        self._length = _integer("length", len(length) if isinstance(length, Sized) else length, 0)
+        self._parts = _integer("num_parts", num_parts, 1)
+        self._index = _integer("part_index", part_index, 0)
+        if self._index >= self._parts:
+            raise UsageError(f"part_index={part_index} must be less than num_parts={num_parts}")
+        self._even, self._shuffle, self._seed = bool(even_size), bool(shuffle), _integer("seed", seed, 0)
+        if self._even and 0 < self._length < self._parts:
+            raise UsageError(f"{length} samples cannot be split evenly into {num_parts} parts")
+        self._epoch = self._taken = 0
+        self._fresh = True  # whether the next iteration begins at this position, not behind it
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is under way, or the next one after that has ended; the first is 0."""
+        return self._epoch if self._fresh or self._taken < self._count(self._epoch) else self._epoch + 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the beginning of ``epoch``. If it is already under way nothing changes, so that a resumed loop goes on.
+
+        Without this call each epoch that has been iterated to its end is followed by the next one, and one that was
+        broken off begins again.
+        """
+        _integer("epoch", epoch, 0)
+        if epoch != self.epoch:
+            self._epoch, self._taken, self._fresh = epoch, 0, True
+
+    def __iter__(self) -> Iterator[T_co]:
+        if not self._fresh:
+            self._epoch, self._taken = self.epoch, 0
+        self._fresh = False
+        return self._iterate(self._epoch, self._taken)
+
+    def __len__(self) -> int:
+        """How many the whole epoch has that is under way, or is the next."""
+        return self._count(self.epoch)
+
+    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
+        """Return the position, and what it depends on: numbers and texts, fit for JSON.
+
+        Args:
+            taken: how many of this epoch have been used, for a ``DataLoader`` with ``num_workers``, which asks for
+                more than it has handed out; by default, as many as have been asked for.
+
+        Raises:
+            UsageError: the epoch does not have so many.
+        """
+        epoch = self._epoch
+        total = self._count(epoch)
+        if taken is None:
+            taken = self._taken
+        elif _integer("taken", taken, 0) > total:
+            raise UsageError(f"taken={taken} is more than the {total} of epoch {epoch}")
+        if taken == total and not self._fresh:
+            epoch, taken = epoch + 1, 0
+        return {**self._setting(), "epoch": epoch, "taken": taken}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was called, in this part or in another one of the same split.
+
+        If all parts were as far, the state of one will do for all of them.
+
+        Raises:
+            Mismatch: the state is of another data set, split or seed, so its position means nothing here.
+        """
+        mine = self._setting()
+        theirs = {name: state.get(name) for name in mine}
+        if theirs != mine:
+            words = ", ".join(
+                f"{name}={theirs[name]!r} there, {mine[name]!r} here" for name in mine if theirs[name] != mine[name]
+            )
+            raise Mismatch(f"this state is of another sampler: {words}")
+        epoch, taken = _integer("epoch", state.get("epoch"), 0), _integer("taken", state.get("taken"), 0)
+        self._epoch, self._taken, self._fresh = epoch, min(taken, self._count(epoch)), True
+
+    def _iterate(self, epoch: int, start: int) -> Iterator[T_co]:
+        for number, item in enumerate(self._yielded(epoch, start), start + 1):
+            self._taken = number  # before it is used: whoever stops after the last one has had them all
+            yield item
+
+    @property
+    def _size(self) -> int:
+        """How many samples an epoch of this part has."""
+        each, more = divmod(self._length, self._parts)
+        return each + (more > 0 if self._even else self._index < more)
+
+    def _samples(self, epoch: int) -> Sequence[int]:
+        """The samples of ``epoch``, in order."""
+        order = np.arange(self._length)
+        if self._shuffle:
+            order = np.random.default_rng([self._seed, epoch]).permutation(order)
+        each, more = divmod(self._length, self._parts)
+        start = self._index * each + min(self._index, more)
+        mine = np.arange(start, start + self._size) % max(1, self._length)  # an even size may go on from the beginning
+        return order[mine].tolist()  # type: ignore[no-any-return]
+
+    def _setting(self) -> dict[str, Any]:
+        """What the order depends on, but for the part."""
+        return {
+            "length": self._length,
+            "num_parts": self._parts,
+            "even_size": self._even,
+            "shuffle": self._shuffle,
+            "seed": self._seed,
+        }
+
+    def _count(self, epoch: int) -> int:
+        """How many items ``epoch`` yields."""
+        raise NotImplementedError
+
+    def _yielded(self, epoch: int, start: int) -> Iterator[T_co]:
+        """The items of ``epoch`` from ``start`` on."""
+        raise NotImplementedError
+
+
+class SplitSampler(_Split[int]):
+    """The samples of one of ``num_parts`` workers, as GluonNLP's and d2l's; for ``DataLoader(..., sampler=...)``.
+
+    In every epoch each sample is in exactly one part; the first parts have one more if they do not come out even, so
+    workers may have different numbers of batches: see ``KVStore.join``. The whole data set is shuffled and then split
+    (d2l shuffles within fixed parts, which with images sorted by class gives each worker classes of its own).
+
+    Args:
+        length: how many samples there are, or anything that has so many, such as the data set.
+        num_parts: how many workers share them.
+        part_index: which of them this one is.
+        even_size: give every part as many; those that lack a sample take one of their neighbour's too.
+        shuffle: another order in each epoch; False gives each part its stretch of the data set, in order.
+        seed: of the order, the same in all parts.
+
+    Raises:
+        UsageError: a number that cannot be.
+    """
+
+    def __init__(
+        self,
+        length: int | Sized,
+        num_parts: int = 1,
+        part_index: int = 0,
+        even_size: bool = False,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(length, num_parts, part_index, even_size, shuffle, seed)
+
+    def _count(self, epoch: int) -> int:
+        return self._size
+
+    def _yielded(self, epoch: int, start: int) -> Iterator[int]:
+        return iter(self._samples(epoch)[start:])
+
+
+class SplitBatchSampler(_Split[list[int]]):
+    """Batches of a ``SplitSampler``'s samples, with Gluon's ``last_batch``; for ``DataLoader(..., batch_sampler=...)``.
+
+    Args:
+        length, num_parts, part_index, even_size, shuffle, seed: as for ``SplitSampler``.
+        batch_size: samples in a batch.
+        last_batch: what becomes of the samples that do not fill a batch at an epoch's end: ``keep`` makes a smaller
+            batch of them, ``discard`` leaves them out, ``rollover`` begins the next epoch with them. What rolls over
+            into an epoch depends on its number alone, as if all before it had been iterated.
+
+    Raises:
+        UsageError: a number that cannot be.
+        UnknownName: ``last_batch`` is none of these.
+    """
+
+    def __init__(
+        self,
+        length: int | Sized,
+        batch_size: int,
+        num_parts: int = 1,
+        part_index: int = 0,
+        last_batch: str = "keep",
+        even_size: bool = False,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(length, num_parts, part_index, even_size, shuffle, seed)
+        self.batch_size = _integer("batch_size", batch_size, 1)
+        if last_batch not in LAST_BATCH:
+            raise UnknownName(f"last_batch={last_batch!r} must be one of {', '.join(LAST_BATCH)}")
+        self._last_batch = last_batch
+
+    def _setting(self) -> dict[str, Any]:
+        return super()._setting() | {"batch_size": self.batch_size, "last_batch": self._last_batch}
+
+    def _count(self, epoch: int) -> int:
+        if self._last_batch == "keep":
+            return -(-self._size // self.batch_size)
+        return (self._carried(epoch) + self._size) // self.batch_size
+
+    def _yielded(self, epoch: int, start: int) -> Iterator[list[int]]:
+        samples = [*self._carry(epoch), *self._samples(epoch)]
+        size = self.batch_size
+        return (samples[number * size : (number + 1) * size] for number in range(start, self._count(epoch)))
+
+    def _carried(self, epoch: int) -> int:
+        """How many samples roll over into ``epoch``."""
+        return self._size * epoch % self.batch_size if self._last_batch == "rollover" else 0
+
+    def _carry(self, epoch: int) -> list[int]:
+        """The samples that roll over into ``epoch``: of the last one, or of several if they are small."""
+        wanted = self._carried(epoch)
+        carried: list[int] = []
+        while len(carried) < wanted:
+            epoch -= 1
+            carried = [*self._samples(epoch), *carried]
+        return carried[len(carried) - wanted :]
+
+
+def _integer(name: str, value: Any, least: int) -> int:
+    """Return ``value``, which must be an integer of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise UsageError(f"{name}={value!r} must be an integer of at least {least}")
+    return int(value)

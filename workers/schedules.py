@@ -1,0 +1,181 @@
+"""Learning rates by the number of updates: MXNet's ``lr_scheduler``, for ``optimizer_params={"lr_scheduler": ...}``.
+
+The values are those of mxnet 1.9 and 2.0. A schedule here is a function of the number alone, so one that is asked out
+of order, after a run has been resumed, gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import cos, pi
+
+from kvstore import UsageError
+from kvstore.optim import finite
+
+WARMUPS = ("linear", "constant")
+
+
+class LRScheduler:
+    """The base of schedules: subclasses say what follows the warm-up, in ``after_warmup``.
+
+    Args:
+        base_lr: the learning rate that the warm-up ends with; a ``learning_rate`` among the optimizer's parameters
+            takes its place.
+        warmup_steps: number of updates with another rate at the beginning.
+        warmup_begin_lr: the rate that the warm-up begins with.
+        warmup_mode: ``linear``, or ``constant``, which stays at ``warmup_begin_lr``.
+
+    Raises:
+        UsageError: a number out of its range.
+    """
+
+    def __init__(
+        self,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        self.base_lr = finite("base_lr", base_lr)
+        self.warmup_steps = _whole("warmup_steps", warmup_steps, 0)
+        self.warmup_begin_lr = finite("warmup_begin_lr", warmup_begin_lr)
+        self.warmup_mode = warmup_mode
+        if warmup_begin_lr > base_lr:
+            raise UsageError(f"warmup_begin_lr={warmup_begin_lr:g} is higher than base_lr={base_lr:g}")
+        if warmup_mode not in WARMUPS:
+            raise UsageError(f"warmup_mode={warmup_mode!r}; choose from {', '.join(WARMUPS)}")
+
+    def __call__(self, num_update: int) -> float:
+        """Return the learning rate of update ``num_update``; the first is number 1."""
+        if num_update >= self.warmup_steps:
+            return self.after_warmup(num_update)
+        if self.warmup_mode == "constant":
+            return self.warmup_begin_lr
+        return self.warmup_begin_lr + (self.base_lr - self.warmup_begin_lr) * float(num_update) / self.warmup_steps
+
+    def after_warmup(self, num_update: int) -> float:
+        """Return the learning rate of an update that is not part of the warm-up."""
+        raise NotImplementedError
+
+
+class FactorScheduler(LRScheduler):
+    """Multiplies the rate by ``factor`` after every ``step`` updates, down to ``stop_factor_lr``."""
+
+    def __init__(
+        self,
+        step: int,
+        factor: float = 1.0,
+        stop_factor_lr: float = 1e-8,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.step = _whole("step", step, 1)
+        self.factor = _factor(factor)
+        self.stop_factor_lr = finite("stop_factor_lr", stop_factor_lr)
+
+    def after_warmup(self, num_update: int) -> float:
+        """See ``LRScheduler``."""
+        lr = self.base_lr
+        for _ in range(max(0, num_update - 1) // self.step):  # one by one: a power has other last bits
+            lr, before = max(lr * self.factor, self.stop_factor_lr), lr
+            if lr == before:
+                break
+        return lr
+
+
+class MultiFactorScheduler(LRScheduler):
+    """Multiplies the rate by ``factor`` after each of the updates listed in ``step``."""
+
+    def __init__(
+        self,
+        step: Sequence[int],
+        factor: float = 1.0,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.step = [_whole("step", number, 1) for number in step]
+        if not self.step or self.step != sorted(set(self.step)):
+            raise UsageError(f"step={list(step)} must be a list of increasing numbers")
+        self.factor = _factor(factor)
+
+    def after_warmup(self, num_update: int) -> float:
+        """See ``LRScheduler``."""
+        lr = self.base_lr
+        for step in self.step:
+            if num_update > step:
+                lr *= self.factor
+        return lr
+
+
+class PolyScheduler(LRScheduler):
+    """Goes from the base rate to ``final_lr``, reached at ``max_update``, as a polynomial of power ``pwr``."""
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        pwr: float = 2,
+        final_lr: float = 0.0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.power = finite("pwr", pwr)
+        self.final_lr = finite("final_lr", final_lr)
+        self.max_update = _beyond(max_update, self.warmup_steps)
+
+    def after_warmup(self, num_update: int) -> float:
+        """See ``LRScheduler``."""
+        left: float = pow(1 - _part(num_update, self.warmup_steps, self.max_update), self.power)
+        return self.final_lr + (self.base_lr - self.final_lr) * left
+
+
+class CosineScheduler(LRScheduler):
+    """Goes from the base rate to ``final_lr``, reached at ``max_update``, as half a period of a cosine."""
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        final_lr: float = 0.0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0.0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.final_lr = finite("final_lr", final_lr)
+        self.max_update = _beyond(max_update, self.warmup_steps)
+
+    def after_warmup(self, num_update: int) -> float:
+        """See ``LRScheduler``."""
+        done, of = min(num_update, self.max_update) - self.warmup_steps, self.max_update - self.warmup_steps
+        return self.final_lr + (self.base_lr - self.final_lr) * (1 + cos(pi * done / of)) / 2
+
+
+def _part(num_update: int, first: int, last: int) -> float:
+    return float(min(num_update, last) - first) / float(last - first)
+
+
+def _whole(name: str, value: int, low: int) -> int:
+    if type(value) is not int or value < low:
+        raise UsageError(f"{name}={value!r} must be an int of at least {low}")
+    return value
+
+
+def _factor(value: float) -> float:
+    if finite("factor", value) > 1:
+        raise UsageError(f"factor={value:g} must be at most 1, so that the rate falls")
+    return value
+
+
+def _beyond(max_update: int, warmup_steps: int) -> int:
+    if _whole("max_update", max_update, 1) <= warmup_steps:
+        raise UsageError(f"max_update={max_update} must be more than warmup_steps={warmup_steps}")
+    return max_update
