@@ -43,7 +43,7 @@ def test_one_that_fails_ends_the_others_and_is_quoted(tmp_path):
     start = time.monotonic()
     with pytest.raises(JobFailed, match="worker 1 exited with 1:\n    Boom"):
         run([python(script, "worker 0"), python(failing, "worker 1")], tmp_path / "report")
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 50
     time.sleep(0.05)
     pid = (tmp_path / "pid").read_text()
     assert not pid or not os.path.exists(f"/proc/{pid}")  # noqa: PTH110

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from cluster.namespaces import Namespace, soon
+from cluster.namespaces import Namespace
 from cluster.network import NOBODY, OUTSIDE, REFUSING, SILENT, Network
 from cluster.ssh import Login, Ssh
+from waiting import LONG, until
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = Path("/run/kvstore-tests")
@@ -158,7 +159,7 @@ class Hosts:
         cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None,
         text: str | None = None,
-        timeout: float = 30.0,
+        timeout: float = LONG,
     ) -> subprocess.CompletedProcess[str]:
         """Run ``argv`` on a host to its end, without ssh."""
         return self._hosts[i].run(argv, cwd=cwd, env=env, text=text, timeout=timeout)
@@ -189,7 +190,7 @@ class Hosts:
         for i, host in enumerate(self._hosts):
             if host.alive:
                 self.mend(i)
-                soon(partial(self._killed, i), f"the processes of host {i} to die")
+                until(partial(self._killed, i), f"the processes of host {i} to die")
                 self.run(i, ["find", "/dev/shm", "-mindepth", "1", "-delete"])
 
     def _killed(self, i: int) -> bool:
@@ -225,9 +226,9 @@ class Hosts:
             logins.append(login)
         self._ssh.write(logins)
         for i in range(len(self)):
-            soon(partial(self._answers, i), f"the sshd of host {i}")
+            until(partial(self._answers, i), f"the sshd of host {i}")
             self._servers += self._hosts[i].children()
-            soon(partial(self._idle, i), f"the sshd of host {i} to be done with us")
+            until(partial(self._idle, i), f"the sshd of host {i} to be done with us")
 
     def _idle(self, i: int) -> bool:
         return not self.processes(i)

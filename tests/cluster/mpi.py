@@ -12,6 +12,7 @@ from pathlib import Path
 from cluster.hosts import Hosts
 from cluster.missing import find
 from cluster.namespaces import child
+from waiting import LONG
 
 KINDS = ("openmpi", "mpich")
 FORMS = {"openmpi": "{address} slots={slots}", "mpich": "{address}:{slots}"}
@@ -36,7 +37,7 @@ class Mpi:
         """A file for ``--hostfile`` with so many places on each host."""
         return self.hosts.hostfile(slots, FORMS[self.kind])
 
-    def run(self, *words: str, text: str | None = None, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, text: str | None = None, timeout: float = LONG) -> subprocess.CompletedProcess[str]:
         """``mpirun`` with these words, to its end."""
         return subprocess.run(
             ["mpirun", *words], env=self.env, input=text, capture_output=True, text=True, check=False, timeout=timeout

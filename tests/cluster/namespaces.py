@@ -10,12 +10,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cluster.missing import PLACES, find
+from waiting import LONG
 
 
 class Failed(RuntimeError):
@@ -85,7 +85,7 @@ class Namespace:
         cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None,
         text: str | None = None,
-        timeout: float = 30.0,
+        timeout: float = LONG,
     ) -> subprocess.CompletedProcess[str]:
         """Run ``argv`` inside to its end; it has started nothing that outlives it, unless it says so itself."""
         return subprocess.run(
@@ -146,16 +146,3 @@ def child(argv: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]
             yield process
         finally:
             process.kill()
-
-
-def soon(condition: Callable[[], object], what: str, timeout: float = 15.0) -> None:
-    """Wait until ``condition()`` holds.
-
-    Raises:
-        Failed: it does not, in time.
-    """
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            raise Failed(f"waited {timeout:g} s in vain for {what}")
-        time.sleep(0.02)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from cluster.hosts import Hosts
 from cluster.missing import find
-from cluster.namespaces import Failed, environment, soon
+from cluster.namespaces import Failed, environment
+from waiting import LONG, until
 
 PROGRAMS = ("sge_qmaster", "sge_execd", "qsub", "qconf", "qstat", "qdel")
 INSTALLED = Path("/var/lib/gridengine")
@@ -56,7 +57,7 @@ class Sge:
         return self.hosts.enter(0, argv, cwd)
 
     def run(
-        self, *argv: str, cwd: Path | None = None, text: str | None = None, timeout: float = 30.0
+        self, *argv: str, cwd: Path | None = None, text: str | None = None, timeout: float = LONG
     ) -> subprocess.CompletedProcess[str]:
         """Run ``qsub`` or any other command, where jobs are submitted, to its end."""
         return self.hosts.run(0, argv, cwd=cwd, env=self.env, text=text, timeout=timeout)
@@ -69,7 +70,7 @@ class Sge:
         """Cancel all jobs, and wait until they have ended."""
         if jobs := sorted(set(self.jobs())):
             self.run("qdel", *jobs)
-            soon(lambda: not self.jobs(), "all jobs of Grid Engine to end", 30.0)
+            until(lambda: not self.jobs(), "all jobs of Grid Engine to end", step=0.1)
 
 
 @contextlib.contextmanager
@@ -96,12 +97,14 @@ def sge(hosts: Hosts) -> Iterator[Sge]:
 
     try:
         start(0, "sge_qmaster")
-        soon(lambda: running.run("qconf", "-sh").returncode == 0, "sge_qmaster")
+        until(lambda: running.run("qconf", "-sh").returncode == 0, "sge_qmaster", step=0.1)
         _check(running, "qconf", "-ah", ",".join(hosts.names))
         _check(running, "qconf", "-as", ",".join(hosts.names))
         for i in range(len(hosts)):
             start(i, "sge_execd")
-        soon(lambda: set(running.run("qconf", "-sel").stdout.split()) == set(hosts.names), "all of sge_execd")
+        until(
+            lambda: set(running.run("qconf", "-sel").stdout.split()) == set(hosts.names), "all of sge_execd", step=0.1
+        )
         for option, show, settings in (
             ("-Ap", (), PARALLEL),
             ("-Aq", ("-sq",), QUEUE | {"hostlist": " ".join(hosts.names)}),
@@ -110,9 +113,9 @@ def sge(hosts: Hosts) -> Iterator[Sge]:
             path = root / f"settings{option}"
             path.write_text(_changed(running.run("qconf", *show).stdout if show else "", settings))
             _check(running, "qconf", option, f"{path}")
-        soon(lambda: _ready(running), "the queue to have its slots", 40.0)
+        until(lambda: _ready(running), "the queue to have its slots", step=0.1)
         yield running
-    except Failed as error:
+    except (Failed, AssertionError) as error:
         logs = [*root.glob("*.out"), *root.glob("qmaster/messages"), *root.glob("execd/*/messages")]
         said = [f"{path}: {path.read_text(errors='replace')[-1500:]}" for path in logs]
         raise Failed("\n".join([str(error), *said])) from None

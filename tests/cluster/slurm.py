@@ -14,7 +14,8 @@ from pathlib import Path
 
 from cluster.hosts import Hosts
 from cluster.missing import find
-from cluster.namespaces import Failed, environment, soon
+from cluster.namespaces import Failed, environment
+from waiting import LONG, until
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "scancel", "squeue", "sinfo", "scontrol")
 CPUS = 8
@@ -33,7 +34,7 @@ class Slurm:
     hosts: Hosts
 
     def run(
-        self, *argv: str, cwd: Path | None = None, text: str | None = None, timeout: float = 30.0
+        self, *argv: str, cwd: Path | None = None, text: str | None = None, timeout: float = LONG
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of Slurm's, or any other, to its end."""
         return subprocess.run(
@@ -49,7 +50,7 @@ class Slurm:
         if self.jobs():
             self.run("scancel", "--signal=KILL", "--full", *self.jobs())
             self.run("scancel", *self.jobs())
-            soon(lambda: not self.jobs(), "all jobs of Slurm to end", 30.0)
+            until(lambda: not self.jobs(), "all jobs of Slurm to end", step=0.1)
 
 
 @contextlib.contextmanager
@@ -81,13 +82,13 @@ def slurm(hosts: Hosts) -> Iterator[Slurm]:
     running = Slurm(env, hosts)
     try:
         start("munged", _munged(directory))
-        soon((directory / "munge/socket").exists, "munged")
+        until((directory / "munge/socket").exists, "munged")
         start("slurmctld", [find("slurmctld") or "", "-D", "-c"])
         for i, name in enumerate(hosts.names):
             start(f"slurmd-{name}", hosts.enter(i, [find("slurmd") or "", "-D", "-N", name]))
-        soon(lambda: _idle(running), "all nodes of Slurm to be idle", 30.0)
+        until(lambda: _idle(running), "all nodes of Slurm to be idle", step=0.1)
         yield running
-    except Failed as error:
+    except (Failed, AssertionError) as error:
         logs = [f"{path.name}: {path.read_text(errors='replace')[-1500:]}" for path in sorted(directory.glob("*.out"))]
         raise Failed("\n".join([str(error), *logs])) from None
     finally:

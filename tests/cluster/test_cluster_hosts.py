@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from cluster.hosts import STATE, Hosts
 from cluster.missing import missing
-from cluster.namespaces import child, soon
+from cluster.namespaces import child
 from cluster.watch import watch_ps
+from waiting import LONG, until
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -88,11 +89,11 @@ def test_three_ways_not_to_answer(hosts: Hosts) -> None:
 
 def test_processes_are_found_and_ended(hosts: Hosts) -> None:
     with child(["ssh", "-F", f"{hosts.ssh_config}", hosts.addresses[1], "sleep 999"]) as login:
-        soon(lambda: "sleep 999" in hosts.processes(1).values(), "a process to be seen")
+        until(lambda: "sleep 999" in hosts.processes(1).values(), "a process to be seen")
         assert hosts.processes(0) == {}
         hosts.clear()
         assert hosts.processes(1) == {}
-        assert login.wait(5) == 255
+        assert login.wait(LONG) == 255
     assert ssh(hosts.ssh_config, hosts.addresses[1], "hostname").returncode == 0, "its sshd was to stay"
 
 
@@ -140,9 +141,9 @@ def test_nothing_is_left_of_a_run_that_is_killed(hosts: Hosts, how: signal.Signa
         assert Path(f"/sys/class/net/{interface}").exists()
         assert len(pids) == 2
         run.send_signal(how)
-        run.wait(10)
-    soon(lambda: not Path(f"/sys/class/net/{interface}").exists(), "the network to go")
-    soon(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the processes to die")
+        run.wait(LONG)
+    until(lambda: not Path(f"/sys/class/net/{interface}").exists(), "the network to go")
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), "the processes to die")
     if how == signal.SIGKILL:
         with Hosts.up(0):
             pass  # sweeps, if no other run has by now

@@ -6,8 +6,8 @@ import signal
 from pathlib import Path
 
 from cluster.mpi import Mpi
-from cluster.namespaces import soon
 from cluster.watch import watch_ps
+from waiting import until
 
 RANK = "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}"
 
@@ -41,6 +41,6 @@ def test_the_code_of_a_rank_that_fails(mpirun: Mpi) -> None:
 def test_nothing_is_left_when_mpirun_is_killed(mpirun: Mpi, tmp_path: Path) -> None:
     words = ["-n", "4", "--hostfile", f"{mpirun.hostfile(slots=1)}", "sleep", "999"]
     with mpirun.start(words, tmp_path / "log") as running:
-        soon(lambda: all("sleep 999" in mpirun.hosts.processes(i).values() for i in range(4)), "each rank to start")
+        until(lambda: all("sleep 999" in mpirun.hosts.processes(i).values() for i in range(4)), "each rank to start")
         running.send_signal(signal.SIGKILL)
-        soon(lambda: not any(mpirun.hosts.processes(i) for i in range(4)), "the hosts to be empty")
+        until(lambda: not any(mpirun.hosts.processes(i) for i in range(4)), "the hosts to be empty")

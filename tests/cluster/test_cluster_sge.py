@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.namespaces import soon
 from cluster.sge import Sge
+from waiting import until
 
 
 def test_qsub_waits_and_ends_as_the_job_does(sge: Sge, tmp_path: Path) -> None:
@@ -30,8 +30,8 @@ def test_an_array_of_tasks_runs_on_both_hosts(sge: Sge, tmp_path: Path) -> None:
 
 def test_qdel(sge: Sge) -> None:
     sge.run("qsub", "-t", "1-4", "-b", "y", "-o", "/dev/null", "-e", "/dev/null", "sleep", "999")
-    soon(lambda: all("sleep 999" in sge.hosts.processes(i).values() for i in range(2)), "each host to have a task")
+    until(lambda: all("sleep 999" in sge.hosts.processes(i).values() for i in range(2)), "each host to have a task")
     assert sge.run("qdel", *set(sge.jobs())).returncode == 0
-    soon(lambda: not sge.jobs(), "the job to be gone")
+    until(lambda: not sge.jobs(), "the job to be gone")
     for i in range(2):
         assert "sleep 999" not in sge.hosts.processes(i).values()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from cluster.namespaces import child, soon
+from cluster.namespaces import child
 from cluster.slurm import Slurm
 from cluster.watch import watch_ps
+from waiting import LONG, until
 
 
 def test_srun_runs_on_all_nodes(slurm: Slurm) -> None:
@@ -47,8 +48,8 @@ def test_scancel(slurm: Slurm) -> None:
         return [line for line in lines if line.endswith("sleep 999")]
 
     with child(["srun", "-N", "2", "sleep", "999"], env=slurm.env, stderr=subprocess.DEVNULL) as running:
-        soon(lambda: len(tasks()) == 2, "each task to start")
+        until(lambda: len(tasks()) == 2, "each task to start")
         assert slurm.run("scancel", *slurm.jobs()).returncode == 0
-        assert running.wait(10) != 0
-    soon(lambda: not slurm.jobs(), "the job to be gone")
+        assert running.wait(LONG) != 0
+    until(lambda: not slurm.jobs(), "the job to be gone")
     assert tasks() == []

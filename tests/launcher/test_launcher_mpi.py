@@ -91,10 +91,8 @@ def test_what_fails_before_the_agents_are_there(
         if trouble == "refusing":
             (tmp_path / "hosts").write_text(f"{hosts.addresses[0]}\n{hosts.refusing}\n")
             words = ["-H", str(tmp_path / "hosts")]
-        began = time.monotonic()
         run = site.launch(*words, "-n", "3", "-s", "1", "python", "-c", "1")
         assert run.wait() not in (0, -9), run.err
-        assert time.monotonic() - began < 15
         wanted = f"connect to host {hosts.refusing} port 22" if trouble == "refusing" else "/nowhere/python"
         assert wanted in run.err
         assert "launch.py: mpirun " in run.err.splitlines()[-1]

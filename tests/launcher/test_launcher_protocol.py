@@ -11,6 +11,7 @@ import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from junk import JUNK
 
 from kvstore.errors import WireError
 from kvstore.wire import VERSION, decode, encode, frames
@@ -109,25 +110,13 @@ def test_what_is_out_of_bounds(parts: list[bytes]) -> None:
         decode(parts)
 
 
-_JUNK = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats()
-    | st.text(max_size=5)
-    | st.binary(max_size=5),
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
-    max_leaves=8,
-)
-
-
 @st.composite
 def _odd_fields(draw: st.DrawFn) -> list[bytes]:
     """One of our messages, some of whose fields make no sense."""
     good = draw(st.sampled_from(GOOD))
     junk = draw(st.sets(st.integers(0, 6), min_size=1))
     values = [getattr(good, name) for name, _ in frames._FIELDS[type(good)]]
-    values = [draw(_JUNK) if position in junk else value for position, value in enumerate(values)]
+    values = [draw(JUNK) if position in junk else value for position, value in enumerate(values)]
     return raw(type(good), *values, buffers=draw(st.lists(st.binary(max_size=9), max_size=2)))
 
 

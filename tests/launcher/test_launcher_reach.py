@@ -6,10 +6,11 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from waiting import LONG
 
 from launcher.hosts.reach import listener, unreachable
 
-LONG, SHORT = 20.0, 0.05
+SHORT = 0.05
 
 
 @pytest.fixture

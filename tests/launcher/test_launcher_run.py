@@ -12,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,12 +21,12 @@ import called
 import numpy as np
 import pytest
 import torch
-from launched import ROOT, Launched
+from launched import ROOT, Launched, launch
+from waiting import LONG, until
 
 import launcher
 from launcher import LaunchError, WorkerFailed
 
-Until = Callable[..., Any]
 Script = Callable[..., Launched]
 
 # A stand-in for a server. Its file is there whole or not at all.
@@ -52,35 +51,22 @@ def script(tmp_path: Path, short: Path) -> Iterator[Script]:
     started: list[Launched] = []
 
     def start(text: str, *, way: str = "file", stdout: int | None = None) -> Launched:
-        token = uuid.uuid4().hex
-        path = tmp_path / "script.py"
+        path, token = tmp_path / "script.py", uuid.uuid4().hex
         path.write_text(textwrap.dedent(text))
         environ = {name: value for name, value in os.environ.items() if not name.startswith("OMP_NUM")}
         environ |= {
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(called.__file__).parent)]),
             "TMPDIR": str(short),
-            "TEST_TOKEN": token,
         }
-        with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err, path.open("rb") as source:
-            process = subprocess.Popen(
-                [sys.executable, *([str(path)] if way == "file" else [])],
-                cwd=tmp_path,
-                env=environ,
-                stdin=source,
-                stdout=out if stdout is None else stdout,
-                stderr=err,
-                start_new_session=True,
-            )
+        with path.open("rb") as source:
+            command = [sys.executable, *([str(path)] if way == "file" else [])]
+            process = launch(command, environ, token, tmp_path, tmp_path, stdin=source, stdout=stdout)
         started.append(Launched(process, tmp_path, token))
         return started[-1]
 
     yield start
     for launched in started:
-        launched.process.kill()
-        launched.process.wait()
-        for pid in launched.family():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        launched.end()
 
 
 def test_import_is_quick() -> None:
@@ -109,7 +95,7 @@ def test_twice_in_a_row_leaves_nothing(short: Path, monkeypatch: pytest.MonkeyPa
     assert launcher.run(called.echo) == [(0, (), {})]
     before = len(list(Path("/proc/self/fd").iterdir()))
     threads = threading.active_count()
-    assert launcher.run(called.echo, timeout=60) == [(0, (), {})]
+    assert launcher.run(called.echo, timeout=LONG) == [(0, (), {})]
     with pytest.raises(ValueError, match="no data"):
         launcher.run(called.fail, (0, ""))
     with pytest.raises(LaunchError):
@@ -291,10 +277,8 @@ def test_senseless_calls() -> None:
 
 @pytest.mark.usefixtures("haste")
 def test_a_time_limit() -> None:
-    before = time.monotonic()
     with pytest.raises(TimeoutError, match=r"it has taken longer than 0\.5 s"):
         launcher.run(called.sleep, timeout=0.5)
-    assert time.monotonic() - before < 10
 
 
 @pytest.mark.usefixtures("haste")
@@ -333,7 +317,7 @@ def test_from_threads() -> None:
 
     def bad() -> None:
         try:
-            launcher.run(called.fail, (0, ""), timeout=50)
+            launcher.run(called.fail, (0, ""), timeout=LONG)
         except ValueError as error:
             results["bad"] = error
 
@@ -341,7 +325,7 @@ def test_from_threads() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(LONG)
     assert [rank for rank, _, _ in results["good"]] == [0, 1]
     assert results["bad"].args == ("no data", "")
 
@@ -371,7 +355,7 @@ def test_from_a_script_with_what_it_defines(script: Script) -> None:
     launcher.run(called.speak)
 """
     )
-    assert launched.wait(30) == 0
+    assert launched.wait() == 0
     assert launched.out.splitlines() == ["before", "[7, 7]", "[worker 0] one", "[worker 0] two"]
     assert launched.err == "[worker 0] three\n"
     assert launched.family() == {}
@@ -387,7 +371,7 @@ def test_a_function_that_only_the_script_itself_defines(script: Script) -> None:
             launcher.run(late)
         """
     )
-    assert launched.wait(30) == 1
+    assert launched.wait() == 1
     assert launched.err.splitlines()[-1].startswith("AttributeError: Can't get attribute 'late'")
     assert "worker 0 could not load late or its arguments; define it at the top of a module, or of" in launched.err
 
@@ -401,7 +385,7 @@ def test_a_script_without_its_guard(script: Script, tmp_path: Path) -> None:
         launcher.run(called.echo, num_workers=2)
         """
     )
-    assert launched.wait(30) == 1
+    assert launched.wait() == 1
     assert launched.err.splitlines()[-1].startswith(
         "launcher.errors.LaunchError: launcher.run was called while a worker"
     )
@@ -420,14 +404,14 @@ def test_a_script_that_fails_when_workers_import_it(script: Script) -> None:
         launcher.run(called.echo)
         """
     )
-    assert launched.wait(30) == 1
+    assert launched.wait() == 1
     assert "[worker 0] OSError: not twice" in launched.err
     assert "worker 0 exited with code 1 before it could call echo; its output may say why" in launched.err
 
 
 def test_a_function_of_an_interactive_session(script: Script) -> None:
     launched = script(SCRIPT + "    launcher.run(move, (Point(1), 2))\n", way="stdin")
-    assert launched.wait(30) == 1
+    assert launched.wait() == 1
     last = launched.err.splitlines()[-1]
     assert "move is defined in a notebook, an interactive session or a package's __main__" in last
     assert last.endswith("put it into a module, that is a .py file, and import it from there")
@@ -435,7 +419,7 @@ def test_a_function_of_an_interactive_session(script: Script) -> None:
 
 def test_a_modules_function_in_an_interactive_session(script: Script) -> None:
     launched = script("import called, launcher\ncalled.in_haste()\nprint(launcher.run(called.echo))", way="stdin")
-    assert launched.wait(30) == 0
+    assert launched.wait() == 0
     assert launched.out == "[(0, (), {})]\n"
 
 
@@ -446,40 +430,40 @@ def ready(tmp_path: Path) -> Callable[[], bool]:
     return lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1))
 
 
-def test_ctrl_c(script: Script, tmp_path: Path, until: Until, short: Path) -> None:
+def test_ctrl_c(script: Script, tmp_path: Path, short: Path) -> None:
     text = SLEEPS.replace("    launcher.run(called.sleep", "    try: launcher.run(called.sleep")
     launched = script(text + "    except KeyboardInterrupt: print('interrupted'); sys.exit(5)\n")
     until(ready(tmp_path))
     launched.kill(signal.SIGINT)
-    assert launched.wait(5) == 5
+    assert launched.wait() == 5
     assert launched.out == "interrupted\n"
     assert launched.family() == {}
     assert not list(short.iterdir())
 
 
-def test_sigterm_ends_the_job_and_then_the_script(script: Script, tmp_path: Path, until: Until, short: Path) -> None:
+def test_sigterm_ends_the_job_and_then_the_script(script: Script, tmp_path: Path, short: Path) -> None:
     launched = script(SLEEPS)
     until(ready(tmp_path))
     launched.kill(signal.SIGTERM)
-    assert launched.wait(5) == -signal.SIGTERM
+    assert launched.wait() == -signal.SIGTERM
     assert launched.family() == {}
     assert not list(short.iterdir())
 
 
-def test_a_signal_that_the_script_survives(script: Script, tmp_path: Path, until: Until) -> None:
+def test_a_signal_that_the_script_survives(script: Script, tmp_path: Path) -> None:
     launched = script(SLEEPS.replace("    called", "    signal.signal(signal.SIGTERM, print)\n    called"))
     until(ready(tmp_path))
     launched.kill(signal.SIGTERM)
-    assert launched.wait(5) == 1
+    assert launched.wait() == 1
     assert launched.err.splitlines()[-1] == "launcher.errors.WorkerFailed: the job was ended by SIGTERM"
 
 
-def test_nothing_outlives_a_script_that_is_killed(script: Script, tmp_path: Path, until: Until, short: Path) -> None:
+def test_nothing_outlives_a_script_that_is_killed(script: Script, tmp_path: Path, short: Path) -> None:
     launched = script(SLEEPS)
     until(ready(tmp_path))
     launched.kill(signal.SIGKILL)
-    until(lambda: not launched.family(), 5)
-    until(lambda: not list(short.iterdir()), 5)
+    until(lambda: not launched.family())
+    until(lambda: not list(short.iterdir()))
 
 
 def test_nobody_reads_the_output(script: Script) -> None:
@@ -488,13 +472,13 @@ def test_nobody_reads_the_output(script: Script) -> None:
     os.close(write)
     os.read(read, 100)
     os.close(read)
-    assert launched.wait(20) == 1
+    assert launched.wait() == 1
     assert "BrokenPipeError: [Errno 32] nobody reads standard output any more" in launched.err
     assert launched.family() == {}
 
 
 def test_training_is_that_of_a_local_store() -> None:
-    results = launcher.run(called.train, (8,), num_workers=2, num_servers=2, timeout=50)
+    results = launcher.run(called.train, (8,), num_workers=2, num_servers=1, timeout=LONG)
     _, expected = called.train(8)
     for workers, weights in results:
         assert workers == 2

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 from cluster.hosts import Hosts
 from cluster.watch import watch_ps
-from sites import Running, Site, until
+from launched import SPOKEN, when_spoken
+from sites import Running, Site
+from waiting import until
 
 WHO = (
     "import os, socket; print(socket.gethostname(), os.environ['KVSTORE_LOCAL_RANK'], os.environ['KVSTORE_LOCAL_SIZE'])"
 )
 SERVER = (
     "import os, signal, socket; print(socket.gethostname(), flush=True) if os.environ['DMLC_ROLE'] == 'server' else 0; "
-    "signal.pause()"
+    f"{SPOKEN}; signal.pause()"
 )
 
 # Everything that shells, ssh, rsync and msgpack like to spoil.
@@ -69,7 +71,8 @@ def done(run: Running) -> list[str]:
 def test_slots_are_filled(over_ssh: Site, hosts: Hosts, options: tuple[str, ...], order: list[int]) -> None:
     lines = ["# two hosts", "", f"{hosts.names[0]} slots=2", f"root@{hosts.names[1]}:22 slots=3  # with more", ""]
     words = ("-H", hostfile(over_ssh, *lines), *options, "-n", "5", "-s", "3")
-    run = over_ssh.launch(*words, "python", "-S", "-c", WHO, server=SERVER)
+    code = when_spoken("server0", "server1", "server2") + WHO
+    run = over_ssh.launch(*words, "python", "-S", "-c", code, server=SERVER)
     lines = done(run)
     workers = [line.split() for line in lines if "worker" in line]
     assert [words[2] for words in workers] == [hosts.names[i] for i in order]
@@ -83,7 +86,8 @@ def test_slots_are_filled(over_ssh: Site, hosts: Hosts, options: tuple[str, ...]
 def test_servers_on_hosts_of_their_own(over_ssh: Site, hosts: Hosts) -> None:
     own = hostfile(over_ssh, f"{hosts.names[2]} slots=2", hosts.names[3], name="servers")
     words = ("-H", hostfile(over_ssh, *hosts.names[:2]), "--server-hosts", own, "-n", "2", "-s", "3")
-    run = over_ssh.launch(*words, "python", "-S", "-c", WHO, server=SERVER)
+    code = when_spoken("server0", "server1", "server2") + WHO
+    run = over_ssh.launch(*words, "python", "-S", "-c", code, server=SERVER)
     lines = done(run)
     assert [line.split()[2] for line in lines if "worker" in line] == list(hosts.names[:2])
     assert [line.split()[2] for line in lines if "server" in line] == [hosts.names[i] for i in (2, 2, 3)]
@@ -140,10 +144,12 @@ def test_awkward_values_and_arguments_arrive(over_ssh: Site, hosts: Hosts) -> No
 
 
 def test_values_for_servers_and_a_command_for_the_shell(over_ssh: Site, hosts: Hosts) -> None:
-    server = "import os, signal; print(os.environ.get('ONE'), os.environ.get('TWO'), flush=True); signal.pause()"
+    server = "import os, signal; print(os.environ.get('ONE'), os.environ.get('TWO'), flush=True); "
+    server += f"{SPOKEN}; signal.pause()"
     words = ("-H", hostfile(over_ssh, hosts.addresses[0]), "-n", "1", "-s", "1")
     words += ("--env-server", "ONE:for 'servers'", "--env-worker", 'TWO:for "workers"')
-    run = over_ssh.launch(*words, 'echo "$ONE|$TWO" && cd / && pwd', server=server)
+    wait = "while [ ! -e spoken-server0 ]; do sleep 0.02; done"
+    run = over_ssh.launch(*words, f'{wait}; echo "$ONE|$TWO" && cd / && pwd', server=server)
     lines = done(run)
     assert '[worker 0] |for "workers"' in lines
     assert "[worker 0] /" in lines
@@ -194,7 +200,7 @@ def test_a_copy_that_fails_names_the_host(over_ssh: Site, hosts: Hosts) -> None:
         (over_ssh.directory / "big").write_bytes(os.urandom(300_000))
         words = ("-H", hostfile(over_ssh, *hosts.addresses[:2]), "--sync-dst-dir", "/tmp/full/job")
         run = over_ssh.launch(*words, "-n", "2", "-s", "1", "echo", "STARTED")
-        assert run.wait(20) == 1
+        assert run.wait() == 1
         assert "1 of 2 hosts" in run.err
         assert f"\n  {hosts.addresses[1]}: rsync exited with code " in run.err
         assert "No space left on device" in run.err or "is there space left on the device?" in run.err
@@ -207,7 +213,7 @@ def test_a_directory_that_cannot_be_made_names_the_host(over_ssh: Site, hosts: H
     hosts.run(0, ["touch", "/tmp/taken"])
     words = ("-H", hostfile(over_ssh, *hosts.addresses[:2]), "--sync-dst-dir", "/tmp/taken/job", "-n", "2", "-s", "1")
     run = over_ssh.launch(*words, "true")
-    assert run.wait(20) == 1
+    assert run.wait() == 1
     assert f"{hosts.addresses[0]}: cannot make the directory /tmp/taken/job: Not a directory" in run.err
 
 
@@ -245,7 +251,7 @@ def test_keys_are_not_on_command_lines(over_ssh: Site, hosts: Hosts) -> None:
     code = "import os, signal; print(os.environ['KVSTORE_SECRET_KEY'], flush=True); signal.pause()"
     words = ("-H", hostfile(over_ssh, *hosts.addresses[:2]), "-n", "2", "-s", "1")
     run = over_ssh.launch(*words, "python", "-S", "-c", code)
-    until(lambda: run.out.count("\n") == 2, "the keys", 20, run)
+    until(lambda: run.out.count("\n") == 2, "the keys", over=run.over)
     keys = [line.split()[2] for line in run.lines]
     assert len(set(keys)) == 2
     with watch_ps(keys) as seen:
@@ -270,7 +276,7 @@ def test_many_agents(over_ssh: Site, hosts: Hosts) -> None:
         lines += [f"{name}:22", f"{address}:22"]
     over_ssh.enter = lambda argv, cwd: ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *argv]
     run = over_ssh.launch("-H", hostfile(over_ssh, *lines), "-n", "32", "-s", "32", "hostname")
-    assert run.wait(50) == 0, run.err
+    assert run.wait() == 0, run.err
     assert sorted(line.split()[-1] for line in run.lines) == sorted(name for name in hosts.names for _ in range(8))
 
 

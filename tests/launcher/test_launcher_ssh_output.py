@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from cluster.hosts import Hosts
-from sites import Site, until
+from sites import Site
+from waiting import until
 
 
 def hostfile(site: Site, *lines: str) -> str:
@@ -59,7 +60,7 @@ def test_a_failure_is_noticed_while_nobody_reads_the_output(over_ssh: Site, host
     os.read(read, 1000)
     time.sleep(1.0)  # for all that holds something to be full
     (over_ssh.directory / "go").touch()
-    until(lambda: not any("python" in line for i in range(2) for line in hosts.processes(i).values()), "the end", 8)
+    until(lambda: not any("python" in line for i in range(2) for line in hosts.processes(i).values()), "the end")
     os.close(write)
     while os.read(read, 1 << 20):
         pass

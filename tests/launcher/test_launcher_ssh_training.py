@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from cluster.hosts import Hosts
 from sites import Site
+from threaded import ThreadedJob
+
+from kvstore.dist import DistStore
 
 # The array is cut over all servers.
 TRAIN = """
@@ -33,7 +36,7 @@ store.close()
 # How torch rounds the last bits of an array depends on where it is cut: for messages, which are larger within one
 # host, and for threads, of which a server that has a host to itself has more.
 # Whole trainings, while other tests run beside them.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 SAME = ("--env-server", "OMP_NUM_THREADS:1")
 CUT = {"KVSTORE_PIECE_BYTES": f"{1 << 20}"}
@@ -57,13 +60,23 @@ def over(site: Site, *lines: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory, _pool: Hosts) -> np.ndarray:
-    """The weights of the same job of two workers and two servers on this machine."""
-    site = Site("local", ("--launcher", "local"), _pool.launcher_env, _pool, tmp_path_factory.mktemp("local"))
-    try:
-        return trained(site, *SAME, "-n", "2", "-s", "2")[0]
-    finally:
-        site.close()
+def local() -> np.ndarray:
+    """The weights of the same job of two workers and two servers within this process."""
+
+    def train(store: DistStore) -> np.ndarray:
+        rng = np.random.default_rng(store.rank)
+        weight = np.random.default_rng(7).standard_normal((1000, 1100)).astype(np.float32)
+        store.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+        store.init("w", weight)
+        for _ in range(5):
+            store.push("w", rng.standard_normal(weight.shape).astype(np.float32))
+            store.pull("w", out=weight)
+        return weight
+
+    with ThreadedJob(2, 2, bigarray_bound=1_000_000, piece_bytes=1 << 20) as job:
+        zero, one = job.run(train)
+    assert np.array_equal(zero, one)
+    return zero
 
 
 @pytest.mark.parametrize("encrypted", [True, False])

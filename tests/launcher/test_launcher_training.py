@@ -2,53 +2,63 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import hashlib
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sites import MANAGED, ROOT, place
+from sites import MANAGED, place
+from threaded import ThreadedJob
+
+from kvstore.dist import DistStore
 
 # Whole trainings, while other tests run beside them.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
-TRAIN = """
-import hashlib
+MODEL = """
 import torch
-import kvstore as kv
-from workers import Trainer
-
-store = kv.create("dist_sync")
 torch.manual_seed(store.rank)
 data, target = torch.randn(64, 20), torch.randn(64, 5)
 torch.manual_seed(1)
 model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 5))
+"""
+STEPS = """
+from workers import Trainer
 trainer = Trainer(model.named_parameters(), "adam", {"lr": 0.01}, kvstore=store)
 for _ in range(5):
     model.zero_grad()
     torch.nn.functional.mse_loss(model(data), target).backward()
     trainer.step()
 state = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+"""
+TRAIN = f"""
+import hashlib
+import kvstore as kv
+
+store = kv.create("dist_sync")
+{MODEL}{STEPS}
 print("WEIGHTS", len(state), hashlib.sha256(state).hexdigest(), flush=True)
 store.close()
 """
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the training ends in on this machine alone."""
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "-n", "2", "-s", "1", "--launcher", "local", "python", "-c", TRAIN],
-        cwd=tmp_path_factory.mktemp("local"),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return _weights(done.stdout)
+def weights() -> str:
+    """What the training ends in within this process."""
+    one_at_a_time = threading.Lock()  # who draws numbers
+
+    def train(store: DistStore) -> bytes:
+        scope: dict[str, Any] = {"store": store}
+        with one_at_a_time:
+            exec(MODEL, scope)
+        exec(STEPS, scope)
+        state: bytes = scope["state"]
+        return state
+
+    with ThreadedJob(2, 1) as job:
+        (state,) = set(job.run(train))
+    return f"{len(state)} {hashlib.sha256(state).hexdigest()}"
 
 
 def _weights(out: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from launcher.errors import LaunchError
 from launcher.kinds import queued
@@ -19,7 +20,6 @@ from launcher.kinds.slurm import _first_node, state
 from launcher.processes.will import Will
 
 ROOT = Path(__file__).resolve().parents[2]
-Until = Callable[..., Any]
 
 # Makes a will: to touch the first file and remove the others. Then waits, or leaves.
 MAKER = """
@@ -52,7 +52,7 @@ def maker(tmp_path: Path, how: str, *remove: Path) -> subprocess.Popen[bytes]:
     return made
 
 
-def test_a_will_is_executed_when_its_maker_is_killed(tmp_path: Path, until: Until) -> None:
+def test_a_will_is_executed_when_its_maker_is_killed(tmp_path: Path) -> None:
     (tmp_path / "-r dir").mkdir()
     (tmp_path / "-r dir" / "ticket").touch()
     made = maker(tmp_path, "stay", tmp_path / "-r dir", tmp_path / "none")
@@ -62,7 +62,7 @@ def test_a_will_is_executed_when_its_maker_is_killed(tmp_path: Path, until: Unti
     until(lambda: (tmp_path / "it's\n done").exists() and not (tmp_path / "-r dir").exists())
 
 
-def test_or_leaves_without_a_word(tmp_path: Path, until: Until) -> None:
+def test_or_leaves_without_a_word(tmp_path: Path) -> None:
     maker(tmp_path, "leave").wait()
     until(lambda: (tmp_path / "it's\n done").exists())
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from jobkeys import variables
+from waiting import LONG
 
 from kvstore.errors import ConfigError
 from kvstore.keys import Keys
@@ -27,7 +28,6 @@ from kvstore.transport.zeromq import ZmqTransport
 
 MEMBERS = variables(3)  # of one job; their ends take turns
 SIZES = (0, 1, 100, 64 << 10, 4 << 20)
-LONG = 20.0  # seconds; reached only by a transport that fails
 
 
 class Ends:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import zmq
 from jobkeys import variables
-from strangers import BYTES, HELLO_BYTES, LONG, NULL, READY, Tap, attempt, frame, greeting, idle, throw
+from strangers import BYTES, HELLO_BYTES, NULL, READY, Tap, attempt, frame, greeting, idle, throw
+from waiting import LONG
 
 from kvstore.errors import ConfigError
 from kvstore.keys import Keys, pair, split_key, with_key

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
+from waiting import LONG
 
 from kvstore.config import Config
 from kvstore.transport import InprocNetwork, InprocTransport, presence, shm
@@ -67,7 +68,7 @@ class Ends:
     def send(self, *frames: bytes) -> list[bytes]:
         """Send over the link, and return what arrives."""
         self.other.send(self.link, frames)
-        received = self.listener.recv(1)
+        received = self.listener.recv(LONG)
         assert received is not None
         assert self.other.recv(0) is None, "nothing but an answer to a hello"
         return received[1]
@@ -112,7 +113,7 @@ def test_the_first_large_frame_asks_and_goes_as_it_is_the_next_by_reference(ends
 
 def test_each_direction_is_for_itself(ends: Ends):
     ends.other.send(ends.link, [b"head", BIG])
-    peer, _ = ends.listener.recv(1)
+    peer, _ = ends.listener.recv(LONG)
     assert ends.other.recv(0) is None
     ends.listener.send(peer, [b"head", BIG])
     assert ends.other.recv(0) == (ends.link, [b"head", BIG])
@@ -141,7 +142,7 @@ def test_a_peer_that_cannot_see_the_memory_gets_plain_frames(
     with tempfile.TemporaryDirectory() as elsewhere:
         monkeypatch.setattr(presence, "DIRECTORY", Path(elsewhere))
         ends.other.send(ends.link, [b"head", BIG])
-        assert ends.listener.recv(1)[1] == [b"head", BIG]
+        assert ends.listener.recv(LONG)[1] == [b"head", BIG]
         ends.listener.close()
     monkeypatch.setattr(presence, "DIRECTORY", directory)
     assert ends.back.sent == [[b"\xc1\x03"]]
@@ -187,7 +188,7 @@ def test_closing_waits_for_what_is_on_its_way_to_be_received(ends: Ends, monkeyp
     ends.other.send(ends.link, [b"head", memory])
     received = []
     monkeypatch.setattr(arenas.time, "sleep", lambda _: received.append(ends.listener.recv(0)))
-    ends.other.close(linger=20.0)
+    ends.other.close(linger=LONG)
     assert [bytes(message[1][1][-5:]) for message in received] == [b"in it"], "and no longer"
     ends.other.close()
 
@@ -298,7 +299,7 @@ def test_a_forged_reference_is_dropped(ends: Ends, frames: list[bytes], caplog: 
     arena.presence.cells[0] = arena.presence.cells[1] = presence.SENT
     ends.raw.send(ends.raw_link, frames)
     ends.raw.send(ends.raw_link, [refs((1, 0, 1, 0, 64)), b"head", b"tail"])
-    received = ends.listener.recv(1)
+    received = ends.listener.recv(LONG)
     if "out of order" not in caplog.text:
         assert received[1] == [b"head", bytes(64), b"tail"], "an honest one is taken"
     assert caplog.text.count("dropped a bad message") == 1
@@ -317,7 +318,7 @@ def test_a_second_hello_takes_the_place_of_the_first(ends: Ends):
     first, second = introduce(ends), introduce(ends)
     ends.raw.send(ends.raw_link, [refs((1, 0, 0, 0, 64)), b"head"])
     first.presence.cells[0] = second.presence.cells[0] = presence.SENT
-    assert ends.listener.recv(1)[1] == [b"head", bytes(64)]
+    assert ends.listener.recv(LONG)[1] == [b"head", bytes(64)]
     assert (first.presence.cells[0], second.presence.cells[0]) == (presence.SENT, presence.FREE)
     first.close()
     second.close()
@@ -495,7 +496,7 @@ def test_two_processes_send_each_other_what_does_not_change_on_the_way(directory
             while number - answered > 12:
                 assert answer(30)
             transport.send(peer, [b"stop"])
-            assert process.wait(30) == 0
+            assert process.wait(LONG) == 0
             assert shared > 200
             assert len(transport._arena._chunks) <= 2, "what was read is used again"
         finally:

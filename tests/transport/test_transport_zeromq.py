@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from waiting import LONG
 
 from kvstore.errors import ConfigError
 from kvstore.memory import SMALL
@@ -88,7 +89,7 @@ def test_a_host_name_is_resolved_before_binding(transport: ZmqTransport, monkeyp
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     endpoint = transport.bind("tcp://node-7.example:0")
     assert endpoint.startswith("tcp://127.0.0.1:")
-    with socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2])), timeout=5):
+    with socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2])), timeout=LONG):
         pass
 
 
@@ -104,7 +105,7 @@ def test_a_socket_from_the_parent_is_used_for_the_first_bind():
     try:
         assert listener.bind(endpoint) == endpoint
         other.send(other.connect(endpoint), [b"hello"])
-        received = listener.recv(10)
+        received = listener.recv(LONG)
         assert received is not None
         assert received[1] == [b"hello"]
         assert listener.bind("tcp://127.0.0.1:0") != endpoint, "and only for that"
@@ -122,7 +123,7 @@ def test_a_connection_made_before_the_process_listens_is_served():
     listener = ZmqTransport(sock.detach())
     try:
         listener.bind(endpoint)
-        received = listener.recv(10)
+        received = listener.recv(LONG)
         assert received is not None
         assert received[1] == [b"early"]
     finally:
@@ -149,7 +150,7 @@ def test_large_frames_are_handed_over_and_small_ones_copied(monkeypatch: pytest.
         sent.clear()
         other.send(link, [bytes(SMALL - 1), bytes(SMALL)])
         assert sent[1:] == [(SMALL - 1, True), (SMALL, False)]
-        assert listener.recv(10) is not None
+        assert listener.recv(LONG) is not None
     finally:
         listener.close()
         other.close()
@@ -163,14 +164,14 @@ def test_a_peer_cannot_take_the_name_of_another(directory: Path):
         endpoint = listener.bind(f"ipc://{directory}/s")
         link = honest.connect(endpoint)
         honest.send(link, [b"me"])
-        received = listener.recv(10)
+        received = listener.recv(LONG)
         assert received is not None
         name = received[0]
         stranger.set(zmq.LINGER, 0)
         stranger.set(zmq.ROUTING_ID, b"to:0")
         stranger.connect(endpoint)
         stranger.send(b"me too")
-        other = listener.recv(10)
+        other = listener.recv(LONG)
         assert other is not None
         assert other[0] != name
         listener.send(name, [b"for the honest"])
