@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 from kvstore.codecs import CLOSE, Compression, Compressor, parse
-from kvstore.compression import decoded
+from kvstore.compression import assign_each
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS
 from kvstore.values import Run, to_buffer
@@ -41,7 +41,9 @@ def contribution(message: Push, compression: Compression, buckets: Sequence[Buck
     if dtype not in FLOATS:
         raise UsageError(f"compressed values for segments of {dtype}; only floats can be")
     sizes = [size for bucket in buckets for size in bucket.sizes]
-    return [Run(0, decoded(compression, message.buffers, message.lengths, sizes).to(getattr(torch, dtype)))]
+    flat = torch.empty(sum(sizes))
+    assign_each(compression, message.buffers, message.lengths, flat.split_with_sizes(sizes))
+    return [Run(0, flat.to(getattr(torch, dtype)))]
 
 
 class Squeezed:
@@ -86,9 +88,8 @@ class Squeezed:
         compressor = self._compressors.get(compression)
         if compressor is None:
             compressor = self._compressors[compression] = Compressor(compression)
-        if not feedback:
-            compressor.drop(number)
-        encoded = compressor.encode(number, bucket.value[start : start + bucket.sizes[place]])
+        encode = compressor.encode if feedback else compressor.once
+        encoded = encode(number, bucket.value[start : start + bucket.sizes[place]])
         payload = encoded.cut(0, encoded.size)
         self._kept[number] = (state, payload)
         return payload
