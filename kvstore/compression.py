@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvstore.codecs import Compression, Compressor, Encoded, assign, parse
+from kvstore.codecs import Compression, Compressor, Encoded, Opened, opened, parse
 from kvstore.errors import WireError
 from kvstore.packer import Load, Packer, Plain
 from kvstore.plan import Plan
@@ -79,7 +79,13 @@ class Compressing:
         back = self.compression.pull
         if back is None or parcel.dtype not in FLOATS:
             return None
-        return lambda reply, targets: assign_each(back, reply.buffers, reply.lengths, targets)
+
+        def decode(reply: Values, targets: Sequence[torch.Tensor]) -> None:
+            ways = opened_each(back, reply.buffers, reply.lengths, [target.numel() for target in targets])
+            for way, target in zip(ways, targets, strict=True):
+                way(target, False)
+
+        return decode
 
     def statistics(self) -> Any:
         """What has been encoded; see ``codecs.Statistics``."""
@@ -116,15 +122,17 @@ class _Compressed:
         return found
 
 
-def assign_each(
-    compression: Compression, buffers: Sequence[Buffer], lengths: Sequence[int], targets: Sequence[torch.Tensor]
-) -> None:
-    """Write the elements of payloads to ``targets``, flat float32 on the CPU, one for each.
+def opened_each(
+    compression: Compression, buffers: Sequence[Buffer], lengths: Sequence[int], sizes: Sequence[int]
+) -> list[Opened]:
+    """Return what decodes each of a message's payloads, of known ``sizes``.
 
     Raises:
         WireError: they are no such payloads.
     """
-    if len(lengths) != len(targets):
-        raise WireError(f"{len(lengths)} payloads for {len(targets)} segments")
-    for target, payload in zip(targets, tear(buffers, lengths), strict=True):
-        assign(compression, from_buffer(payload, "uint8"), target)
+    if len(lengths) != len(sizes):
+        raise WireError(f"{len(lengths)} payloads for {len(sizes)} segments")
+    payloads = tear(buffers, lengths)
+    return [
+        opened(compression, from_buffer(payload, "uint8"), size) for payload, size in zip(payloads, sizes, strict=True)
+    ]

@@ -15,7 +15,7 @@ import torch
 
 from kvstore.memory import Memory
 from kvstore.spec import ITEMSIZE, Key, Spec
-from kvstore.values import Run, from_buffer, split_like, sum_runs
+from kvstore.values import Part, from_buffer, split_like, sum_runs
 from kvstore.wire import Node, Pull, Push
 from servers.clocks import Clocks
 from servers.rounds import Rounds
@@ -26,7 +26,7 @@ class Contribution:
     """A worker's part of a round: its values, and the hyper-parameters (lr, rescale) it wants them used with."""
 
     node: Node
-    runs: Sequence[Run]
+    runs: Sequence[Part]
     hyper: tuple[float | None, float | None]
 
 
@@ -89,7 +89,7 @@ class Bucket:
         """Whether no round is open and nobody waits."""
         return self.rounds.idle and not self.parked
 
-    def load(self, runs: Sequence[Run]) -> None:
+    def load(self, runs: Sequence[Part]) -> None:
         """Take first values."""
         sum_runs([runs], self.value)
         self.point()
@@ -100,7 +100,7 @@ class Bucket:
             mine.copy_(slot.value)
         self.point()
 
-    def assign(self, payloads: Sequence[Sequence[Run]]) -> None:
+    def assign(self, payloads: Sequence[Sequence[Part]]) -> None:
         """Make the sum of ``payloads`` the value."""
         if self._read:
             self._move()

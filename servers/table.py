@@ -19,7 +19,7 @@ from kvstore.optim import Optimizer, log_replaced
 from kvstore.spec import Key, Spec, require_floats
 from kvstore.tickets import shorten
 from kvstore.updater import Group, Updater
-from kvstore.values import Run, cut, from_buffer, runs_of, spec_of, sum_runs, to_buffer
+from kvstore.values import Part, cut, from_buffer, runs_of, spec_of, sum_runs, to_buffer
 from kvstore.wire import Ack, Buffer, GetStates, Init, Pull, Push, PutStates, Reply, States, Values, join, tear
 from servers.bucket import Bucket, Contribution, Parked, Progress, Slot
 from servers.buckets import Buckets
@@ -156,7 +156,7 @@ class Table:
 
     # ---- helpers
 
-    def _payload(self, message: Push, buckets: Sequence[Bucket]) -> list[Run]:
+    def _payload(self, message: Push, buckets: Sequence[Bucket]) -> Sequence[Part]:
         if not buckets:
             return []
         compression = described(message.codec)
