@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from kvstore.codecs import Compression, Compressor, Encoded, assign, parse
+from kvstore.codecs import Compression, Compressor, Encoded, Opened, opened, parse
 from kvstore.errors import WireError
+from kvstore.packer import Load, Packer, Plain
 from kvstore.plan import Plan
 from kvstore.shares import Parcel
 from kvstore.spec import FLOATS, Key
-from kvstore.values import from_buffer, to_buffer
+from kvstore.values import Leaving, from_buffer, to_buffer
 from kvstore.wire import Buffer, Codec, Values, join, tear
 
-Encodings: TypeAlias = Mapping[Key, Encoded]
-
 OFF = "none"
+_HALVES = frozenset({"fp16", "bf16"})
 
 
 def describe(options: Mapping[str, object] | None) -> Compression | None:
@@ -50,34 +49,43 @@ class Compressing:
         self._pulled = travelling(compression.pull)
         self._compressor = Compressor(compression)
 
-    def encode(self, plan: Plan, values: Sequence[torch.Tensor]) -> Encodings:
-        """Return the encodings of a plan's arrays of floats."""
-        return {
-            key: self._compressor.encode(key, value)
+    @property
+    def fold(self) -> int:
+        """How many times fewer bytes come back than there are, at least about: messages can have so many more."""
+        back = self.compression.pull
+        return 1 if back is None else 2 if back.type in _HALVES else 4
+
+    def load(self, plan: Plan, values: Sequence[torch.Tensor], packer: Packer) -> Load:
+        """Return what a push of a plan's arrays carries.
+
+        Raises:
+            UsageError: some of them have elements that are infinite or NaN; nothing has been encoded.
+        """
+        floats = {
+            key: value
             for key, entry, value in zip(plan.keys, plan.entries, values, strict=True)
             if entry.spec.dtype in FLOATS
         }
-
-    def pushes(self, parcel: Parcel) -> Codec:
-        """How a parcel's values go."""
-        return self._pushed if parcel.dtype in FLOATS else None
+        for key, value in floats.items():
+            self._compressor.require_finite(key, value)
+        return _Compressed(self._compressor, self._pushed, floats, Plain(packer, Leaving(values)))
 
     def asked(self, parcel: Parcel) -> Codec:
         """How a parcel's values are to come back."""
         return self._pulled if parcel.dtype in FLOATS else None
 
-    def unpack(self, parcel: Parcel, reply: Values) -> Values:
-        """Return ``reply``, to a request that asked for compressed values, as if it had asked for plain ones.
-
-        Raises:
-            WireError: its payloads are not those of the parcel's pieces.
-        """
+    def decoder(self, parcel: Parcel) -> Callable[[Values, Sequence[torch.Tensor]], None] | None:
+        """Return what writes the reply for a parcel into flat float32, one for each piece; None if it comes plain."""
         back = self.compression.pull
         if back is None or parcel.dtype not in FLOATS:
-            return reply
-        sizes = [piece.stop - piece.start for piece in parcel.pieces]
-        flat = decoded(back, reply.buffers, reply.lengths, sizes)
-        return dataclasses.replace(reply, lengths=[], buffers=[to_buffer(flat.to(getattr(torch, parcel.dtype)))])
+            return None
+
+        def decode(reply: Values, targets: Sequence[torch.Tensor]) -> None:
+            ways = opened_each(back, reply.buffers, reply.lengths, [target.numel() for target in targets])
+            for way, target in zip(ways, targets, strict=True):
+                way(target, False)
+
+        return decode
 
     def statistics(self) -> Any:
         """What has been encoded; see ``codecs.Statistics``."""
@@ -92,24 +100,39 @@ class Compressing:
         self._compressor.load_state(tensors, plain)
 
 
-def pack(parcel: Parcel, encodings: Encodings) -> tuple[list[int], list[Buffer]]:
-    """Return the payloads of a parcel's pieces: the length of each, and the buffers of a message."""
-    parts = [to_buffer(encodings[piece.key].cut(piece.start, piece.stop)) for piece in parcel.pieces]
-    return [part.nbytes for part in parts], join(parts)
+class _Compressed:
+    """See ``Load``. An array is encoded when the first of it goes, so that the wire need not wait for all of them."""
+
+    def __init__(self, compressor: Compressor, codec: Codec, values: Mapping[Key, torch.Tensor], others: Load) -> None:
+        self._compressor, self._codec, self._others = compressor, codec, others
+        self._values = values
+        self._encoded: dict[Key, Encoded] = {}
+
+    def pack(self, parcel: Parcel) -> tuple[Codec, list[int], list[Buffer]]:
+        """See ``Load``."""
+        if parcel.dtype not in FLOATS:
+            return self._others.pack(parcel)
+        parts = [to_buffer(self._encoding(piece.key).cut(piece.start, piece.stop)) for piece in parcel.pieces]
+        return self._codec, [part.nbytes for part in parts], join(parts)
+
+    def _encoding(self, key: Key) -> Encoded:
+        found = self._encoded.get(key)
+        if found is None:
+            found = self._encoded[key] = self._compressor.encode(key, self._values[key])
+        return found
 
 
-def decoded(
+def opened_each(
     compression: Compression, buffers: Sequence[Buffer], lengths: Sequence[int], sizes: Sequence[int]
-) -> torch.Tensor:
-    """Return the elements of payloads of known ``sizes``, back to back, as flat float32.
+) -> list[Opened]:
+    """Return what decodes each of a message's payloads, of known ``sizes``.
 
     Raises:
         WireError: they are no such payloads.
     """
     if len(lengths) != len(sizes):
         raise WireError(f"{len(lengths)} payloads for {len(sizes)} segments")
-    flat = torch.empty(sum(sizes))
-    parts = flat.split_with_sizes(list(sizes))
-    for part, payload in zip(parts, tear(buffers, lengths), strict=True):
-        assign(compression, from_buffer(payload, "uint8"), part)
-    return flat
+    payloads = tear(buffers, lengths)
+    return [
+        opened(compression, from_buffer(payload, "uint8"), size) for payload, size in zip(payloads, sizes, strict=True)
+    ]

@@ -27,9 +27,10 @@ from kvstore.errors import (
 from kvstore.joining import Joining
 from kvstore.optim import Changes, Optimizer, describe, finite, log_replaced, require_shapes
 from kvstore.options import parse
+from kvstore.packer import Load, Plain
 from kvstore.placement import WHOLE
 from kvstore.plan import Plan
-from kvstore.remote import Remote
+from kvstore.remote import Back, Hyper, Remote
 from kvstore.session import Session, shared
 from kvstore.shares import Entry, Parcel, Piece, parcels
 from kvstore.spec import Key, require_floats, require_same
@@ -185,33 +186,26 @@ class DistStore(KVStore):
             self._require_optimizer("push")
         if self._optimizer is not None and not plan.floats:
             require_floats((key, self._entries[key].spec) for key in plan.keys)
-        ticket, leaving = self._ticket(what, plan), Leaving(values)
+        ticket = self._ticket(what, plan)
         with self._lock:
             if self._joining is not None:
                 raise UsageError("this worker has joined, and others have not yet: call join() again, which waits on")
-            squeezed = self._compressing
-            encodings = None if squeezed is None else squeezed.encode(plan, values)
+            load: Load
+            if self._compressing is None:
+                load = Plain(self._remote.packer, Leaving(values))
+            else:
+                load = self._compressing.load(plan, values, self._remote.packer)
             self._pushes += len(plan.keys)
             if writer is not None:
                 self._pulls += len(plan.keys)
             for entry in plan.entries:
                 entry.clock += 1
             note = None if self._rule.quorum is None else self._note
+            changes = [[number, name, value] for (number, name), value in self._changes.items()]
+            hyper = Hyper(self._lr, self._rescale, changes)
             for parcel in plan.parcels:
-                take = None if writer is None else self._taker(parcel, writer)
-                self._remote.push(
-                    ticket,
-                    parcel,
-                    leaving,
-                    self._lr,
-                    self._rescale,
-                    take,
-                    note,
-                    in_turn,
-                    squeezed,
-                    encodings,
-                    self._changes,
-                )
+                back = None if writer is None else self._back(parcel, writer)
+                self._remote.push(ticket, parcel, load, hyper, back, note, in_turn)
             self._pushed.append(ticket)
             while self._pushed and not self._pushed[0].open:
                 self._pushed.popleft()
@@ -222,8 +216,7 @@ class DistStore(KVStore):
         with self._lock:
             self._pulls += len(plan.keys)
             for parcel in plan.parcels:
-                back = None if self._compressing is None else self._compressing.asked(parcel)
-                self._remote.pull(ticket, parcel, priority, self._taker(parcel, writer), back)
+                self._remote.pull(ticket, parcel, priority, self._back(parcel, writer))
         return ticket
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
@@ -269,6 +262,7 @@ class DistStore(KVStore):
                 self._compressing = None
             elif self._compressing is None or self._compressing.compression != wanted:
                 self._compressing = Compressing(wanted)
+            self._plans.clear()
 
     @property
     def learning_rate(self) -> float:
@@ -439,20 +433,23 @@ class DistStore(KVStore):
         self._pushed.clear()
         self._check()
 
-    def _taker(self, parcel: Parcel, writer: Writer) -> Callable[[Values], None]:
-        """What takes the reply to the request for ``parcel``."""
-        write, squeezed = writer.taker(parcel), self._compressing
+    def _back(self, parcel: Parcel, writer: Writer) -> Back:
+        """How the values of ``parcel`` come back, and into what."""
+        how = self._compressing
+        write = writer.taker(parcel, None if how is None else how.decoder(parcel))
 
         def take(reply: Values) -> None:
             self._bytes_pulled += sum(reply.lengths) or parcel.nbytes
-            write(reply if squeezed is None else squeezed.unpack(parcel, reply))
+            write(reply)
             self._note(reply)
             if reply.clocks:
                 parcel.advance(reply.clocks)
             if self._rule.mode == "async":
                 self._staleness[reply.ahead] += 1
 
-        return take
+        if how is None:
+            return Back(take, None, parcel.nbytes)
+        return Back(take, how.asked(parcel), parcel.nbytes // how.fold)
 
     def _note(self, reply: Ack | Values) -> None:
         self._late += reply.missed
@@ -484,7 +481,8 @@ class DistStore(KVStore):
                     raise KeyNotInitialised(f"key {key!r} has no value on this worker; call init first")
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
-            plan = self._plans[listed] = Plan(self._entries, listed, self._piece)
+            fold = 1 if self._compressing is None else self._compressing.fold
+            plan = self._plans[listed] = Plan(self._entries, listed, self._piece * fold)
         return plan
 
     def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,7 +13,15 @@ from kvstore.memory import SMALL, Memory
 from kvstore.plan import parts_of
 from kvstore.shares import Parcel
 from kvstore.values import Leaving, from_buffer
-from kvstore.wire import Buffer
+from kvstore.wire import Buffer, Codec
+
+
+class Load(Protocol):
+    """What one push carries."""
+
+    def pack(self, parcel: Parcel) -> tuple[Codec, list[int], list[Buffer]]:
+        """Return how the values of a message are encoded, the length of each payload if they are, and its buffers."""
+        ...
 
 
 class Packer:
@@ -68,3 +76,14 @@ class Packer:
                 start = spans.pop()[1]
             spans.append((base, start, stop))
         return [self._made[base][start:stop].data for base, start, stop in spans]
+
+
+class Plain:
+    """Values that go as they are; see ``Load``. They are read when a message goes."""
+
+    def __init__(self, packer: Packer, values: Leaving) -> None:
+        self._packer, self._values = packer, values
+
+    def pack(self, parcel: Parcel) -> tuple[Codec, list[int], list[Buffer]]:
+        """See ``Load``."""
+        return None, [], self._packer.pack(parcel, self._values)

@@ -47,6 +47,14 @@ class Plan:
         return tensors if all(map(torch.Tensor.is_contiguous, tensors)) else None
 
 
+def pieces_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return flat views of what each piece of ``parcel`` is of contiguous ``tensors``."""
+    return [
+        tensors[position].view(-1)[piece.start : piece.stop]
+        for position, piece in zip(parcel.positions, parcel.pieces, strict=True)
+    ]
+
+
 def parts_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return flat views of the stretches of contiguous ``tensors`` that are in ``parcel``."""
     parts: list[torch.Tensor] = []

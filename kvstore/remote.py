@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from kvstore.client import Me
-from kvstore.compression import Compressing, Encodings, pack
 from kvstore.consistency import Rule
 from kvstore.errors import UsageError
-from kvstore.optim import Changes, Optimizer
-from kvstore.packer import Packer
+from kvstore.optim import Optimizer
+from kvstore.packer import Load, Packer
 from kvstore.plan import Plan
 from kvstore.session import Session
 from kvstore.shares import Entry, Parcel, Piece
@@ -43,6 +42,22 @@ from kvstore.wire import (
     join,
     tear,
 )
+
+
+class Hyper(NamedTuple):
+    """The numbers of a push: ``changes``, as messages carry them, are those that differ from the optimizer's."""
+
+    lr: float | None
+    rescale: float | None
+    changes: list[list[Any]]
+
+
+class Back(NamedTuple):
+    """Values on their way back: who takes them, how they are to come, and how many bytes of them, about."""
+
+    take: Callable[[Values], None]
+    codec: Codec
+    nbytes: int
 
 
 class Remote:
@@ -127,63 +142,45 @@ class Remote:
         self,
         ticket: Ticket,
         parcel: Parcel,
-        values: Leaving,
-        lr: float | None,
-        rescale: float | None,
-        take: Callable[[Values], None] | None,
+        load: Load,
+        hyper: Hyper,
+        back: Back | None,
         note: Callable[[Ack], None] | None = None,
         in_turn: int | None = None,
-        compressing: Compressing | None = None,
-        encodings: Encodings | None = None,
-        changes: Changes | None = None,
     ) -> None:
         """Send this worker's contribution to a parcel's pieces.
 
         Args:
-            values: are read when the message goes.
-            take: gets the new values, if it is given.
+            load: is packed when the message goes.
+            hyper: what to update with in this round.
+            back: what is to become of the new values; None if they are not wanted.
             note: gets the answer, if it has no values.
             in_turn: None sends it at once; else it may wait for its turn, with this priority.
-            compressing: how the new values are to come.
-            encodings: what to send of those of the values that are in there.
-            changes: hyper-parameters that differ from the optimizer's.
         """
         clocks, peer = parcel.clocks(), self._session.servers[parcel.server]
-        changed = [[number, name, value] for (number, name), value in changes.items()] if changes else []
+        way = None if back is None else back.codec
 
         def make(me: Me) -> Push:
-            codec = None if compressing is None or encodings is None else compressing.pushes(parcel)
-            lengths: list[int] = []
-            if codec is None or encodings is None:
-                buffers = self.packer.pack(parcel, values)
-                self.sent += parcel.nbytes
-            else:
-                lengths, buffers = pack(parcel, encodings)
-                self.sent += sum(lengths)
-            back = compressing.asked(parcel) if compressing is not None and take is not None else None
-            want = take is not None
-            return Push(*me, self.number, parcel.ids, clocks, want, lr, rescale, codec, lengths, back, changed, buffers)
+            codec, lengths, buffers = load.pack(parcel)
+            self.sent += parcel.nbytes if codec is None else sum(lengths)
+            lr, rescale, changes = hyper
+            want = back is not None
+            return Push(*me, self.number, parcel.ids, clocks, want, lr, rescale, codec, lengths, way, changes, buffers)
 
-        if in_turn is None or take is None:
-            self._client.ask(peer, ticket, make, take or note)
+        if in_turn is None or back is None:
+            self._client.ask(peer, ticket, make, note if back is None else back.take)
         else:
-            self._client.ask_in_turn(peer, ticket, make, take, parcel.nbytes, in_turn)
+            self._client.ask_in_turn(peer, ticket, make, back.take, back.nbytes, in_turn)
 
-    def pull(
-        self, ticket: Ticket, parcel: Parcel, priority: int, take: Callable[[Values], None], back: Codec = None
-    ) -> None:
-        """Ask, in turn, for the values of a parcel's pieces that include this worker's contributions so far.
-
-        Args:
-            back: how they are to come.
-        """
+    def pull(self, ticket: Ticket, parcel: Parcel, priority: int, back: Back) -> None:
+        """Ask, in turn, for the values of a parcel's pieces that include this worker's contributions so far."""
         clocks = parcel.clocks()
         self._client.ask_in_turn(
             self._session.servers[parcel.server],
             ticket,
-            lambda me: Pull(*me, self.number, parcel.ids, clocks, back),
-            take,
-            parcel.nbytes,
+            lambda me: Pull(*me, self.number, parcel.ids, clocks, back.codec),
+            back.take,
+            back.nbytes,
             priority,
         )
 

@@ -62,6 +62,7 @@ class Parcel:
 
     def __post_init__(self) -> None:
         self.ids: list[int] = []
+        self.positions: list[int] = []  # of the arrays that pieces are of, in the list
 
     @property
     def size(self) -> int:
@@ -73,6 +74,7 @@ class Parcel:
         self.pieces.append(piece)
         self.entries.append(entry)
         self.ids.append(piece.id)
+        self.positions.append(position)
         self.nbytes += (piece.stop - piece.start) * entry.spec.itemsize
         start = piece.start
         if self.stretches and self.stretches[-1].position == position and self.stretches[-1].stop == start:

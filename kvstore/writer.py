@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
-from kvstore.plan import parts_of
+from kvstore.plan import parts_of, pieces_of
 from kvstore.shares import Entry, Parcel, Stretch
 from kvstore.values import Run, copy_each, cut, from_host, runs_of
 from kvstore.wire import Values
+
+Decode: TypeAlias = Callable[[Values, Sequence[torch.Tensor]], None]  # into flat float32, one for each piece
 
 
 class Writer:
@@ -34,12 +37,20 @@ class Writer:
         self._left = sum(entry.spec.size for entry in entries)
         self._missing = {position: entry.spec.size for position, entry in enumerate(entries)}
 
-    def taker(self, parcel: Parcel) -> Callable[[Values], None]:
-        """Return what takes the reply to the request for ``parcel``."""
+    def taker(self, parcel: Parcel, decode: Decode | None = None) -> Callable[[Values], None]:
+        """Return what takes the reply to the request for ``parcel``.
+
+        Args:
+            decode: writes compressed values; None for values as they are.
+        """
 
         def take(reply: Values) -> None:
-            runs = runs_of(reply.buffers, parcel.dtype, parcel.size)
             with torch.no_grad():
+                if decode is not None and self._plain and self._copy and parcel.dtype == "float32":
+                    outs: Sequence[torch.Tensor] = self._outs  # type: ignore[assignment]
+                    decode(reply, pieces_of(parcel, outs))
+                    return
+                runs = _runs(parcel, reply, decode)
                 if self._plain:
                     self._write_plain(parcel, runs)
                 else:
@@ -99,3 +110,11 @@ class Writer:
             if not self._missing[position]:
                 strided = [out for out in outs if not out.is_contiguous()]
                 self._moving |= from_host(self._staged.pop(position), strided)
+
+
+def _runs(parcel: Parcel, reply: Values, decode: Decode | None) -> Sequence[Run]:
+    if decode is None:
+        return runs_of(reply.buffers, parcel.dtype, parcel.size)
+    flat = torch.empty(parcel.size)
+    decode(reply, flat.split_with_sizes([piece.stop - piece.start for piece in parcel.pieces]))
+    return [Run(0, flat.to(getattr(torch, parcel.dtype)))]

@@ -15,7 +15,7 @@ import torch
 
 from kvstore.memory import Memory
 from kvstore.spec import ITEMSIZE, Key, Spec
-from kvstore.values import Run, from_buffer, split_like, sum_runs
+from kvstore.values import Part, from_buffer, split_like, sum_runs
 from kvstore.wire import Node, Pull, Push
 from servers.clocks import Clocks
 from servers.rounds import Rounds
@@ -34,7 +34,7 @@ class Contribution:
     """A worker's part of a round: its values, and the hyper-parameters it wants them used with."""
 
     node: Node
-    runs: Sequence[Run]
+    runs: Sequence[Part]
     hyper: Hyper
 
 
@@ -97,7 +97,7 @@ class Bucket:
         """Whether no round is open and nobody waits."""
         return self.rounds.idle and not self.parked
 
-    def load(self, runs: Sequence[Run]) -> None:
+    def load(self, runs: Sequence[Part]) -> None:
         """Take first values."""
         sum_runs([runs], self.value)
         self.point()
@@ -108,7 +108,7 @@ class Bucket:
             mine.copy_(slot.value)
         self.point()
 
-    def assign(self, payloads: Sequence[Sequence[Run]]) -> None:
+    def assign(self, payloads: Sequence[Sequence[Part]]) -> None:
         """Make the sum of ``payloads`` the value."""
         if self._read:
             self._move()

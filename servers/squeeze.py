@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
-from kvstore.codecs import CLOSE, Compression, Compressor, parse
-from kvstore.compression import decoded
+from kvstore.codecs import CLOSE, Compression, Compressor, Opened, parse
+from kvstore.compression import opened_each
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS
-from kvstore.values import Run, to_buffer
+from kvstore.values import Part, Run, to_buffer
 from kvstore.wire import Buffer, Codec, Push, join
 from servers.bucket import Bucket
 
@@ -30,8 +32,32 @@ def _parsed(kind: str, numbers: tuple[tuple[str, float | int | bool], ...]) -> C
     return parse({"type": kind, **dict(numbers)})
 
 
-def contribution(message: Push, compression: Compression, buckets: Sequence[Bucket]) -> list[Run]:
-    """Return the elements of a compressed push, in the buckets' dtype.
+@dataclass(frozen=True)
+class Packed:
+    """A segment as it was sent: elements from ``start`` to ``stop``, decoded when they are summed. See ``Part``."""
+
+    start: int
+    stop: int
+    opened: Opened
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The elements, in new memory."""
+        out = torch.empty(self.stop - self.start)
+        self.opened(out, False)
+        return out
+
+    def cut(self, start: int, stop: int) -> Packed:
+        """See ``Part``; buckets are cut between segments."""
+        return Packed(self.start - start, self.stop - start, self.opened)
+
+    def write(self, out: torch.Tensor, add: bool) -> None:
+        """See ``Part``."""
+        self.opened(out, add)
+
+
+def contribution(message: Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[Part]:
+    """Return the elements of a compressed push, all checked.
 
     Raises:
         UsageError: these segments are no floats.
@@ -41,7 +67,12 @@ def contribution(message: Push, compression: Compression, buckets: Sequence[Buck
     if dtype not in FLOATS:
         raise UsageError(f"compressed values for segments of {dtype}; only floats can be")
     sizes = [size for bucket in buckets for size in bucket.sizes]
-    return [Run(0, decoded(compression, message.buffers, message.lengths, sizes).to(getattr(torch, dtype)))]
+    starts = itertools.accumulate(sizes, initial=0)
+    ways = opened_each(compression, message.buffers, message.lengths, sizes)
+    parts = [Packed(start, start + size, way) for start, size, way in zip(starts, sizes, ways, strict=False) if size]
+    if dtype == "float32":
+        return parts
+    return [Run(part.start, part.values.to(getattr(torch, dtype))) for part in parts]
 
 
 class Squeezed:
@@ -86,9 +117,8 @@ class Squeezed:
         compressor = self._compressors.get(compression)
         if compressor is None:
             compressor = self._compressors[compression] = Compressor(compression)
-        if not feedback:
-            compressor.drop(number)
-        encoded = compressor.encode(number, bucket.value[start : start + bucket.sizes[place]])
+        encode = compressor.encode if feedback else compressor.once
+        encoded = encode(number, bucket.value[start : start + bucket.sizes[place]])
         payload = encoded.cut(0, encoded.size)
         self._kept[number] = (state, payload)
         return payload

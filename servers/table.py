@@ -20,7 +20,7 @@ from kvstore.optim import Optimizer, log_replaced
 from kvstore.spec import Key, Spec, require_floats
 from kvstore.tickets import shorten
 from kvstore.updater import Group, Updater
-from kvstore.values import Run, cut, from_buffer, runs_of, spec_of, sum_runs, to_buffer
+from kvstore.values import Part, cut, from_buffer, runs_of, spec_of, sum_runs, to_buffer
 from kvstore.wire import (
     Ack,
     Buffer,
@@ -201,7 +201,7 @@ class Table:
         self.updater.optimizer.require_changes(changes)
         return Hyper(message.lr, message.rescale, tuple(sorted(changes.items())))
 
-    def _payload(self, message: Push, buckets: Sequence[Bucket]) -> list[Run]:
+    def _payload(self, message: Push, buckets: Sequence[Bucket]) -> Sequence[Part]:
         if not buckets:
             return []
         compression = described(message.codec)

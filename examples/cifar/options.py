@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cifar.resnet import NETWORKS
-
 from kvstore.config import Config
 
 LAST_BATCH = ("keep", "discard", "rollover")

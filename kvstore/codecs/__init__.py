@@ -1,24 +1,26 @@
 """Values in fewer bytes: what ``set_gradient_compression`` chooses between, for both ways of the wire. Pure.
 
 A ``Compression`` is a name and numbers, and so can travel. A ``Compressor`` encodes with it and keeps, for every key,
-what the encodings have lacked so far: it goes with the next one. ``decode``, ``assign`` and ``add`` are for the other
-end, which keeps nothing and trusts no payload.
+what the encodings have lacked so far: it goes with the next one. ``opened``, ``decode``, ``assign`` and ``add`` are for
+the other end, which keeps nothing and trusts no payload.
 """
 
-from kvstore.codecs.base import Encoded
+from kvstore.codecs.base import Encoded, Opened
 from kvstore.codecs.compressor import Compressor, Statistics
 from kvstore.codecs.options import CLOSE, Compression, names, parse
-from kvstore.codecs.table import add, assign, decode
+from kvstore.codecs.table import add, assign, decode, opened
 
 __all__ = [
     "CLOSE",
     "Compression",
     "Compressor",
     "Encoded",
+    "Opened",
     "Statistics",
     "add",
     "assign",
     "decode",
     "names",
+    "opened",
     "parse",
 ]

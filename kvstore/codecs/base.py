@@ -9,7 +9,8 @@ the decoded whole. A segment without elements has an empty payload.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, TypeAlias
 
 import torch
 
@@ -66,6 +67,10 @@ class Encoded(ABC):
         raise AssertionError("this codec chooses no elements")
 
 
+# Decodes a checked payload into a flat float32 tensor of its size on the CPU, or adds it to what is there.
+Opened: TypeAlias = Callable[[torch.Tensor, bool], None]
+
+
 class Codec(ABC):
     """One way to encode.
 
@@ -85,23 +90,26 @@ class Codec(ABC):
             memo: what is kept for the key.
         """
 
-    def write(self, payload: torch.Tensor, target: torch.Tensor, add: bool) -> None:
-        """Decode ``payload`` into ``target``, flat float32 on the CPU, or add it to what is there.
+    def open(self, payload: torch.Tensor, count: int) -> Opened:
+        """Return what decodes ``payload``.
 
-        Everything about the payload that could lead out of its memory, or ask for more than it is worth, is checked
-        before anything is read through it.
+        Everything about it that could lead out of its memory, or ask for more than it is worth, is checked here.
 
         Raises:
-            WireError: ``payload`` is not one of ``target``'s size; ``target`` is as it was.
+            WireError: it is not one of ``count`` elements.
         """
-        if target.numel():
-            self._write(payload, target, add)
-        else:
-            require_bytes(payload, 0, 0)
+        if count:
+            return self._open(payload, count)
+        require_bytes(payload, 0, 0)
+        return _nothing
 
     @abstractmethod
-    def _write(self, payload: torch.Tensor, target: torch.Tensor, add: bool) -> None:
-        """``write`` of at least one element."""
+    def _open(self, payload: torch.Tensor, count: int) -> Opened:
+        """``open`` of at least one element."""
+
+
+def _nothing(target: torch.Tensor, add: bool) -> None:
+    """Decode a payload of no elements."""
 
 
 def put_or_add(values: torch.Tensor, target: torch.Tensor, add: bool) -> None:

@@ -78,18 +78,42 @@ class Compressor:
         if memo.velocity is not None:
             flat = memo.velocity.mul_(self._momentum).add_(flat)
         encoded = self._codec.begin(values.shape, flat.device, memo)
-        step = CHUNK if host.on_host(flat) and not self._codec.whole else max(1, flat.numel())
+        step = CHUNK if host.on_host(flat) else max(1, flat.numel())
         for start in range(0, flat.numel(), step):
             part = memo.residual[start : start + step].add_(flat[start : start + step])
-            self._require_finite(key, part)
-            encoded.put(start, part)
-            encoded.subtract(start, part)
+            if not _finite(part):
+                self.drop(key)
+                raise _infinite(key)
+            if not self._codec.whole:
+                encoded.put(start, part)
+                encoded.subtract(start, part)
+        if self._codec.whole and flat.numel():
+            encoded.put(0, memo.residual)
+            encoded.subtract(0, memo.residual)
         if memo.velocity is not None and flat.numel():
             encoded.clear(memo.velocity)
         encoded.finish()
         memo.step += 1
         self._count(values.numel() * values.itemsize, encoded)
         return encoded
+
+    def once(self, key: Key, values: torch.Tensor) -> Encoded:
+        """Return the encoding of ``values`` alone; nothing is kept. See ``encode`` for arguments and errors."""
+        self.require_finite(key, values)
+        flat = values.detach().reshape(-1)
+        encoded = self._codec.begin(values.shape, flat.device, Memo(key, torch.empty(0)))
+        step = CHUNK if host.on_host(flat) and not self._codec.whole else max(1, flat.numel())
+        for start in range(0, flat.numel(), step):
+            encoded.put(start, flat[start : start + step].float())
+        encoded.finish()
+        self._count(values.numel() * values.itemsize, encoded)
+        return encoded
+
+    def require_finite(self, key: Key, values: torch.Tensor) -> None:
+        """Raise ``UsageError`` unless all ``values`` are finite in float32; what was kept of ``key`` is dropped."""
+        if not _finite(values):
+            self.drop(key)
+            raise _infinite(key)
 
     def drop(self, key: Key) -> None:
         """Forget what is kept of ``key``."""
@@ -157,12 +181,6 @@ class Compressor:
             memo.to(flat.device)
         return memo
 
-    def _require_finite(self, key: Key, values: torch.Tensor) -> None:
-        # A sum is NaN or infinite if an element is, and thirty times as fast as to look at each; it may also overflow.
-        if not bool(torch.isfinite(values.sum())) and not bool(torch.isfinite(values).all()):
-            self.drop(key)
-            raise UsageError(f"key {key!r} has infinite or NaN elements, which cannot be compressed")
-
     def _count(self, nbytes: int, encoded: Encoded) -> None:
         before = self._statistics
         self._statistics = dataclasses.replace(
@@ -172,6 +190,17 @@ class Compressor:
             bytes_out=before.bytes_out + encoded.nbytes,
             clipped=before.clipped + encoded.clipped,
         )
+
+
+def _finite(values: torch.Tensor) -> bool:
+    # A sum is NaN or infinite if an element is, and thirty times as fast as to look at each; it may also overflow.
+    if bool(torch.isfinite(values.sum(dtype=torch.float32))):
+        return True
+    return bool(torch.isfinite(values.float()).all())
+
+
+def _infinite(key: Key) -> UsageError:
+    return UsageError(f"key {key!r} has infinite or NaN elements, which cannot be compressed")
 
 
 def _is_step(entry: object) -> bool:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 
-from kvstore.codecs.base import CHUNK, Codec, Encoded, joined, put_or_add, require_bytes, typed
+from kvstore.codecs.base import CHUNK, Codec, Encoded, Opened, joined, put_or_add, require_bytes, typed
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.noise import Noise
 from kvstore.codecs.scratch import scratch
@@ -63,8 +64,7 @@ class PlaneCodec(Codec):
         """See ``Codec``."""
         return _Planes(self, shape.numel(), device, self.noise(memo))
 
-    def _write(self, payload: torch.Tensor, target: torch.Tensor, add: bool) -> None:
-        count = target.numel()
+    def _open(self, payload: torch.Tensor, count: int) -> Opened:
         before = int(payload[-1]) if self.block > 1 and payload.numel() else 0
         if before >= self.block:
             raise WireError(f"a payload that begins {before} elements into a block of {self.block}")
@@ -75,6 +75,10 @@ class PlaneCodec(Codec):
             planes.append(typed(payload[start : start + size], plane.dtype))
             start += size
         self.check(planes)
+        return partial(self._write, planes, before)
+
+    def _write(self, planes: Sequence[torch.Tensor], before: int, target: torch.Tensor, add: bool) -> None:
+        count = target.numel()
         for first in range(0, before + count, CHUNK):
             last = min(first + CHUNK, before + count)
             skipped = max(0, before - first)

@@ -13,9 +13,11 @@ shape: so each element has the same bits wherever segments are cut.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from kvstore.codecs.base import CHUNK, Codec, Encoded, joined, put_or_add, typed
+from kvstore.codecs.base import CHUNK, Codec, Encoded, Opened, joined, put_or_add, typed
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.scratch import scratch
 from kvstore.errors import WireError
@@ -37,11 +39,10 @@ class PowerSGD(Codec):
         """See ``Codec``."""
         return _Factors(self, shape, memo)
 
-    def _write(self, payload: torch.Tensor, target: torch.Tensor, add: bool) -> None:
-        count, nbytes = target.numel(), payload.numel()
+    def _open(self, payload: torch.Tensor, count: int) -> Opened:
+        nbytes = payload.numel()
         if nbytes == 4 * count:
-            put_or_add(typed(payload, torch.float32), target, add)
-            return
+            return partial(put_or_add, typed(payload, torch.float32))
         if nbytes < _HEAD or nbytes % 4:
             raise WireError(f"a payload of {nbytes} bytes for factors of {count} elements")
         columns, rank, before = typed(payload[:_HEAD], torch.int32).tolist()
@@ -52,11 +53,16 @@ class PowerSGD(Codec):
             raise WireError(f"a payload of {nbytes} bytes for factors of {rows} rows and {columns} columns")
         numbers = typed(payload[_HEAD:], torch.float32)
         left, right = numbers[: rows * rank].view(rows, rank), numbers[rows * rank :].view(rank, columns)
-        for row in range(0, rows, _rows(columns)):
-            product = _product(left[row : row + _rows(columns)], right)
-            first = row * columns - before
-            skipped, last = max(0, -first), min(count, first + product.numel())
-            put_or_add(product[skipped : last - first], target[first + skipped : last], add)
+        return partial(_multiply, left, right, before)
+
+
+def _multiply(left: torch.Tensor, right: torch.Tensor, before: int, target: torch.Tensor, add: bool) -> None:
+    columns = right.shape[1]
+    for row in range(0, len(left), _rows(columns)):
+        product = _product(left[row : row + _rows(columns)], right)
+        first = row * columns - before
+        skipped, last = max(0, -first), min(target.numel(), first + product.numel())
+        put_or_add(product[skipped : last - first], target[first + skipped : last], add)
 
 
 class _Factors(Encoded):

@@ -8,11 +8,12 @@ what is kept of it is 0.
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 
 import numpy as np
 import torch
 
-from kvstore.codecs.base import Codec, Encoded, joined, put_or_add, typed
+from kvstore.codecs.base import Codec, Encoded, Opened, joined, put_or_add, typed
 from kvstore.codecs.memo import Memo
 from kvstore.errors import UsageError, WireError
 
@@ -33,11 +34,9 @@ class SparseCodec(Codec):
         """See ``Codec``."""
         return _Sparse(self, shape.numel(), memo)
 
-    def _write(self, payload: torch.Tensor, target: torch.Tensor, add: bool) -> None:
-        count = target.numel()
+    def _open(self, payload: torch.Tensor, count: int) -> Opened:
         if payload.numel() == 4 * count:
-            put_or_add(typed(payload, torch.float32), target, add)
-            return
+            return partial(put_or_add, typed(payload, torch.float32))
         chosen, rest = divmod(payload.numel(), _PAIR)
         if rest or _PAIR * chosen >= 4 * count:
             raise WireError(f"a payload of {payload.numel()} bytes for chosen ones of {count} elements")
@@ -47,10 +46,14 @@ class SparseCodec(Codec):
             positions = where.numpy()
             if positions[0] < 0 or positions[-1] >= count or not (positions[1:] > positions[:-1]).all():
                 raise WireError(f"a payload whose positions do not grow from 0 to {count}")
-        if add:
-            target.index_add_(0, where, values)
-        else:
-            target.zero_().index_copy_(0, where.long(), values)
+        return partial(_scatter, where, values)
+
+
+def _scatter(where: torch.Tensor, values: torch.Tensor, target: torch.Tensor, add: bool) -> None:
+    if add:
+        target.index_add_(0, where, values)
+    else:
+        target.zero_().index_copy_(0, where.long(), values)
 
 
 class _Sparse(Encoded):

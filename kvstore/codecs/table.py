@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvstore.codecs.base import Codec
+from kvstore.codecs.base import Codec, Opened
 from kvstore.codecs.bits import OneBit, TwoBit
 from kvstore.codecs.choosing import RandomK, Threshold, TopK
 from kvstore.codecs.halves import BFloat16, Float16
@@ -34,6 +34,15 @@ def codec(compression: Compression) -> Codec:
     return _CODECS[compression.type](compression)
 
 
+def opened(compression: Compression, payload: torch.Tensor, count: int) -> Opened:
+    """Return what writes the ``count`` elements of ``payload``, or adds them, as often as it is called.
+
+    Raises:
+        WireError: ``payload`` is not one of ``count`` elements.
+    """
+    return codec(compression).open(payload, count)
+
+
 def decode(compression: Compression, payload: torch.Tensor, count: int) -> torch.Tensor:
     """Return the ``count`` elements of ``payload``, which need not be trusted, as flat float32.
 
@@ -56,7 +65,7 @@ def assign(compression: Compression, payload: torch.Tensor, target: torch.Tensor
     Raises:
         WireError: ``payload`` is not one of ``target``'s size; ``target`` is as it was.
     """
-    codec(compression).write(payload, target, add=False)
+    codec(compression).open(payload, target.numel())(target, False)
 
 
 def add(compression: Compression, payload: torch.Tensor, target: torch.Tensor) -> None:
@@ -65,4 +74,4 @@ def add(compression: Compression, payload: torch.Tensor, target: torch.Tensor) -
     Raises:
         WireError: ``payload`` is not one of ``target``'s size; ``target`` is as it was.
     """
-    codec(compression).write(payload, target, add=True)
+    codec(compression).open(payload, target.numel())(target, True)

@@ -12,11 +12,12 @@ from kvstore.values.arrays import (
 )
 from kvstore.values.copying import copy_each
 from kvstore.values.reduce import reduce_to, sum_in_order
-from kvstore.values.runs import Run, cut, runs_of, sum_runs
+from kvstore.values.runs import Part, Run, cut, runs_of, sum_runs
 from kvstore.values.staging import Leaving, from_host
 
 __all__ = [
     "Leaving",
+    "Part",
     "Run",
     "as_dtype",
     "as_output",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -14,6 +14,33 @@ from kvstore.spec import ITEMSIZE
 from kvstore.values.arrays import from_buffer
 from kvstore.values.reduce import sum_in_order
 from kvstore.wire import Buffer
+
+
+class Part(Protocol):
+    """Elements ``start`` to ``stop`` of a payload, in whatever form."""
+
+    @property
+    def start(self) -> int:
+        """Where it begins."""
+        ...
+
+    @property
+    def stop(self) -> int:
+        """Where it ends."""
+        ...
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The elements, flat: where they lie, or new."""
+        ...
+
+    def cut(self, start: int, stop: int) -> Part:
+        """Return what of it is from ``start`` to ``stop``, counted from ``start``."""
+        ...
+
+    def write(self, out: torch.Tensor, add: bool) -> None:
+        """Write the elements into ``out``, or add them to what is there."""
+        ...
 
 
 class Run(NamedTuple):
@@ -26,6 +53,17 @@ class Run(NamedTuple):
     def stop(self) -> int:
         """Where it ends."""
         return self.start + self.values.numel()
+
+    def cut(self, start: int, stop: int) -> Run:
+        """See ``Part``."""
+        return Run(max(self.start, start) - start, self.values[max(0, start - self.start) : stop - self.start])
+
+    def write(self, out: torch.Tensor, add: bool) -> None:
+        """See ``Part``."""
+        if add:
+            out.add_(self.values)
+        else:
+            out.copy_(self.values)
 
 
 def runs_of(buffers: Sequence[Buffer], dtype: str, size: int) -> list[Run]:
@@ -47,29 +85,37 @@ def runs_of(buffers: Sequence[Buffer], dtype: str, size: int) -> list[Run]:
     return runs
 
 
-def cut(runs: Sequence[Run], start: int, stop: int) -> list[Run]:
+def cut(runs: Sequence[Part], start: int, stop: int) -> list[Part]:
     """Return elements ``start`` to ``stop``, counted from 0 again."""
     if len(runs) == 1 and start == 0 and stop == runs[0].stop:
         return [runs[0]]
-    parts = []
+    parts: list[Part] = []
     for run in runs[bisect_right(runs, start, key=_stop) :]:
         if run.start >= stop:
             break
-        parts.append(Run(max(run.start, start) - start, run.values[max(0, start - run.start) : stop - run.start]))
+        parts.append(run.cut(start, stop))
     return parts
 
 
-def sum_runs(payloads: Sequence[Sequence[Run]], out: torch.Tensor) -> None:
+def sum_runs(payloads: Sequence[Sequence[Part]], out: torch.Tensor) -> None:
     """Write the sum of ``payloads``, added from first to last, into ``out``, which they all have the size of."""
     starts = [run.start for run in payloads[0]]
     if all([run.start for run in runs] == starts for runs in payloads[1:]):
         for same in zip(*payloads, strict=True):
-            sum_in_order([run.values for run in same], out=out[same[0].start : same[0].stop])
+            _sum(same, out[same[0].start : same[0].stop])
         return
     edges = sorted({run.start for runs in payloads for run in runs} | {out.numel()})
     for start, stop in itertools.pairwise(edges):
         sum_in_order([cut(runs, start, stop)[0].values for runs in payloads], out=out[start:stop])
 
 
-def _stop(run: Run) -> int:
+def _sum(parts: Sequence[Part], out: torch.Tensor) -> None:
+    if all(type(part) is Run for part in parts):
+        sum_in_order([part.values for part in parts], out=out)  # in one pass less
+        return
+    for number, part in enumerate(parts):
+        part.write(out, number > 0)
+
+
+def _stop(run: Part) -> int:
     return run.stop

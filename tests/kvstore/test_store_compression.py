@@ -286,3 +286,19 @@ def test_what_is_no_compression() -> None:
         job.run(work)
     with pytest.raises(Unsupported, match="set_gradient_compression"):
         kv.create("local").set_gradient_compression({"type": "fp16"})
+
+
+def test_what_cannot_be_encoded_stops_the_whole_push_before_it_begins() -> None:
+    def work(store: Any) -> list[float]:
+        store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
+        store.init(["a", "b"], [torch.zeros(2), torch.zeros(2)])
+        good = torch.tensor([0.75, 0.0])
+        with pytest.raises(UsageError, match="'b' has infinite or NaN"):
+            store.push(["a", "b"], [good, torch.tensor([0.0, float("inf")])])
+        out = torch.empty(2)
+        store.pushpull("a", good, out=out)
+        return out.tolist()
+
+    with ThreadedJob(workers=1, servers=1) as job:
+        # Had the first push encoded 'a', its residual and this one together would reach the threshold.
+        assert job.run(work) == [[0.0, 0.0]]
