@@ -16,7 +16,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 
 from kvstore.bootstrap import joining
 from kvstore.client import Client, Me
@@ -175,12 +174,12 @@ def shared(config: Config) -> Session:
             if _shared[0] != os.getpid():
                 raise ConfigError("this process was forked from a member of the job; create stores in the parent only")
             return _shared[1]
+        from kvstore.transport.links import links
         from kvstore.transport.shm import sharing
-        from kvstore.transport.zeromq import ZmqTransport
 
         with joining(config) as config:
             config.require_job("worker")
-            session = Session(config, sharing(partial(ZmqTransport, keys=config.keys), config))
+            session = Session(config, sharing(links(config), config))
         _shared = (os.getpid(), session)
         atexit.register(_leave_at_exit)
         return session

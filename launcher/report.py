@@ -17,11 +17,11 @@ def report(task: Task, how: str) -> None:
     if task.role == "scheduler":
         return  # nobody is left to tell; the others hear its silence
     from kvstore.config import Config
-    from kvstore.transport.zeromq import ZmqTransport  # only now: launch.py starts without ZeroMQ
+    from kvstore.transport.links import links  # only now: launch.py starts without it
     from kvstore.wire import Lost, encode
 
     config = Config.from_env(task.env)
-    transport = ZmqTransport(keys=config.keys)
+    transport = links(config)()
     try:
         scheduler = transport.connect(config.root)
         transport.send(scheduler, encode(Lost(task.role, task.rank, how)))

@@ -6,12 +6,11 @@ import logging
 import resource
 import signal
 import sys
-from functools import partial
 from types import FrameType
 
 from kvstore.config import Config
 from kvstore.errors import KVStoreError
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.transport.links import links
 from servers.places import server_endpoint
 
 MAX_FILES = 1 << 16  # what a server may have open: each connection is a file, a stranger's too until it is refused
@@ -28,13 +27,12 @@ def main() -> int:
 
         _allow_many_files()
         if config.role == "scheduler":
-            return run_scheduler(config.require_job("scheduler"), ZmqTransport(config.root_fd, config.keys))
+            return run_scheduler(config.require_job("scheduler"), links(config)())
         config = config.require_job("server")
         name = f"server-{config.rank_hint}" if config.rank_hint >= 0 else f"server-{_unique()}"
         from kvstore.transport.shm import sharing  # brings numpy, which the scheduler does without
 
-        make_transport = sharing(partial(ZmqTransport, keys=config.keys), config)
-        return run_server(config, make_transport, server_endpoint(config, name))
+        return run_server(config, sharing(links(config), config), server_endpoint(config, name))
     except KVStoreError as exc:
         print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
         return 1

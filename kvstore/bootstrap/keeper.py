@@ -171,11 +171,11 @@ def report_to(scheduler: dict[str, str]) -> Callable[[str, int, str], None]:
         if role == "scheduler":
             return  # nobody is left to tell; the others hear its silence
         from kvstore.config import Config
-        from kvstore.transport.zeromq import ZmqTransport
+        from kvstore.transport.links import links
         from kvstore.wire import Lost, encode
 
         config = Config.from_env(scheduler)
-        transport = ZmqTransport(keys=config.keys)
+        transport = links(config)()
         try:
             transport.send(transport.connect(config.root), encode(Lost(role, rank, how)))
         finally:

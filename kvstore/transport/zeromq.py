@@ -8,12 +8,8 @@ on the way out nor on the way in.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import itertools
-import os
 import socket
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,25 +17,15 @@ import zmq
 
 from kvstore.errors import ConfigError
 from kvstore.keys import VARIABLES, Keys, split_key, with_key
-from kvstore.memory import SMALL, Heap
+from kvstore.memory import SMALL, Heap, keep_freed
 from kvstore.transport.base import Frames, Peer
 from kvstore.transport.curve import Curve
+from kvstore.transport.place import require_private
 from kvstore.wire import Buffer
 
 MAX_FRAME = 1 << 36  # bytes; a peer that announces more is disconnected
-MAX_IPC_PATH = 107  # bytes of a unix socket's path
 HANDSHAKE_MS = 5000  # who has not shown by then that they speak the protocol, and with what key, is disconnected
 BACKLOG = 1024  # connections that wait to be accepted
-
-
-@functools.cache
-def _keep_memory() -> None:
-    """Tell glibc to keep freed memory: libzmq allocates every message, and fresh pages cost 20 % of a transfer."""
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None)
-        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-        libc.mallopt(mmap_threshold, 1 << 30)
-        libc.mallopt(trim_threshold, (1 << 31) - 1)
 
 
 class ZmqTransport(Heap):
@@ -56,7 +42,7 @@ class ZmqTransport(Heap):
 
     def __init__(self, root_fd: int = -1, keys: Keys | None = None) -> None:
         public = "" if keys is None else keys.public
-        _keep_memory()
+        keep_freed()
         self._root_fd = root_fd
         self._public = public
         self._context = zmq.Context()
@@ -91,7 +77,7 @@ class ZmqTransport(Heap):
         if key and key != self._public:
             raise ConfigError(f"cannot listen at {endpoint}: its key is not that of this process's KVSTORE_SECRET_KEY")
         if endpoint.startswith("ipc://"):
-            _require_private(Path(endpoint.removeprefix("ipc://")))
+            require_private(Path(endpoint.removeprefix("ipc://")))
         elif self._root_fd >= 0:
             self._socket.set(zmq.USE_FD, self._root_fd)
         else:
@@ -201,14 +187,3 @@ def _resolve(endpoint: str) -> str:
         raise ConfigError(f"cannot listen at {endpoint}: {exc}") from None
     numeric = str(address[0])
     return f"tcp://[{numeric}]:{port}" if family == socket.AF_INET6 else f"tcp://{numeric}:{port}"
-
-
-def _require_private(path: Path) -> None:
-    if len(os.fsencode(path)) > MAX_IPC_PATH:
-        raise ConfigError(f"{path} is longer than the {MAX_IPC_PATH} bytes that a unix socket's path may have")
-    try:
-        info = path.parent.stat()
-    except OSError as exc:
-        raise ConfigError(f"cannot listen at {path}: {exc.strerror}") from None
-    if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
-        raise ConfigError(f"{path.parent} must belong to this user alone (mode 0700) to hold the job's sockets")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,14 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-import zmq
 from malformed import flood
 from waiting import LONG
 
 from kvstore.config import Config
 from kvstore.dist import DistStore
 from kvstore.session import Session
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.transport.unix import UnixTransport
 from kvstore.wire import Explain, encode
 
 FRAMES = 10_000
@@ -60,51 +60,36 @@ class Stranger:
 
     def __init__(self, directory: Path) -> None:
         self.paths = [directory / "scheduler", directory / "server-0"]
-        self._context = zmq.Context()
-        self._links = []
-        for path in self.paths:
-            link = self._context.socket(zmq.DEALER)
-            link.set(zmq.LINGER, 0)
-            link.set(zmq.SNDHWM, 0)
-            link.connect(f"ipc://{path}")
-            self._links.append(link)
+        self._transport = UnixTransport()
+        self._links = [self._transport.connect(f"ipc://{path}") for path in self.paths]
 
     def throw(self, count: int, seed: int) -> None:
         for number, frames in enumerate(flood(count, seed), start=1):
             for link in self._links:
-                link.send_multipart(frames)
+                self._transport.send(link, frames)
             if number % 500 == 0:
                 self.wait()  # so that what grows is not the queue of what is still to be looked at
 
     def wait(self) -> None:
         """Return when all that was thrown has been looked at: a good question at its end is answered."""
         for link in self._links:
-            link.send_multipart(encode(Explain("launcher", 0, 0, 1, 0, about=1)))
-            assert link.poll(LONG * 1000), "no answer"
-            link.recv_multipart()
+            self._transport.send(link, encode(Explain("launcher", 0, 0, 1, 0, about=1)))
+            received = self._transport.recv(LONG)
+            assert received is not None, "no answer"
+            assert received[0] == link
 
     def throw_bytes(self, count: int) -> None:
-        """Connections that do not speak ZeroMQ's protocol, or speak it to announce what never comes."""
+        """Connections that do not frame messages as we do, or announce what never comes."""
         dice = random.Random(1)
-        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)
-        ready = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x00"
-        assert len(greeting) == 64
-        endings = [
-            b"\x02" + size.to_bytes(8, "big") + b"x" * 100 for size in (1 << 20, 1 << 35, 1 << 40, (1 << 63) + 1)
-        ]
+        announced = [struct.pack("<IQ", 1, size) + b"x" * 100 for size in (1 << 20, 1 << 35, 1 << 40, (1 << 63) + 1)]
+        announced += [struct.pack("<I", count) + b"x" * 100 for count in (0, 1 << 16, 1 << 18, (1 << 32) - 1)]
         for number in range(count):
             for path in self.paths:
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                     sock.settimeout(10)
                     sock.connect(str(path))
                     try:
-                        if number % 2:
-                            sock.sendall(greeting)
-                            with sock.makefile("rb") as theirs:
-                                assert len(theirs.read(107)) == 107, "their greeting and READY"
-                            sock.sendall(ready + endings[number // 2 % len(endings)])
-                        else:
-                            sock.sendall(dice.randbytes(200))
+                        sock.sendall(announced[number // 2 % len(announced)] if number % 2 else dice.randbytes(200))
                         sock.shutdown(socket.SHUT_WR)
                         while sock.recv(4096):
                             pass
@@ -112,9 +97,7 @@ class Stranger:
                         pass
 
     def close(self) -> None:
-        for link in self._links:
-            link.close()
-        self._context.term()
+        self._transport.close()
 
 
 @pytest.fixture
@@ -145,7 +128,7 @@ def test_ten_thousand_malformed_frames_cost_nobody_anything(directory: Path):
             steps.append(exc)
 
     try:
-        session = Session(Config("worker", f"ipc://{directory}/scheduler", 1, 1, timeout_s=LONG), ZmqTransport)
+        session = Session(Config("worker", f"ipc://{directory}/scheduler", 1, 1, timeout_s=LONG), UnixTransport)
         thread = threading.Thread(target=run)
         thread.start()
         stranger.throw(2000, seed=1)  # whatever is allocated once is there after this

@@ -384,7 +384,7 @@ def test_two_threads_push_the_same_key_and_every_push_is_a_round_of_its_own():
 @pytest.fixture
 def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ThreadedJob], Session]]:
     """``kvstore.session.shared`` as a worker process has it, over an in-process network."""
-    from kvstore.transport import zeromq
+    from kvstore.transport import links
 
     hooks: list[Any] = []
     monkeypatch.setattr(sessions, "_shared", None)
@@ -393,7 +393,7 @@ def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ThreadedJob
     monkeypatch.delattr(sys, "last_value", raising=False)
 
     def make(cluster: ThreadedJob) -> Session:
-        monkeypatch.setattr(zeromq, "ZmqTransport", lambda keys: cluster.transport())
+        monkeypatch.setattr(links, "links", lambda config: cluster.transport)
         session = sessions.shared(cluster.config("worker"))
         assert sessions.shared(cluster.config("worker")) is session, "one for the whole process"
         assert hooks == [sessions._leave_at_exit]

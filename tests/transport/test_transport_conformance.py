@@ -24,6 +24,7 @@ from kvstore.keys import Keys
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.presence import available
 from kvstore.transport.shm import SharedMemoryTransport
+from kvstore.transport.unix import UnixTransport
 from kvstore.transport.zeromq import ZmqTransport
 
 MEMBERS = variables(3)  # of one job; their ends take turns
@@ -57,6 +58,10 @@ def shared() -> Transport:
     return SharedMemoryTransport(ZmqTransport(), "conformance")
 
 
+def near() -> Transport:
+    return SharedMemoryTransport(UnixTransport(), "conformance")
+
+
 def secured() -> Callable[[], Transport]:
     numbers = itertools.count()
     return lambda: ZmqTransport(keys=Keys.from_env(MEMBERS[next(numbers) % len(MEMBERS)]))
@@ -67,17 +72,21 @@ def both() -> Callable[[], Transport]:
     return lambda: SharedMemoryTransport(make(), "conformance")
 
 
-@pytest.fixture(params=["inproc", "ipc", "tcp", "curve", "curve-ipc", "shm-ipc", "shm-tcp", "shm-curve"])
+@pytest.fixture(
+    params=["inproc", "unix", "ipc", "tcp", "curve", "curve-ipc", "shm-unix", "shm-ipc", "shm-tcp", "shm-curve"]
+)
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     if request.param.startswith("shm") and not available():
         pytest.skip("memory cannot be shared here")
     with tempfile.TemporaryDirectory() as directory:  # which is 0700, and short enough for a socket
         made = {
             "inproc": lambda: Ends(InprocNetwork().transport, "inproc://here"),
+            "unix": lambda: Ends(UnixTransport, f"ipc://{directory}/here"),
             "ipc": lambda: Ends(ZmqTransport, f"ipc://{directory}/here"),
             "tcp": lambda: Ends(ZmqTransport, "tcp://127.0.0.1:0"),
             "curve": lambda: Ends(secured(), "tcp://127.0.0.1:0"),
             "curve-ipc": lambda: Ends(secured(), f"ipc://{directory}/here"),
+            "shm-unix": lambda: Ends(near, f"ipc://{directory}/here"),
             "shm-ipc": lambda: Ends(shared, f"ipc://{directory}/here"),
             "shm-tcp": lambda: Ends(shared, "tcp://127.0.0.1:0"),
             "shm-curve": lambda: Ends(both(), "tcp://127.0.0.1:0"),
@@ -358,11 +367,13 @@ CHILD = """
 import os, sys
 from kvstore.keys import Keys
 from kvstore.transport.shm import SharedMemoryTransport
+from kvstore.transport.unix import UnixTransport
 from kvstore.transport.zeromq import ZmqTransport
 
-kind, endpoint = sys.argv[1:]
-inner = ZmqTransport(keys=Keys.from_env(os.environ) if "key=" in endpoint else None)
-transport = SharedMemoryTransport(inner, "conformance") if kind == "shm" else inner
+kinds, endpoint = sys.argv[1:]
+keys = Keys.from_env(os.environ) if "key=" in endpoint else None
+inner = UnixTransport() if "UnixTransport" in kinds else ZmqTransport(keys=keys)
+transport = SharedMemoryTransport(inner, "conformance") if "SharedMemory" in kinds else inner
 link = transport.connect(endpoint)
 transport.send(link, [b"hello", bytes(1 << 16)])
 held = []
@@ -388,7 +399,8 @@ def child(ends: Ends) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Starts a process that connects to the endpoint, and does what messages say."""
     if ends.endpoint.startswith("inproc"):
         pytest.skip("in one process")
-    kind = "shm" if isinstance(ends.new(), SharedMemoryTransport) else "plain"
+    example = ends.new()
+    kind = f"{type(example).__name__} {type(getattr(example, '_inner', None)).__name__}"
     made: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:

@@ -12,9 +12,9 @@ import pytest
 import zmq
 from waiting import LONG
 
+from kvstore import memory
 from kvstore.errors import ConfigError
 from kvstore.memory import SMALL
-from kvstore.transport import zeromq
 from kvstore.transport.zeromq import ZmqTransport
 
 
@@ -188,8 +188,8 @@ def test_memory_settings_are_made_once_and_do_without_glibc(monkeypatch: pytest.
     def missing(_name: object) -> None:
         raise OSError("no libc here")
 
-    zeromq._keep_memory.cache_clear()
-    monkeypatch.setattr(zeromq.ctypes, "CDLL", missing)
+    memory.keep_freed.cache_clear()
+    monkeypatch.setattr(memory.ctypes, "CDLL", missing)
     ZmqTransport().close()
-    assert zeromq._keep_memory.cache_info().currsize == 1
-    zeromq._keep_memory.cache_clear()
+    assert memory.keep_freed.cache_info().currsize == 1
+    memory.keep_freed.cache_clear()

@@ -1,0 +1,19 @@
+"""Which transport a job's links go over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.config import Config
+from kvstore.transport.base import Transport
+
+
+def links(config: Config) -> Callable[[], Transport]:
+    """Return what makes ends of links: unix sockets where the scheduler listens at one, ZeroMQ everywhere else."""
+    if config.root.startswith("ipc://"):
+        from kvstore.transport.unix import UnixTransport
+
+        return UnixTransport
+    from kvstore.transport.zeromq import ZmqTransport
+
+    return lambda: ZmqTransport(config.root_fd, config.keys)

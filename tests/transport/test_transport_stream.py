@@ -1,0 +1,78 @@
+"""Messages in a stream of bytes: whatever the pieces in which it comes, the same messages; else an error."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import WireError
+from kvstore.memory import SMALL, Heap
+from kvstore.transport.stream import MAX_FRAME, MAX_FRAMES, Incoming, packed
+
+SIZES = st.sampled_from([0, 1, 7, 100, SMALL - 1, SMALL, SMALL + 1, 40_000, 70_000, 200_000])
+MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=6), max_size=6)
+
+
+def frame(size: int, seed: int) -> bytes:
+    return bytes((seed + i) % 251 for i in range(min(size, 251))) * (size // 251 + 1)
+
+
+def heard(stream: bytes, pieces: list[int]) -> list[list[bytes]]:
+    """What comes out if the stream comes in pieces of these sizes, over and over."""
+    incoming, messages, at, turn = Incoming(Heap()), [], 0, 0
+    while at < len(stream):
+        room = incoming.room()
+        assert len(room) > 0
+        count = min(len(room), pieces[turn % len(pieces)], len(stream) - at)
+        room[:count] = stream[at : at + count]
+        messages += incoming.take(count)
+        at, turn = at + count, turn + 1
+    return [[bytes(part) for part in message] for message in messages]
+
+
+@given(MESSAGES, st.lists(st.sampled_from([1, 3, 100, 5000, 65_536, 1 << 20]), min_size=1, max_size=4))
+def test_messages_come_whole_and_in_order_whatever_the_pieces(sizes: list[list[int]], pieces: list[int]):
+    sent = [[frame(size, 7 * i + j)[:size] for j, size in enumerate(message)] for i, message in enumerate(sizes)]
+    stream = b"".join(bytes(part) for message in sent for part in packed(message))
+    if len(stream) > 100_000:
+        pieces = [max(piece, 1000) for piece in pieces]
+    assert heard(stream, pieces) == sent
+
+
+def test_a_message_of_very_many_frames():
+    sent = [b"%d" % number for number in range(20_000)]
+    assert heard(b"".join(map(bytes, packed(sent))) * 2, [50_000]) == [sent, sent]
+
+
+def test_large_frames_are_sent_and_received_where_they_lie():
+    large = bytearray(1 << 20)
+    header, small, part = packed([b"head", large])
+    assert bytes(header) == struct.pack("<IQQ", 2, 4, 1 << 20)
+    assert bytes(small) == b"head"
+    assert part.obj is large
+    incoming = Incoming(Heap())
+    room = incoming.room()
+    room[: len(header) + 4] = bytes(header) + bytes(small)
+    assert incoming.take(len(header) + 4) == []
+    room = incoming.room()
+    assert len(room) == 1 << 20, "the rest is received in one piece, into the frame itself"
+    (message,) = incoming.take(1 << 20)
+    assert memoryview(message[1]).obj is room.obj
+    assert not memoryview(message[0]).readonly, "torch takes no memory that it must not write"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        struct.pack("<I", 0),
+        struct.pack("<I", MAX_FRAMES + 1),
+        struct.pack("<IQ", 1, MAX_FRAME + 1),
+        struct.pack("<IQQ", 2, 1, 1 << 63),
+    ],
+)
+def test_what_is_no_stream_of_messages_is_an_error(start: bytes):
+    with pytest.raises(WireError, match=r"a message of|a frame of"):
+        heard(start, [1])
