@@ -8,7 +8,7 @@ store.init("w", weight)
 store.pushpull("w", grad, out=weight)
 """
 
-from kvstore.base import KVStore, Statistics, create
+from kvstore.base import KVStore
 from kvstore.errors import (
     AlreadyInitialised,
     ConfigError,
@@ -24,6 +24,8 @@ from kvstore.errors import (
     UsageError,
     WireError,
 )
+from kvstore.factory import create
+from kvstore.statistics import Statistics
 from kvstore.tickets import Ticket
 
 __version__ = "0.1.0"

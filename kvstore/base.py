@@ -1,61 +1,19 @@
-"""KVStore, the interface, and the registry behind ``create``. Imports torch only when a store is made."""
+"""KVStore, the interface. Imports torch only when a store is made."""
 
 from __future__ import annotations
 
-import importlib
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kvstore.arguments import group, one_kind
 from kvstore.errors import UnknownName, Unsupported, UsageError
+from kvstore.registry import register
 from kvstore.spec import Key
-from kvstore.tickets import Ticket
+from kvstore.statistics import Statistics
+from kvstore.tickets import Ticket, finish
 
 T = TypeVar("T", bound="type[KVStore]")
-
-# name -> (module, class, the name it is an alias of)
-_BUILTIN: dict[str, tuple[str, str, str]] = {
-    name: (module, cls, names[0])
-    for module, cls, names in (
-        ("kvstore.local", "LocalStore", ("local", "local_update_cpu", "local_allreduce_cpu")),
-        ("kvstore.local", "DeviceStore", ("device", "local_allreduce_device")),
-        ("kvstore.dist", "DistStore", ("dist_sync", "dist")),
-        ("kvstore.dist", "DistStore", ("dist_device_sync", "dist_sync_device")),
-        ("kvstore.dist", "DistStore", ("dist_async", "dist_async_device", "dist_device_async")),
-        ("kvstore.dist", "DistStore", ("dist_ssp", "dist_ssp_device", "dist_device_ssp")),
-    )
-    for name in names
-}
-_REGISTERED: dict[str, type[KVStore]] = {}
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What a store has done.
-
-    Attributes:
-        keys: how many have been initialised.
-        pushes, pulls: how many keys have been pushed and pulled, repeats counted.
-        bytes_pushed, bytes_pulled: bytes of gradients sent and values received (in dist stores), headers apart.
-        outstanding: pushes that have not taken effect yet.
-        staleness: how often values that were read were so many pushes ahead of the slowest worker's, in stores whose
-            every push is an update.
-        late: segments that were pushed when their round was over, in stores with a quorum.
-        server_bytes: bytes of the parameters that each server holds; empty for local stores.
-    """
-
-    keys: int = 0
-    pushes: int = 0
-    pulls: int = 0
-    bytes_pushed: int = 0
-    bytes_pulled: int = 0
-    outstanding: int = 0
-    staleness: Mapping[int, int] = field(default_factory=dict)
-    late: int = 0
-    server_bytes: tuple[int, ...] = ()
 
 
 class KVStore:
@@ -91,7 +49,7 @@ class KVStore:
             DeadlineExceeded: rank 0 has not called ``init`` for these keys in time.
         """
         pairs = self._pairs(key, value)
-        self._init(pairs, self._keys(key))
+        self._init(pairs, list(key) if isinstance(key, list | tuple) else [key])
         self._kind = one_kind(pairs, self._kind)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> Ticket:
@@ -299,17 +257,16 @@ class KVStore:
     def join(self, timeout: float | None = None) -> int:
         """Say that this worker has run out of batches, and return when all workers have: Horovod's ``join``.
 
-            for epoch in range(epochs):
-                for batch in my_batches:  # as many as this worker has
-                    ...
-                store.join()
+            for batch in my_batches:  # as many as this worker has
+                ...
+            store.join()
 
         Rounds go on without it: from its last push of each key on, sums are over the workers that still push, as if it
         pushed zeros. So gradients that are divided by ``num_workers``, or by the size of the whole batch, go on
         counting each sample the same, and the last rounds of an epoch are small steps. Which rounds a worker is in
         depends on what it has pushed, never on when it calls this. With a quorum, a round is over when so many of
         those who still push are there, and stands for these. In ``dist_async`` and ``dist_ssp`` nobody waits for a
-        worker that has joined.
+        worker that has joined, which it has once its pushes are answered: a ``pushpull`` with ``wait=False`` too.
 
         When it returns everybody contributes to the next round again, and a ``pull`` gives what the last round left:
         those who had joined need one. ``barrier`` and ``init`` that need a worker which has joined raise
@@ -381,9 +338,6 @@ class KVStore:
     def _unsupported(self, what: str) -> Unsupported:
         return Unsupported(f"a {self._name!r} store has no {what}")
 
-    def _keys(self, key: Any) -> list[Key]:
-        return list(key) if isinstance(key, list | tuple) else [key]
-
     def _pairs(self, key: Any, value: Any) -> dict[Key, list[Any]]:
         pairs = group(key, value)
         one_kind(pairs, self._kind)
@@ -394,58 +348,5 @@ class KVStore:
         """Class decorator: make ``create`` know the class by its lower-case name, and call it with its options."""
         if not (isinstance(cls, type) and issubclass(cls, KVStore)):
             raise UsageError(f"{cls!r} is no subclass of KVStore")
-        name = cls.__name__.lower()
-        if name in store_names():
-            warnings.warn(f"the new store {name!r} replaces the one of that name", stacklevel=2)
-        _REGISTERED[name] = cls
+        register(cls.__name__.lower(), cls)
         return cls
-
-
-def create(name: str = "local", **options: Any) -> KVStore:
-    """Return a new store.
-
-    Args:
-        name: ``local``, ``device``, ``dist_sync`` (or ``dist``), ``dist_device_sync``, ``dist_async``, ``dist_ssp``,
-            one of MXNet's other names for these, or a registered one; upper or lower case.
-        options: for dist stores ``timeout_s``, the deadline of every wait in seconds, and ``bigarray_bound``, the
-            number of elements from which an array is cut across all servers; for those with rounds ``quorum``, how many
-            workers make one, and ``late`` (``drop`` or ``keep``); for ``dist_ssp`` ``staleness``, how many pushes a
-            worker that reads may be ahead of the slowest (3); for this and ``dist_async`` ``delay_compensation``; see
-            ``kvstore.consistency``. A registered store's own.
-
-    Raises:
-        UnknownName: no such store, or no such option; the message lists those there are.
-        ConfigError: a dist store outside a job.
-    """
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a store is a str, not {type(name).__name__}")
-    lowered = name.lower()
-    if lowered in _REGISTERED:
-        return _REGISTERED[lowered](**options)
-    if lowered not in _BUILTIN:
-        raise UnknownName(f"no store {name!r}; choose from {', '.join(store_names())}")
-    module, cls, canonical = _BUILTIN[lowered]
-    made: KVStore = getattr(importlib.import_module(module), cls).create(lowered, canonical, options)
-    return made
-
-
-def store_names() -> list[str]:
-    """The names that ``create`` knows."""
-    return [*_BUILTIN, *sorted(_REGISTERED)]
-
-
-def require_options(name: str, options: Mapping[str, Any], valid: tuple[str, ...]) -> None:
-    """Raise ``UnknownName`` if there is an option that is not among the ``valid`` ones."""
-    for option in options:
-        if option not in valid:
-            raise UnknownName(
-                f"a {name!r} store has no option {option!r}"
-                + (f"; choose from {', '.join(valid)}" if valid else "; it has none")
-            )
-
-
-def finish(ticket: Ticket, wait: bool) -> Ticket:
-    """Wait for ``ticket`` if that is wanted; return it."""
-    if wait:
-        ticket.wait()
-    return ticket

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -86,10 +85,6 @@ class Compressing:
                 way(target, False)
 
         return decode
-
-    def statistics(self) -> Any:
-        """What has been encoded; see ``codecs.Statistics``."""
-        return self._compressor.statistics()
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """What the encodings have lacked so far; see ``Compressor.state``."""

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from kvstore import states
-from kvstore.base import KVStore, Statistics, require_options
+from kvstore.base import KVStore
 from kvstore.errors import AlreadyInitialised, KeyNotInitialised, UsageError
 from kvstore.optim import describe, finite, log_replaced, require_shapes
+from kvstore.registry import require_options
 from kvstore.spec import Key, Spec, require_floats, require_same
+from kvstore.statistics import Statistics
 from kvstore.tickets import Ticket
 from kvstore.updater import Updater, refusals
 from kvstore.values import as_output, as_tensors, reduce_to, spec_of

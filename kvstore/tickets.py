@@ -86,6 +86,13 @@ class Ticket:
         return f"{self.what} of {shorten(self.keys)}" if self.keys else self.what
 
 
+def finish(ticket: Ticket, wait: bool) -> Ticket:
+    """Wait for ``ticket`` if that is wanted; return it."""
+    if wait:
+        ticket.wait()
+    return ticket
+
+
 def shorten(keys: Iterable[Key], most: int = 8) -> str:
     """Render keys for a message: the first few, and how many more."""
     listed = list(keys)

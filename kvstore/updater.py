@@ -16,8 +16,7 @@ from kvstore.spec import Key
 
 _HALF = (torch.float16, torch.bfloat16)
 
-
-Kind: TypeAlias = "tuple[int, float, float, bool]"
+Kind: TypeAlias = tuple[int, float, float, bool]  # see ``Group.members``
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -18,15 +18,8 @@ from kvstore.spec import ITEMSIZE, Key, Spec
 from kvstore.values import Part, from_buffer, split_like, sum_runs
 from kvstore.wire import Node, Pull, Push
 from servers.clocks import Clocks
+from servers.hyper import Hyper
 from servers.rounds import Rounds
-
-
-class Hyper(NamedTuple):
-    """The hyper-parameters of a push; ``changes``, by group and name, are those that differ from the optimizer's."""
-
-    lr: float | None = None
-    rescale: float | None = None
-    changes: tuple[tuple[tuple[int, str], Any], ...] = ()
 
 
 @dataclass

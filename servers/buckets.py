@@ -89,6 +89,10 @@ class Buckets:
                 spans.append((bucket, start, start + bucket.sizes[place]))
         return spans
 
+    def versions(self, ids: Sequence[int]) -> list[int]:
+        """Return how many rounds of each of segments ``ids`` are over."""
+        return [self.find(number)[0].rounds.version for number in ids]
+
     def pushed(self, ids: Sequence[int], clocks: Sequence[int]) -> list[Bucket]:
         """Return the buckets that ``ids`` are, one after the other, each with one clock; makes them so."""
         listed = tuple(ids)

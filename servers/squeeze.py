@@ -1,4 +1,4 @@
-"""Compressed values at a server's end: contributions decoded as they come, and what workers ask for encoded once."""
+"""Compressed values at a server: contributions stay so until their sum is made; what is asked for is encoded once."""
 
 from __future__ import annotations
 
@@ -47,9 +47,11 @@ class Packed:
         self.opened(out, False)
         return out
 
-    def cut(self, start: int, stop: int) -> Packed:
-        """See ``Part``; buckets are cut between segments."""
-        return Packed(self.start - start, self.stop - start, self.opened)
+    def cut(self, start: int, stop: int) -> Part:
+        """See ``Part``. Buckets are cut between segments; another worker's buffers may end within one."""
+        if start <= self.start and self.stop <= stop:
+            return Packed(self.start - start, self.stop - start, self.opened)
+        return Run(self.start, self.values).cut(start, stop)
 
     def write(self, out: torch.Tensor, add: bool) -> None:
         """See ``Part``."""
@@ -83,16 +85,15 @@ class Squeezed:
     """
 
     def __init__(self) -> None:
-        self._compressors: dict[Compression, Compressor] = {}
-        self._kept: dict[int, tuple[object, torch.Tensor]] = {}  # by segment: of which state, and the payload
+        self._ways: dict[Compression, _Way] = {}
 
     def answer(
-        self, spans: Sequence[tuple[Bucket, int]], compression: Compression, feedback: bool
+        self, places: Sequence[tuple[Bucket, int]], compression: Compression, feedback: bool
     ) -> tuple[list[int], list[Buffer]]:
         """Return the payloads of segments: the length of each, and the buffers of a message.
 
         Args:
-            spans: the bucket of each segment, and its place therein.
+            places: the bucket of each segment, and its place therein.
             compression: how.
             feedback: whether the values are sums, of which what is lacking must come later.
 
@@ -104,20 +105,28 @@ class Squeezed:
                 f"{compression.type} is no way for weights to come back, of which every one must be near; "
                 f"choose from {', '.join(sorted(CLOSE))}"
             )
-        parts = [to_buffer(self._payload(bucket, place, compression, feedback)) for bucket, place in spans]
+        way = self._ways.get(compression)
+        if way is None:
+            way = self._ways[compression] = _Way(Compressor(compression))
+        parts = [to_buffer(way.payload(bucket, place, feedback)) for bucket, place in places]
         return [part.nbytes for part in parts], join(parts)
 
-    def _payload(self, bucket: Bucket, place: int, compression: Compression, feedback: bool) -> torch.Tensor:
+
+class _Way:
+    """One way of encoding, and the last payloads."""
+
+    def __init__(self, compressor: Compressor) -> None:
+        self._compressor = compressor
+        self._kept: dict[int, tuple[object, torch.Tensor]] = {}  # by segment: of which state, and the payload
+
+    def payload(self, bucket: Bucket, place: int, feedback: bool) -> torch.Tensor:
         number, start = bucket.ids[place], bucket.starts[place]
         # Sums change with their round, wherever the segment is by then; weights may be changed in between.
-        state = (compression, bucket.rounds.version if feedback else bucket.state)
+        state = bucket.rounds.version if feedback else bucket.state
         kept = self._kept.get(number)
         if kept is not None and kept[0] == state:
             return kept[1]
-        compressor = self._compressors.get(compression)
-        if compressor is None:
-            compressor = self._compressors[compression] = Compressor(compression)
-        encode = compressor.encode if feedback else compressor.once
+        encode = self._compressor.encode if feedback else self._compressor.once
         encoded = encode(number, bucket.value[start : start + bucket.sizes[place]])
         payload = encoded.cut(0, encoded.size)
         self._kept[number] = (state, payload)

@@ -69,8 +69,7 @@ class Compressor:
                 dropped.
             Mismatch: another size than before.
         """
-        if not values.is_floating_point():
-            raise UsageError(f"key {key!r} is {values.dtype}; compression is for floating point only")
+        _require_floating(key, values)
         flat = values.detach().reshape(-1)
         if flat.dtype == torch.float64:
             flat = flat.float()
@@ -99,6 +98,7 @@ class Compressor:
 
     def once(self, key: Key, values: torch.Tensor) -> Encoded:
         """Return the encoding of ``values`` alone; nothing is kept. See ``encode`` for arguments and errors."""
+        _require_floating(key, values)
         self.require_finite(key, values)
         flat = values.detach().reshape(-1)
         encoded = self._codec.begin(values.shape, flat.device, Memo(key, torch.empty(0)))
@@ -190,6 +190,11 @@ class Compressor:
             bytes_out=before.bytes_out + encoded.nbytes,
             clipped=before.clipped + encoded.clipped,
         )
+
+
+def _require_floating(key: Key, values: torch.Tensor) -> None:
+    if not values.is_floating_point():
+        raise UsageError(f"key {key!r} is {values.dtype}; compression is for floating point only")
 
 
 def _finite(values: torch.Tensor) -> bool:

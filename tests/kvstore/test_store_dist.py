@@ -201,9 +201,9 @@ def test_the_deadline_of_a_store_is_its_option(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.init("w", torch.zeros(1))
         store.barrier()
-        store._timeout_s = SOON if store.rank == 0 else LONG
+        store._exchange._timeout_s = SOON if store.rank == 0 else LONG
         (one if store.rank else zero)(store)
-        store._timeout_s = LONG
+        store._exchange._timeout_s = LONG
 
     cluster.run(work)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvstore as kv
-from kvstore import base
+from kvstore import registry
 
 SHAPE = (4, 4)
 KEYS: list[Any] = [5, 7, 11]
@@ -140,7 +140,7 @@ def test_pushpull(key: Any, keys: list[Any], kind: str) -> None:
 @pytest.fixture
 def teststore(monkeypatch: pytest.MonkeyPatch) -> kv.KVStore:
     """MXNet's TestStore: sums and copies in this process, and no more."""
-    monkeypatch.setattr(base, "_REGISTERED", {})
+    monkeypatch.setattr(registry, "_REGISTERED", {})
 
     @kv.KVStore.register
     class TestStore(kv.KVStore):

@@ -11,7 +11,7 @@ from threaded import ThreadedJob
 from waiting import LONG
 
 import kvstore as kv
-from kvstore import base
+from kvstore import registry as names_of_stores
 from kvstore.dist import DistStore
 from kvstore.local import DeviceStore, LocalStore
 
@@ -35,8 +35,8 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[kv.KVStore]]:
     """What is registered in a test is forgotten after it."""
-    monkeypatch.setattr(base, "_REGISTERED", {})
-    return base._REGISTERED
+    monkeypatch.setattr(names_of_stores, "_REGISTERED", {})
+    return names_of_stores._REGISTERED
 
 
 @pytest.mark.parametrize(("names", "cls"), [(LOCAL, LocalStore), (DEVICE, DeviceStore)])
@@ -66,8 +66,8 @@ def test_any_other_name_lists_them_all(name: str) -> None:
     with pytest.raises(kv.UnknownName) as caught:
         kv.create(name)
     assert repr(name) in str(caught.value)
-    assert str(caught.value).partition("choose from ")[2].split(", ") == base.store_names()
-    assert set(NAMES) <= set(base.store_names())
+    assert str(caught.value).partition("choose from ")[2].split(", ") == names_of_stores.store_names()
+    assert set(NAMES) <= set(names_of_stores.store_names())
 
 
 @pytest.mark.parametrize("name", [None, 3, b"local", ["local"]])
@@ -145,7 +145,7 @@ def test_a_store_can_be_added() -> None:
     assert out.tolist() == [6, 6]
     assert (store.rank, store.num_workers, store.num_dead_nodes()) == (0, 1, 0)
     assert store.statistics() == kv.Statistics()
-    assert "doubling" in base.store_names()
+    assert "doubling" in names_of_stores.store_names()
     with pytest.raises(kv.UnknownName, match="doubling"):
         kv.create("foo")
 

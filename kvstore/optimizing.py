@@ -1,0 +1,150 @@
+"""A store's optimizer at a worker's end: what this worker has set, what its pushes ask for, and what servers have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kvstore import states
+from kvstore.errors import DeadlineExceeded, UsageError
+from kvstore.optim import Changes, Optimizer, describe, finite, log_replaced, require_shapes
+from kvstore.placement import WHOLE
+from kvstore.remote import Hyper, Remote
+from kvstore.shares import Entry, Piece, parcels
+from kvstore.spec import Key
+
+
+class Optimizing:
+    """One worker's view of the optimizer that servers update with.
+
+    Args:
+        remote: the servers.
+        store: the name of the store, for messages.
+
+    Attributes:
+        optimizer: what this worker has set.
+    """
+
+    def __init__(self, remote: Remote, store: str) -> None:
+        self.optimizer: Optimizer | None = None
+        self._remote = remote
+        self._store = store
+        self._version = 0
+        self._theirs: str | None = None  # the servers' optimizer, if another worker has set it
+        self._lr: float | None = None
+        self._rescale: float | None = None
+        self._changes: Changes = {}
+
+    @property
+    def whole(self) -> bool:
+        """Whether arrays must not be cut."""
+        return self.optimizer is not None and self.optimizer.whole
+
+    def set(self, new: Optimizer) -> None:
+        """Have the servers update with ``new``; what pushes were to ask for is forgotten."""
+        self._version += 1
+        try:
+            self._remote.set_optimizer(self._version, new)
+        except DeadlineExceeded:
+            self._version -= 1  # so that another try is the same call
+            raise
+        log_replaced(self.optimizer, new)
+        self.optimizer = new
+        self._lr = self._rescale = None
+        self._changes = {}
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate that this worker has set."""
+        if self._lr is not None:
+            return self._lr
+        if self.optimizer is None:
+            raise UsageError("this worker has set no optimizer and no learning rate")
+        return self.optimizer.lr
+
+    def change(
+        self,
+        learning_rate: float | None,
+        rescale_grad: float | None,
+        groups: Sequence[Mapping[str, Any]],
+        others: Mapping[str, Any],
+    ) -> None:
+        """Let pushes ask for these from now on; see ``KVStore.set_hyperparameters``."""
+        changes: Changes = {}
+        if groups or others:
+            if self.optimizer is None:
+                raise UsageError("this worker has set no optimizer, whose hyper-parameters these could be")
+            changes = self.optimizer.changes(others, groups)
+        if learning_rate is not None:
+            self._lr = float(finite("learning_rate", learning_rate))
+        if rescale_grad is not None:
+            self._rescale = float(finite("rescale_grad", rescale_grad))
+        self._changes = {**self._changes, **changes}
+
+    def hyper(self) -> Hyper:
+        """Return the numbers of the next push."""
+        return Hyper(self._lr, self._rescale, [[*which, value] for which, value in self._changes.items()])
+
+    def require(self, what: str) -> str:
+        """Return the optimizer's name; a worker that has not set it asks the servers, once.
+
+        Raises:
+            UsageError: there is none; the message says that ``what`` needs one.
+        """
+        if self.optimizer is not None:
+            return self.optimizer.name
+        if self._theirs is None:
+            self._theirs = self._remote.optimizer()
+        if self._theirs is None:
+            raise UsageError(
+                f"{what} on a {self._store!r} store needs an optimizer: call set_optimizer(name, ...) first, "
+                "on every worker, or on rank 0 and then barrier() on all"
+            )
+        return self._theirs
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        entries: Mapping[Key, Entry],
+        residuals: states.Residuals | None,
+        note: str | None,
+    ) -> None:
+        """Write the servers' states of all keys to ``path``; see ``states.write``."""
+        self._theirs = None  # it may be another by now
+        optimizer = self.require("save_optimizer_states")
+        pieces: dict[tuple[Piece, str], torch.Tensor] = {}
+        for parcel in parcels(entries, list(entries), WHOLE):
+            pieces |= self._remote.get_states(parcel)
+        states.write(path, optimizer, states.assemble(pieces, entries), residuals, note)
+
+    def load(self, path: str | os.PathLike[str], entries: Mapping[Key, Entry]) -> None:
+        """Give the servers the states in ``path``, if they are of this optimizer and of these keys."""
+        found, loaded = states.read(path)
+        states.require_optimizer(found, self.require("load_optimizer_states"), path)
+        states.require_keys(loaded, {key: entry.spec for key, entry in entries.items()}, path)
+        by_server: dict[int, dict[tuple[Piece, str], torch.Tensor]] = {}
+        for (piece, name), value in states.cut(loaded, entries).items():
+            by_server.setdefault(piece.server, {})[piece, name] = value
+        for server, its in by_server.items():
+            self._remote.put_states(server, its)
+
+
+def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mapping[Key, Entry]) -> Optimizer:
+    """Return the description of what ``set_optimizer`` was given, if it can update what there is.
+
+    Raises:
+        UnknownName, UsageError: see ``optim.describe``; or keys have no such shape, or are cut and must not be.
+    """
+    new = describe(optimizer, hyperparameters)
+    for key, entry in entries.items():
+        if new.whole and entry.cut:
+            raise UsageError(
+                f"{new.name} needs whole tensors, but key {key!r} is cut over {entry.servers} servers, in "
+                f"{len(entry.pieces)} pieces; set the optimizer before init, or raise KVSTORE_BIGARRAY_BOUND "
+                "and KVSTORE_PIECE_BYTES"
+            )
+    require_shapes(new, ((key, entry.spec) for key, entry in entries.items()))
+    return new

@@ -1,0 +1,32 @@
+"""What a store says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a store has done.
+
+    Attributes:
+        keys: how many have been initialised.
+        pushes, pulls: how many keys have been pushed and pulled, repeats counted.
+        bytes_pushed, bytes_pulled: bytes of gradients sent and values received (in dist stores), headers apart.
+        outstanding: pushes that have not taken effect yet.
+        staleness: how often values that were read were so many pushes ahead of the slowest worker's, in stores whose
+            every push is an update.
+        late: segments that were pushed when their round was over, in stores with a quorum.
+        server_bytes: bytes of the parameters that each server holds; empty for local stores.
+    """
+
+    keys: int = 0
+    pushes: int = 0
+    pulls: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    outstanding: int = 0
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    late: int = 0
+    server_bytes: tuple[int, ...] = ()

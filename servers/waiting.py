@@ -1,0 +1,137 @@
+"""Requests of one store that wait: for which rounds, for whose pushes, and what becomes of them. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from kvstore.consistency import Rule
+from kvstore.errors import NodeLost, UsageError
+from kvstore.spec import Key
+from kvstore.tickets import shorten
+from kvstore.wire import Pull, Push, Reply, Resume
+from servers.bucket import Bucket, Parked
+from servers.buckets import Buckets
+from servers.pauses import Pauses
+from servers.replies import Answer, refuse
+
+
+class Waiting:
+    """The requests that wait.
+
+    Args:
+        rule: how updates and reads go together.
+        workers: the ranks of the job's workers.
+        buckets: what requests are about.
+        reply: makes the answer to a push or pull, of which so many segments came late.
+    """
+
+    def __init__(
+        self, rule: Rule, workers: frozenset[int], buckets: Buckets, reply: Callable[[Push | Pull, int], Reply]
+    ) -> None:
+        self.pauses = Pauses()
+        self.departed: frozenset[int] = frozenset()  # who has left in order
+        self._rule = rule
+        self._workers = workers
+        self._buckets = buckets
+        self._reply = reply
+        self._parked: dict[tuple[int, int], Parked] = {}
+
+    def park(self, peer: bytes, message: Push | Pull, late: int = 0) -> list[Answer]:
+        """Answer ``message`` if the rounds it needs are over; else keep it until they are."""
+        parked = Parked(peer, message, late)
+        for bucket, clock in self._needs(message):
+            if bucket.rounds.version < clock:
+                bucket.parked.append((clock, parked))
+                parked.left += 1
+        if not parked.left:
+            return [Answer(peer, message, self._reply(message, late))]
+        self._parked[message.rank, message.seq] = parked
+        return self._give_up(parked)
+
+    def release(self, buckets: Sequence[Bucket], errors: Mapping[Bucket, Exception]) -> list[Answer]:
+        """Answer whoever waits for nothing more now that ``buckets`` are where they are, some through an error."""
+        answers: list[Answer] = []
+        for bucket in buckets:
+            for parked in bucket.release(errors.get(bucket)) if bucket.parked else ():
+                del self._parked[parked.request.rank, parked.request.seq]
+                if parked.error is not None:
+                    answers.append(refuse(parked.peer, parked.request, parked.error))
+                else:
+                    answers.append(Answer(parked.peer, parked.request, self._reply(parked.request, parked.late)))
+        return answers
+
+    def despair(self) -> list[Answer]:
+        """Fail whoever waits for workers that have left, or pause; let everybody go on if all pause."""
+        return [answer for parked in list(self._parked.values()) for answer in self._give_up(parked)] + self.resume()
+
+    def resume(self) -> list[Answer]:
+        """If all workers have paused, and what they had pushed before is in, let them go on."""
+        paused = self.pauses.ranks
+        if not paused:
+            return []
+        missing = self._workers - paused
+        gone = missing & self.departed
+        if gone and self._rule.mode == "sync" and self._rule.quorum is None:
+            names = ", ".join(f"worker {rank}" for rank in sorted(gone))
+            error = NodeLost(f"{names} has left the job without join()")
+            return [refuse(peer, request, error) for peer, request in self.pauses.end()]
+        buckets = self._buckets.all()
+        if missing - gone or not all(bucket.rounds.settled for bucket in buckets):
+            return []
+        for bucket in buckets:
+            bucket.rounds.resume()
+        last = self.pauses.last
+        return [
+            Answer(peer, request, Resume(request.seq, last, self._buckets.versions(request.ids)))
+            for peer, request in self.pauses.end()
+        ]
+
+    def explain(self, rank: int, about: int) -> str:
+        """Say what request ``about`` of worker ``rank`` waits for; nothing if it does not."""
+        parked = self._parked.get((rank, about))
+        if parked is None:
+            return self.pauses.explain(rank, about, self._workers)
+        return f"waits for {self._missing(parked.request, lambda *_: True)}"
+
+    def _needs(self, message: Push | Pull) -> list[tuple[Bucket, int]]:
+        """Return the buckets of a request, and the round of each that it wants to be over."""
+        if self._rule.mode == "async" and isinstance(message, Push) and not message.want:
+            return []  # it has taken effect
+        buckets, clocks = self._buckets.of(message.ids), message.clocks
+        if clocks and clocks.count(clocks[0]) == len(clocks):  # which is usual
+            return [(bucket, self._rule.needs(clocks[0])) for bucket in buckets]
+        latest = dict.fromkeys(buckets, 0)
+        for number, clock in zip(message.ids, clocks, strict=True):
+            bucket, _ = self._buckets.find(number)
+            latest[bucket] = max(latest[bucket], self._rule.needs(clock))
+        return list(latest.items())
+
+    def _give_up(self, parked: Parked) -> list[Answer]:
+        """Fail a request that waits for workers that have left, or that pause and do not know what they should push."""
+        error: Exception
+        if self.departed and (missing := self._missing(parked.request, lambda rank, _: rank in self.departed)):
+            error = NodeLost(f"{missing}, has left the job")
+        elif self.pauses.ranks and (missing := self._missing(parked.request, self._ignorant)):
+            error = UsageError(f"{missing}, has joined without having initialised it")
+        else:
+            return []
+        del self._parked[parked.request.rank, parked.request.seq]
+        for bucket in self._buckets.of(parked.request.ids):
+            bucket.parked = [entry for entry in bucket.parked if entry[1] is not parked]
+        return [refuse(parked.peer, parked.request, error)]
+
+    def _ignorant(self, rank: int, segment: int) -> bool:
+        return rank in self.pauses.ranks and not self.pauses.knows(rank, segment)
+
+    def _missing(self, message: Push | Pull, among: Callable[[int, int], bool]) -> str:
+        """Name the workers for whose pushes a request waits, with keys and rounds, if ``among(rank, segment)``."""
+        waits: dict[int, tuple[int, list[Key]]] = {}
+        for number, clock in zip(message.ids, message.clocks, strict=True):
+            bucket, place = self._buckets.find(number)
+            for rank, first in bucket.rounds.missing(self._rule.needs(clock)).items():
+                if among(rank, number):
+                    waits.setdefault(rank, (first, []))[1].append(bucket.slots[place].key)
+        return "; ".join(
+            f"worker {rank}, whose push {first} of {shorten(dict.fromkeys(keys))} is missing"
+            for rank, (first, keys) in sorted(waits.items())
+        )
