@@ -14,13 +14,16 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from cifar import choice, lines, options, resnet
 from cifar.batches import seeded
 from cifar.devices import DeviceError, find_devices
 from cifar.images import DataError
-from cifar.loaders import train_loader, validation_loader
+from cifar.loaders import synthetic, train_loader, validation_loader
 
 import kvstore as kv
 from workers import Checkpoint, Reducer, callbacks, fit, metrics
@@ -41,15 +44,13 @@ def main() -> None:
 
 def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reducer: Reducer) -> None:
     """One worker's part: learn from its own share of the pictures, in step with the others."""
-    dataset = choice.load(args.dataset, args.data_dir, reducer, store.rank)
-    dataset = choice.first(dataset, args.num_examples)
-    batches = train_loader(dataset, args, store)
+    batches, validation = read(args, store, reducer)
     if args.test_io:
         lines.test_io(batches, args.batch_size, args.disp_batches)
         return
 
     torch.manual_seed(args.seed)
-    model = resnet.build(args.network, args.num_layers)
+    model = resnet.build(args.network, args.num_layers, args.num_classes, getattr(torch, args.dtype))
     torch.set_rng_state(seeded(args.seed, store.rank).get_state())  # from here on, each worker has its own
 
     eval_metrics = ["accuracy"]
@@ -58,6 +59,8 @@ def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reduc
     if args.d2l:
         eval_metrics.append("loss")
     after_batch = [callbacks.Speedometer(args.batch_size, args.disp_batches), callbacks.ProgressBar()]
+    if args.monitor:
+        after_batch.append(lines.Monitor(args.monitor))
     after_epoch = [callbacks.LearningRateScheduler(lambda epoch: options.learning_rate(args, epoch))]
     if args.model_prefix:
         after_epoch.append(callbacks.do_checkpoint(args.model_prefix))
@@ -67,7 +70,7 @@ def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reduc
     fit(
         model,
         batches,
-        eval_data=validation_loader(dataset, args, store),
+        eval_data=validation,
         eval_metric=eval_metrics,
         kvstore=store,
         optimizer=args.optimizer,
@@ -80,6 +83,17 @@ def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reduc
         devices=devices,
         reducer=reducer,
     )
+
+
+def read(args: Namespace, store: kv.KVStore, reducer: Reducer) -> tuple[Iterable[Any], Iterable[Any] | None]:
+    """This worker's batches to train on and to validate with; with --benchmark 1 noise, and none."""
+    if args.benchmark:
+        return synthetic(args, store), None
+    dataset = choice.load(args.dataset, args.data_dir, reducer, store.rank)
+    dataset = choice.first(dataset, args.num_examples)
+    if args.rgb_mean:
+        dataset = replace(dataset, mean=tuple(value / 255 for value in args.rgb_mean))
+    return train_loader(dataset, args, store), validation_loader(dataset, args, store)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from mnist.data import Dataset, augmentation, data_partition, evaluation_partiti
 from mnist.idx import DataError
 from torch import Tensor
 from torch.nn import functional
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LRScheduler
 
 import kvstore as kv
 from workers import DistOpt
@@ -49,13 +50,14 @@ def train_mnist_cnn(args: Namespace) -> float:
     train_x, train_y = data_partition(dataset.train_x, dataset.train_y, sgd.rank_in_global, sgd.world_size)
     test_x, test_y = evaluation_partition(dataset.test_x, dataset.test_y, sgd.rank_in_global, sgd.world_size)
 
-    batch_size = max(1, args.batch_size // sgd.world_size) if args.split_batch else args.batch_size
+    batch_size = own_batch_size(args, sgd.world_size)
     num_train_batch = train_x.shape[0] // batch_size
     if not num_train_batch:
         raise DataError(f"--batch-size {batch_size} is more than a worker's part, {train_x.shape[0]} pictures")
     idx = np.arange(train_x.shape[0], dtype=np.int32)
     random = np.random.default_rng((args.seed, sgd.rank_in_global))
     accuracy_now = 0.0
+    scheduler = lr_scheduler(sgd, args, args.max_epoch * num_train_batch)
 
     for epoch in range(args.max_epoch):
         start_time = time.time()
@@ -78,6 +80,7 @@ def train_mnist_cnn(args: Namespace) -> float:
             train_correct += accuracy(out.detach().cpu().numpy(), y)
             train_loss += loss.item()
             update(sgd, loss, args)
+            scheduler.step()
 
         # Sums over all workers
         train_correct = reduce_variable(train_correct, sgd)
@@ -96,6 +99,25 @@ def train_mnist_cnn(args: Namespace) -> float:
         if sgd.rank_in_global == 0:
             print(f"Evaluation accuracy = {accuracy_now:f}, Elapsed Time = {time.time() - start_time:f}s", flush=True)
     return accuracy_now
+
+
+def own_batch_size(args: Namespace, world_size: int) -> int:
+    """How many pictures a worker has in each step."""
+    if not args.split_batch:
+        return int(args.batch_size)
+    if args.batch_size % world_size:
+        raise kv.UsageError(
+            f"--split-batch cannot share {args.batch_size} pictures out evenly among {world_size} workers; "
+            f"choose a multiple of {world_size} as --batch-size"
+        )
+    return int(args.batch_size) // world_size
+
+
+def lr_scheduler(sgd: DistOpt, args: Namespace, steps: int) -> LRScheduler:
+    """What sets the learning rate in a run of so many steps: SINGA's script keeps one rate, a cosine ends at 0."""
+    if args.lr_schedule == "cosine":
+        return CosineAnnealingLR(sgd.opt, max(1, steps))
+    return ConstantLR(sgd.opt, factor=1)
 
 
 def update(sgd: DistOpt, loss: Tensor, args: Namespace) -> None:

@@ -12,13 +12,23 @@ PAD = 4
 MIN_AREA = 0.64
 
 
-def random_crop(pictures: Tensor, generator: Generator | None) -> Tensor:
-    """Each picture moved by up to four pixels each way; what moves in is black."""
-    count, _, height, width = pictures.shape
-    padded = functional.pad(pictures, (PAD, PAD, PAD, PAD))
+def random_crop(
+    pictures: Tensor, generator: Generator | None, pad: int = PAD, size: Sequence[int] | None = None
+) -> Tensor:
+    """From each picture with a black margin of `pad` pixels a part at random, of `size` or as large as it was."""
+    count, _, *old = pictures.shape
+    height, width = size or old
+    padded = functional.pad(pictures, (pad, pad, pad, pad))
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: picture, channel, top, left, row, column
-    top, left = torch.randint(2 * PAD + 1, (2, count), generator=generator)
+    top = torch.randint(windows.shape[2], (count,), generator=generator)
+    left = torch.randint(windows.shape[3], (count,), generator=generator)
     return windows[torch.arange(count), :, top, left]
+
+
+def centre_crop(pictures: Tensor, size: Sequence[int]) -> Tensor:
+    """The middle of each picture, height and width of `size`."""
+    top, left = ((old - new) // 2 for old, new in zip(pictures.shape[2:], size, strict=True))
+    return pictures[:, :, top : top + size[0], left : left + size[1]]
 
 
 def random_resized_crop(pictures: Tensor, generator: Generator | None) -> Tensor:

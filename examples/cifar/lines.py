@@ -1,4 +1,4 @@
-"""Lines of other programs: d2l's after each epoch, and the speed of reading alone."""
+"""Lines of other programs: d2l's after each epoch, MXNet's monitor's, and the speed of reading alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Iterable
 from typing import Any
+
+from workers.callbacks import BatchEndParam
 
 
 class EpochLine:
@@ -24,6 +26,25 @@ class EpochLine:
             f"test acc {values['validation-accuracy']:f}, time {seconds:.2f} sec, lr {lr:g}",
             flush=True,
         )
+
+
+class Monitor:
+    """Logs every parameter's norm, over the root of its size, as MXNet's `Monitor`; a `batch_end_callback` of `fit`.
+
+    Args:
+        interval: after every so many batches, the first one included.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._interval, self._batches = interval, 0
+
+    def __call__(self, param: BatchEndParam) -> None:
+        """Log them, if it is time."""
+        if self._batches % self._interval == 0:
+            for name, value in param.locals["model"].named_parameters():
+                size = (value.detach().norm() / value.numel() ** 0.5).item()
+                logging.info("Batch: %7d %-30s %g", self._batches, name, size)
+        self._batches += 1
 
 
 def test_io(batches: Iterable[Any], batch_size: int, frequent: int) -> None:

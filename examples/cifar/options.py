@@ -6,9 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from cifar.resnet import NETWORKS
+from cifar.augment import PAD
+from cifar.distort import HUES, LEVELS
+from cifar.resnet import CLASSES, NETWORKS
 from kvstore.config import Config
 
+SIDE = 32  # pixels of a picture
 LAST_BATCH = ("keep", "discard", "rollover")
 # What `--d2l` stands for: the hyper-parameters of the book's script for several machines.
 D2L = {
@@ -31,22 +34,47 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     network = parser.add_argument_group("network")
     network.add_argument("--network", choices=NETWORKS, default="resnet", help="the network")
     network.add_argument("--num-layers", type=layers, default=8, help="of resnet: 6n + 2, as 8, 20, 32, 44, 56 or 110")
+    network.add_argument("--num-classes", type=positive, default=CLASSES, help="scores that it gives a picture")
+    network.add_argument(
+        "--dtype",
+        choices=["float32", "float16", "bfloat16"],
+        default="float32",
+        help="what it computes in; its parameters stay float32",
+    )
 
     data = parser.add_argument_group("data")
     data.add_argument("--dataset", choices=["auto", "cifar10", "digits"], default="auto", help="what to train on")
     data.add_argument("--data-dir", type=Path, default=DATA_DIR, help="where CIFAR-10 is, or is downloaded to")
     data.add_argument("--num-examples", type=positive, help="train on so many pictures only; all if not given")
 
+    data.add_argument("--benchmark", type=int, choices=[0, 1], default=0, help="1 trains on noise, to see the speed")
     data.add_argument("--last-batch", choices=LAST_BATCH, default="discard", help="what to do with a smaller one")
-    crops = ["pad", "resize", "none"]
-    data.add_argument(
-        "--random-crop", choices=crops, default="pad", help="of pictures with a margin, or enlarged (d2l)"
-    )
-    data.add_argument(
-        "--random-mirror", type=int, choices=[0, 1], default=1, help="mirror half of them, where it may be"
-    )
+    data.add_argument("--image-shape", type=shape, default=(3, SIDE, SIDE), help="what the network sees, as 3,28,28")
+    data.add_argument("--rgb-mean", type=rgb, help="to subtract, as 123.68,116.779,103.939; if not given, the data's")
+    for name in ("--data-train", "--data-val"):  # of the lab, for an error that says what to give instead
+        data.add_argument(name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     data.add_argument("--data-nthreads", type=natural, default=0, help="processes that read; 0 reads while training")
     data.add_argument("--test-io", type=int, choices=[0, 1], default=0, help="1 reads an epoch, and trains nothing")
+
+    change = parser.add_argument_group("random changes of the pictures to train on")
+    change.add_argument("--pad-size", type=natural, default=PAD, help="black pixels around a picture before cropping")
+    change.add_argument(
+        "--random-crop",
+        choices=["1", "0", "resize"],
+        default="1",
+        help="1: somewhere in it; 0: the middle, of the picture alone; resize: a part of it, enlarged (d2l)",
+    )
+    change.add_argument(
+        "--random-mirror", type=int, choices=[0, 1], default=1, help="mirror half of them, where it may be"
+    )
+    change.add_argument("--max-random-h", type=natural, default=0, help=f"how much hue may change, of {HUES}")
+    change.add_argument("--max-random-s", type=natural, default=0, help=f"how much saturation, of {LEVELS}")
+    change.add_argument("--max-random-l", type=natural, default=0, help=f"how much lightness, of {LEVELS}")
+    change.add_argument("--max-random-rotate-angle", type=natural, default=0, help="degrees")
+    change.add_argument("--max-random-shear-ratio", type=float, default=0.0, help="0.1 slants by a tenth")
+    change.add_argument("--max-random-aspect-ratio", type=float, default=0.0, help="0.25 stretches by up to a quarter")
+    change.add_argument("--max-random-scale", type=float, default=1.0, help="of the picture, at most")
+    change.add_argument("--min-random-scale", type=float, default=1.0, help="of the picture, at least")
 
     training = parser.add_argument_group("training")
     training.add_argument("--d2l", action="store_true", help="d2l's network, options, and line after each epoch")
@@ -72,12 +100,26 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     system.add_argument("--kv-store", default=default_store(), help="local, device, dist_sync, dist_async, ...")
     system.add_argument("--gpus", nargs="?", type=numbers, help='CUDA devices, as "0,1"; on the CPU if not given')
     system.add_argument("--disp-batches", type=positive, default=20, help="report after every so many batches")
+    system.add_argument("--monitor", type=natural, default=0, help="log parameters after every so many batches")
     system.add_argument("--model-prefix", help="save a checkpoint under this name after each epoch")
     system.add_argument("--load-epoch", type=positive, help="go on from the checkpoint of this epoch")
 
     if parser.parse_known_args(argv)[0].d2l:
         parser.set_defaults(**D2L)
     args = parser.parse_args(argv)
+    if hasattr(args, "data_train") or hasattr(args, "data_val"):
+        parser.error(
+            "--data-train and --data-val are RecordIO files, which this does not read: give --data-dir, where "
+            "CIFAR-10's archive is, or its .bin files; without any of it, the archive is downloaded"
+        )
+    if args.benchmark and (args.d2l or args.patience):
+        parser.error("--benchmark 1 has nothing to validate with, which --d2l and --patience need")
+    if args.num_classes < CLASSES and not args.benchmark:
+        parser.error(f"--num-classes {args.num_classes}: there are {CLASSES} classes in the data")
+    if max(args.image_shape[1:]) > SIDE and not args.benchmark:
+        parser.error(f"--image-shape {','.join(map(str, args.image_shape))}: pictures are 3,{SIDE},{SIDE}")
+    if not 0 < args.min_random_scale <= args.max_random_scale:
+        parser.error("--min-random-scale must be above 0, and no more than --max-random-scale")
     if args.top_k == 1:
         parser.error("--top-k 1 is the accuracy, which is always reported: give 2 or more")
     if args.lr_period and args.lr_step_epochs is not None:
@@ -135,6 +177,23 @@ def natural(text: str) -> int:
 def numbers(text: str) -> list[int]:
     """Whole numbers with commas between; empty text is none."""
     return [natural(part.strip()) for part in text.split(",")] if text else []
+
+
+def shape(text: str) -> tuple[int, int, int]:
+    """Channels, height and width of a picture, with commas between: 3,28,28."""
+    parts = numbers(text)
+    if len(parts) != 3 or parts[0] != 3 or 0 in parts:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three channels, height and width, as 3,28,28")
+    return parts[0], parts[1], parts[2]
+
+
+def rgb(text: str) -> tuple[float, float, float]:
+    """The means of red, green and blue, 0 to 255, with commas between."""
+    try:
+        red, green, blue = map(float, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three numbers, as 123.68,116.779,103.939") from None
+    return red, green, blue
 
 
 def layers(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -11,36 +12,53 @@ CLASSES = 10
 NETWORKS = ("resnet", "resnet18", "resnet18-d2l")
 
 
-def build(network: str, num_layers: int) -> nn.Module:
+def build(network: str, num_layers: int, classes: int = CLASSES, dtype: torch.dtype = torch.float32) -> Classifier:
     """`resnet` with 6n + 2 layers, the paper's for CIFAR-10, or a wide one, whatever `num_layers`.
 
     The wide ones are `resnet18`, and `resnet18-d2l`, as in the book "Dive into Deep Learning".
     """
+    model = _build(network, num_layers, classes)
+    model.dtype = dtype
+    return model
+
+
+def _build(network: str, num_layers: int, classes: int) -> Classifier:
     if network == "resnet18":
-        return ResNet(widths=(64, 128, 256, 512), blocks=2, shortcut=Projection)
+        return ResNet(widths=(64, 128, 256, 512), blocks=2, shortcut=Projection, classes=classes)
     if network == "resnet18-d2l":
-        return D2LResNet18()
+        return D2LResNet18(classes)
     if network != "resnet":
         raise ValueError(f"no network {network!r}; choose from {', '.join(NETWORKS)}")
     if num_layers < 8 or num_layers % 6 != 2:
         raise ValueError(f"a resnet has 6n + 2 layers, 8, 14, 20, 32, 44, 50, 56 or 110 for example; not {num_layers}")
-    return ResNet(widths=(16, 32, 64), blocks=num_layers // 6, shortcut=Pad)
+    return ResNet(widths=(16, 32, 64), blocks=num_layers // 6, shortcut=Pad, classes=classes)
 
 
-class ResNet(nn.Sequential):
+class Classifier(nn.Sequential):
+    """Layers that compute in `dtype`, where that is as good (`torch.autocast`); parameters and scores are float32."""
+
+    dtype = torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The scores of each class, for pictures."""
+        with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return super().forward(x).float()  # type: ignore[no-any-return]
+
+
+class ResNet(Classifier):
     """A convolution, a stage of residual blocks for each width, the mean over the picture, and a classifier.
 
     Each stage but the first halves height and width.
     """
 
-    def __init__(self, widths: Sequence[int], blocks: int, shortcut: type[nn.Module]) -> None:
+    def __init__(self, widths: Sequence[int], blocks: int, shortcut: type[nn.Module], classes: int = CLASSES) -> None:
         layers: list[nn.Module] = [conv3x3(3, widths[0]), nn.BatchNorm2d(widths[0]), nn.ReLU(inplace=True)]
         before = widths[0]
         for stage, width in enumerate(widths):
             for block in range(blocks):
                 layers.append(Residual(before, width, 2 if stage and not block else 1, shortcut))
                 before = width
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -49,16 +67,16 @@ class ResNet(nn.Sequential):
                 nn.init.zeros_(module.bias)
 
 
-class D2LResNet18(nn.Sequential):
+class D2LResNet18(Classifier):
     """d2l's ResNet-18: convolutions have biases, shortcuts have no normalisation, and first weights are Xavier's."""
 
-    def __init__(self) -> None:
+    def __init__(self, classes: int = CLASSES) -> None:
         layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
         before = 64
         for width in (64, 128, 256, 512):
             layers += [D2LResidual(before, width), D2LResidual(width, width)]
             before = width
-        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, CLASSES))
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Linear):
                 nn.init.xavier_uniform_(module.weight)

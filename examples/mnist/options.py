@@ -24,6 +24,12 @@ def parser(description: str) -> argparse.ArgumentParser:
         help="share a batch of --batch-size out among the workers, so that many take the same steps as one",
     )
     training.add_argument("-l", "--learning-rate", type=rate, default=0.005, help="of SGD with momentum 0.9")
+    training.add_argument(
+        "--lr-schedule",
+        choices=["constant", "cosine"],
+        default="constant",
+        help="cosine: the learning rate falls to 0 over the run, so that the last steps' noise does not decide",
+    )
     training.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
 
     sending = made.add_argument_group("how gradients are sent")

@@ -51,6 +51,24 @@ def test_ten_scores_for_a_picture_and_a_gradient_for_every_parameter(network):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+def test_more_classes_and_other_shapes():
+    assert resnet.build("resnet", 8, 100)(torch.zeros(2, 3, 28, 20)).shape == (2, 100)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_it_computes_in_another_dtype_and_keeps_its_own(dtype):
+    torch.manual_seed(0)
+    model = resnet.build("resnet", 8, dtype=dtype).eval()
+    inside = []
+    model[0].register_forward_hook(lambda module, x, y: inside.append(y.dtype))
+    scores = model(batch(2)[0])
+    scores.sum().backward()
+    assert (inside, scores.dtype) == ([dtype], torch.float32)
+    assert {parameter.grad.dtype for parameter in model.parameters()} == {torch.float32}
+    model.dtype = torch.float32
+    assert torch.allclose(model(batch(2)[0]), scores, rtol=0.1, atol=0.1)
+
+
 def test_stages_halve_the_picture():
     shapes = []
     model = resnet.build("resnet", 8)

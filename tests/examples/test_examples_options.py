@@ -26,6 +26,11 @@ def test_the_defaults_are_the_labs():
         "--gpus 0,1,2,3 --network resnet --num-layers 50 --kv-store dist_device_sync --num-epoch 2",
         "--network resnet --num-layers 8 --kv-store dist_device_sync --num-epoch 2",
         "--gpus --network resnet --num-layers 50 --kv-store dist_device_sync",
+        "--network resnet --num-layers 8 --kv-store dist_device_sync --num-epoch 2 --pad-size 4 --random-crop 1 "
+        "--random-mirror 1 --rgb-mean 123.68,116.779,103.939 --image-shape 3,28,28 --num-classes 10 --dtype float32 "
+        "--benchmark 0 --monitor 0 --test-io 0 --top-k 0 --data-nthreads 4 --num-examples 50000 --max-random-h 36 "
+        "--max-random-s 50 --max-random-l 50 --max-random-rotate-angle 0 --max-random-shear-ratio 0 "
+        "--max-random-aspect-ratio 0 --max-random-scale 1 --min-random-scale 1",
     ],
 )
 def test_the_labs_command_lines_are_understood(line):
@@ -65,6 +70,15 @@ def test_only_optimizers_with_momentum_are_given_any():
         ("--batch-size 0", "must be 1 or more"),
         ("--num-epochs many", "'many' is not a whole number"),
         ("--gpus 0;1", "'0;1' is not a whole number"),
+        ("--data-train data/cifar10_train.rec", "RecordIO files, which this does not read: give --data-dir"),
+        ("--data-val data/cifar10_val.rec", "RecordIO files, which this does not read: give --data-dir"),
+        ("--image-shape 28,28", "'28,28' is not three channels, height and width, as 3,28,28"),
+        ("--image-shape 3,64,64", "--image-shape 3,64,64: pictures are 3,32,32"),
+        ("--rgb-mean 1,2", "'1,2' is not three numbers"),
+        ("--num-classes 9", "there are 10 classes in the data"),
+        ("--benchmark 1 --d2l", "nothing to validate with, which --d2l and --patience need"),
+        ("--min-random-scale 2", "no more than --max-random-scale"),
+        ("--dtype int8", "choose from"),
         ("--load-epoch 3", "--load-epoch needs --model-prefix"),
         ("--load-epoch 3 --model-prefix m --num-epochs 3", "leaves nothing to do"),
         ("--top-k 1", "give 2 or more"),
@@ -77,3 +91,8 @@ def test_a_wrong_option_is_an_error_that_says_why(line, message, capsys):
         parse(line)
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_noise_may_have_any_shape_and_number_of_classes():
+    args = parse("--benchmark 1 --image-shape 3,64,48 --num-classes 2")
+    assert (args.image_shape, args.num_classes) == ((3, 64, 48), 2)

@@ -89,11 +89,20 @@ def test_going_on_from_a_checkpoint_is_as_never_having_stopped(run, tmp_path):
 
 def test_d2ls_line_and_what_else_may_be_reported(run, monkeypatch, capsys):
     small = resnet.build("resnet", 8)
-    monkeypatch.setattr(resnet, "build", lambda network, layers: small)  # its own takes long
+    monkeypatch.setattr(resnet, "build", lambda *which: small)  # its own takes long
     lines = run(*SMALL, "--d2l", "--num-epochs", 1, "--top-k", 5)
     assert shapes(lines)[-3:] == [f"Epoch[0] Validation-{name}=#" for name in ("accuracy", "top_k_accuracy_5", "loss")]
     line = r"epoch 1, loss [\d.]+, train acc [\d.]+, test acc [\d.]+, time [\d.]+ sec, lr 0.1\n"
     assert re.fullmatch(line, capsys.readouterr().out)
+
+
+def test_noise_is_trained_on_and_not_validated(run):
+    lines = run("--benchmark", 1, "--num-examples", 48, "--batch-size", 16, "--num-epochs", 1, "--monitor", 2)
+    epoch = [line for line in lines[1:] if not line.startswith("Batch: ")]
+    assert shapes(epoch) == EPOCH[1:3]
+    monitored = [line.split() for line in lines if line.startswith("Batch: ")]
+    assert {words[1] for words in monitored} == {"0", "2"}
+    assert ["Batch:", "0", "0.weight"] in [words[:3] for words in monitored]
 
 
 def test_reading_alone_trains_nothing(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import re
 import struct
@@ -20,6 +21,7 @@ from mnist.cnn import CNN
 from mnist.data import augmentation, data_partition, find_mnist, load_digits, load_mnist
 from mnist.idx import DataError, read_image_file, read_label_file
 
+import kvstore as kv
 from workers import group
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,6 +162,17 @@ def test_the_network_is_singas():
     assert CNN()(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
 
 
+@pytest.mark.parametrize(
+    ("layer", "fans"), [("conv1", 25 + 20), ("conv2", 500 + 50), ("linear1", 800 + 500), ("linear2", 500 + 10)]
+)
+def test_initial_weights_are_drawn_as_singas(layer, fans):
+    torch.manual_seed(0)
+    drawn = getattr(CNN(), layer)
+    assert drawn.weight.std().item() == pytest.approx(math.sqrt(2 / fans), rel=0.1)
+    assert abs(drawn.weight.mean().item()) < 0.1 * math.sqrt(2 / fans)
+    assert not drawn.bias.any()
+
+
 # ---- the scripts
 
 
@@ -195,6 +208,37 @@ def test_one_process_trains_in_every_way(tmp_path, capsys, alone, option):
     lines = capsys.readouterr().out.splitlines()
     assert all(re.fullmatch(*pair) for pair in zip(LINES, lines, strict=True)), lines
     assert f"{accuracy:f}" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], [0.005] * 12),
+        (["--lr-schedule", "cosine"], [0.005 * (1 + math.cos(math.pi * step / 12)) / 2 for step in range(12)]),
+    ],
+)
+def test_the_learning_rate_stays_or_falls_to_0_over_the_run(tmp_path, monkeypatch, alone, words, expected):
+    used = []
+    update = train_mnist.update
+
+    def noting(sgd, loss, args):
+        used.append(sgd.opt.param_groups[0]["lr"])
+        update(sgd, loss, args)
+
+    monkeypatch.setattr(train_mnist, "update", noting)
+    train_mnist.train_mnist_cnn(arguments(write_mnist(tmp_path), "-m", "2", *words))
+    assert used == pytest.approx(expected)
+
+
+def test_a_batch_is_each_workers_own_or_shared_out_evenly(tmp_path):
+    assert train_mnist.own_batch_size(arguments(tmp_path), 3) == 8
+    assert train_mnist.own_batch_size(arguments(tmp_path, "--split-batch"), 4) == 2
+    with pytest.raises(kv.UsageError, match="cannot share 8 pictures out evenly among 3 workers; choose a multiple of"):
+        train_mnist.own_batch_size(arguments(tmp_path, "--split-batch"), 3)
+
+
+def test_no_epochs_is_no_training(tmp_path, alone):
+    assert train_mnist.train_mnist_cnn(arguments(write_mnist(tmp_path), "-m", "0", "--lr-schedule", "cosine")) == 0
 
 
 def test_what_the_user_can_mend_is_one_line(tmp_path, monkeypatch, alone):
