@@ -1,4 +1,4 @@
-"""What a training script uses: the Trainer; averages of weights now and then; sums over workers.
+"""What a training script uses: Trainer, fit, DistributedOptimizer, DistOpt; averages of weights now and then; sums.
 
 from workers import Trainer
 
@@ -8,15 +8,19 @@ trainer.step()
 """
 
 from workers import callbacks, metrics, schedules
-from workers.averaging import PeriodicAveraging
-from workers.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters
-from workers.checkpoint import Checkpoint, CheckpointError
+from workers.averaging import PartialSync, PeriodicAveraging
+from workers.ddp import (
+    Average,
+    DistributedOptimizer,
+    Sum,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    partition_dataset,
+)
 from workers.dist_opt import DistOpt
-from workers.distributed_optimizer import Average, DistributedOptimizer, Sum
-from workers.fitting import fit
+from workers.fitting import Checkpoint, CheckpointError, fit
 from workers.group import init, is_initialized, local_rank, local_size, rank, shutdown, size
-from workers.partial import PartialSync
-from workers.partition import partition_dataset
 from workers.reducer import Reducer
 from workers.samplers import SplitBatchSampler, SplitSampler
 from workers.trainer import Trainer

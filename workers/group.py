@@ -16,7 +16,7 @@ import torch
 import kvstore as kv
 from kvstore import KVStore, UsageError
 from kvstore.config import Config
-from workers.gather import require_sums
+from workers.common.gather import require_sums
 
 
 class Place(NamedTuple):

@@ -19,6 +19,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from kvstore import Mismatch, UnknownName, UsageError
+from workers.common.checks import at_least
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -37,12 +38,12 @@ class _Split(Sampler[T_co]):
         shuffle: bool,
         seed: int,
     ) -> None:
-        self._length = _integer("length", len(length) if isinstance(length, Sized) else length, 0)
-        self._parts = _integer("num_parts", num_parts, 1)
-        self._index = _integer("part_index", part_index, 0)
+        self._length = at_least("length", len(length) if isinstance(length, Sized) else length, 0)
+        self._parts = at_least("num_parts", num_parts, 1)
+        self._index = at_least("part_index", part_index, 0)
         if self._index >= self._parts:
             raise UsageError(f"part_index={part_index} must be less than num_parts={num_parts}")
-        self._even, self._shuffle, self._seed = bool(even_size), bool(shuffle), _integer("seed", seed, 0)
+        self._even, self._shuffle, self._seed = bool(even_size), bool(shuffle), at_least("seed", seed, 0, 2**64 - 1)
         if self._even and 0 < self._length < self._parts:
             raise UsageError(f"{length} samples cannot be split evenly into {num_parts} parts")
         self._epoch = self._taken = 0
@@ -59,7 +60,7 @@ class _Split(Sampler[T_co]):
         Without this call each epoch that has been iterated to its end is followed by the next one, and one that was
         broken off begins again.
         """
-        _integer("epoch", epoch, 0)
+        at_least("epoch", epoch, 0)
         if epoch != self.epoch:
             self._epoch, self._taken, self._fresh = epoch, 0, True
 
@@ -87,7 +88,7 @@ class _Split(Sampler[T_co]):
         total = self._count(epoch)
         if taken is None:
             taken = self._taken
-        elif _integer("taken", taken, 0) > total:
+        elif at_least("taken", taken, 0) > total:
             raise UsageError(f"taken={taken} is more than the {total} of epoch {epoch}")
         if taken == total and not self._fresh:
             epoch, taken = epoch + 1, 0
@@ -108,7 +109,7 @@ class _Split(Sampler[T_co]):
                 f"{name}={theirs[name]!r} there, {mine[name]!r} here" for name in mine if theirs[name] != mine[name]
             )
             raise Mismatch(f"this state is of another sampler: {words}")
-        epoch, taken = _integer("epoch", state.get("epoch"), 0), _integer("taken", state.get("taken"), 0)
+        epoch, taken = at_least("epoch", state.get("epoch"), 0), at_least("taken", state.get("taken"), 0)
         self._epoch, self._taken, self._fresh = epoch, min(taken, self._count(epoch)), True
 
     def _iterate(self, epoch: int, start: int) -> Iterator[T_co]:
@@ -217,7 +218,7 @@ class SplitBatchSampler(_Split[list[int]]):
         seed: int = 0,
     ) -> None:
         super().__init__(length, num_parts, part_index, even_size, shuffle, seed)
-        self.batch_size = _integer("batch_size", batch_size, 1)
+        self.batch_size = at_least("batch_size", batch_size, 1)
         if last_batch not in LAST_BATCH:
             raise UnknownName(f"last_batch={last_batch!r} must be one of {', '.join(LAST_BATCH)}")
         self._last_batch = last_batch
@@ -247,10 +248,3 @@ class SplitBatchSampler(_Split[list[int]]):
             epoch -= 1
             carried = [*self._samples(epoch), *carried]
         return carried[len(carried) - wanted :]
-
-
-def _integer(name: str, value: Any, least: int) -> int:
-    """Return ``value``, which must be an integer of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise UsageError(f"{name}={value!r} must be an integer of at least {least}")
-    return int(value)

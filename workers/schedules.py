@@ -11,6 +11,7 @@ from math import cos, pi
 
 from kvstore import UsageError
 from kvstore.optim import finite
+from workers.common.checks import at_least
 
 WARMUPS = ("linear", "constant")
 
@@ -37,7 +38,7 @@ class LRScheduler:
         warmup_mode: str = "linear",
     ) -> None:
         self.base_lr = finite("base_lr", base_lr)
-        self.warmup_steps = _whole("warmup_steps", warmup_steps, 0)
+        self.warmup_steps = at_least("warmup_steps", warmup_steps, 0)
         self.warmup_begin_lr = finite("warmup_begin_lr", warmup_begin_lr)
         self.warmup_mode = warmup_mode
         if warmup_begin_lr > base_lr:
@@ -72,7 +73,7 @@ class FactorScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step = _whole("step", step, 1)
+        self.step = at_least("step", step, 1)
         self.factor = _factor(factor)
         self.stop_factor_lr = finite("stop_factor_lr", stop_factor_lr)
 
@@ -99,7 +100,7 @@ class MultiFactorScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        self.step = [_whole("step", number, 1) for number in step]
+        self.step = [at_least("step", number, 1) for number in step]
         if not self.step or self.step != sorted(set(self.step)):
             raise UsageError(f"step={list(step)} must be a list of increasing numbers")
         self.factor = _factor(factor)
@@ -163,12 +164,6 @@ def _part(num_update: int, first: int, last: int) -> float:
     return float(min(num_update, last) - first) / float(last - first)
 
 
-def _whole(name: str, value: int, low: int) -> int:
-    if type(value) is not int or value < low:
-        raise UsageError(f"{name}={value!r} must be an int of at least {low}")
-    return value
-
-
 def _factor(value: float) -> float:
     if finite("factor", value) > 1:
         raise UsageError(f"factor={value:g} must be at most 1, so that the rate falls")
@@ -176,6 +171,6 @@ def _factor(value: float) -> float:
 
 
 def _beyond(max_update: int, warmup_steps: int) -> int:
-    if _whole("max_update", max_update, 1) <= warmup_steps:
+    if at_least("max_update", max_update, 1) <= warmup_steps:
         raise UsageError(f"max_update={max_update} must be more than warmup_steps={warmup_steps}")
     return max_update

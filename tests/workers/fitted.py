@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import torch
@@ -16,12 +17,14 @@ from kvstore.session import Session
 from workers import Reducer, SplitSampler
 
 FEATURES, CLASSES = 6, 3
+_seeding = Lock()  # the generator is everybody's, and workers are threads here
 
 
 def network(seed: int = 0, batch_norm: bool = True) -> nn.Module:
-    torch.manual_seed(seed)
-    norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
-    return nn.Sequential(nn.Linear(FEATURES, 8), norm, nn.Tanh(), nn.Linear(8, CLASSES))
+    with _seeding:
+        torch.manual_seed(seed)
+        norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
+        return nn.Sequential(nn.Linear(FEATURES, 8), norm, nn.Tanh(), nn.Linear(8, CLASSES))
 
 
 def samples(count: int, seed: int = 1) -> TensorDataset:

@@ -14,7 +14,8 @@ from torch import nn
 import kvstore as kv
 from kvstore.dist import DistStore
 from workers import PeriodicAveraging
-from workers.marks import NBYTES
+
+MARKS = 64  # bytes of what a worker shows the others before an average
 
 
 def constant(rank: int, **options: Any) -> tuple[nn.Parameter, torch.optim.SGD]:
@@ -109,8 +110,8 @@ def test_bytes(pair: ThreadedJob) -> None:
         sent.append(store.statistics().bytes_pushed)
         return [later - before for before, later in pairwise(sent)]
 
-    size = 4 * (6 * 8 + 8 + 8 * 3 + 3) + 2 * NBYTES
-    assert pair.run(work) == [[0, 0, size, 0, 0, size, 2 * NBYTES]] * 2
+    size = 4 * (6 * 8 + 8 + 8 * 3 + 3) + 2 * MARKS
+    assert pair.run(work) == [[0, 0, size, 0, 0, size, 2 * MARKS]] * 2
 
 
 def test_buffers(pair: ThreadedJob) -> None:

@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 import kvstore as kv
-from workers import callbacks, metrics, progress
-from workers.callbacks import BatchEndParam, EarlyStopping, ProgressBar, Speedometer
+from workers import callbacks, metrics
+from workers.callbacks import BatchEndParam, EarlyStopping, ProgressBar, Speedometer, lines, progress
 
 
 class Clock:
@@ -53,7 +53,7 @@ def right(metric: metrics.EvalMetric, right: int, of: int) -> metrics.EvalMetric
 
 
 def test_speedometer_prints_the_labs_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(callbacks, "time", Clock())
+    monkeypatch.setattr(lines, "time", Clock())
     caplog.set_level(logging.INFO)
     metric = metrics.create("acc")
     speedometer = Speedometer(batch_size=128, frequent=20)
@@ -72,7 +72,7 @@ def test_speedometer_prints_the_labs_lines(monkeypatch: pytest.MonkeyPatch, capl
 def test_speedometer_without_reset_of_several_and_of_no_metrics(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(callbacks, "time", Clock())
+    monkeypatch.setattr(lines, "time", Clock())
     caplog.set_level(logging.INFO)
     metric = metrics.create(["acc", metrics.CustomMetric(lambda *_: 2.0, "two")])
     whole, none = Speedometer(1, 1, auto_reset=False), Speedometer(1, 1)
@@ -90,7 +90,7 @@ def test_speedometer_without_reset_of_several_and_of_no_metrics(
 def test_a_resumed_epochs_first_line_counts_only_what_was_timed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(callbacks, "time", Clock())
+    monkeypatch.setattr(lines, "time", Clock())
     caplog.set_level(logging.INFO)
     speedometer = Speedometer(10, 20)
     for number in range(15, 21):

@@ -17,7 +17,7 @@ import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.session import Session
 from workers import DistOpt, group
-from workers.dist_opt_channel import fuse
+from workers.dist_opt.channel import fuse
 
 WORKERS, STEPS = 2, 5
 SIZES = [3, 24, 8, 48]  # of the network's parameters, the last layers' first

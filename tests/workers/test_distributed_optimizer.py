@@ -28,8 +28,8 @@ def cluster() -> Iterator[ThreadedJob]:
 
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.buckets.FIRST_BYTES", 64)
-    monkeypatch.setattr("workers.buckets.BUCKET_BYTES", 200)
+    monkeypatch.setattr("workers.common.buckets.FIRST_BYTES", 64)
+    monkeypatch.setattr("workers.common.buckets.BUCKET_BYTES", 200)
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:

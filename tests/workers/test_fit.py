@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import kvstore as kv
 from workers import Reducer, callbacks, fit, metrics
 from workers.callbacks import BatchEndParam
+from workers.common import buckets
 
 SGD = {"learning_rate": 0.1, "momentum": 0.9}
 
@@ -273,6 +275,37 @@ def test_uneven_shares_do_not_hang_and_all_end_with_the_same(cluster: ThreadedJo
     )
 
 
+@pytest.mark.parametrize("overlap", [None, True])
+def test_uneven_shares_of_a_model_of_several_buckets(
+    cluster: ThreadedJob, monkeypatch: pytest.MonkeyPatch, overlap: bool | None
+) -> None:
+    monkeypatch.setattr(buckets, "FIRST_BYTES", 64)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
+    models = [network(seed=rank, batch_norm=False) for rank in range(2)]
+
+    def work(store: kv.KVStore, reducer: Reducer) -> Any:
+        mine = loader(20 if store.rank == 0 else 8, 4)
+        how = {"kvstore": store, "reducer": reducer, "optimizer_params": SGD, "overlap": overlap}
+        return fit(models[store.rank], mine, mine, num_epoch=3, **how)
+
+    expected = network(seed=0, batch_norm=False)
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1, momentum=0.9)
+    first, second = loader(20, 4), loader(8, 4)
+    for epoch in range(3):
+        for data in (first, second):
+            data.sampler.set_epoch(epoch)
+        for mine, theirs in zip_longest(first, second):
+            optimizer.zero_grad()
+            for inputs, labels in filter(None, (mine, theirs)):
+                (nn.functional.cross_entropy(expected(inputs), labels) / 2).backward()
+            optimizer.step()
+    history, other = run(cluster, work)
+    assert history == other
+    assert same_bits(state(models[0]), state(models[1]))
+    for name, tensor in state(expected).items():
+        torch.testing.assert_close(state(models[0])[name], tensor, rtol=1e-5, atol=1e-6)
+
+
 def test_uneven_shares_are_refused_where_workers_update_themselves(cluster: ThreadedJob) -> None:
     def work(store: kv.KVStore, reducer: Reducer) -> None:
         mine = loader(20 if store.rank == 0 else 8, 4)
@@ -317,7 +350,7 @@ class Broken(Dataset[Any]):
 
 def test_what_cannot_be_is_an_error_that_says_why() -> None:
     model = network()
-    with pytest.raises(kv.UsageError, match="num_epoch=None must be an integer of at least 0"):
+    with pytest.raises(kv.UsageError, match="num_epoch=None must be an integer, at least 0"):
         fit(model, loader(8, 4), num_epoch=None)  # type: ignore[arg-type]
     with pytest.raises(kv.UsageError, match="a batch is a pair of inputs and labels, not 3 things"):
         fit(model, DataLoader(Broken(), 2), num_epoch=1)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kvstore import UsageError
-from workers.parameters import collect
+from workers.trainer.parameters import collect
 
 
 def network() -> nn.Module:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kvstore import UsageError
-from workers.chunks import Slice, divide, read, wire_dtype, write
-from workers.values import buffers_of, describe, parameters_of
+from workers.common.chunks import Slice, divide, read, wire_dtype, write
+from workers.common.values import buffers_of, describe, parameters_of
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 values = st.dictionaries(

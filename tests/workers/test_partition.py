@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import kvstore as kv
 from workers import partition_dataset
-from workers.partition import batch_sizes
+from workers.ddp.partition import batch_sizes
 
 
 class Numbers:

@@ -74,7 +74,7 @@ def test_mxnets_values(schedule: LRScheduler, formula: Callable[[int], float]) -
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: FactorScheduler(0), "step=0 must be an int of at least 1"),
+        (lambda: FactorScheduler(0), "step=0 must be an integer, at least 1"),
         (lambda: FactorScheduler(1, 1.5), "factor=1.5 must be at most 1"),
         (lambda: MultiFactorScheduler([3, 2]), "increasing"),
         (lambda: MultiFactorScheduler([]), "increasing"),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers import buckets
-from workers.buckets import Progress, divide
+from workers.common import buckets
+from workers.common.buckets import Progress, divide
 
 MIB = 1 << 20
 

@@ -19,7 +19,9 @@ import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.local import LocalStore
 from kvstore.tickets import Ticket
-from workers import Trainer, buckets, overlap
+from workers import Trainer
+from workers.common import buckets
+from workers.trainer import overlap
 
 SGD = {"learning_rate": 0.1, "momentum": 0.9}
 LAYERS = 3  # of a bucket each

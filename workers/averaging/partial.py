@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from kvstore import KVStore
-from workers.chunks import Slice
-from workers.replicas import Replicas, at_least
+from workers.averaging.replicas import Replicas
+from workers.common.checks import at_least
+from workers.common.chunks import Slice
 
 CHUNK_BYTES = 8 << 20  # SINGA's threshold, 2 Mi elements of float32
 

@@ -10,7 +10,7 @@ import torch
 
 from kvstore import UsageError
 from kvstore.optim import Optimizer, finite
-from workers.parameters import Collected, Parameter
+from workers.trainer.parameters import Collected, Parameter
 
 Schedule: TypeAlias = Callable[[int], float]
 Snapshot: TypeAlias = "list[dict[str, Any]]"

@@ -13,7 +13,7 @@ from kvstore import KVStore, UsageError
 from kvstore.config import Config
 from kvstore.values import as_output
 from workers import group
-from workers.dist_opt_channel import Channel
+from workers.dist_opt.channel import Channel
 
 
 class Communicator:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
-from kvstore import KVStore
-from workers.parameters import Parameter, stale
+from kvstore import DeadlineExceeded, KVStore
+from workers.trainer.parameters import Parameter, stale
 
 
 class Peers:
@@ -64,17 +65,41 @@ class Peers:
         total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         return total
 
+    def most(self, number: int) -> int:
+        """Return the largest of all workers' numbers."""
+        if self._store is None or self.alone:
+            return number
+        numbers = torch.zeros(self._store.num_workers, dtype=torch.int64)
+        numbers[self._store.rank] = number
+        self._sum({"most": [numbers]})
+        return int(numbers.max())
+
+    def announce_join(self) -> None:
+        """Take part in no more sums, for now: as ``join``, but return at once, so that the training's can be joined."""
+        if self._store is not None and not self.alone:
+            with suppress(DeadlineExceeded):  # it has been said all the same
+                self._beside(self._store).join(0)
+
+    def join(self, timeout: float | None = None) -> None:
+        """Return when no other worker will ask for a sum of those who go on; see ``KVStore.join``."""
+        if self._store is not None and not self.alone:
+            self._beside(self._store).join(timeout)
+
+    def _beside(self, store: KVStore) -> KVStore:
+        if self._companion is None:
+            self._companion = store.companion()
+        return self._companion
+
     def _sum(self, tensors: dict[str, list[torch.Tensor]]) -> None:
         """Replace tensors, one per device, by their sums over devices and workers."""
-        if self._companion is None and self._store is not None:
-            self._companion = self._store.companion()
-        if self._companion is None:
+        if self._store is None:
             return
+        companion = self._beside(self._store)
         new = [name for name in tensors if name not in self._known]
         if new:
-            self._companion.init(new, [tensors[name][0] for name in new])
+            companion.init(new, [tensors[name][0] for name in new])
             self._known.update(new)
-        self._companion.pushpull(list(tensors), list(tensors.values()))
+        companion.pushpull(list(tensors), list(tensors.values()))
 
     def close(self) -> None:
         """End the use of what was made for it."""

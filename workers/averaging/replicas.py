@@ -1,7 +1,7 @@
 """Replicas: one model on all workers, each trained by an optimizer of its own, whose values are averaged now and then.
 
-Before an average, workers show each other where they are (``marks.py``). So a worker that has finished can go on taking
-part until all have, and what does not fit together is an error before any weight has changed.
+Before an average, workers show each other where they are (``common/gather.py``). So a worker that has finished can go
+on taking part until all have, and what does not fit together is an error before any weight has changed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 
 import kvstore as kv
 from kvstore import KVStore, Mismatch, UsageError
-from workers.chunks import Slice, divide, read, write
-from workers.marks import Marks, digest
-from workers.values import buffers_of, describe, parameters_of
+from workers.common.chunks import Slice, divide, read, write
+from workers.common.gather import Gather, digest
+from workers.common.values import buffers_of, describe, parameters_of
 
 STEPPING, FINISHING = 1, 2
 
@@ -31,10 +31,10 @@ class Mark(NamedTuple):
         states: what stands for the optimizer's states that are averaged too; 0 for none.
     """
 
-    phase: float
-    steps: float
-    stale: float
-    states: float
+    phase: int
+    steps: int
+    stale: int
+    states: int
 
 
 class Replicas(ABC):
@@ -51,7 +51,7 @@ class Replicas(ABC):
         settings: what else must be the same on all workers, by name.
 
     Raises:
-        UsageError: see ``values.parameters_of`` and ``Marks``.
+        UsageError: see ``values.parameters_of`` and ``Gather``.
         Mismatch: another worker has another model or other settings.
     """
 
@@ -73,7 +73,7 @@ class Replicas(ABC):
         self._store = kv.create(kvstore) if isinstance(kvstore, str) else kvstore
         self._chunks = divide(self._values(), chunk_bytes)
         self._all = [part for chunk in self._chunks for part in chunk]
-        self._marks = Marks(self._store)
+        self._marks = Gather(self._store, "/marks", shared=False)
         self._agree(settings)
         self._known: set[str] = set()  # the keys of states
         self._steps = self._rounds = 0
@@ -111,11 +111,11 @@ class Replicas(ABC):
         """
         marks = self._meet(FINISHING)
         while going := [mark for mark in marks if mark.phase == STEPPING]:
-            self._average(self._due(int(going[0].steps)))
+            self._average(self._due(going[0].steps))
             marks = self._meet(FINISHING)
         if any(mark.stale for mark in marks):
             self._average(self._all)
-        self._steps = int(max(mark.steps for mark in marks))
+        self._steps = max(mark.steps for mark in marks)
 
     @property
     def steps(self) -> int:
@@ -149,7 +149,7 @@ class Replicas(ABC):
                 raise Mismatch(f"worker {rank} has made something else than a {kind}")
             for (name, value), number, other in zip(settings.items(), numbers, its, strict=False):
                 if other != number:
-                    theirs = "another" if isinstance(value, str) else f"{other:.0f}"
+                    theirs = "another" if isinstance(value, str) else f"{other}"
                     raise Mismatch(f"workers disagree on {name}: {value} on this one, {theirs} on worker {rank}")
             if its_model != model:
                 raise Mismatch(
@@ -171,7 +171,7 @@ class Replicas(ABC):
                     "parameter has got no gradient yet, there or here; use momentum='keep'"
                 )
             if mark.phase == phase == STEPPING and mark.steps != mine.steps:
-                raise Mismatch(f"worker {rank} is at step {mark.steps:.0f}, this one at step {mine.steps}")
+                raise Mismatch(f"worker {rank} is at step {mark.steps}, this one at step {mine.steps}")
         return marks
 
     def _broadcast(self) -> None:
@@ -208,14 +208,3 @@ class Replicas(ABC):
 
     def _in_optimizer(self) -> list[int]:
         return [id(tensor) for group in self._optimizer.param_groups for tensor in group["params"]]
-
-
-def at_least(name: str, value: Any, least: int) -> int:
-    """Return ``value`` if it is an integer, at least ``least``.
-
-    Raises:
-        UsageError: it is not; the message calls it ``name``.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**53:
-        raise UsageError(f"{name}={value!r} must be an integer, at least {least}")
-    return value

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kvstore import UsageError
-from workers.dist_opt_channel import fuse
-from workers.replicas import at_least
-from workers.values import describe
+from workers.common.checks import at_least
+from workers.common.values import describe
+from workers.dist_opt.channel import fuse
 
 
 class Gradients:

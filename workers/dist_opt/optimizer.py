@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kvstore import KVStore, Mismatch, UsageError
-from workers.chunks import wire_dtype
-from workers.dist_opt_channel import NOT_ZERO, Channel
-from workers.dist_opt_communicator import Communicator
-from workers.dist_opt_gradients import Gradients, joined, part
-from workers.marks import Marks, digest
+from workers.common.chunks import wire_dtype
+from workers.common.gather import Gather, digest
+from workers.dist_opt.channel import NOT_ZERO, Channel
+from workers.dist_opt.communicator import Communicator
+from workers.dist_opt.gradients import Gradients, joined, part
 
 FUSED = 2097152  # elements; SINGA's default
 PRESENT = "present"
@@ -214,7 +214,7 @@ class DistOpt(Communicator):
     def _agree(self) -> None:
         """Require that the store sums, and that all workers have the same parameters."""
         mine = digest(self._gradients.describe())
-        for rank, (theirs, *_) in enumerate(Marks(self._store).exchange([mine])):
+        for rank, (theirs, *_) in enumerate(Gather(self._store, "/marks", shared=False).exchange([mine])):
             if theirs != mine:
                 raise Mismatch(
                     f"worker {rank}'s optimizer has other parameters than this one's: their order, shapes, dtypes and "

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 
 from kvstore import AlreadyInitialised, KVStore, Mismatch, UsageError
-from workers import bundle, group
-from workers.chunks import Slice, divide
-from workers.gather import Gather
-from workers.marks import digest
-from workers.values import describe
+from workers import group
+from workers.common import bundle
+from workers.common.chunks import Slice, divide
+from workers.common.gather import Gather, digest
+from workers.common.values import describe
 
 SMALL, LARGE = 1 << 14, 1 << 22  # bytes of a piece
 
@@ -50,7 +50,7 @@ def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | None 
     """Return the value of ``root_rank``. Every worker calls it; what the others pass does not count.
 
     Args:
-        value: plain: see ``workers/bundle.py``. Nothing is pickled. Tensors arrive on the CPU.
+        value: plain: see ``workers/common/bundle.py``. Nothing is pickled. Tensors arrive on the CPU.
         root_rank: whose value counts.
         kvstore: as for ``broadcast_parameters``.
 

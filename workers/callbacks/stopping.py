@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from kvstore import UnknownName, UsageError
-
-if TYPE_CHECKING:
-    from workers.callbacks import BatchEndParam
-
-log = logging.getLogger()
+from workers.callbacks.param import BatchEndParam, log
+from workers.common.checks import at_least
 
 MODES = ("auto", "max", "min")
 
@@ -48,11 +44,10 @@ class EarlyStopping:
     ) -> None:
         if mode not in MODES:
             raise UnknownName(f"mode={mode!r} must be one of {', '.join(MODES)}")
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
-            raise UsageError(f"patience={patience!r} must be an integer of at least 1")
         if not 0 <= min_delta < math.inf:
             raise UsageError(f"min_delta={min_delta!r} must be a number of at least 0")
-        self.monitor, self.patience, self.min_delta, self.mode = monitor, patience, float(min_delta), mode
+        self.monitor, self.patience = monitor, at_least("patience", patience, 1)
+        self.min_delta, self.mode = float(min_delta), mode
         self.best: float | None = None
         self.best_epoch: int | None = None
         self._waited = 0
@@ -74,12 +69,9 @@ class EarlyStopping:
         Raises:
             UnknownName: it has no metric of the name ``monitor``.
         """
-        values = dict(param.eval_metric.get_name_value()) if param.eval_metric else {}
-        name = next(iter(values), "") if self.monitor is None else self.monitor
-        if name not in values:
-            raise UnknownName(f"no metric {name!r} to monitor; choose from {', '.join(values)}")
-        if self._better(name, values[name]):
-            self.best, self.best_epoch, self._waited = values[name], param.epoch, 0
+        name, value = param.value(self.monitor)
+        if self._better(name, value):
+            self.best, self.best_epoch, self._waited = value, param.epoch, 0
             return
         self._waited += 1
         if self._waited >= self.patience and self._run is not None:

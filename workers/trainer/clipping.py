@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from kvstore import UsageError
-from workers.parameters import Parameter
-from workers.peers import Peers
+from workers.trainer.parameters import Parameter
+from workers.trainer.peers import Peers
 
 
 class Summed:

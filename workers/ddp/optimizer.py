@@ -14,10 +14,10 @@ import torch
 
 from kvstore import AlreadyInitialised, KVStore, Mismatch, UnknownName, UsageError
 from workers import group
-from workers.gather import Gather
-from workers.gradients import Gradients
-from workers.marks import digest
-from workers.values import describe
+from workers.common.checks import at_least
+from workers.common.gather import Gather, digest
+from workers.common.values import describe
+from workers.ddp.gradients import Gradients
 
 Average, Sum = "average", "sum"
 
@@ -77,14 +77,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError(f"optimizer is an instance of one in torch.optim, not {type(optimizer).__name__}")
         if op not in (Average, Sum):
             raise UnknownName(f"no op={op!r}; choose from {Average}, {Sum}")
-        passes = backward_passes_per_step
-        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-            raise UsageError(f"backward_passes_per_step={passes!r} must be an integer, at least 1")
         self.optimizer = optimizer
         self._names = _names(optimizer, named_parameters)
         self._how: dict[str, Any] = {
             "average": op == Average,
-            "passes": passes,
+            "passes": at_least("backward_passes_per_step", backward_passes_per_step, 1),
             "sparse_as_dense": sparse_as_dense,
             "overlap": overlap,
         }

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from kvstore import KVStore, UsageError
 from kvstore.tickets import Ticket
-from workers.buckets import Progress, divide
+from workers.common.buckets import Progress, divide
+from workers.common.hooks import Hooks
 
 REMEDY = "pass overlap=False to DistributedOptimizer, so that nothing goes before backward has ended"
 
@@ -84,12 +84,7 @@ class Gradients:
         self._pass = 0  # backwards that have ended since gradients were sent
         self._running = self._paused = self._final = False
         self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
-        me = weakref.ref(self)
-        self._handles: list[RemovableHandle] = [
-            tensor.register_post_accumulate_grad_hook(_hook(me, position))  # type: ignore[no-untyped-call]
-            for position, tensor in enumerate(self._tensors)
-        ]
-        weakref.finalize(self, _remove, self._handles)
+        self._hooks = Hooks(self, self._tensors)
 
     @property
     def final(self) -> bool:
@@ -117,7 +112,7 @@ class Gradients:
 
     def close(self) -> None:
         """Remove the hooks."""
-        _remove(self._handles)
+        self._hooks.remove()
 
     def exchange(self) -> None:
         """Send what has not been sent; return when every gradient is the average, or sum. All workers call it.
@@ -243,15 +238,6 @@ class Gradients:
             grad.div_(self._store.num_workers)
 
 
-def _hook(me: weakref.ref[Gradients], position: int) -> Callable[[torch.Tensor], None]:
-    def hook(_: torch.Tensor) -> None:
-        gradients = me()
-        if gradients is not None:
-            gradients.arrive(position)
-
-    return hook
-
-
 def _at_end(gradients: Gradients, what: Callable[[Gradients], None]) -> None:
     """Call ``what`` when the backward that runs has ended, as DistributedDataParallel and FSDP do."""
     me = weakref.ref(gradients)
@@ -262,8 +248,3 @@ def _at_end(gradients: Gradients, what: Callable[[Gradients], None]) -> None:
             what(its)
 
     torch.autograd.Variable._execution_engine.queue_callback(call)
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()

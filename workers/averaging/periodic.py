@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from kvstore import KVStore, UnknownName, UsageError
-from workers.chunks import Slice
-from workers.replicas import Replicas, at_least
+from workers.averaging.replicas import Replicas
+from workers.common.checks import at_least
+from workers.common.chunks import Slice
 
 MOMENTUM = ("keep", "average", "reset")
 

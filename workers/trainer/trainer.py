@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from kvstore import KVStore, UsageError, states
+from kvstore import KVStore, Unsupported, UsageError, states
 from kvstore.optim import describe
-from workers.buckets import divide
-from workers.clipping import Summed, clip
-from workers.decision import decide
-from workers.optimizer import TrainerOptimizer
-from workers.overlap import Overlap
-from workers.parameters import collect, grouped, stale
-from workers.peers import Peers
-from workers.rates import Rates, param_groups, settings
-from workers.updates import LocalUpdates
+from workers.common.buckets import divide
+from workers.trainer.clipping import Summed, clip
+from workers.trainer.decision import decide
+from workers.trainer.optimizer import TrainerOptimizer
+from workers.trainer.overlap import Overlap
+from workers.trainer.parameters import collect, grouped, stale
+from workers.trainer.peers import Peers
+from workers.trainer.rates import Rates, param_groups, settings
+from workers.trainer.updates import LocalUpdates
 
 T = TypeVar("T")
 
@@ -52,8 +52,8 @@ class Trainer:
             worker.
         compression_params: how to compress what is sent; see ``KVStore.set_gradient_compression``.
         overlap: push during backward. None decides by the first steps, for dist stores and models of more than one
-            bucket (``workers/buckets.py``); True does it from the second step on, whatever the first was like, also
-            with ``step(batch_size)``, which must then always be given the same.
+            bucket (``workers/common/buckets.py``); True does it from the second step on, whatever the first was like,
+            also with ``step(batch_size)``, which must then always be given the same.
         share_gradients: keep the gradients of parameters on the CPU in memory from ``KVStore.empty``, whose push copies
             nothing. ``zero_grad`` then sets them to zero, where it otherwise drops them, so a parameter that the loss
             does not depend on has a gradient of zeros; a gradient that something else has replaced is copied as usual.
@@ -241,6 +241,52 @@ class Trainer:
             return
         with self._overlap.paused():
             yield
+
+    def join(self, timeout: float | None = None) -> int:
+        """Say that this worker has run out of batches; return when all have, with the weights that the last has left.
+
+            for epoch in range(epochs):
+                for inputs, labels in my_batches:  # as many as this worker has
+                    ...
+                    trainer.step()
+                trainer.join()
+
+        The others go on without it: its gradients count as zeros, and sums are divided as before, so every sample
+        weighs the same. See ``KVStore.join``. Afterwards all workers have made as many updates as the one that has made
+        most, so an ``lr_scheduler`` gives all the same rate; one of torch's that steps by batch is stepped by the
+        program, as often as ``num_update`` has grown. What else workers ask each other for (``ignore_stale_grad``,
+        ``clip_grad_norm_``, ``GradScaler``) goes on without it too, if it has taken part in it before; otherwise it is
+        an error on the others.
+
+        Args:
+            timeout: in seconds; by default the store's deadline, which others' remaining batches may need longer than.
+
+        Returns:
+            The rank that joined last; 0 without a store.
+
+        Raises:
+            Unsupported: updates are made here, not on the store, and there are other workers.
+            UsageError: some of a step's gradients have been pushed, and others not.
+            DeadlineExceeded: others have more to do; the message names them. Another call waits on.
+            NodeLost: a worker has died, or left without joining.
+        """
+        if self._store is None:
+            return 0
+        if self._local is not None and self._store.num_workers > 1:
+            raise Unsupported("join() needs update_on_kvstore=True: updates here would miss the others' last batches")
+        self._between_steps("join()")
+        self._peers.announce_join()
+        last = self._store.join(timeout)
+        self._peers.join(timeout)
+        self._rates.num_update = self._peers.most(self._rates.num_update)
+        if self._local is None:
+            self._store.pull(self._keys, self._weights, **self._share)
+        return last
+
+    @property
+    def num_update(self) -> int:
+        """How many updates have been made, ``begin_num_update`` included; after ``join``, by whoever has made most."""
+        return self._rates.num_update
 
     @property
     def update_on_kvstore(self) -> bool:

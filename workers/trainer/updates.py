@@ -10,7 +10,7 @@ from kvstore import states
 from kvstore.optim import Optimizer, finite, require_shapes
 from kvstore.updater import Updater, refusals
 from kvstore.values import spec_of
-from workers.parameters import Parameter
+from workers.trainer.parameters import Parameter
 
 
 class LocalUpdates:

@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from kvstore import DeadlineExceeded, KVStore, KVStoreError, UsageError
 from kvstore.tickets import Ticket
-from workers.buckets import Progress
-from workers.parameters import Parameter
-from workers.rates import Rates, Snapshot, changed
+from workers.common.buckets import Progress
+from workers.common.hooks import Hooks
+from workers.trainer.parameters import Parameter
+from workers.trainer.rates import Rates, Snapshot, changed
 
 log = logging.getLogger(__name__)
 
@@ -107,12 +106,7 @@ class Overlap:
         self._rescale: float | None = None  # that of watched steps
         self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
         self._step = Step()
-        me = weakref.ref(self)
-        self._handles: list[RemovableHandle] = [
-            tensor.register_post_accumulate_grad_hook(_hook(me, position))  # type: ignore[no-untyped-call]
-            for position, tensor in enumerate(self._tensors)
-        ]
-        weakref.finalize(self, _remove, self._handles)
+        self._hooks = Hooks(self, self._tensors)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -145,7 +139,7 @@ class Overlap:
             }
             self._require_final(grads, rescale, lasting)
             self._exchange(grads, rescale)
-            if self._watching and self._handles:
+            if self._watching and self._hooks.there:
                 self._judge(rescale)
         finally:
             self._progress.restart()
@@ -158,7 +152,7 @@ class Overlap:
 
     def close(self) -> None:
         """Remove the hooks; ``finish`` pushes everything from now on."""
-        _remove(self._handles)
+        self._hooks.remove()
 
     # ---- during backward
 
@@ -268,20 +262,6 @@ class Overlap:
             self._store.set_hyperparameters(rescale_grad=rescale)
         keys = [self._params[position].key for position in positions]
         self._step.tickets.append(self._store.pushpull(keys, grads, outs, -min(positions), wait=False, copy=copy))
-
-
-def _hook(me: weakref.ref[Overlap], position: int) -> Callable[[torch.Tensor], None]:
-    def hook(_: torch.Tensor) -> None:
-        overlap = me()
-        if overlap is not None:
-            overlap.arrive(position)
-
-    return hook
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    while handles:
-        handles.pop().remove()
 
 
 @torch.no_grad()

@@ -6,11 +6,11 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
+from workers.callbacks.param import BatchEndParam
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
-
-    from workers.callbacks import BatchEndParam
 
 
 class Counting(Protocol):

@@ -1,0 +1,119 @@
+"""Learning rates of a run of ``fit``: by the epoch, or by one of torch's schedulers."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from kvstore import UsageError
+from workers.callbacks.param import BatchEndParam
+from workers.common import bundle
+
+
+class Rated(Protocol):
+    """What a schedule of learning rates needs of a run of ``fit``."""
+
+    epoch: int
+
+    @property
+    def trainer(self) -> Any:
+        """What trains; see ``Trainer``."""
+
+
+class LearningRateScheduler:
+    """Sets the learning rate of each epoch; an ``epoch_end_callback``, on every worker.
+
+    For a rate by the number of updates there is ``lr_scheduler`` among the optimizer's parameters.
+
+    Args:
+        schedule: from an epoch, counted from 0, to its learning rate.
+    """
+
+    def __init__(self, schedule: Callable[[int], float]) -> None:
+        self._schedule = schedule
+        self._run: Rated | None = None
+
+    def begin(self, run: Rated) -> None:
+        """Set the first epoch's."""
+        self._run = run
+        run.trainer.set_learning_rate(self._schedule(run.epoch))
+
+    def __call__(self, epoch: int, *_: Any) -> None:
+        """Set the next epoch's."""
+        if self._run is not None:
+            self._run.trainer.set_learning_rate(self._schedule(epoch + 1))
+
+
+class TorchScheduler:
+    """Steps one of torch's learning rate schedulers whenever it is called; on every worker.
+
+        fit(..., epoch_end_callback=TorchScheduler(lambda optimizer: StepLR(optimizer, step_size=30)))
+        fit(..., batch_end_callback=TorchScheduler(lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=10_000)))
+        fit(..., eval_end_callback=TorchScheduler(lambda optimizer: ReduceLROnPlateau(optimizer, "max")))
+
+    So what it is given as says when it steps: after each epoch, batch or evaluation. As a ``batch_end_callback`` it
+    also makes, at the end of an epoch, the steps of batches that other workers have had more. Its state is in
+    checkpoints, so that a resumed run has the same rates to the bit.
+
+    Args:
+        make: from an optimizer to the scheduler.
+        monitor: the name of the metric that ``ReduceLROnPlateau`` is told; None for the first there is.
+
+    Raises:
+        UsageError: ``make`` is no function, or makes no scheduler.
+    """
+
+    def __init__(self, make: Callable[[torch.optim.Optimizer], Any], monitor: str | None = None) -> None:
+        if not callable(make) or hasattr(make, "step"):
+            raise UsageError(
+                "TorchScheduler takes a function that makes a scheduler for the optimizer that it is given, such as "
+                f"lambda optimizer: StepLR(optimizer, 30), not {type(make).__name__}"
+            )
+        self._make, self._monitor = make, monitor
+        self._scheduler: Any = None
+        self._groups: list[dict[str, Any]] = []
+        self._loaded: tuple[Any, list[dict[str, Any]]] | None = None
+
+    def begin(self, run: Rated) -> None:
+        """Make the scheduler, which sets the first rates."""
+        optimizer = run.trainer.optimizer
+        self._scheduler, self._groups = self._make(optimizer), optimizer.param_groups
+        if not all(callable(getattr(self._scheduler, name, None)) for name in ("step", "state_dict")):
+            raise UsageError(f"TorchScheduler's function has made no scheduler, but a {type(self._scheduler).__name__}")
+        if self._loaded is not None:
+            state, groups = self._loaded
+            self._scheduler.load_state_dict(state)
+            for group, saved in zip(self._groups, groups, strict=True):
+                group.update(saved)  # the new scheduler has begun with first rates
+            self._loaded = None
+
+    def __call__(self, when: int | BatchEndParam, *_: Any) -> None:
+        """Make a step."""
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            if not isinstance(when, BatchEndParam):
+                raise UsageError("ReduceLROnPlateau needs a metric: give it as eval_end_callback")
+            self._scheduler.step(when.value(self._monitor)[1])
+        else:
+            self._scheduler.step()
+
+    def missed(self, batches: int) -> None:
+        """Make the steps of the batches that others have had more."""
+        for _ in range(batches):
+            self._scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state and the hyper-parameters that it has set, fit for JSON."""
+        groups = [{name: value for name, value in its.items() if name != "params"} for its in self._groups]
+        packed, tensors = bundle.pack([self._scheduler.state_dict(), groups])
+        if tensors:
+            raise UsageError("the scheduler's state has tensors, which a checkpoint cannot hold; give it numbers")
+        return {"bundle": base64.b64encode(packed).decode()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what ``state_dict`` returned, before ``begin``."""
+        scheduler, groups = bundle.unpack(base64.b64decode(state["bundle"]), [])
+        self._loaded = scheduler, groups

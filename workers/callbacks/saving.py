@@ -1,0 +1,60 @@
+"""Checkpoints after epochs and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+
+from workers.callbacks.param import BatchEndParam
+
+
+class Saving(Protocol):
+    """What checkpoints need of a run of ``fit``."""
+
+    def save(self, prefix: str, epoch: int, batch: int = 0) -> None:
+        """Write a checkpoint."""
+
+
+class do_checkpoint:  # noqa: N801 - MXNet's name
+    """Saves a ``Checkpoint`` after every ``period`` epochs; an ``epoch_end_callback``, on every worker.
+
+    After epoch 0 that is ``prefix-0001.safetensors`` and its companions; see ``workers/fitting/checkpoint.py``.
+    """
+
+    def __init__(self, prefix: str, period: int = 1) -> None:
+        self._prefix, self._period = str(prefix), max(1, int(period))
+        self._run: Saving | None = None
+
+    def begin(self, run: Saving) -> None:
+        """Be told what to save."""
+        self._run = run
+
+    def __call__(
+        self, epoch: int, model: Any, arg_params: Mapping[str, torch.Tensor], aux_params: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Save, if it is time."""
+        if self._run is not None and (epoch + 1) % self._period == 0:
+            self._run.save(self._prefix, epoch + 1)
+
+
+class do_batch_checkpoint:  # noqa: N801 - beside MXNet's do_checkpoint
+    """Saves a ``Checkpoint`` after every ``period`` batches of an epoch; a ``batch_end_callback``, on every worker.
+
+    After batch 99 of epoch 2 that is ``prefix-0002-000100.safetensors`` and its companions. Old ones stay.
+    The training data needs a sampler that can go on within an epoch, such as ``SplitSampler``.
+    """
+
+    def __init__(self, prefix: str, period: int) -> None:
+        self._prefix, self._period = str(prefix), max(1, int(period))
+        self._run: Saving | None = None
+
+    def begin(self, run: Saving) -> None:
+        """Be told what to save."""
+        self._run = run
+
+    def __call__(self, param: BatchEndParam) -> None:
+        """Save, if it is time."""
+        if self._run is not None and (param.nbatch + 1) % self._period == 0:
+            self._run.save(self._prefix, param.epoch, param.nbatch + 1)

@@ -1,0 +1,197 @@
+"""Run: a training under way, epoch by epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from kvstore import KVStore, UsageError
+from kvstore.config import Config
+from workers.callbacks.param import BatchEndParam, log
+from workers.fitting import position
+from workers.fitting.archive import Archive
+from workers.fitting.called import Called
+from workers.fitting.checkpoint import Checkpoint
+from workers.fitting.copies import Copies, LossFunction, Part, leaves
+from workers.fitting.position import Position
+from workers.metrics import EvalMetric
+from workers.reducer import Reducer
+from workers.trainer import Trainer
+
+
+class Run:
+    """A training under way: what ``fit`` is made of, and what callbacks may look at.
+
+    Attributes:
+        model, trainer, store, reducer: what it trains, and with what; ``store`` may be None.
+        metric, validation_metric: of training and of evaluation.
+        rank, num_workers: this worker's number, and how many there are.
+        epoch: the epoch that is under way, from 0; batches, samples: how many of it this worker has used.
+        history: see ``fit``.
+        stopped: whether it ends with this epoch.
+    """
+
+    def __init__(
+        self,
+        copies: Copies,
+        trainer: Trainer,
+        store: KVStore | None,
+        reducer: Reducer,
+        train_data: Iterable[Any],
+        eval_data: Iterable[Any] | None,
+        loss: LossFunction,
+        metric: EvalMetric,
+        validation_metric: EvalMetric,
+        called: Called,
+    ) -> None:
+        self.model, self.trainer, self.store, self.reducer = copies.models[0], trainer, store, reducer
+        self.metric, self.validation_metric = metric, validation_metric
+        self.rank, self.num_workers = (0, 1) if store is None else (store.rank, store.num_workers)
+        self.epoch = self.batches = self.samples = 0
+        self.history: list[dict[str, float]] = []
+        self.stopped = False
+        self._copies, self._train_data, self._eval_data, self._loss = copies, train_data, eval_data, loss
+        self._position, self._called = Position(train_data), called
+        self._archive = Archive(copies, trainer, self._position, called, self.rank, self.num_workers)
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches an epoch of this worker has; None if the data does not say."""
+        return position.length(self._train_data)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is evaluation data."""
+        return self._eval_data is not None
+
+    def stop(self) -> None:
+        """End training with this epoch, on all workers."""
+        self.stopped = True
+
+    def begin(self, epoch: int, resume: Checkpoint | None) -> None:
+        """Get ready for the first epoch; every worker calls it.
+
+        Raises:
+            Mismatch: the workers are not at the same place.
+        """
+        self.epoch = epoch
+        if resume:
+            self.batches, self.samples = resume.batch, self._archive.load(resume, self.metric)
+        self._archive.begin(self.reducer, epoch=epoch, batch=self.batches)
+        self._called.tell("begin", self)
+
+    def end(self) -> None:
+        """Tell callbacks that it is over."""
+        self._called.tell("end")
+
+    def train_epoch(self) -> None:
+        """Train one epoch, or what is left of it, evaluate, and call the callbacks; every worker calls it."""
+        tic = time.perf_counter()
+        if self.batches == 0:
+            self.metric.reset()
+        self._copies.train()
+        for batch in self._left():
+            parts = self._step(*position.pair(batch))
+            number, self.batches = self.batches, self.batches + 1
+            self.samples += sum(part.samples for part in parts)
+            self._call("batch", number, self.metric, loss=parts[0].loss)
+        self._join(time.perf_counter() - tic)
+        self.metric.reduce(self.reducer)
+        values = {f"train-{name}": value for name, value in self.metric.get_name_value()}
+        for name, value in self.metric.get_name_value():
+            log.info("Epoch[%d] Train-%s=%f", self.epoch, name, value)
+        log.info("Epoch[%d] Time cost=%.3f", self.epoch, time.perf_counter() - tic)
+        self._copies.average_buffers(self.reducer)
+        if self._eval_data is not None:
+            for name, value in self._evaluate(self._eval_data):
+                values[f"validation-{name}"] = value
+                log.info("Epoch[%d] Validation-%s=%f", self.epoch, name, value)
+        self.history.append(values)
+        epoch, self.epoch, self.batches, self.samples = self.epoch, self.epoch + 1, 0, 0
+        params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        for callback in self._called.at("epoch"):
+            callback(epoch, self.model, params, buffers)
+        self.stopped = self.reducer.sum({"stopped": float(self.stopped)})["stopped"] > 0
+
+    def save(self, prefix: str, epoch: int, batch: int = 0) -> None:
+        """Write this worker's part of a checkpoint of this moment; every worker calls it.
+
+        Raises:
+            UsageError: within an epoch of data that cannot go on there.
+        """
+        self._archive.save(Checkpoint(prefix, epoch, batch), self.batches, self.samples, self.metric)
+
+    # ---- helpers
+
+    def _left(self) -> Iterator[Any]:
+        """The batches of the epoch, or its rest."""
+        if self.batches == 0:
+            self._archive.go_on()
+        if self.batches and self._position.is_over(self.epoch):
+            return
+        self._position.set_epoch(self.epoch)
+        batches = iter(self._train_data)
+        if batches is self._train_data and self.history:
+            raise UsageError(
+                "train_data is an iterator, over after one epoch; pass what makes iterators, as a DataLoader or a list"
+            )
+        self._archive.go_on()  # within an epoch: what began it drew from them, too
+        yield from batches
+
+    def _step(self, inputs: Any, labels: Any) -> list[Part]:
+        self.trainer.zero_grad()
+        parts = self._copies.backward(inputs, labels, self._loss)
+        self.trainer.step()
+        _update(self.metric, parts)
+        return parts
+
+    def _join(self, seconds: float) -> None:
+        """Let the others make the steps that this worker has no batches for, and take what came of them.
+
+        Args:
+            seconds: how long this worker's epoch has taken; it waits as long again, or until the store's deadline.
+        """
+        if self.store is None or self.num_workers == 1:
+            return
+        timeout = max(seconds, Config.from_env().timeout_s)
+        if self.trainer.update_on_kvstore:
+            before = self.trainer.num_update
+            self.trainer.join(timeout)
+            self._called.tell("missed", self.trainer.num_update - before, moment="batch")
+            return
+        self.store.join(timeout)
+        told = self.reducer.sum({"batches": self.batches, "squares": self.batches**2})
+        if told["squares"] * self.num_workers != told["batches"] ** 2:  # equal only if all have had as many
+            raise UsageError(
+                f"worker {self.rank} has had {self.batches} batches of epoch {self.epoch}, and others another number: "
+                "with update_on_kvstore=False its weights are no longer theirs; give all as many, by even_size=True of "
+                "SplitSampler, or update on the store"
+            )
+
+    def _evaluate(self, data: Iterable[Any]) -> list[tuple[str, float]]:
+        metric, number = self.validation_metric, 0
+        metric.reset()
+        self._copies.train(False)
+        for number, batch in enumerate(data, 1):
+            part = self._copies.forward(*position.pair(batch), self._loss)
+            _update(metric, [part])
+            self._call("eval batch", number - 1, metric, loss=part.loss)
+        metric.reduce(self.reducer)
+        self._call("eval", number, metric)
+        return metric.get_name_value()
+
+    def _call(self, moment: str, number: int, metric: EvalMetric, **more: Any) -> None:
+        callbacks = self._called.at(moment)
+        if callbacks:
+            its = {"self": self, "model": self.model, "trainer": self.trainer, **more}
+            param = BatchEndParam(self.epoch, number, metric, its)
+            for callback in callbacks:
+                callback(param)
+
+
+def _update(metric: EvalMetric, parts: Sequence[Part]) -> None:
+    labels = [label for part in parts for label in leaves(part.labels)]
+    outputs = [output for part in parts for output in leaves(part.outputs)]
+    losses = [part.loss.expand(part.samples) for part in parts]
+    metric.update_dict({"label": labels}, {"output": outputs, "loss": losses})
