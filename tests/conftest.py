@@ -20,6 +20,14 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
+_LONG = {"integration", "cluster", "launcher", "examples", "benchmarks"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with those that start processes: as the last ones they would leave processors idle."""
+    items.sort(key=lambda item: item.path.parent.name not in _LONG)
+
+
 @pytest.fixture(autouse=True)
 def _outside_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees the environment of a job that the tests themselves may run in."""

@@ -530,7 +530,7 @@ def test_statistics(run: Run) -> None:
         assert store.statistics().keys == 0
         store.init(["a", "b"], [torch.zeros(4), torch.zeros(BOUND)])
         for _ in range(3):
-            store.push(["a", "b"], [torch.zeros(4), torch.zeros(BOUND)])
+            store.push(["a", "b"], [torch.zeros(4), torch.zeros(BOUND)]).wait()
         store.pull("a", torch.zeros(4))
         store.pushpull("a", torch.zeros(4))
         store.push("a", torch.zeros(4)).wait()
