@@ -100,12 +100,14 @@ def test_a_matrix_of_low_rank_arrives_whole() -> None:
 def test_the_basis_warms_up() -> None:
     generator = torch.Generator().manual_seed(1)
     scale = torch.logspace(0, -3, 60)
-    matrix = torch.linalg.qr(torch.randn(60, 60, generator=generator)).Q * scale @ torch.randn(60, 80)
+    matrix = (
+        torch.linalg.qr(torch.randn(60, 60, generator=generator)).Q * scale @ torch.randn(60, 80, generator=generator)
+    )
     compression = parse({"type": "powersgd", "rank": 4})
     left, values, right = torch.linalg.svd(matrix)
     best = float((matrix - left[:, :4] * values[:4] @ right[:4]).norm())
     compressor, errors = Compressor(compression), []
-    for _ in range(8):
+    for _ in range(16):
         tensors, plain = compressor.state()
         if "basis.0" in tensors:  # without the error of the rounds before, to see the iteration alone
             compressor.load_state({**tensors, "residual.0": torch.zeros(4800)}, plain)
