@@ -24,11 +24,11 @@ from statistics import median
 from typing import Any
 
 import torch
+from arguments import natural, positive
 from cifar import digits, results
 from cifar.augment import normalise
 from cifar.batches import part, seeded
 from cifar.images import DataError, Dataset, Images
-from cifar.options import natural, positive
 from cifar.settings import parse_setting
 from torch import Tensor, nn
 from torch.nn import functional

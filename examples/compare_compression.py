@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from arguments import natural, positive
 from cifar import digits, resnet, results
 from cifar.batches import TrainBatches, validation_batches
 from cifar.choice import first
 from cifar.images import DataError, Dataset
-from cifar.options import learning_rate, natural, positive, usual_steps
+from cifar.options import learning_rate, usual_steps
 from cifar.replicas import Replicas
 from cifar.settings import parse_setting
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -76,23 +77,20 @@ def read(path: str | os.PathLike[str]) -> tuple[str, States]:
         UsageError: the file is not one of these.
         OSError: it cannot be read.
     """
-    try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise UsageError(f"{path} holds no optimizer states of this package")
-            keys = dict(enumerate(check_key(key) for key in json.loads(metadata["keys"])))
-            states: States = {}
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                if name.startswith(_RESIDUAL):
-                    continue
-                number, _, state = name.partition("/")
-                tensor = file.get_tensor(name)
-                spec_of(tensor)  # of a dtype that can travel
-                states[keys[int(number)], state] = tensor
-            return metadata["optimizer"], states
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as exc:
-        raise UsageError(f"{path} is damaged: {exc}") from None
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise UsageError(f"{path} holds no optimizer states of this package")
+        keys = dict(enumerate(check_key(key) for key in json.loads(metadata["keys"])))
+        states: States = {}
+        for name in file.keys():  # noqa: SIM118 - not a dict
+            if name.startswith(_RESIDUAL):
+                continue
+            number, _, state = name.partition("/")
+            tensor = file.get_tensor(name)
+            spec_of(tensor)  # of a dtype that can travel
+            states[keys[int(number)], state] = tensor
+        return metadata["optimizer"], states
 
 
 def read_residuals(path: str | os.PathLike[str]) -> Residuals | None:
@@ -102,17 +100,14 @@ def read_residuals(path: str | os.PathLike[str]) -> Residuals | None:
         UsageError: the file is damaged.
         OSError: it cannot be read.
     """
-    try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            text = (file.metadata() or {}).get("residuals")
-            if text is None:
-                return None
-            found = json.loads(text)
-            names = [name for name in file.keys() if name.startswith(_RESIDUAL)]  # noqa: SIM118 - not a dict
-            tensors = {name.removeprefix(_RESIDUAL): file.get_tensor(name) for name in names}
-            return Residuals(int(found["rank"]), tensors, dict(found["plain"]))
-    except (SafetensorError, ValueError, KeyError, TypeError) as exc:
-        raise UsageError(f"{path} is damaged: {exc}") from None
+    with _opened(path) as file:
+        text = (file.metadata() or {}).get("residuals")
+        if text is None:
+            return None
+        found = json.loads(text)
+        names = [name for name in file.keys() if name.startswith(_RESIDUAL)]  # noqa: SIM118 - not a dict
+        tensors = {name.removeprefix(_RESIDUAL): file.get_tensor(name) for name in names}
+        return Residuals(int(found["rank"]), tensors, dict(found["plain"]))
 
 
 def read_note(path: str | os.PathLike[str]) -> str | None:
@@ -122,10 +117,17 @@ def read_note(path: str | os.PathLike[str]) -> str | None:
         UsageError: the file is damaged.
         OSError: it cannot be read.
     """
+    with _opened(path) as file:
+        return (file.metadata() or {}).get("note")
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """The file, to read from in the block: what goes wrong there is its damage."""
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
-            return (file.metadata() or {}).get("note")
-    except SafetensorError as exc:
+            yield file
+    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as exc:
         raise UsageError(f"{path} is damaged: {exc}") from None
 
 

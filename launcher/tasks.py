@@ -7,11 +7,11 @@ that start processes elsewhere; `render` makes whole environments for processes 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvstore import processes
 from launcher.command import argv_of
 from launcher.errors import LaunchError
 from launcher.job import Job
@@ -23,7 +23,6 @@ Role = Literal["scheduler", "server", "worker"]
 MARK = "KVSTORE_JOB"
 LOCAL_RANK, LOCAL_SIZE = "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE"
 AGENT = "KVSTORE_AGENT"  # the same, of those that one agent has started
-STREAM_BYTES = 1 << 20  # copies of so much go past the caches: a tenth to a fifth faster where memory is the limit
 ROOT_FD = "KVSTORE_ROOT_FD"
 
 
@@ -150,8 +149,7 @@ def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
 
 def our_servers(python: str) -> tuple[str, ...]:
     """What the scheduler and the servers run if the job does not say otherwise."""
-    # -P: a folder called servers where the user is, is the user's.
-    return (python, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", "servers")
+    return processes.words(python, "servers")
 
 
 def environment(
@@ -187,16 +185,9 @@ def environment(
     # A process per rank shares the machine: unless told, none takes more than its part of the cores.
     if role != "scheduler":
         env.setdefault("OMP_NUM_THREADS", str(max(1, around.cores // max(1, siblings))))
-    # glibc takes the caches of the whole processor for this process's, and so never copies large arrays past them.
-    env.setdefault("GLIBC_TUNABLES", f"glibc.cpu.x86_non_temporal_threshold={STREAM_BYTES:#x}")
-    # Lines appear when they are printed, not when a pipe's buffer is full.
-    env.setdefault("PYTHONUNBUFFERED", "1")
-
     if around.shims is not None and role == "worker":
         env["PATH"] = os.pathsep.join([around.shims, env.get("PATH") or os.defpath])
-    if around.source_root is not None:
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), around.source_root]))
-    return env
+    return processes.complete(env, around.source_root)
 
 
 def render(job: Job, at: Rendezvous, around: Surroundings) -> list[Task]:

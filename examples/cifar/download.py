@@ -17,8 +17,8 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from cifar.cifar10 import FILES
-from cifar.files import replacing
 from cifar.images import DataError
+from kvstore.files import replacing
 
 FOLDER = "cifar-10-batches-bin"  # in the archive, and in the data folder
 CONNECT_S = 5.0  # to connect, and for any one read

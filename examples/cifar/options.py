@@ -6,10 +6,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from arguments import default_store, natural, positive
+
 from cifar.augment import PAD
 from cifar.distort import HUES, LEVELS
 from cifar.resnet import CLASSES, NETWORKS
-from kvstore.config import Config
 
 SIDE = 32  # pixels of a picture
 LAST_BATCH = ("keep", "discard", "rollover")
@@ -135,11 +136,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def default_store() -> str:
-    """`dist_sync` for a process that was started as one of several, `local` for one that runs by itself."""
-    return "dist_sync" if Config.from_env().in_job else "local"
-
-
 def optimizer_params(args: argparse.Namespace) -> dict[str, float]:
     """What the optimizer is told; momentum only where that is its own word for it."""
     params = {"learning_rate": args.lr, "wd": args.wd}
@@ -157,21 +153,6 @@ def learning_rate(args: argparse.Namespace, epoch: int) -> float:
     """The learning rate in an epoch: the same whether training came to it or started from a checkpoint."""
     steps = epoch // args.lr_period if args.lr_period else sum(epoch >= step for step in args.lr_step_epochs)
     return float(args.lr * args.lr_factor**steps)
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 on."""
-    number = natural(text)
-    if not number:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
-
-
-def natural(text: str) -> int:
-    """A whole number from 0 on."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)
 
 
 def numbers(text: str) -> list[int]:

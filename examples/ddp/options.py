@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from cifar.options import DATA_DIR, natural, positive
+from arguments import natural, positive
+from cifar.options import DATA_DIR
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvstore.config import Config
+from arguments import default_store, natural, positive
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -50,23 +50,3 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args.min_lr = args.lr / 10 if args.min_lr is None else args.min_lr
     args.warmup = args.steps // 20 if args.warmup is None else args.warmup
     return args
-
-
-def default_store() -> str:
-    """`dist_sync` for a process that was started as one of several, `local` for one that runs by itself."""
-    return "dist_sync" if Config.from_env().in_job else "local"
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 on."""
-    number = natural(text)
-    if not number:
-        raise argparse.ArgumentTypeError("must be 1 or more")
-    return number
-
-
-def natural(text: str) -> int:
-    """A whole number from 0 on."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    return int(text)

@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from cifar.options import natural, positive
+from arguments import natural, positive
 
 DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 DIST_OPTIONS = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")

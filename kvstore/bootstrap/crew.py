@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -18,12 +17,12 @@ from kvstore.bootstrap.keeper import Member, Task
 from kvstore.bootstrap.place import MOST_SERVERS, Place
 from kvstore.config import Config, inherited
 from kvstore.errors import ConfigError
+from kvstore.processes import complete, source_root, words
 from kvstore.ranks import Ranks
 
 END_S = 10.0
 # A unix socket's path has at most 107 bytes (103 on macOS), and what servers call theirs comes behind this.
 _LONGEST = 60
-_STREAM_BYTES = 1 << 20  # see launcher/tasks.py
 
 
 class Crew:
@@ -59,10 +58,10 @@ class Crew:
         task = Task(self._pid, self._members(config, ranks, secret, fd), removed, fd, patience_s)
         try:
             self._keeper = subprocess.Popen(
-                [*_python(), "-m", "kvstore.bootstrap"],
+                words(sys.executable, "kvstore.bootstrap"),
                 stdin=subprocess.PIPE,
                 stdout=2,
-                env=inherited(_surroundings()),
+                env=complete(inherited({}), source_root()),
                 pass_fds=() if fd < 0 else (fd,),
                 start_new_session=True,  # Ctrl-C is for the script, at whose end this ends
             )
@@ -87,7 +86,7 @@ class Crew:
                 variables["KVSTORE_ROOT_FD"] = str(fd)
             if not self.place.uri.startswith("ipc://") and not config.node_host:
                 variables["DMLC_NODE_HOST"] = self.place.uri
-            members.append(Member(role, rank, [*_python(), "-m", "servers"], variables))
+            members.append(Member(role, rank, list(words(sys.executable, "servers")), variables))
         return members
 
     def wait(self) -> None:
@@ -137,20 +136,3 @@ def _listen(config: Config, ranks: Ranks) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen at {address.ip} ({address.why}): {exc.strerror}") from None
     return listener
-
-
-def _python() -> list[str]:
-    """This interpreter, for our own modules; -P: a folder called servers where the user is, is the user's."""
-    return [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else [])]
-
-
-def _surroundings() -> dict[str, str]:
-    """What the environment of servers has beside what they inherit; see ``launcher.tasks.environment``."""
-    variables = {"PYTHONUNBUFFERED": "1"}
-    root = str(Path(__file__).resolve().parents[2])
-    if root not in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}:
-        path = inherited({}).get("PYTHONPATH")
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [path, root]))
-    if "GLIBC_TUNABLES" not in inherited({}):
-        variables["GLIBC_TUNABLES"] = f"glibc.cpu.x86_non_temporal_threshold={_STREAM_BYTES:#x}"
-    return variables

@@ -7,7 +7,6 @@ that made the store. The servers get that signal from this process, whose only t
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -18,14 +17,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.lost import tell
+from kvstore.processes import dying_with_us
 
 POLL_S = 0.05
 LAST_WORDS_S = 2.0  # how long the members may take to hear of a failure and to say so, before they are killed
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Keeper:
             stdout=2,  # what servers say is not the script's output
             env=os.environ | member.variables,
             pass_fds=(fd,) if fd >= 0 else (),
-            preexec_fn=_die_with_parent(),
+            preexec_fn=dying_with_us(),
         )
 
     def _collect(self) -> None:
@@ -164,43 +165,9 @@ class Keeper:
         self._told_to_end = True
 
 
-def report_to(scheduler: dict[str, str]) -> Callable[[str, int, str], None]:
-    """How to tell the scheduler with these variables of a process that has ended."""
-
-    def report(role: str, rank: int, how: str) -> None:
-        if role == "scheduler":
-            return  # nobody is left to tell; the others hear its silence
-        from kvstore.config import Config
-        from kvstore.transport.links import links
-        from kvstore.wire import Lost, encode
-
-        config = Config.from_env(scheduler)
-        transport = links(config)()
-        try:
-            transport.send(transport.connect(config.root), encode(Lost(role, rank, how)))
-        finally:
-            transport.close(linger=0.3)
-
-    return report
-
-
-def _die_with_parent() -> Callable[[], None] | None:
-    """What a child does between fork and exec, on Linux. All that it needs is looked up before the fork."""
-    if not sys.platform.startswith("linux"):
-        return None
-    parent, prctl = os.getpid(), ctypes.CDLL(None, use_errno=True).prctl
-
-    def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != parent:  # it died before that took effect
-            os._exit(1)
-
-    return before_exec
-
-
 def main() -> int:
     """Run the task on standard input."""
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
     task = Task.loads(sys.stdin.read())
-    return Keeper(task, report_to(task.members[0].variables)).run()
+    return Keeper(task, partial(tell, task.members[0].variables)).run()

@@ -11,6 +11,8 @@ from kvstore.wire import Buffer
 Peer: TypeAlias = bytes
 Frames: TypeAlias = "list[Buffer]"
 
+MAX_FRAME = 1 << 36  # bytes; a peer that announces more is disconnected
+
 
 class Transport(Memory, Protocol):
     """One member's end of its links: it may listen, connect to others, or both.

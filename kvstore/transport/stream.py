@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 from kvstore.errors import WireError
 from kvstore.memory import SMALL, Memory
-from kvstore.transport.base import Frames
+from kvstore.transport.base import MAX_FRAME, Frames
 from kvstore.wire import Buffer
 
-MAX_FRAME = 1 << 36  # bytes
 MAX_FRAMES = 1 << 17  # in a message
 _ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit
 

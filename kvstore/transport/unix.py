@@ -8,7 +8,6 @@ one thread, the courier, which is not started before.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import select
@@ -24,6 +23,7 @@ from pathlib import Path
 from kvstore.errors import ConfigError, WireError
 from kvstore.memory import Heap, keep_freed
 from kvstore.transport.base import Frames, Peer
+from kvstore.transport.bell import Bell
 from kvstore.transport.place import require_private
 from kvstore.transport.stream import Incoming, packed
 from kvstore.wire import Buffer
@@ -31,7 +31,7 @@ from kvstore.wire import Buffer
 SCHEME = "ipc://"
 BACKLOG = 1024  # connections that wait to be accepted
 _PARTS = 256  # buffers in one system call
-_TURN = 8 << 20  # bytes that one link may bring before it is another's turn
+_READS = 128  # from one link, before it is another's turn
 _RETRY_S, _RETRY_MAX_S = 0.02, 1.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -74,10 +74,8 @@ class UnixTransport(Heap):
     def __init__(self) -> None:
         keep_freed()
         self._selector = selectors.DefaultSelector()
-        self._bell, self._wake = socket.socketpair()
-        self._bell.setblocking(False)
-        self._wake.setblocking(False)
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._bell = Bell()
+        self._selector.register(self._bell, selectors.EVENT_READ)
         self._numbers = itertools.count()
         self._listener: socket.socket | None = None
         self._path = ""
@@ -141,10 +139,9 @@ class UnixTransport(Heap):
             events = self._selector.select(timeout)
             rung = not events
             for key, _ in events:
-                if key.fileobj is self._wake:
+                if key.fileobj is self._bell:
                     rung = True
-                    with contextlib.suppress(BlockingIOError):
-                        self._wake.recv(4096)
+                    self._bell.silence()
                 elif key.fileobj is self._listener:
                     self._accept(self._listener)
                 else:
@@ -156,8 +153,7 @@ class UnixTransport(Heap):
 
     def interrupt(self) -> None:
         """Wake ``recv``."""
-        with contextlib.suppress(OSError):  # full: a wake-up is already there; closed: nobody waits
-            self._bell.send(b"\0")
+        self._bell.ring()
 
     def close(self, linger: float = 0.0) -> None:
         """Close the links; what is queued has ``linger`` seconds to leave."""
@@ -180,7 +176,6 @@ class UnixTransport(Heap):
             self._listener.close()
             Path(self._path).unlink(missing_ok=True)
         self._bell.close()
-        self._wake.close()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -202,7 +197,7 @@ class UnixTransport(Heap):
 
     def _read(self, link: _Link) -> None:
         """Take what has come over a link."""
-        for _ in range(_TURN // (64 << 10)):
+        for _ in range(_READS):
             if link.socket is None:
                 return
             room = link.incoming.room()

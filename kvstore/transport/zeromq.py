@@ -7,7 +7,6 @@ on the way out nor on the way in.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import socket
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ import zmq
 from kvstore.errors import ConfigError
 from kvstore.keys import VARIABLES, Keys, split_key, with_key
 from kvstore.memory import SMALL, Heap, keep_freed
-from kvstore.transport.base import Frames, Peer
+from kvstore.transport.base import MAX_FRAME, Frames, Peer
+from kvstore.transport.bell import Bell
 from kvstore.transport.curve import Curve
 from kvstore.transport.place import require_private
 from kvstore.wire import Buffer
 
-MAX_FRAME = 1 << 36  # bytes; a peer that announces more is disconnected
 HANDSHAKE_MS = 5000  # who has not shown by then that they speak the protocol, and with what key, is disconnected
 BACKLOG = 1024  # connections that wait to be accepted
 
@@ -56,12 +55,10 @@ class ZmqTransport(Heap):
         self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.set(zmq.BACKLOG, BACKLOG)
         self._curve = None if keys is None else Curve(self._context, self._socket, keys)
-        self._bell, self._wake = socket.socketpair()
-        self._bell.setblocking(False)
-        self._wake.setblocking(False)
+        self._bell = Bell()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._wake, zmq.POLLIN)
+        self._poller.register(self._bell, zmq.POLLIN)
         self._numbers = itertools.count()
         self._closed = self._flowing = False
 
@@ -155,8 +152,7 @@ class ZmqTransport(Heap):
 
     def interrupt(self) -> None:
         """Wake ``recv``."""
-        with contextlib.suppress(OSError):  # full: a wake-up is already there; closed: nobody waits
-            self._bell.send(b"\0")
+        self._bell.ring()
 
     def close(self, linger: float = 0.0) -> None:
         """Close the socket; what is queued has ``linger`` seconds to leave."""
@@ -168,14 +164,12 @@ class ZmqTransport(Heap):
             self._curve.close()
         self._context.term()
         self._bell.close()
-        self._wake.close()
 
     def _wait(self, timeout: float) -> bool:
         """Wait for the socket or the bell; return whether the socket has something."""
         ready = dict(self._poller.poll(max(1, int(timeout * 1000))))
-        if self._wake.fileno() in ready:
-            with contextlib.suppress(BlockingIOError):
-                self._wake.recv(4096)
+        if self._bell.fileno() in ready:
+            self._bell.silence()
         return self._socket in ready
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import kvstore
 from kvstore.errors import WireError
+from kvstore.processes import source_root
 from kvstore.wire import Message
 from launcher.agents import protocol as p
 from launcher.agents.link import Link
@@ -34,7 +35,7 @@ from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.keeper import remove_shared
-from launcher.processes.machine import cores, require_files, source_root
+from launcher.processes.machine import cores, require_files
 from launcher.processes.signals import CHILD, SignalQueue
 from launcher.tasks import AGENT, Surroundings, Task, environment, words
 

@@ -19,6 +19,7 @@ import kvstore
 from kvstore.address import Address
 from kvstore.config import Config
 from kvstore.errors import ConfigError
+from kvstore.processes import source_root
 from launcher.agents import protocol as p
 from launcher.agents.fleet import Fleet
 from launcher.agents.muster import Interrupted, Muster
@@ -31,7 +32,7 @@ from launcher.keyring import Keyring
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
-from launcher.processes.machine import cores, open_standard_streams, source_root
+from launcher.processes.machine import cores, open_standard_streams
 from launcher.processes.signals import SignalQueue
 from launcher.supervisor import OnFailure, Supervisor
 from launcher.tasks import (

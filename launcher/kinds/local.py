@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from kvstore.processes import source_root
 from launcher import dryrun
 from launcher.crew import Crew
 from launcher.ending import Limits
@@ -21,7 +22,7 @@ from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
-from launcher.processes.machine import cores, open_standard_streams, require_files, source_root
+from launcher.processes.machine import cores, open_standard_streams, require_files
 from launcher.processes.output import Outlet
 from launcher.processes.signals import SignalQueue
 from launcher.supervisor import OnFailure, Supervisor

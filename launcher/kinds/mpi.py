@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.processes import source_root
 from launcher import dryrun
 from launcher.agents import boot
 from launcher.agents import job as agents
@@ -24,7 +25,6 @@ from launcher.errors import NOT_FOUND, LaunchError
 from launcher.hosts.hostfile import Host, read
 from launcher.job import Job
 from launcher.kinds.kind import Kind
-from launcher.processes.machine import source_root
 from launcher.processes.will import Will
 from launcher.supervisor import OnFailure
 

@@ -15,6 +15,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.processes import source_root
 from launcher import dryrun
 from launcher.agents import boot
 from launcher.agents import job as agents
@@ -26,7 +27,6 @@ from launcher.job import Job
 from launcher.kinds.kind import Kind
 from launcher.kinds.programs import require, tell
 from launcher.kinds.units import mebibytes
-from launcher.processes.machine import source_root
 from launcher.processes.will import Will
 from launcher.supervisor import OnFailure
 

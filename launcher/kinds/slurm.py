@@ -15,6 +15,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from kvstore.processes import source_root
 from launcher import batch, dryrun
 from launcher.agents import boot
 from launcher.agents import job as agents
@@ -27,7 +28,6 @@ from launcher.kinds.kind import Kind
 from launcher.kinds.programs import require, tell
 from launcher.kinds.queued import Queued, State, follow
 from launcher.kinds.units import mebibytes
-from launcher.processes.machine import source_root
 from launcher.supervisor import OnFailure
 
 ALLOCATION = "SLURM_JOB_ID"

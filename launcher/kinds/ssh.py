@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvstore.processes import source_root
 from launcher import dryrun
 from launcher.agents import boot
 from launcher.agents import job as agents
@@ -22,7 +23,7 @@ from launcher.hosts.placement import Member, place
 from launcher.hosts.ssh import remote_command, rsync
 from launcher.job import Job
 from launcher.kinds.kind import Kind
-from launcher.processes.machine import require_files, source_root
+from launcher.processes.machine import require_files
 from launcher.supervisor import OnFailure
 from launcher.tasks import Rendezvous
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from kvstore.processes import source_root
 from launcher import dryrun
 from launcher.agents import boot
 from launcher.agents import job as agents
@@ -30,7 +31,6 @@ from launcher.job import Job
 from launcher.kinds.kind import Kind
 from launcher.kinds.programs import require
 from launcher.kinds.units import mebibytes, seconds
-from launcher.processes.machine import source_root
 from launcher.supervisor import OnFailure
 
 CLIENT = "org.apache.hadoop.yarn.applications.distributedshell.Client"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -11,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from kvstore.processes import dying_with_us
 from launcher.ending import Exit
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Program(Protocol):
@@ -65,7 +63,7 @@ class Child:
                 env=task.env,
                 pass_fds=pass_fds,
                 start_new_session=True,
-                preexec_fn=_before_exec(announce),
+                preexec_fn=dying_with_us(announce),
             )
         except OSError as error:
             os.close(out[0])
@@ -114,18 +112,3 @@ def cannot_start(task: Program, error: OSError) -> LaunchError:
         hint = "; quote the whole command, or none of it" if " " in program else ""
         return LaunchError(f"cannot start {task.name}: no such command: {program}{hint}", NOT_FOUND)
     return LaunchError(f"cannot start {task.name}: {program}: {error.strerror}", CANNOT_EXECUTE)
-
-
-def _before_exec(announce: Callable[[], None]) -> Callable[[], None]:
-    """What the child does between fork and exec. Everything it needs is looked up here, before the fork."""
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform.startswith("linux") else None
-
-    def before_exec() -> None:
-        announce()
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-            if os.getppid() != parent:  # it died before that took effect
-                os._exit(1)
-
-    return before_exec

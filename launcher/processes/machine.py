@@ -1,12 +1,10 @@
-"""What this machine has: processors, and our own packages."""
+"""What this machine has: processors, and room for open files."""
 
 from __future__ import annotations
 
 import os
 import resource
-import sysconfig
 from contextlib import suppress
-from pathlib import Path
 
 from launcher.errors import LaunchError
 
@@ -29,13 +27,6 @@ def require_files(count: int) -> None:
     needed, allowed = count + _SPARE_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed != resource.RLIM_INFINITY and needed > allowed:
         raise LaunchError(f"so many processes need {needed} open files, and the limit is {allowed}: ulimit -n {needed}")
-
-
-def source_root() -> str | None:
-    """The directory that holds our packages if that is a clone; None if they are installed."""
-    root = str(Path(__file__).resolve().parents[2])
-    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    return None if root in installed or os.pathsep in root else root
 
 
 def open_standard_streams() -> None:

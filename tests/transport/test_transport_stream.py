@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kvstore.errors import WireError
 from kvstore.memory import SMALL, Heap
-from kvstore.transport.stream import MAX_FRAME, MAX_FRAMES, Incoming, packed
+from kvstore.transport.base import MAX_FRAME
+from kvstore.transport.stream import MAX_FRAMES, Incoming, packed
 
 SIZES = st.sampled_from([0, 1, 7, 100, SMALL - 1, SMALL, SMALL + 1, 40_000, 70_000, 200_000])
 MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=6), max_size=6)

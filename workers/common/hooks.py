@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -23,15 +24,28 @@ class Hooks:
     Args:
         watcher: who is told, in the thread that runs the parameter's part of backward: one for each device.
         params: leaves, in the order of positions.
+
+    Attributes:
+        resting: whether the watcher is to send nothing for now.
     """
 
     def __init__(self, watcher: Watcher, params: Sequence[torch.Tensor]) -> None:
+        self.resting = False
         me = weakref.ref(watcher)
         self._handles: list[RemovableHandle] = [
             param.register_post_accumulate_grad_hook(_hook(me, position))  # type: ignore[no-untyped-call]
             for position, param in enumerate(params)
         ]
         weakref.finalize(watcher, _remove, self._handles)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let ``resting`` be true in this block, for the watcher to act on."""
+        before, self.resting = self.resting, True
+        try:
+            yield
+        finally:
+            self.resting = before
 
     @property
     def there(self) -> bool:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -82,7 +82,7 @@ class Gradients:
         self._sent = Sent()
         self._last: dict[int, torch.Tensor] = {}  # what has been summed since the last step
         self._pass = 0  # backwards that have ended since gradients were sent
-        self._running = self._paused = self._final = False
+        self._running = self._final = False
         self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
         self._hooks = Hooks(self, self._tensors)
 
@@ -96,14 +96,9 @@ class Gradients:
         self._final, self._pass = False, 0
         self._last.clear()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Send nothing for backwards in this block."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
+        return self._hooks.paused()
 
     def require_between(self, what: str) -> None:
         """Raise ``UsageError`` if gradients are on their way."""
@@ -158,7 +153,7 @@ class Gradients:
         if self._due:
             self._send()
             _at_end(self, Gradients._receive)  # after all others have sent, so that none waits for another's turn
-        elif not self._paused:
+        elif not self._hooks.resting:
             self._pass += 1
 
     @torch.no_grad()
@@ -193,7 +188,7 @@ class Gradients:
 
     @property
     def _due(self) -> bool:
-        return not self._paused and self._pass + 1 >= self._passes
+        return not self._hooks.resting and self._pass + 1 >= self._passes
 
     def _push(self, bucket: range) -> None:
         for stream in self._sent.streams:

@@ -14,9 +14,7 @@ whole. To go on, every worker needs rank 0's two files and its own: on several h
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +25,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from kvstore import Mismatch, UsageError
+from kvstore.files import replacing
 from kvstore.states import read_residuals
 
 WEIGHTS, WORKER = "workers weights 1", "workers position 1"
@@ -166,7 +165,7 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, 
     # Clones, because tied weights share memory, which safetensors refuses.
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _replacing(path) as part:
+    with replacing(path) as part:
         save_file(copies, part, {"about": text})
 
 
@@ -182,14 +181,3 @@ def _read(
     if not isinstance(about, dict) or about.pop("format", None) != wanted:
         raise CheckpointError(f"{path}: this is not a file that Checkpoint wrote")
     return tensors, about
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to; it becomes ``path`` if the block ends well, and goes away otherwise."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -101,21 +101,15 @@ class Overlap:
         self._share = share and rates is not None
         self._asked = asked
         self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
-        self._paused = False
         self._progress = Progress(buckets)
         self._rescale: float | None = None  # that of watched steps
         self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
         self._step = Step()
         self._hooks = Hooks(self, self._tensors)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> AbstractContextManager[None]:
         """Push nothing from hooks in this block."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
+        return self._hooks.paused()
 
     def finish(self, rescale: float | None = None, *, lasting: bool = True, left_out: Collection[int] = ()) -> None:
         """Push what has not been pushed, and return when the parameters have their new values, or the gradients sums.
@@ -162,7 +156,7 @@ class Overlap:
             if self._progress.gone(position):
                 key = self._params[position].key
                 self._object(f"a second backward() before step() adds to the gradient of {key!r}, pushed by the first")
-            if self._paused:
+            if self._hooks.resting:
                 return
             tensor = self._tensors[position]
             if tensor.is_cuda:

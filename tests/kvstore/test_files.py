@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from cifar.files import replacing
+
+from kvstore.files import replacing
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; it becomes `path` when the block ends well and goes away when it does not."""
+    """A name beside ``path`` to write to; it becomes ``path`` if the block ends well, and goes away otherwise."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
