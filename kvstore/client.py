@@ -178,6 +178,20 @@ class Client:
         with self._turns.send():
             self._send(peer, Ticket("farewell"), make, None)
 
+    def gathers(self, peer: Peer) -> bool:
+        """See ``Transport.gathers``."""
+        return self._transport.gathers(peer)
+
+    @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Send what stays as it is until it is answered, and wait for that, in this block; if it fails, it need not."""
+        try:
+            yield
+        except BaseException:
+            with self._turns.send():
+                self._transport.detach()
+            raise
+
     def call(self, peer: Peer, what: str, make: Callable[[Me], Message], timeout: float | None = None) -> Any:
         """Ask and wait; return the reply."""
         ticket = Ticket(what, (), self)

@@ -103,10 +103,10 @@ class _Compressed:
         self._values = values
         self._encoded: dict[Key, Encoded] = {}
 
-    def pack(self, parcel: Parcel) -> tuple[Codec, list[int], list[Buffer]]:
+    def pack(self, parcel: Parcel, gather: bool) -> tuple[Codec, list[int], list[Buffer]]:
         """See ``Load``."""
         if parcel.dtype not in FLOATS:
-            return self._others.pack(parcel)
+            return self._others.pack(parcel, gather)
         parts = [to_buffer(self._encoding(piece.key).cut(piece.start, piece.stop)) for piece in parcel.pieces]
         return self._codec, [part.nbytes for part in parts], join(parts)
 

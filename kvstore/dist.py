@@ -119,7 +119,7 @@ class DistStore(KVStore):
             return super().pull(key, out, priority, wait=wait, copy=copy)
         self._check()
         plan, (outs,) = found
-        return finish(self._exchange.pull(plan, Writer(plan.entries, outs, True, copy), priority), wait)
+        return finish(self._exchange.pull(plan, Writer(plan, outs, True, copy), priority), wait)
 
     def pushpull(
         self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
@@ -130,8 +130,8 @@ class DistStore(KVStore):
             return super().pushpull(key, value, out, priority, wait=wait, copy=copy)
         self._check()
         plan, tensors = found
-        values, writer = tensors[0], Writer(plan.entries, tensors[-1], True, copy)
-        return finish(self._exchange.push("pushpull", plan, values, writer, priority if wait else None), wait)
+        writer = Writer(plan, tensors[-1], True, copy)
+        return self._exchange.pushpull(plan, tensors[0], writer, priority, wait)
 
     def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
         self._check()
@@ -144,7 +144,7 @@ class DistStore(KVStore):
     def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
         self._check()
         plan, writer = self._plans.of(values), self._writer(outs, copy)
-        return self._exchange.push("pushpull", plan, self._sums(values), writer)
+        return self._exchange.pushpull(plan, self._sums(values), writer, priority, False)
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
         """See ``KVStore``."""
@@ -311,7 +311,7 @@ class DistStore(KVStore):
     def _writer(self, outs: dict[Key, list[Any]], copy: bool) -> Writer:
         plan = self._plans.of(outs)
         targets = [self._checked(key, [as_output(out) for out in its]) for key, its in outs.items()]
-        return Writer(plan.entries, targets, False, copy)
+        return Writer(plan, targets, False, copy)
 
     def _sums(self, values: dict[Key, list[Any]]) -> list[torch.Tensor]:
         """The sum over devices of each key's values, on the first one's device or on the CPU, contiguous."""

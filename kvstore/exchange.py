@@ -63,6 +63,17 @@ class Exchange:
         """How many pushes have not taken effect yet."""
         return sum(1 for ticket in self._pushed if ticket.open)
 
+    def pushpull(self, plan: Plan, values: Sequence[torch.Tensor], writer: Writer, priority: int, wait: bool) -> Ticket:
+        """Send ``values``, contiguous tensors, and take the new values into what may be the same memory."""
+        if writer.disturbs(values):
+            values = [value.clone() for value in values]
+        if not wait:
+            return self.push("pushpull", plan, values, writer)
+        with self._session.client.lending():
+            ticket = self.push("pushpull", plan, values, writer, priority)
+            ticket.wait()
+        return ticket
+
     def push(
         self,
         what: str,
@@ -76,8 +87,8 @@ class Exchange:
         Args:
             what: the call, for messages.
             writer: takes the new values; None if they are not wanted.
-            in_turn: the priority of messages that may wait for their turn, for a caller that waits for them and leaves
-                the values as they are until then; None sends all at once.
+            in_turn: the priority of messages that may wait for their turn, for a caller that waits for them, leaves
+                the values as they are until then, and is in ``Client.lending``; None sends all at once.
         """
         if self._rule.mode == "async":
             self._optimizing.require("push")

@@ -23,6 +23,15 @@ def keep_freed() -> None:
         libc.mallopt(trim_threshold, (1 << 31) - 1)
 
 
+class Parts(list[memoryview]):
+    """A frame that lies in several places, none of them empty; it arrives as one."""
+
+
+def whole(frame: Buffer | Parts) -> Buffer:
+    """Return a frame in one place."""
+    return bytearray().join(frame) if isinstance(frame, Parts) else frame
+
+
 class Memory(Protocol):
     """Gives memory to build messages in, and knows who still reads it."""
 

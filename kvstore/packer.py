@@ -5,22 +5,28 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
-from kvstore.memory import SMALL, Memory
+from kvstore.memory import SMALL, Memory, Parts
 from kvstore.plan import parts_of
 from kvstore.shares import Parcel
-from kvstore.values import Leaving, from_buffer
+from kvstore.values import Leaving, from_buffer, to_buffer
 from kvstore.wire import Buffer, Codec
+
+PART = 4 << 10  # bytes; what has smaller parts on average is cheaper to copy than to send from where it lies
 
 
 class Load(Protocol):
     """What one push carries."""
 
-    def pack(self, parcel: Parcel) -> tuple[Codec, list[int], list[Buffer]]:
-        """Return how the values of a message are encoded, the length of each payload if they are, and its buffers."""
+    def pack(self, parcel: Parcel, gather: bool) -> tuple[Codec, list[int], list[Buffer]]:
+        """Return how the values of a message are encoded, the length of each payload if they are, and its buffers.
+
+        Args:
+            gather: these may be ``Parts``, of arrays that stay as they are until the message has left.
+        """
         ...
 
 
@@ -45,10 +51,10 @@ class Packer:
         self._made[tensor.data_ptr()] = buffer.obj
         return tensor.view(shape)
 
-    def pack(self, parcel: Parcel, values: Leaving) -> list[Buffer]:
+    def pack(self, parcel: Parcel, values: Leaving, gather: bool = False) -> list[Buffer]:
         """Return what ``parcel`` carries of ``values``; later changes to those are not seen.
 
-        But for tensors of ``empty``, if the parcel carries nothing else.
+        But for tensors of ``empty``, if the parcel carries nothing else, and where ``gather`` allows it.
         """
         if not parcel.nbytes:
             return []
@@ -57,6 +63,8 @@ class Packer:
             views = self._views(parts)
             if views is not None:
                 return views
+        if gather and parcel.nbytes >= PART * len(parts):
+            return [cast("Buffer", Parts(map(to_buffer, parts)))]  # at the other end it is one
         small = parcel.nbytes < SMALL
         buffer = memoryview(bytearray(parcel.nbytes)) if small else self._memory.allocate(parcel.nbytes)
         with torch.no_grad():
@@ -84,6 +92,6 @@ class Plain:
     def __init__(self, packer: Packer, values: Leaving) -> None:
         self._packer, self._values = packer, values
 
-    def pack(self, parcel: Parcel) -> tuple[Codec, list[int], list[Buffer]]:
+    def pack(self, parcel: Parcel, gather: bool) -> tuple[Codec, list[int], list[Buffer]]:
         """See ``Load``."""
-        return None, [], self._packer.pack(parcel, self._values)
+        return None, [], self._packer.pack(parcel, self._values, gather)

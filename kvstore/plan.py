@@ -27,7 +27,8 @@ class Plan:
         self.keys = tuple(keys)
         self.entries = [entries[key] for key in keys]
         self.parcels = parcels(entries, keys, most)
-        self.nbytes = sum(parcel.nbytes for parcel in self.parcels)
+        self.lengths = [entry.spec.nbytes for entry in self.entries]
+        self.nbytes = sum(self.lengths)
         self.floats = all(entry.spec.dtype in FLOATS for entry in self.entries)
         self._shapes = [entry.spec.shape for entry in self.entries]
         self._dtypes = [getattr(torch, entry.spec.dtype) for entry in self.entries]

@@ -155,13 +155,14 @@ class Remote:
             hyper: what to update with in this round.
             back: what is to become of the new values; None if they are not wanted.
             note: gets the answer, if it has no values.
-            in_turn: None sends it at once; else it may wait for its turn, with this priority.
+            in_turn: None sends it at once; else it may wait for its turn, with this priority, and be read when it
+                leaves: see ``Client.lending``.
         """
         clocks, peer = parcel.clocks(), self._session.servers[parcel.server]
         way = None if back is None else back.codec
 
         def make(me: Me) -> Push:
-            codec, lengths, buffers = load.pack(parcel)
+            codec, lengths, buffers = load.pack(parcel, in_turn is not None and self._client.gathers(peer))
             self.sent += parcel.nbytes if codec is None else sum(lengths)
             lr, rescale, changes = hyper
             want = back is not None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from kvstore.plan import parts_of, pieces_of
-from kvstore.shares import Entry, Parcel, Stretch
-from kvstore.values import Run, copy_each, cut, from_host, runs_of
+from kvstore.plan import Plan, parts_of, pieces_of
+from kvstore.shares import Parcel, Stretch
+from kvstore.values import Run, copy_each, crossed, cut, from_host, runs_of
 from kvstore.wire import Values
 
 Decode: TypeAlias = Callable[[Values, Sequence[torch.Tensor]], None]  # into flat float32, one for each piece
@@ -19,23 +19,34 @@ class Writer:
     """Writes arrays from the replies of the servers that hold their values.
 
     Args:
-        entries: what is known of the keys.
+        plan: of the keys.
         outs: for each key the arrays to write into, or, with ``plain``, just one.
         plain: the arrays are contiguous CPU tensors.
         copy: if False, let plain arrays become the values themselves where these came in one stretch of memory.
     """
 
     def __init__(
-        self, entries: Sequence[Entry], outs: Sequence[Sequence[torch.Tensor] | torch.Tensor], plain: bool, copy: bool
+        self, plan: Plan, outs: Sequence[Sequence[torch.Tensor] | torch.Tensor], plain: bool, copy: bool
     ) -> None:
-        self._entries = entries
+        self._entries = plan.entries
+        self._lengths = plan.lengths
         self._outs = outs
         self._plain = plain
         self._copy = copy
         self._staged: dict[int, torch.Tensor] = {}
         self._moving: set[torch.cuda.Stream] = set()
-        self._left = sum(entry.spec.size for entry in entries)
-        self._missing = {position: entry.spec.size for position, entry in enumerate(entries)}
+        self._left = sum(entry.spec.size for entry in plan.entries)
+        self._missing = {position: entry.spec.size for position, entry in enumerate(plan.entries)}
+
+    def disturbs(self, values: Sequence[torch.Tensor]) -> bool:
+        """Whether ``values``, one for each key, can change before they are sent, because others are written already."""
+        outs: Sequence[Any] = self._outs
+        if self._plain:
+            if len(values) == 1:
+                return bool(0 < abs(values[0].data_ptr() - outs[0].data_ptr()) < self._lengths[0])
+            return crossed(values, outs, lengths=self._lengths)
+        owners = [position for position, its in enumerate(outs) for _ in its]
+        return crossed(values, [out for its in outs for out in its], owners)
 
     def taker(self, parcel: Parcel, decode: Decode | None = None) -> Callable[[Values], None]:
         """Return what takes the reply to the request for ``parcel``.

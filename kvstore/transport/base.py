@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from kvstore.memory import Memory
+from kvstore.memory import Memory, Parts
 from kvstore.wire import Buffer
 
 Peer: TypeAlias = bytes
@@ -40,8 +40,19 @@ class Transport(Memory, Protocol):
         """
         ...
 
-    def send(self, peer: Peer, frames: Sequence[Buffer]) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts]) -> None:
         """Queue ``frames`` for ``peer``; never blocks."""
+        ...
+
+    def gathers(self, peer: Peer) -> bool:
+        """Whether frames for ``peer`` may be ``Parts``: so many places that there is a point in not copying them.
+
+        It is so where a message is read once, when it leaves.
+        """
+        ...
+
+    def detach(self) -> None:
+        """Let what has been sent and not left yet be independent of the buffers it was in: those may change again."""
         ...
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:

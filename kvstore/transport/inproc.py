@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from kvstore.errors import ConfigError
-from kvstore.memory import Heap
+from kvstore.memory import Heap, Parts, whole
 from kvstore.transport.base import Frames, Peer
 from kvstore.wire import Buffer
 
@@ -93,15 +93,23 @@ class InprocTransport(Heap):
         self._network.when_listening(endpoint, link)
         return mine
 
-    def send(self, peer: Peer, frames: Sequence[Buffer]) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts]) -> None:
         """Put ``frames`` into the inbox of whoever is at the other end, if it is still there."""
+        sent = list(map(whole, frames))
         with self._lock:
             if peer in self._unsent:
-                self._unsent[peer].append(list(frames))
+                self._unsent[peer].append(sent)
                 return
             if self._closed or peer not in self._links:
                 return
-        self._deliver(peer, list(frames))
+        self._deliver(peer, sent)
+
+    def gathers(self, peer: Peer) -> bool:
+        """No: whoever receives reads where it was sent from."""
+        return False
+
+    def detach(self) -> None:
+        """Nothing is ever in between."""
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message, or None."""

@@ -25,7 +25,7 @@ import msgpack
 
 from kvstore.config import Config
 from kvstore.errors import WireError
-from kvstore.memory import Heap
+from kvstore.memory import Heap, Parts
 from kvstore.transport.arena import Arena
 from kvstore.transport.base import Frames, Peer, Transport
 from kvstore.transport.mapped import Mapped
@@ -106,14 +106,17 @@ class SharedMemoryTransport:
         arena = self._arena
         return arena is None or arena.busy(buffer)
 
-    def send(self, peer: Peer, frames: Sequence[Buffer]) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts]) -> None:
         """Queue ``frames``; large ones stay where they are if the peer can read them there."""
         if self._closed:
             return
-        left: list[Buffer] = []
+        left: list[Buffer | Parts] = []
         references = [_PLAIN]
         link: _Link | None = None
         for position, frame in enumerate(frames):
+            if isinstance(frame, Parts):
+                left.append(frame)
+                continue
             if len(frame) >= LARGE and position:
                 link = link or self._greeted(peer)
                 if link.reader is not None and (packed := self._refer(link.reader, position, frame)):
@@ -125,6 +128,15 @@ class SharedMemoryTransport:
         if len(references) > 1 or (left and len(left[0]) and left[0][0] == MARK):
             left.insert(0, b"".join(references))
         self._inner.send(peer, left)
+
+    def gathers(self, peer: Peer) -> bool:
+        """Whether what goes to ``peer`` goes through the inner transport, as far as we know, and that does."""
+        link = self._links.get(peer)
+        return (link is None or link.reader is None) and self._inner.gathers(peer)
+
+    def detach(self) -> None:
+        """See the inner transport; what peers read where it is has been allocated for them."""
+        self._inner.detach()
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message; its large frames are views of the sender's memory."""

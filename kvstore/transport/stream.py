@@ -1,4 +1,4 @@
-"""Messages in a stream of bytes: how many frames, the length of each, then the frames. Pure.
+"""Messages in a stream of bytes: a greeting, then of each how many frames, the length of each, the frames. Pure.
 
 Numbers are little-endian: one of 32 bits, then one of 64 bits for each frame.
 """
@@ -9,22 +9,33 @@ import struct
 from collections.abc import Sequence
 
 from kvstore.errors import WireError
-from kvstore.memory import SMALL, Memory
+from kvstore.memory import SMALL, Memory, Parts
 from kvstore.transport.base import MAX_FRAME, Frames
 from kvstore.wire import Buffer
 
 MAX_FRAMES = 1 << 17  # in a message
 _ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit
 
+GREETING = b"kvstore\x01"  # the last byte is the number of this format
 _COUNT = struct.Struct("<I")
 _LENGTH = 8
 
 
-def packed(frames: Sequence[Buffer]) -> list[memoryview]:
+def packed(frames: Sequence[Buffer | Parts]) -> list[memoryview]:
     """Return the bytes of a message, in parts: frames where they lie."""
-    views = [memoryview(frame).cast("B") for frame in frames]
-    header = struct.pack(f"<I{len(views)}Q", len(views), *map(len, views))
-    return [memoryview(header), *filter(len, views)]
+    parts: list[memoryview] = [memoryview(b"")]
+    lengths: list[int] = []
+    for frame in frames:
+        if isinstance(frame, Parts):
+            lengths.append(sum(map(len, frame)))
+            parts.extend(frame)
+            continue
+        view = memoryview(frame).cast("B")
+        lengths.append(len(view))
+        if lengths[-1]:
+            parts.append(view)
+    parts[0] = memoryview(struct.pack(f"<I{len(lengths)}Q", len(lengths), *lengths))
+    return parts
 
 
 class Incoming:
@@ -32,9 +43,13 @@ class Incoming:
 
     Args:
         memory: where large frames go.
+
+    Attributes:
+        greeted: whether the stream has shown that it is one.
     """
 
     def __init__(self, memory: Memory) -> None:
+        self.greeted = False
         self._memory = memory
         self._bytes = bytearray(_ROOM)
         self._start = self._stop = 0  # of what is in there and not taken yet
@@ -70,11 +85,25 @@ class Incoming:
         else:
             self._stop += count
         messages: list[Frames] = []
+        if not self.greeted and not self._greet():
+            return messages
         while self._go_on():
             if not self._lengths:
                 messages.append(self._frames)
                 self._frames = []
         return messages
+
+    def _greet(self) -> bool:
+        """Take the greeting, if it is whole."""
+        here = self._stop - self._start
+        said = self._bytes[self._start : self._start + min(here, len(GREETING))]
+        if not GREETING.startswith(said):
+            raise WireError("no greeting")
+        if here < len(GREETING):
+            return False
+        self._start += len(GREETING)
+        self.greeted = True
+        return True
 
     def _go_on(self) -> bool:
         """Take one frame, or one header before it; return whether there was a whole one."""

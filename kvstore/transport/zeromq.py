@@ -16,7 +16,7 @@ import zmq
 
 from kvstore.errors import ConfigError
 from kvstore.keys import VARIABLES, Keys, split_key, with_key
-from kvstore.memory import SMALL, Heap, keep_freed
+from kvstore.memory import SMALL, Heap, Parts, keep_freed, whole
 from kvstore.transport.base import MAX_FRAME, Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.curve import Curve
@@ -119,14 +119,21 @@ class ZmqTransport(Heap):
             raise ConfigError(f"cannot connect to {endpoint}: {exc}") from None
         return peer
 
-    def send(self, peer: Peer, frames: Sequence[Buffer]) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts]) -> None:
         """Queue ``frames``; large ones are read by ZeroMQ's thread later, so they must stay as they are."""
         if self._closed:
             return
         self._socket.send(peer, zmq.SNDMORE)
         last = len(frames) - 1
-        for i, frame in enumerate(frames):
+        for i, frame in enumerate(map(whole, frames)):
             self._socket.send(frame, zmq.SNDMORE if i < last else 0, copy=len(frame) < SMALL)
+
+    def gathers(self, peer: Peer) -> bool:
+        """No: what ZeroMQ has been given cannot be taken back."""
+        return False
+
+    def detach(self) -> None:
+        """It cannot be done, and nothing asks for it where ``gathers`` says no."""
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message; large frames are views of ZeroMQ's own buffers."""

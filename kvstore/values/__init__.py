@@ -11,6 +11,7 @@ from kvstore.values.arrays import (
     to_buffer,
 )
 from kvstore.values.copying import copy_each
+from kvstore.values.overlap import crossed
 from kvstore.values.reduce import reduce_to, sum_in_order
 from kvstore.values.runs import Part, Run, cut, runs_of, sum_runs
 from kvstore.values.staging import Leaving, from_host
@@ -24,6 +25,7 @@ __all__ = [
     "as_tensor",
     "as_tensors",
     "copy_each",
+    "crossed",
     "cut",
     "from_buffer",
     "from_host",

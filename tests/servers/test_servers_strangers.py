@@ -24,6 +24,7 @@ from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.keys import Keys, pair, split_key, with_key
 from kvstore.session import Session
+from kvstore.transport.links import links
 from kvstore.transport.shm import sharing
 from kvstore.transport.zeromq import ZmqTransport
 
@@ -236,7 +237,7 @@ def test_processes_take_their_keys_from_the_environment(tmp_path: Path, env: dic
     processes = Processes(tmp_path, **env)
     try:
         config = Config.from_env(processes.variables[2] | {"KVSTORE_TIMEOUT_S": f"{LONG:g}"})
-        session = Session(config, sharing(lambda: ZmqTransport(keys=config.keys), config))
+        session = Session(config, sharing(links(config), config))
         store = DistStore(session)
         store.init("w", torch.zeros(100_000))
         out = torch.zeros(100_000)

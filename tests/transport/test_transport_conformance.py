@@ -21,9 +21,11 @@ from waiting import LONG
 
 from kvstore.errors import ConfigError
 from kvstore.keys import Keys
+from kvstore.memory import Parts
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.presence import available
 from kvstore.transport.shm import SharedMemoryTransport
+from kvstore.transport.tcp import TcpTransport
 from kvstore.transport.unix import UnixTransport
 from kvstore.transport.zeromq import ZmqTransport
 
@@ -62,6 +64,10 @@ def near() -> Transport:
     return SharedMemoryTransport(UnixTransport(), "conformance")
 
 
+def far() -> Transport:
+    return SharedMemoryTransport(TcpTransport(), "conformance")
+
+
 def secured() -> Callable[[], Transport]:
     numbers = itertools.count()
     return lambda: ZmqTransport(keys=Keys.from_env(MEMBERS[next(numbers) % len(MEMBERS)]))
@@ -73,7 +79,20 @@ def both() -> Callable[[], Transport]:
 
 
 @pytest.fixture(
-    params=["inproc", "unix", "ipc", "tcp", "curve", "curve-ipc", "shm-unix", "shm-ipc", "shm-tcp", "shm-curve"]
+    params=[
+        "inproc",
+        "unix",
+        "tcp",
+        "zmq-ipc",
+        "zmq-tcp",
+        "curve",
+        "curve-ipc",
+        "shm-unix",
+        "shm-tcp",
+        "shm-ipc",
+        "shm-zmq",
+        "shm-curve",
+    ]
 )
 def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     if request.param.startswith("shm") and not available():
@@ -82,13 +101,15 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
         made = {
             "inproc": lambda: Ends(InprocNetwork().transport, "inproc://here"),
             "unix": lambda: Ends(UnixTransport, f"ipc://{directory}/here"),
-            "ipc": lambda: Ends(ZmqTransport, f"ipc://{directory}/here"),
-            "tcp": lambda: Ends(ZmqTransport, "tcp://127.0.0.1:0"),
+            "tcp": lambda: Ends(TcpTransport, "tcp://127.0.0.1:0"),
+            "zmq-ipc": lambda: Ends(ZmqTransport, f"ipc://{directory}/here"),
+            "zmq-tcp": lambda: Ends(ZmqTransport, "tcp://127.0.0.1:0"),
             "curve": lambda: Ends(secured(), "tcp://127.0.0.1:0"),
             "curve-ipc": lambda: Ends(secured(), f"ipc://{directory}/here"),
             "shm-unix": lambda: Ends(near, f"ipc://{directory}/here"),
             "shm-ipc": lambda: Ends(shared, f"ipc://{directory}/here"),
-            "shm-tcp": lambda: Ends(shared, "tcp://127.0.0.1:0"),
+            "shm-tcp": lambda: Ends(far, "tcp://127.0.0.1:0"),
+            "shm-zmq": lambda: Ends(shared, "tcp://127.0.0.1:0"),
             "shm-curve": lambda: Ends(both(), "tcp://127.0.0.1:0"),
         }[request.param]()
         yield made
@@ -116,6 +137,30 @@ def test_frames_arrive_whole_and_in_order(ends: Ends):
         other.send(link, frames)
     for frames in messages:
         assert receive(listener)[1] == frames
+
+
+def test_a_frame_in_several_places_arrives_as_one(ends: Ends):
+    listener, other, link = ends.pair()
+    places = [pattern(size, size) for size in SIZES[1:]]
+    other.send(link, [b"head", Parts(map(memoryview, places)), b"tail"])
+    assert receive(listener)[1] == [b"head", b"".join(places), b"tail"]
+
+
+def test_what_has_been_detached_may_change(ends: Ends):
+    listener, other, link = ends.pair()
+    other.send(link, [b"hello"])
+    receive(listener)
+    if not other.gathers(link):
+        other.detach()
+        return
+    places = [bytearray(b"x" * (1 << 20)) for _ in range(40)]  # more than fits into any socket
+    other.send(link, [b"head", Parts(map(memoryview, places)), b"tail"])
+    other.detach()
+    for place in places:
+        place[:] = b"y" * (1 << 20)
+    other.send(link, [b"next"])
+    assert receive(listener)[1] == [b"head", b"x" * (40 << 20), b"tail"]
+    assert receive(listener)[1] == [b"next"]
 
 
 def test_replies_go_back_over_the_link(ends: Ends):
@@ -366,13 +411,16 @@ def test_memory_that_may_be_read_is_busy(ends: Ends):
 CHILD = """
 import os, sys
 from kvstore.keys import Keys
+from kvstore.memory import Parts
 from kvstore.transport.shm import SharedMemoryTransport
+from kvstore.transport.tcp import TcpTransport
 from kvstore.transport.unix import UnixTransport
 from kvstore.transport.zeromq import ZmqTransport
 
 kinds, endpoint = sys.argv[1:]
 keys = Keys.from_env(os.environ) if "key=" in endpoint else None
-inner = UnixTransport() if "UnixTransport" in kinds else ZmqTransport(keys=keys)
+made = {"UnixTransport": UnixTransport, "TcpTransport": TcpTransport, "ZmqTransport": lambda: ZmqTransport(keys=keys)}
+inner = next(make for name, make in made.items() if name in kinds)()
 transport = SharedMemoryTransport(inner, "conformance") if "SharedMemory" in kinds else inner
 link = transport.connect(endpoint)
 transport.send(link, [b"hello", bytes(1 << 16)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvstore.errors import WireError
 from kvstore.memory import SMALL, Heap
 from kvstore.transport.base import MAX_FRAME
-from kvstore.transport.stream import MAX_FRAMES, Incoming, packed
+from kvstore.transport.stream import GREETING, MAX_FRAMES, Incoming, packed
 
 SIZES = st.sampled_from([0, 1, 7, 100, SMALL - 1, SMALL, SMALL + 1, 40_000, 70_000, 200_000])
 MESSAGES = st.lists(st.lists(SIZES, min_size=1, max_size=6), max_size=6)
@@ -24,6 +24,7 @@ def frame(size: int, seed: int) -> bytes:
 def heard(stream: bytes, pieces: list[int]) -> list[list[bytes]]:
     """What comes out if the stream comes in pieces of these sizes, over and over."""
     incoming, messages, at, turn = Incoming(Heap()), [], 0, 0
+    stream = GREETING + stream
     while at < len(stream):
         room = incoming.room()
         assert len(room) > 0
@@ -56,8 +57,10 @@ def test_large_frames_are_sent_and_received_where_they_lie():
     assert part.obj is large
     incoming = Incoming(Heap())
     room = incoming.room()
-    room[: len(header) + 4] = bytes(header) + bytes(small)
-    assert incoming.take(len(header) + 4) == []
+    start = GREETING + bytes(header) + bytes(small)
+    room[: len(start)] = start
+    assert incoming.take(len(start)) == []
+    assert incoming.greeted
     room = incoming.room()
     assert len(room) == 1 << 20, "the rest is received in one piece, into the frame itself"
     (message,) = incoming.take(1 << 20)
@@ -77,3 +80,12 @@ def test_large_frames_are_sent_and_received_where_they_lie():
 def test_what_is_no_stream_of_messages_is_an_error(start: bytes):
     with pytest.raises(WireError, match=r"a message of|a frame of"):
         heard(start, [1])
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n", b"kvstore\x02", b"\0" * 8, struct.pack("<IQ", 1, 4) + b"head"])
+def test_who_does_not_greet_is_no_stream_of_messages(said: bytes):
+    incoming = Incoming(Heap())
+    incoming.room()[: len(said)] = said
+    with pytest.raises(WireError, match="no greeting"):
+        incoming.take(len(said))
+    assert not incoming.greeted

@@ -1,0 +1,155 @@
+"""One link over a socket: how it is made and made again, what has not left yet, and what is not whole yet."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from kvstore.memory import Memory
+from kvstore.transport.base import Peer
+from kvstore.transport.stream import GREETING, Incoming
+
+Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
+
+RETRY_S, RETRY_MAX_S = 0.02, 1.0
+ATTEMPT_S = 10.0  # until the next attempt to connect, if this one is not answered
+_PARTS = 256  # buffers in one system call
+_THERE = (0, errno.EISCONN)
+_UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
+
+
+class Link:
+    """A link, which outlives its connection: that is made again if the other side goes and comes back.
+
+    Args:
+        peer: its name at this end.
+        memory: where large frames go.
+        endpoint: where to connect; empty if the other side did.
+
+    Attributes:
+        socket: None as long as there is no connection, nor one under way.
+        connected: whether it is there.
+        queue: what has not left.
+        incoming: takes messages out of what comes.
+        due: when to try to connect, if there is no connection.
+    """
+
+    def __init__(self, peer: Peer, memory: Memory, endpoint: str = "") -> None:
+        self.peer = peer
+        self.endpoint = endpoint
+        self.socket: socket.socket | None = None
+        self.connected = False
+        self.queue: deque[memoryview] = deque()
+        self.incoming = Incoming(memory)
+        self.due = 0.0
+        self._memory = memory
+        self._address: Any = None
+        self._tries = 0
+
+    @property
+    def lonely(self) -> bool:
+        """Whether it is to be connected, and nothing is under way."""
+        return self.socket is None and bool(self.endpoint)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to do for it, now or soon."""
+        return bool(self.queue) or (bool(self.endpoint) and not self.connected)
+
+    def put(self, parts: Sequence[memoryview]) -> bool:
+        """Queue the parts of a message, and send what can be sent now; return whether nobody has to see to the rest.
+
+        Somebody does already if there was something in the queue before.
+        """
+        before = bool(self.queue)
+        self.queue.extend(parts)
+        return before or self.flush()
+
+    def flush(self) -> bool:
+        """Send what can be sent now; return whether that is all. What nobody will read is dropped."""
+        if self.socket is None or not self.connected:
+            return not self.queue
+        while self.queue:
+            try:
+                sent = self.socket.sendmsg(list(itertools.islice(self.queue, _PARTS)), (), socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            except OSError:
+                self.queue.clear()  # whoever reads will find out
+                return True
+            while sent:
+                first = self.queue[0]
+                if sent < len(first):
+                    self.queue[0] = first[sent:]
+                    break
+                sent -= len(first)
+                self.queue.popleft()
+        return True
+
+    def detach(self) -> None:
+        """Have copies of what is queued."""
+        self.queue = deque(memoryview(bytes(part)) for part in self.queue)
+
+    def take(self, made: socket.socket) -> None:
+        """Have a connection."""
+        self.socket, self.connected = made, True
+        self.queue.appendleft(memoryview(GREETING))
+
+    def dial(self, addresses: Sequence[Address], now: float) -> socket.socket | None:
+        """Connect, to each of the addresses in turn; return the connection if it is there."""
+        self.due = now + ATTEMPT_S
+        if not addresses:
+            self._fail(now)
+            return None
+        family, self._address = addresses[self._tries % len(addresses)]
+        try:
+            self.socket = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # too many files are open
+            self._fail(now)
+            return None
+        self.socket.setblocking(False)
+        return self.arrive(now)
+
+    def arrive(self, now: float) -> socket.socket | None:
+        """Return the connection under way if it is there; if it will not come, the next attempt is due soon."""
+        made = self.socket
+        if made is None:
+            return None
+        code = made.connect_ex(self._address)
+        if code in _THERE and not _to_itself(made):
+            self._tries = 0
+            self.take(made)
+            return made
+        if code not in _UNDER_WAY or now >= self.due:
+            self._fail(now)
+        return None
+
+    def _fail(self, now: float) -> None:
+        """Give up an attempt to connect; the next is due after a while."""
+        self._hang_up()
+        self.due = now + min(RETRY_S * 2 ** min(self._tries, 10), RETRY_MAX_S)
+        self._tries += 1
+
+    def lose(self) -> None:
+        """Let go of a connection that has ended, of what nobody will read, and of what will never be whole."""
+        self._hang_up()
+        self.queue.clear()
+        self.incoming = Incoming(self._memory)
+        self.due = 0.0
+
+    def _hang_up(self) -> None:
+        if self.socket is not None:
+            self.socket.close()
+        self.socket, self.connected = None, False
+
+
+def _to_itself(made: socket.socket) -> bool:
+    """Whether it has found nobody but itself, as may happen at a free port of this host."""
+    try:
+        return bool(made.getsockname() == made.getpeername())
+    except OSError:
+        return True  # it has ended already

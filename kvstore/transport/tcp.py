@@ -1,0 +1,99 @@
+"""Where TCP sockets are: at addresses that other hosts reach. Nothing is encrypted. Endpoints are ``tcp://host:port``."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from kvstore.errors import ConfigError
+from kvstore.keys import VARIABLES, split_key
+from kvstore.transport.link import Address
+from kvstore.transport.sockets import SocketTransport
+
+SCHEME = "tcp://"
+BACKLOG = 1024  # connections that wait to be accepted
+
+
+class TcpPlaces:
+    """See ``Places``.
+
+    Args:
+        root_fd: a listening socket for the first ``listen``, opened by whoever started this process; -1 for none.
+    """
+
+    def __init__(self, root_fd: int = -1) -> None:
+        self._root_fd = root_fd
+
+    def listen(self, endpoint: str) -> tuple[socket.socket, str]:
+        """Listen at ``tcp://host:port``; port 0 takes a free one."""
+        host, port = _split(endpoint)
+        if self._root_fd >= 0:
+            given, self._root_fd = self._root_fd, -1
+            return socket.socket(fileno=given), endpoint
+        found = _resolved(host, port)
+        if isinstance(found, str):
+            raise ConfigError(f"cannot listen at {endpoint}: {found}")
+        family, address = found[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError as exc:
+            listener.close()
+            raise ConfigError(f"cannot listen at {endpoint}: {exc.strerror}") from None
+        ip, number = listener.getsockname()[:2]
+        return listener, f"{SCHEME}[{ip}]:{number}" if ":" in ip else f"{SCHEME}{ip}:{number}"
+
+    def check(self, endpoint: str) -> None:
+        """It must be a host and a port, and have no key."""
+        plain, key = split_key(endpoint)
+        _split(plain)
+        if key:
+            raise ConfigError(
+                f"{plain} has a key, and this process has none: set {', '.join(VARIABLES)} in all processes of a "
+                "job, as launch.py does, and KVSTORE_ENCRYPTION=0 in all or none"
+            )
+
+    def addresses(self, endpoint: str, wait: bool) -> list[Address]:
+        """Those of the host; if it is a name, they take a while to know, and may change."""
+        found = _resolved(*_split(endpoint), 0 if wait else socket.AI_NUMERICHOST)
+        return [] if isinstance(found, str) else found
+
+    def admit(self, made: socket.socket) -> bool:
+        """Anyone may come; messages leave at once, and a host that vanishes is noticed, if late."""
+        with contextlib.suppress(OSError):  # it has ended already
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return True
+
+    def leave(self) -> None:
+        """Nothing is left."""
+
+
+class TcpTransport(SocketTransport):
+    """One member's end of its plain links over TCP; see ``Transport``.
+
+    Args:
+        root_fd: see ``TcpPlaces``.
+    """
+
+    def __init__(self, root_fd: int = -1) -> None:
+        super().__init__(TcpPlaces(root_fd))
+
+
+def _split(endpoint: str) -> tuple[str, int]:
+    host, colon, port = endpoint.removeprefix(SCHEME).rpartition(":")
+    host = host.strip("[]")
+    if not endpoint.startswith(SCHEME) or not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"{endpoint} is no place of a TCP socket: that would be {SCHEME}host:port")
+    return host, int(port)
+
+
+def _resolved(host: str, port: int, flags: int = 0) -> list[Address] | str:
+    """The addresses of ``host``, the preferred first; or why there are none."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except (OSError, UnicodeError) as exc:
+        return str(exc)
+    return [(socket.AddressFamily(family), address) for family, _, _, _, address in found]
