@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from waiting import LONG
@@ -24,13 +25,17 @@ from kvstore.dist import DistStore
 from kvstore.errors import KVStoreError
 from kvstore.session import Session
 from kvstore.transport import InprocNetwork, Transport
+from kvstore.transport.unix import UnixTransport
 from servers.server import run_scheduler, run_server
 
 ROOT = "inproc://scheduler"
 
 
 class ThreadedJob:
-    """See the module. ``transport`` makes a new end for links; other arguments go to ``Config``."""
+    """See the module. ``transport`` makes a new end for links; other arguments go to ``Config``.
+
+    With a private ``directory`` the links are unix sockets in it.
+    """
 
     def __init__(
         self,
@@ -43,11 +48,13 @@ class ThreadedJob:
         heartbeat_timeout_s: float = LONG,
         bigarray_bound: int = 1000,
         piece_bytes: int = 1 << 20,
+        directory: Path | None = None,
     ) -> None:
         self.network = network or InprocNetwork()
-        self.transport: Callable[[], Transport] = self.network.transport
+        self.transport: Callable[[], Transport] = self.network.transport if directory is None else UnixTransport
+        self._place = "inproc://" if directory is None else f"ipc://{directory}/"
         self._options = {
-            "root": ROOT,
+            "root": f"{self._place}scheduler",
             "num_workers": workers,
             "num_servers": servers,
             "timeout_s": timeout_s,
@@ -71,7 +78,9 @@ class ThreadedJob:
         for rank in range(self.servers):
             self._start(
                 f"server {rank}",
-                lambda rank=rank: run_server(self.config("server", rank), self.transport, f"inproc://server-{rank}"),
+                lambda rank=rank: run_server(
+                    self.config("server", rank), self.transport, f"{self._place}server-{rank}"
+                ),
             )
         threads = [
             threading.Thread(target=self._join, args=(rank,), name=f"worker {rank} joins")
