@@ -12,6 +12,8 @@ from kvstore.transport.base import Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.link import Address, Link
 
+JOIN_S = 1.0
+
 
 class Courier:
     """Sees to links; it is no thread before it is called.
@@ -36,7 +38,7 @@ class Courier:
         self._begin = begin
         self._bell = Bell()  # calls it off from waiting for sockets
         self._thread: threading.Thread | None = None
-        self._stopped = False
+        self._stopping = threading.Event()
 
     @property
     def needed(self) -> bool:
@@ -52,27 +54,29 @@ class Courier:
         self._bell.ring()
 
     def stop(self) -> None:
-        """Return when it is no thread any more."""
+        """End it; if it waits for a name to be resolved, it does nothing more when that comes."""
         with self._changed:
-            self._stopped = True
+            self._stopping.set()
             self._changed.notify_all()
             self._bell.ring()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(JOIN_S)
         self._bell.close()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._stopped and not any(link.waits for link in self._links.values()):
+                while not self._stopping.is_set() and not any(link.waits for link in self._links.values()):
                     self._changed.wait()
-                if self._stopped:
+                if self._stopping.is_set():
                     return
                 now = time.monotonic()
                 lonely = [link for link in self._links.values() if link.lonely and link.due <= now]
             found = [(link, self._addresses(link.endpoint)) for link in lonely]
-            self._bell.silence()
             with self._changed:
+                if self._stopping.is_set():
+                    return
+                self._bell.silence()
                 now = time.monotonic()
                 for link, addresses in found:
                     made = link.dial(addresses, now)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 from waiting import LONG
 
 from kvstore.errors import ConfigError
+from kvstore.transport import courier
 from kvstore.transport.link import Link
 from kvstore.transport.tcp import TcpTransport
 
@@ -98,6 +100,31 @@ def test_each_address_of_a_name_is_tried(new: Callable[..., TcpTransport], monke
     port = listener.bind("tcp://127.0.0.1:0").rpartition(":")[2]
     other.send(other.connect(f"tcp://two.example:{port}"), [b"hello"])
     assert hear(listener) == [b"hello"]
+
+
+def test_closing_does_not_wait_for_a_name_to_be_resolved(
+    new: Callable[..., TcpTransport], monkeypatch: pytest.MonkeyPatch
+):
+    asked, go_on = threading.Event(), threading.Event()
+
+    def resolve(*_args: object, flags: int = 0, **_kwargs: object) -> object:
+        if not flags & socket.AI_NUMERICHOST:
+            asked.set()
+            go_on.wait(LONG)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(courier, "JOIN_S", 0.05)
+    transport = new()
+    transport.connect("tcp://node-7.example:1")
+    assert asked.wait(LONG)
+    transport.close()
+    thread = transport._courier._thread
+    assert thread is not None
+    assert thread.is_alive()
+    go_on.set()
+    thread.join(LONG)
+    assert not thread.is_alive()
 
 
 def test_localhost_is_loopback(new: Callable[..., TcpTransport]):
