@@ -121,7 +121,6 @@ class Link:
             return None
         code = made.connect_ex(self._address)
         if code in _THERE and not _to_itself(made):
-            self._tries = 0
             self.take(made)
             return made
         if code not in _UNDER_WAY or now >= self.due:
@@ -134,12 +133,15 @@ class Link:
         self.due = now + min(RETRY_S * 2 ** min(self._tries, 10), RETRY_MAX_S)
         self._tries += 1
 
-    def lose(self) -> None:
+    def lose(self, now: float) -> None:
         """Let go of a connection that has ended, of what nobody will read, and of what will never be whole."""
-        self._hang_up()
+        if self.incoming.greeted:
+            self._hang_up()
+            self._tries, self.due = 0, now
+        else:
+            self._fail(now)  # whoever has hung up without a word would do so again
         self.queue.clear()
         self.incoming = Incoming(self._memory)
-        self.due = 0.0
 
     def _hang_up(self) -> None:
         if self.socket is not None:

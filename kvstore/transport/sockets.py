@@ -28,6 +28,7 @@ from kvstore.transport.stream import packed
 from kvstore.wire import Buffer
 
 HANDSHAKE_S = 10.0  # who has not shown by then that they speak the protocol is disconnected
+_ARRIVING_S = 0.001  # between two looks at whether what was sent has arrived
 _READS = 128  # from one link, before it is another's turn
 
 
@@ -48,6 +49,10 @@ class Places(Protocol):
 
     def admit(self, made: socket.socket) -> bool:
         """Make a connection that somebody has made ready to be used; return whether they may."""
+        ...
+
+    def on_way(self, made: socket.socket) -> bool:
+        """Whether some of what was sent may get lost if the connection is closed now."""
         ...
 
     def leave(self) -> None:
@@ -163,12 +168,18 @@ class SocketTransport(Heap):
                 self._changed.wait(left)
             self._closed = True
         self._courier.stop()
+        while self._on_way() and time.monotonic() < deadline:
+            time.sleep(_ARRIVING_S)
         self._selector.close()
         for sock in [*self._listeners, *(link.socket for link in self._links.values() if link.socket is not None)]:
             sock.close()
         self._links.clear()
         self._places.leave()
         self._bell.close()
+
+    def _on_way(self) -> bool:
+        connected = [link.socket for link in self._links.values() if link.socket is not None and link.connected]
+        return any(map(self._places.on_way, connected))
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -227,7 +238,7 @@ class SocketTransport(Heap):
         with self._changed:
             if link.socket is not None:
                 self._selector.unregister(link.socket)
-            link.lose()
+            link.lose(time.monotonic())
             if not link.endpoint:
                 del self._links[link.peer]
             if link.endpoint or self._courier.needed:  # it may wait for the socket that has gone

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
+import struct
+import termios
 
 from kvstore.errors import ConfigError
 from kvstore.keys import VARIABLES, split_key
@@ -12,6 +15,7 @@ from kvstore.transport.sockets import SocketTransport
 
 SCHEME = "tcp://"
 BACKLOG = 1024  # connections that wait to be accepted
+_INT = struct.Struct("i")
 
 
 class TcpPlaces:
@@ -66,6 +70,17 @@ class TcpPlaces:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         return True
+
+    def on_way(self, made: socket.socket) -> bool:
+        """Whether the other host has not confirmed all of it yet.
+
+        To close a connection is to reset it if something has come that was not read, and what has not arrived is lost.
+        """
+        try:
+            count = fcntl.ioctl(made, termios.TIOCOUTQ, bytes(_INT.size))
+        except OSError:  # it has ended, or nobody can tell here
+            return False
+        return bool(_INT.unpack(count)[0])
 
     def leave(self) -> None:
         """Nothing is left."""

@@ -50,6 +50,10 @@ class UnixPlaces:
         """This user may come, and root; the directory should have kept out others already."""
         return not hasattr(socket, "SO_PEERCRED") or _user(made) in (os.getuid(), 0)
 
+    def on_way(self, made: socket.socket) -> bool:
+        """No: what was sent is with the other side."""
+        return False
+
     def leave(self) -> None:
         """Remove the sockets' files."""
         for path in self._made:

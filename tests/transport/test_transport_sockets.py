@@ -7,6 +7,7 @@ import socket
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,6 +141,24 @@ def test_a_link_goes_on_with_whoever_listens_next(kind: Kind):
     until(comes, "the link is made again")
 
 
+def test_who_hangs_up_without_a_word_is_not_called_all_the_time(kind: Kind):
+    listener = kind.listening()
+    calls = []
+
+    def hang_up(made: socket.socket) -> bool:
+        calls.append(made)
+        return False
+
+    listener._places.admit = hang_up  # type: ignore[method-assign]
+    other = kind.new()
+    other.connect(kind.endpoint)
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end:
+        assert listener.recv(0.005) is None
+        assert other.recv(0.005) is None
+    assert 2 <= len(calls) <= 8, "after 20 ms, 40, 80, ..."
+
+
 def test_close_waits_for_what_is_queued_as_long_as_it_may(ends: tuple[SocketTransport, SocketTransport, bytes]):
     listener, other, link = ends
     other.send(link, [b"head", bytes(8 << 20)])
@@ -150,6 +169,24 @@ def test_close_waits_for_what_is_queued_as_long_as_it_may(ends: tuple[SocketTran
     assert not closing.is_alive()
     assert received is not None
     assert len(received[1][1]) == 8 << 20
+
+
+def test_what_is_sent_last_arrives_although_answers_are_not_read(kind: Kind):
+    listener = kind.listening()
+    for number in range(20):
+        other = kind.new()
+        other.send(other.connect(kind.endpoint), [b"hello"])
+        received = listener.recv(LONG)
+        assert received is not None
+        listener.send(received[0], [b"an answer"])  # which nobody reads: to close is to reset the connection
+        other.send(b"to:0", [b"last", bytes([number]) * (1 << 18)])
+        closing = threading.Thread(target=other.close, args=(LONG,))
+        closing.start()
+        received = listener.recv(LONG)
+        assert received is not None
+        assert bytes(received[1][1]) == bytes([number]) * (1 << 18)
+        closing.join(LONG)
+        assert not closing.is_alive()
 
 
 @pytest.mark.parametrize(
