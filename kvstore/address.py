@@ -90,6 +90,11 @@ def resolve(host: str) -> list[str]:
     return [str(address[0]) for _, _, _, _, address in found]
 
 
+def tcp_endpoint(ip: str, port: int | str) -> str:
+    """Return where a port of an address is, as transports call it: an IPv6 address stands in brackets."""
+    return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
+
+
 def is_here(ip: str) -> bool:
     """Whether ``ip`` is an address of this host."""
     try:

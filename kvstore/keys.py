@@ -97,6 +97,14 @@ def split_key(endpoint: str) -> tuple[str, str]:
     return bare, key
 
 
+def no_keys(endpoint: str) -> ConfigError:
+    """What to raise where ``endpoint`` has a key and this process has none."""
+    return ConfigError(
+        f"{endpoint} has a key, and this process has none: set {', '.join(VARIABLES)} in all processes of a job, as "
+        "launch.py does, and KVSTORE_ENCRYPTION=0 in all or none"
+    )
+
+
 def _is_key(text: str) -> bool:
     if len(text) != LENGTH or set(text) - set(_DIGITS):
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from kvstore.address import Address, choose, is_any, is_here, is_loopback, resolve
+from kvstore.address import Address, choose, is_any, is_here, is_loopback, resolve, tcp_endpoint
 from kvstore.config import Config
 from kvstore.errors import ConfigError
 from kvstore.keys import VARIABLES, split_key, with_key
@@ -21,7 +21,7 @@ def server_endpoint(config: Config, name: str) -> str:
     """
     if not config.root.startswith("tcp://"):
         return f"ipc://{Path(config.root.removeprefix('ipc://')).parent / name}"
-    return _tcp(_chosen(config).ip, "0")
+    return tcp_endpoint(_chosen(config).ip, "0")
 
 
 def scheduler_endpoint(config: Config) -> str:
@@ -46,7 +46,7 @@ def scheduler_endpoint(config: Config) -> str:
     elif is_loopback(here) and not is_loopback(host):
         log.warning("DMLC_PS_ROOT_URI=%s is %s here, where no other host reaches the scheduler", host, here)
     key = split_key(config.root)[1]
-    return with_key(_tcp(here, port), key) if key else _tcp(here, port)
+    return with_key(tcp_endpoint(here, port), key) if key else tcp_endpoint(here, port)
 
 
 def warn_if_open(config: Config, endpoint: str) -> None:
@@ -91,7 +91,3 @@ def _known(host: str) -> list[str]:
 def _split(endpoint: str) -> tuple[str, str]:
     host, _, port = split_key(endpoint)[0].removeprefix("tcp://").rpartition(":")
     return host.strip("[]"), port
-
-
-def _tcp(ip: str, port: str) -> str:
-    return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"

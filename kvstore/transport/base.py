@@ -11,6 +11,7 @@ from kvstore.wire import Buffer
 Peer: TypeAlias = bytes
 Frames: TypeAlias = "list[Buffer]"
 
+BACKLOG = 1024  # connections that wait to be accepted
 MAX_FRAME = 1 << 36  # bytes; a peer that announces more is disconnected
 
 

@@ -8,13 +8,14 @@ import socket
 import struct
 import termios
 
+from kvstore.address import tcp_endpoint
 from kvstore.errors import ConfigError
-from kvstore.keys import VARIABLES, split_key
+from kvstore.keys import no_keys, split_key
+from kvstore.transport.base import BACKLOG
 from kvstore.transport.link import Address
 from kvstore.transport.sockets import SocketTransport
 
 SCHEME = "tcp://"
-BACKLOG = 1024  # connections that wait to be accepted
 _INT = struct.Struct("i")
 
 
@@ -47,17 +48,14 @@ class TcpPlaces:
             listener.close()
             raise ConfigError(f"cannot listen at {endpoint}: {exc.strerror}") from None
         ip, number = listener.getsockname()[:2]
-        return listener, f"{SCHEME}[{ip}]:{number}" if ":" in ip else f"{SCHEME}{ip}:{number}"
+        return listener, tcp_endpoint(ip, number)
 
     def check(self, endpoint: str) -> None:
         """It must be a host and a port, and have no key."""
         plain, key = split_key(endpoint)
         _split(plain)
         if key:
-            raise ConfigError(
-                f"{plain} has a key, and this process has none: set {', '.join(VARIABLES)} in all processes of a "
-                "job, as launch.py does, and KVSTORE_ENCRYPTION=0 in all or none"
-            )
+            raise no_keys(plain)
 
     def addresses(self, endpoint: str, wait: bool) -> list[Address]:
         """Those of the host; if it is a name, they take a while to know, and may change."""

@@ -8,12 +8,12 @@ import struct
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.transport.base import BACKLOG
 from kvstore.transport.link import Address
 from kvstore.transport.place import require_private
 from kvstore.transport.sockets import SocketTransport
 
 SCHEME = "ipc://"
-BACKLOG = 1024  # connections that wait to be accepted
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import zmq
 
+from kvstore.address import tcp_endpoint
 from kvstore.errors import ConfigError
-from kvstore.keys import VARIABLES, Keys, split_key, with_key
+from kvstore.keys import Keys, no_keys, split_key, with_key
 from kvstore.memory import SMALL, Heap, Parts, keep_freed, whole
-from kvstore.transport.base import MAX_FRAME, Frames, Peer
+from kvstore.transport.base import BACKLOG, MAX_FRAME, Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.curve import Curve
 from kvstore.transport.place import require_private
 from kvstore.wire import Buffer
 
 HANDSHAKE_MS = 5000  # who has not shown by then that they speak the protocol, and with what key, is disconnected
-BACKLOG = 1024  # connections that wait to be accepted
 
 
 class ZmqTransport(Heap):
@@ -105,10 +105,7 @@ class ZmqTransport(Heap):
         """
         endpoint, key = split_key(endpoint)
         if self._curve is None and key:
-            raise ConfigError(
-                f"{endpoint} has a key, and this process has none: set {', '.join(VARIABLES)} in all processes of a "
-                "job, as launch.py does, and KVSTORE_ENCRYPTION=0 in all or none"
-            )
+            raise no_keys(endpoint)
         if self._curve is not None:
             self._curve.link(endpoint, key)
         peer = b"to:%d" % next(self._numbers)
@@ -183,8 +180,7 @@ class ZmqTransport(Heap):
 def _resolve(endpoint: str) -> str:
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     try:
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
     except (OSError, ValueError) as exc:
         raise ConfigError(f"cannot listen at {endpoint}: {exc}") from None
-    numeric = str(address[0])
-    return f"tcp://[{numeric}]:{port}" if family == socket.AF_INET6 else f"tcp://{numeric}:{port}"
+    return tcp_endpoint(str(address[0]), port)

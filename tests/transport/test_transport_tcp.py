@@ -6,22 +6,36 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 from waiting import LONG
 
 from kvstore.errors import ConfigError
-from kvstore.transport import courier
+from kvstore.transport import Transport, courier
 from kvstore.transport.link import Link
 from kvstore.transport.tcp import TcpTransport
+from kvstore.transport.zeromq import ZmqTransport
+
+T = TypeVar("T", bound=Transport)
 
 
 @pytest.fixture
 def new() -> Iterator[Callable[..., TcpTransport]]:
-    made: list[TcpTransport] = []
+    yield from _maker(TcpTransport)
 
-    def make(root_fd: int = -1) -> TcpTransport:
-        made.append(TcpTransport(root_fd))
+
+@pytest.fixture(params=[TcpTransport, ZmqTransport])
+def either(request: pytest.FixtureRequest) -> Iterator[Callable[..., Transport]]:
+    """What carries TCP with keys must do these things, too."""
+    yield from _maker(request.param)
+
+
+def _maker(kind: Callable[[int], T]) -> Iterator[Callable[..., T]]:
+    made: list[T] = []
+
+    def make(root_fd: int = -1) -> T:
+        made.append(kind(root_fd))
         return made[-1]
 
     yield make
@@ -29,7 +43,7 @@ def new() -> Iterator[Callable[..., TcpTransport]]:
         transport.close()
 
 
-def hear(transport: TcpTransport) -> list[bytes]:
+def hear(transport: Transport) -> list[bytes]:
     received = transport.recv(LONG)
     assert received is not None
     return [bytes(frame) for frame in received[1]]
@@ -127,8 +141,8 @@ def test_closing_does_not_wait_for_a_name_to_be_resolved(
     assert not thread.is_alive()
 
 
-def test_localhost_is_loopback(new: Callable[..., TcpTransport]):
-    host = new().bind("tcp://localhost:0").removeprefix("tcp://").rpartition(":")[0]
+def test_localhost_is_loopback(either: Callable[..., Transport]):
+    host = either().bind("tcp://localhost:0").removeprefix("tcp://").rpartition(":")[0]
     assert host in ("127.0.0.1", "[::1]")
 
 
@@ -144,23 +158,23 @@ def test_ipv6(new: Callable[..., TcpTransport]):
     assert hear(listener) == [b"hello"]
 
 
-def test_a_socket_from_the_parent_is_used_for_the_first_bind(new: Callable[..., TcpTransport]):
+def test_a_socket_from_the_parent_is_used_for_the_first_bind(either: Callable[..., Transport]):
     sock = socket.create_server(("127.0.0.1", 0))
     endpoint = "tcp://{}:{}".format(*sock.getsockname())
-    listener, other = new(sock.detach()), new()
+    listener, other = either(sock.detach()), either()
     assert listener.bind(endpoint) == endpoint
     other.send(other.connect(endpoint), [b"hello"])
     assert hear(listener) == [b"hello"]
     assert listener.bind("tcp://127.0.0.1:0") != endpoint, "and only for that"
 
 
-def test_a_connection_made_before_the_process_listens_is_served(new: Callable[..., TcpTransport]):
+def test_a_connection_made_before_the_process_listens_is_served(either: Callable[..., Transport]):
     """The parent opened the port, so a worker may come before the scheduler has started."""
     sock = socket.create_server(("127.0.0.1", 0))
     endpoint = "tcp://{}:{}".format(*sock.getsockname())
-    other = new()
+    other = either()
     other.send(other.connect(endpoint), [b"early"])
-    listener = new(sock.detach())
+    listener = either(sock.detach())
     listener.bind(endpoint)
     assert hear(listener) == [b"early"]
 

@@ -93,44 +93,6 @@ def test_a_host_name_is_resolved_before_binding(transport: ZmqTransport, monkeyp
         pass
 
 
-def test_localhost_is_loopback(transport: ZmqTransport):
-    host = transport.bind("tcp://localhost:0").removeprefix("tcp://").rpartition(":")[0]
-    assert host in ("127.0.0.1", "[::1]")
-
-
-def test_a_socket_from_the_parent_is_used_for_the_first_bind():
-    sock = socket.create_server(("127.0.0.1", 0))
-    endpoint = "tcp://{}:{}".format(*sock.getsockname())
-    listener, other = ZmqTransport(sock.detach()), ZmqTransport()
-    try:
-        assert listener.bind(endpoint) == endpoint
-        other.send(other.connect(endpoint), [b"hello"])
-        received = listener.recv(LONG)
-        assert received is not None
-        assert received[1] == [b"hello"]
-        assert listener.bind("tcp://127.0.0.1:0") != endpoint, "and only for that"
-    finally:
-        listener.close()
-        other.close()
-
-
-def test_a_connection_made_before_the_process_listens_is_served():
-    """The parent opened the port, so a worker may come before the scheduler has started."""
-    sock = socket.create_server(("127.0.0.1", 0))
-    endpoint = "tcp://{}:{}".format(*sock.getsockname())
-    other = ZmqTransport()
-    other.send(other.connect(endpoint), [b"early"])
-    listener = ZmqTransport(sock.detach())
-    try:
-        listener.bind(endpoint)
-        received = listener.recv(LONG)
-        assert received is not None
-        assert received[1] == [b"early"]
-    finally:
-        listener.close()
-        other.close()
-
-
 def test_large_frames_are_handed_over_and_small_ones_copied(monkeypatch: pytest.MonkeyPatch, directory: Path):
     sent = []
 
