@@ -50,9 +50,12 @@ class Compressing:
 
     @property
     def fold(self) -> int:
-        """How many times fewer bytes come back than there are, at least about: messages can have so many more."""
+        """How many times more of the arrays a message has than one of theirs as they are.
+
+        Fewer bytes are on the wire then, and processors are what is short: a message costs them the same as ever.
+        """
         back = self.compression.pull
-        return 1 if back is None else 2 if back.type in _HALVES else 4
+        return 1 if back is None else 4 if back.type in _HALVES else 8
 
     def load(self, plan: Plan, values: Sequence[torch.Tensor], packer: Packer) -> Load:
         """Return what a push of a plan's arrays carries.

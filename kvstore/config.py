@@ -22,7 +22,8 @@ from kvstore.ranks import Ranks
 ROLES = ("worker", "server", "scheduler")
 BIGARRAY_BOUND = 1_000_000
 MAX_JOB = 40  # characters of a job's name
-SOCKET_PIECE = 1 << 20  # bytes; what sockets carry best
+SOCKET_PIECE = 1 << 20  # bytes; a server answers when it has a piece from every worker, so it must not be large
+FEW_WORKERS = 2  # with no more, pieces are twice as large, for each message costs everybody time
 WINDOW_PIECES = 4
 MEMORY_PIECE = 64 << 20  # through shared memory, what counts is how many messages there are
 
@@ -74,7 +75,7 @@ class Config:
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     bigarray_bound: int = BIGARRAY_BOUND
-    piece_bytes: int = SOCKET_PIECE
+    piece_bytes: int = 2 * SOCKET_PIECE
     update_on_kvstore: bool = True
     job: str = "none"
     shm: bool = True
@@ -111,10 +112,11 @@ class Config:
         encryption = _number(env, ("KVSTORE_ENCRYPTION",), int, 1, 0) != 0
         keys = Keys.from_env(env) if encryption else None
         ranks = Ranks.from_env(env) if role == "worker" and not root else None
+        num_workers = _number(env, ("DMLC_NUM_WORKER",), int, 0, 0)
         return cls(
             role=role,
             root=with_key(root, keys.root) if keys is not None and root.startswith("tcp://") else root,
-            num_workers=_number(env, ("DMLC_NUM_WORKER",), int, 0, 0),
+            num_workers=num_workers,
             num_servers=_number(env, ("DMLC_NUM_SERVER",), int, 0, 0),
             node_host=env.get("DMLC_NODE_HOST", "").strip(),
             interface=env.get("DMLC_INTERFACE", "").strip(),
@@ -129,7 +131,7 @@ class Config:
             bigarray_bound=_number(
                 env, ("KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_BIGARRAY_BOUND"), int, cls.bigarray_bound, 1
             ),
-            piece_bytes=_number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(env), 1024),
+            piece_bytes=_number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(env, num_workers), 1024),
             update_on_kvstore=_number(env, ("MXNET_UPDATE_ON_KVSTORE",), int, 1, 0) != 0,
             job=_job(env, root),
             shm=_number(env, ("KVSTORE_SHM",), int, 1, 0) != 0,
@@ -170,10 +172,12 @@ def inherited(variables: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **variables}
 
 
-def _piece(env: Mapping[str, str]) -> int:
+def _piece(env: Mapping[str, str], num_workers: int) -> int:
     """The best size of a message, by what all members of the job know."""
     one_host = env.get("DMLC_PS_ROOT_URI", "").startswith("ipc://")
-    return MEMORY_PIECE if one_host and env.get("KVSTORE_SHM", "1").strip() != "0" else SOCKET_PIECE
+    if one_host and env.get("KVSTORE_SHM", "1").strip() != "0":
+        return MEMORY_PIECE
+    return SOCKET_PIECE if num_workers > FEW_WORKERS else 2 * SOCKET_PIECE
 
 
 def _root(env: Mapping[str, str]) -> str:

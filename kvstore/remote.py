@@ -53,7 +53,7 @@ class Hyper(NamedTuple):
 
 
 class Back(NamedTuple):
-    """Values on their way back: who takes them, how they are to come, and how many bytes of them, about."""
+    """Values on their way back: who takes them, how they are to come, and how many bytes of the window they take."""
 
     take: Callable[[Values], None]
     codec: Codec

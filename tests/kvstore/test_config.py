@@ -27,6 +27,21 @@ def test_on_one_host_nothing_waits_for_its_turn(root: str) -> None:
     assert Config(root="tcp://10.0.0.1:99", piece_bytes=1000).window_bytes == 4000
 
 
+@pytest.mark.parametrize(
+    ("variables", "piece"),
+    [
+        ({"DMLC_NUM_WORKER": "1"}, 2 << 20),
+        ({"DMLC_NUM_WORKER": "2"}, 2 << 20),
+        ({"DMLC_NUM_WORKER": "3"}, 1 << 20),  # a server that needs a piece from each waits as long
+        ({"DMLC_NUM_WORKER": "3", "DMLC_PS_ROOT_URI": "ipc:///tmp/x"}, 64 << 20),
+        ({"DMLC_NUM_WORKER": "3", "DMLC_PS_ROOT_URI": "ipc:///tmp/x", "KVSTORE_SHM": "0"}, 1 << 20),
+        ({"KVSTORE_PIECE_BYTES": "5000"}, 5000),
+    ],
+)
+def test_how_much_a_message_carries_follows_from_what_all_members_know(variables: dict[str, str], piece: int) -> None:
+    assert Config.from_env(JOB | variables).piece_bytes == piece
+
+
 def test_an_empty_environment_gives_the_defaults() -> None:
     assert Config.from_env({}) == Config()
 
