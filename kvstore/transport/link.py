@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from kvstore.memory import Memory
 from kvstore.transport.base import Peer
 from kvstore.transport.stream import GREETING, Incoming
 
@@ -27,7 +26,6 @@ class Link:
 
     Args:
         peer: its name at this end.
-        memory: where large frames go.
         endpoint: where to connect; empty if the other side did.
 
     Attributes:
@@ -38,15 +36,14 @@ class Link:
         due: when to try to connect, if there is no connection.
     """
 
-    def __init__(self, peer: Peer, memory: Memory, endpoint: str = "") -> None:
+    def __init__(self, peer: Peer, endpoint: str = "") -> None:
         self.peer = peer
         self.endpoint = endpoint
         self.socket: socket.socket | None = None
         self.connected = False
         self.queue: deque[memoryview] = deque()
-        self.incoming = Incoming(memory)
+        self.incoming = Incoming()
         self.due = 0.0
-        self._memory = memory
         self._address: Any = None
         self._tries = 0
 
@@ -141,7 +138,7 @@ class Link:
         else:
             self._fail(now)  # whoever has hung up without a word would do so again
         self.queue.clear()
-        self.incoming = Incoming(self._memory)
+        self.incoming = Incoming()
 
     def _hang_up(self) -> None:
         if self.socket is not None:

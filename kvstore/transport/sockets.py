@@ -102,7 +102,7 @@ class SocketTransport(Heap):
         """
         self._places.check(endpoint)
         peer = b"to:%d" % next(self._numbers)
-        link = Link(peer, self, endpoint)
+        link = Link(peer, endpoint)
         addresses = self._places.addresses(endpoint, wait=False)
         with self._changed:
             self._links[peer] = link
@@ -194,7 +194,7 @@ class SocketTransport(Heap):
             if not self._places.admit(made):
                 made.close()
                 continue
-            link = Link(b"from:%d" % next(self._numbers), self)
+            link = Link(b"from:%d" % next(self._numbers))
             with self._changed:
                 link.take(made)
                 self._links[link.peer] = link

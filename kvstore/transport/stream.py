@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 
 from kvstore.errors import WireError
-from kvstore.memory import SMALL, Memory, Parts
+from kvstore.memory import SMALL, Parts, space
 from kvstore.transport.base import MAX_FRAME, Frames
 from kvstore.wire import Buffer
 
@@ -41,16 +41,12 @@ def packed(frames: Sequence[Buffer | Parts]) -> list[memoryview]:
 class Incoming:
     """Takes messages out of a stream. Large frames are received where they stay.
 
-    Args:
-        memory: where large frames go.
-
     Attributes:
         greeted: whether the stream has shown that it is one.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self) -> None:
         self.greeted = False
-        self._memory = memory
         self._bytes = bytearray(_ROOM)
         self._start = self._stop = 0  # of what is in there and not taken yet
         self._lengths: list[int] = []  # of the message that is coming, last first
@@ -119,7 +115,7 @@ class Incoming:
             return True
         if length < SMALL:
             return False
-        self._large = self._memory.allocate(length)
+        self._large = space(length)
         self._large[:here] = self._bytes[self._start : self._stop]
         self._filled, self._start = here, self._stop
         self._lengths.pop()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import WireError
-from kvstore.memory import SMALL, Heap
+from kvstore.memory import SMALL
 from kvstore.transport.base import MAX_FRAME
 from kvstore.transport.stream import GREETING, MAX_FRAMES, Incoming, packed
 
@@ -23,7 +23,7 @@ def frame(size: int, seed: int) -> bytes:
 
 def heard(stream: bytes, pieces: list[int]) -> list[list[bytes]]:
     """What comes out if the stream comes in pieces of these sizes, over and over."""
-    incoming, messages, at, turn = Incoming(Heap()), [], 0, 0
+    incoming, messages, at, turn = Incoming(), [], 0, 0
     stream = GREETING + stream
     while at < len(stream):
         room = incoming.room()
@@ -55,7 +55,7 @@ def test_large_frames_are_sent_and_received_where_they_lie():
     assert bytes(header) == struct.pack("<IQQ", 2, 4, 1 << 20)
     assert bytes(small) == b"head"
     assert part.obj is large
-    incoming = Incoming(Heap())
+    incoming = Incoming()
     room = incoming.room()
     start = GREETING + bytes(header) + bytes(small)
     room[: len(start)] = start
@@ -84,7 +84,7 @@ def test_what_is_no_stream_of_messages_is_an_error(start: bytes):
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n", b"kvstore\x02", b"\0" * 8, struct.pack("<IQ", 1, 4) + b"head"])
 def test_who_does_not_greet_is_no_stream_of_messages(said: bytes):
-    incoming = Incoming(Heap())
+    incoming = Incoming()
     incoming.room()[: len(said)] = said
     with pytest.raises(WireError, match="no greeting"):
         incoming.take(len(said))

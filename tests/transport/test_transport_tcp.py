@@ -179,13 +179,12 @@ def test_a_connection_made_before_the_process_listens_is_served(either: Callable
     assert hear(listener) == [b"early"]
 
 
-def test_a_connection_to_itself_is_none(new: Callable[..., TcpTransport]):
+def test_a_connection_to_itself_is_none():
     """At a free port of this host a socket may find itself; whoever is to listen there could not any more."""
-    transport = new()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = probe.getsockname()
-        link = Link(b"x", transport, "tcp://{}:{}".format(*address))
+        link = Link(b"x", "tcp://{}:{}".format(*address))
         probe.connect(address)  # its own
         assert probe.getsockname() == probe.getpeername()
         link.socket, link._address = probe, address
@@ -194,8 +193,8 @@ def test_a_connection_to_itself_is_none(new: Callable[..., TcpTransport]):
         assert link.lonely
 
 
-def test_who_does_not_answer_is_tried_again(new: Callable[..., TcpTransport], monkeypatch: pytest.MonkeyPatch):
-    link = Link(b"x", new(), "tcp://192.0.2.1:9")
+def test_who_does_not_answer_is_tried_again(monkeypatch: pytest.MonkeyPatch):
+    link = Link(b"x", "tcp://192.0.2.1:9")
     monkeypatch.setattr(socket.socket, "connect_ex", lambda *_: errno.EINPROGRESS)
     assert link.dial([(socket.AF_INET, ("192.0.2.1", 9))], 100.0) is None
     assert link.arrive(105.0) is None
