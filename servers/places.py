@@ -45,8 +45,8 @@ def scheduler_endpoint(config: Config) -> str:
         log.log(level, "the scheduler listens at %s: DMLC_PS_ROOT_URI=%s is not an address of this host", here, host)
     elif is_loopback(here) and not is_loopback(host):
         log.warning("DMLC_PS_ROOT_URI=%s is %s here, where no other host reaches the scheduler", host, here)
-    key = split_key(config.root)[1]
-    return with_key(tcp_endpoint(here, port), key) if key else tcp_endpoint(here, port)
+    endpoint, key = tcp_endpoint(here, port), split_key(config.root)[1]
+    return with_key(endpoint, key) if key else endpoint
 
 
 def warn_if_open(config: Config, endpoint: str) -> None:

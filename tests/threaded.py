@@ -28,8 +28,6 @@ from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.unix import UnixTransport
 from servers.server import run_scheduler, run_server
 
-ROOT = "inproc://scheduler"
-
 
 class ThreadedJob:
     """See the module. ``transport`` makes a new end for links; other arguments go to ``Config``.

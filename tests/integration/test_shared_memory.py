@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ from waiting import PROMPT, until
 
 from kvstore.transport.presence import available
 
+PIDFD_GETFD = 438  # the number of that system call, everywhere
 pytestmark = pytest.mark.skipif(not available(), reason="memory cannot be shared here")
 
 TRAIN = """
@@ -94,14 +96,29 @@ def test_sigkill_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:
 def test_what_a_job_leaves_that_was_killed_as_a_whole_goes_with_the_next(tmp_path: Path) -> None:
     with job(tmp_path, FOREVER, workers=1, servers=1) as running:
         name = training(running, workers=1)
+        locks = [lock for pid in running.members() for lock in shared_locks(pid, name)]
         for pid in (*keepers(running.process.pid), running.process.pid, *running.members()):
             os.kill(pid, signal.SIGKILL)
         running.process.wait()
         until(lambda: not running.members())
-    # Nobody of this job is left to remove them. If they are gone already, the next was one of another test's.
+        assert files(name), "nobody was left to remove them"
+    for lock in locks:
+        os.close(lock)
     with job(tmp_path, "print('hello')", workers=1, servers=1) as running:
         assert running.wait() == 0, running.output
         assert files(name) == []
+
+
+def shared_locks(pid: int, name: str) -> list[int]:
+    """The locks on a process's own shared memory, held here as well: no other test's job takes it for dead."""
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        if str(entry.readlink()).startswith(f"/dev/shm/kvstore-{os.getuid()}-{name}-{pid}-"):
+            pidfd = os.pidfd_open(pid)
+            found.append(ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, pidfd, int(entry.name), 0))
+            os.close(pidfd)
+            assert found[-1] >= 0, os.strerror(ctypes.get_errno())
+    return found
 
 
 def keepers(launcher: int) -> list[int]:
