@@ -22,10 +22,10 @@ from kvstore.ranks import Ranks
 ROLES = ("worker", "server", "scheduler")
 BIGARRAY_BOUND = 1_000_000
 MAX_JOB = 40  # characters of a job's name
-SOCKET_PIECE = 1 << 20  # bytes; a server answers when it has a piece from every worker, so it must not be large
+NETWORK_PIECE = 1 << 20  # bytes; a server answers when it has a piece from every worker, so it must not be large
 FEW_WORKERS = 2  # with no more, pieces are twice as large, for each message costs everybody time
 WINDOW_PIECES = 4
-MEMORY_PIECE = 64 << 20  # through shared memory, what counts is how many messages there are
+HOST_PIECE = 64 << 20  # no network card is idle meanwhile: what counts is how many messages there are
 
 T = TypeVar("T", int, float)
 
@@ -75,7 +75,7 @@ class Config:
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     bigarray_bound: int = BIGARRAY_BOUND
-    piece_bytes: int = 2 * SOCKET_PIECE
+    piece_bytes: int = 2 * NETWORK_PIECE
     update_on_kvstore: bool = True
     job: str = "none"
     shm: bool = True
@@ -94,8 +94,7 @@ class Config:
     @property
     def window_bytes(self) -> int:
         """How much may be on its way from one server of what goes in turn: little where a network card is shared."""
-        one_host = self.root.startswith(("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]"))
-        return 1 << 40 if one_host else WINDOW_PIECES * self.piece_bytes
+        return 1 << 40 if _one_host(self.root) else WINDOW_PIECES * self.piece_bytes
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
@@ -131,7 +130,7 @@ class Config:
             bigarray_bound=_number(
                 env, ("KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_BIGARRAY_BOUND"), int, cls.bigarray_bound, 1
             ),
-            piece_bytes=_number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(env, num_workers), 1024),
+            piece_bytes=_number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(root, num_workers), 1024),
             update_on_kvstore=_number(env, ("MXNET_UPDATE_ON_KVSTORE",), int, 1, 0) != 0,
             job=_job(env, root),
             shm=_number(env, ("KVSTORE_SHM",), int, 1, 0) != 0,
@@ -172,12 +171,16 @@ def inherited(variables: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **variables}
 
 
-def _piece(env: Mapping[str, str], num_workers: int) -> int:
+def _one_host(root: str) -> bool:
+    """Whether all members of a job that meets there are on one host: nobody else can come."""
+    return root.startswith(("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]"))
+
+
+def _piece(root: str, num_workers: int) -> int:
     """The best size of a message, by what all members of the job know."""
-    one_host = env.get("DMLC_PS_ROOT_URI", "").startswith("ipc://")
-    if one_host and env.get("KVSTORE_SHM", "1").strip() != "0":
-        return MEMORY_PIECE
-    return SOCKET_PIECE if num_workers > FEW_WORKERS else 2 * SOCKET_PIECE
+    if _one_host(root):
+        return HOST_PIECE
+    return NETWORK_PIECE if num_workers > FEW_WORKERS else 2 * NETWORK_PIECE
 
 
 def _root(env: Mapping[str, str]) -> str:
