@@ -55,8 +55,8 @@ class Encoded(ABC):
         """Encode flat float32 ``values`` as the elements from ``start`` on: all at once, if the codec is ``whole``."""
 
     @abstractmethod
-    def subtract(self, start: int, values: torch.Tensor) -> None:
-        """Take from ``values``, which were put at ``start``, what their payload decodes to, in place."""
+    def take(self, start: int, values: torch.Tensor) -> None:
+        """``put``, and take from ``values`` what their payload decodes to, in place."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -134,6 +134,6 @@ def typed(payload: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def joined(parts: list[torch.Tensor]) -> torch.Tensor:
-    """Return the bytes of contiguous ``parts``, back to back."""
-    flat = [part.reshape(-1).view(torch.uint8) for part in parts]
+    """Return the bytes of contiguous ``parts``, back to back; those of uint8 are flat."""
+    flat = [part if part.dtype == torch.uint8 else part.reshape(-1).view(torch.uint8) for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat)

@@ -8,7 +8,7 @@ same holds on the way back, with a compressor on the server (DoubleSqueeze, arXi
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -54,7 +54,7 @@ class Compressor:
         self._codec = codec(compression)
         self._momentum = float(compression.number("momentum") or 0.0)
         self._memos: dict[Key, Memo] = {}
-        self._statistics = Statistics()
+        self._arrays = self._bytes_in = self._bytes_out = self._clipped = 0
 
     def encode(self, key: Key, values: torch.Tensor) -> Encoded:
         """Return the encoding of ``values`` and of what earlier ones of ``key`` have lacked.
@@ -84,11 +84,9 @@ class Compressor:
                 self.drop(key)
                 raise _infinite(key)
             if not self._codec.whole:
-                encoded.put(start, part)
-                encoded.subtract(start, part)
+                encoded.take(start, part)
         if self._codec.whole and flat.numel():
-            encoded.put(0, memo.residual)
-            encoded.subtract(0, memo.residual)
+            encoded.take(0, memo.residual)
         if memo.velocity is not None and flat.numel():
             encoded.clear(memo.velocity)
         encoded.finish()
@@ -121,7 +119,7 @@ class Compressor:
 
     def statistics(self) -> Statistics:
         """Return what has been done so far."""
-        return self._statistics
+        return Statistics(self._arrays, self._bytes_in, self._bytes_out, self._clipped)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return what is kept: tensors on the CPU that nothing changes, and plain data that goes with them."""
@@ -182,14 +180,10 @@ class Compressor:
         return memo
 
     def _count(self, nbytes: int, encoded: Encoded) -> None:
-        before = self._statistics
-        self._statistics = dataclasses.replace(
-            before,
-            arrays=before.arrays + 1,
-            bytes_in=before.bytes_in + nbytes,
-            bytes_out=before.bytes_out + encoded.nbytes,
-            clipped=before.clipped + encoded.clipped,
-        )
+        self._arrays += 1
+        self._bytes_in += nbytes
+        self._bytes_out += encoded.nbytes
+        self._clipped += encoded.clipped
 
 
 def _require_floating(key: Key, values: torch.Tensor) -> None:
@@ -199,7 +193,7 @@ def _require_floating(key: Key, values: torch.Tensor) -> None:
 
 def _finite(values: torch.Tensor) -> bool:
     # A sum is NaN or infinite if an element is, and thirty times as fast as to look at each; it may also overflow.
-    if bool(torch.isfinite(values.sum(dtype=torch.float32))):
+    if math.isfinite(values.sum(dtype=torch.float32).item()):
         return True
     return bool(torch.isfinite(values.float()).all())
 

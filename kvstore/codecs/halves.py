@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kvstore.codecs import host
 from kvstore.codecs.noise import Noise
 from kvstore.codecs.planes import Plane, PlaneCodec
 from kvstore.codecs.scratch import scratch
@@ -20,9 +21,9 @@ class _Half(PlaneCodec):
     def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
         """See ``PlaneCodec``."""
         top = torch.finfo(planes[0].dtype).max
-        low, high = torch.aminmax(values)
+        low, high = host.extremes(values)
         clipped = 0
-        if float(low) < -top or float(high) > top:
+        if low < -top or high > top:
             clipped = int((values.abs() > top).sum())
             values = torch.clamp(values, -top, top, out=scratch("clipped", values.numel(), values.device))
         planes[0].copy_(values)

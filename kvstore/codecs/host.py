@@ -8,3 +8,12 @@ import torch
 def on_host(tensor: torch.Tensor) -> bool:
     """Whether numpy can work on ``tensor`` where it lies."""
     return tensor.is_cpu
+
+
+def extremes(values: torch.Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest of some values."""
+    if on_host(values):
+        array = values.numpy()
+        return float(array.min()), float(array.max())
+    low, high = torch.aminmax(values)
+    return float(low), float(high)

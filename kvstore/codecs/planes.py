@@ -21,6 +21,8 @@ from kvstore.codecs.noise import Noise
 from kvstore.codecs.scratch import scratch
 from kvstore.errors import WireError
 
+_NUMBERS = torch.arange(256, dtype=torch.uint8)
+
 
 class Plane(NamedTuple):
     """One of a codec's planes: the dtype of its items, and how many elements ``per`` item."""
@@ -57,6 +59,21 @@ class PlaneCodec(Codec):
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Write the first elements of ``planes``, which begin with a block, to all of ``out``."""
 
+    def take(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
+        """``pack``, and take from ``values`` what ``unpack`` would make of ``planes``."""
+        clipped = self.pack(values, planes, noise)
+        values.sub_(self._unpacked(planes, values))
+        return clipped
+
+    def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Add to all of ``out`` what ``unpack`` would write."""
+        out.add_(self._unpacked(planes, out))
+
+    def _unpacked(self, planes: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        decoded = scratch("decoded", like.numel(), like.device)
+        self.unpack(planes, decoded)
+        return decoded
+
     def check(self, planes: Sequence[torch.Tensor]) -> None:
         """Raise ``WireError`` if ``planes`` hold what ``pack`` never writes."""
 
@@ -83,16 +100,22 @@ class PlaneCodec(Codec):
             last = min(first + CHUNK, before + count)
             skipped = max(0, before - first)
             part = target[first + skipped - before : last - before]
-            if add or skipped:
+            items = self.slices(planes, first, last)
+            if skipped:
                 out = scratch("decoded", last - first, target.device)
-                self.unpack(self.slices(planes, first, last), out)
+                self.unpack(items, out)
                 put_or_add(out[skipped:], part, add)
+            elif add:
+                self.add(items, part)
             else:
-                self.unpack(self.slices(planes, first, last), part)
+                self.unpack(items, part)
 
     def slices(self, planes: Sequence[torch.Tensor], start: int, stop: int) -> list[torch.Tensor]:
         """Return what ``planes`` hold of elements ``start``, with which a block begins, to ``stop``."""
-        return [items[start // plane.per : plane.items(stop)] for plane, items in zip(self.planes, planes, strict=True)]
+        return [
+            items if not start and items.numel() == plane.items(stop) else items[start // plane.per : plane.items(stop)]
+            for plane, items in zip(self.planes, planes, strict=True)
+        ]
 
 
 class _Planes(Encoded):
@@ -106,13 +129,13 @@ class _Planes(Encoded):
         return sum(plane.numel() * plane.itemsize for plane in self._planes) + (self._codec.block > 1 and self.size > 0)
 
     def put(self, start: int, values: torch.Tensor) -> None:
-        planes = self._codec.slices(self._planes, start, start + values.numel())
-        self.clipped += self._codec.pack(values, planes, self._noise)
+        self.clipped += self._codec.pack(values, self._of(start, values), self._noise)
 
-    def subtract(self, start: int, values: torch.Tensor) -> None:
-        decoded = scratch("decoded", values.numel(), values.device)
-        self._codec.unpack(self._codec.slices(self._planes, start, start + values.numel()), decoded)
-        values.sub_(decoded)
+    def take(self, start: int, values: torch.Tensor) -> None:
+        self.clipped += self._codec.take(values, self._of(start, values), self._noise)
+
+    def _of(self, start: int, values: torch.Tensor) -> list[torch.Tensor]:
+        return self._codec.slices(self._planes, start, start + values.numel())
 
     def finish(self) -> None:
         self._planes = [plane.cpu() for plane in self._planes]
@@ -121,5 +144,5 @@ class _Planes(Encoded):
         before = start % self._codec.block
         parts = self._codec.slices(self._planes, start - before, stop)
         if self._codec.block > 1:
-            parts.append(torch.tensor([before], dtype=torch.uint8))
+            parts.append(_NUMBERS[before : before + 1])
         return joined(parts)

@@ -100,7 +100,8 @@ class _Factors(Encoded):
             self._memo.basis = self._right
         return True
 
-    def subtract(self, start: int, values: torch.Tensor) -> None:
+    def take(self, start: int, values: torch.Tensor) -> None:
+        self.put(start, values)
         if self._all is not None:
             values.zero_()
             return

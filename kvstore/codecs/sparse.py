@@ -71,7 +71,8 @@ class _Sparse(Encoded):
         self._positions = self._codec.choose(values, self._memo)
         self._values = values[self._positions]
 
-    def subtract(self, start: int, values: torch.Tensor) -> None:
+    def take(self, start: int, values: torch.Tensor) -> None:
+        self.put(start, values)
         self.clear(values)
 
     def clear(self, values: torch.Tensor) -> None:
