@@ -22,4 +22,4 @@ def scratch(name: str, size: int, device: torch.device) -> torch.Tensor:
     room = kept.get(name)
     if room is None or room.numel() < size:
         room = kept[name] = torch.empty(size)
-    return room[:size]
+    return room if room.numel() == size else room[:size]

@@ -69,7 +69,7 @@ class _Sparse(Encoded):
 
     def put(self, start: int, values: torch.Tensor) -> None:
         self._positions = self._codec.choose(values, self._memo)
-        self._values = values[self._positions]
+        self._values = values.index_select(0, self._positions)
 
     def take(self, start: int, values: torch.Tensor) -> None:
         self.put(start, values)
