@@ -55,7 +55,10 @@ class Compressing:
         Fewer bytes are on the wire then, and processors are what is short: a message costs them the same as ever.
         """
         back = self.compression.pull
-        return 1 if back is None else 4 if back.type in _HALVES else 8
+        if back is None:
+            return 1
+        halves = (self.compression.type in _HALVES) + (back.type in _HALVES)
+        return (8, 4, 2)[halves]
 
     def load(self, plan: Plan, values: Sequence[torch.Tensor], packer: Packer) -> Load:
         """Return what a push of a plan's arrays carries.
