@@ -11,6 +11,7 @@ from threaded import ThreadedJob
 
 import kvstore as kv
 from kvstore.codecs import Compressor, decode, parse
+from kvstore.compression import Compressing
 from kvstore.consistency import Rule
 from kvstore.errors import UnknownName, Unsupported, UsageError
 
@@ -33,6 +34,16 @@ PLAIN = {"fp16", "bf16", "int8"}
 def gradient(key: str, rank: int, step: int) -> torch.Tensor:
     made = torch.Generator().manual_seed(1000 * step + 10 * rank + len(key))
     return torch.randn(SHAPES[key], generator=made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pull", "times"),
+    [("2bit", None, 1), ("fp16", "fp16", 2), ("2bit", "bf16", 4), ("bf16", "int8", 4), ("2bit", "int8", 8)],
+)
+def test_what_comes_back_in_fewer_bytes_comes_in_fewer_messages(kind: str, pull: str | None, times: int) -> None:
+    numbers = {"threshold": 0.5} if kind == "2bit" else {}
+    back = {} if pull is None else {"pull": pull}
+    assert Compressing(parse({"type": kind, **numbers, **back})).fold == times
 
 
 def name(options: Any) -> str:
