@@ -95,6 +95,12 @@ def tcp_endpoint(ip: str, port: int | str) -> str:
     return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
 
 
+def host_and_port(endpoint: str) -> tuple[str, str]:
+    """Return what ``tcp_endpoint`` was given, from an endpoint without a key; empty where there is nothing."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return host.strip("[]"), port
+
+
 def is_here(ip: str) -> bool:
     """Whether ``ip`` is an address of this host."""
     try:

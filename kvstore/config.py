@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from kvstore.address import host_and_port, is_loopback, tcp_endpoint
 from kvstore.errors import ConfigError
-from kvstore.keys import Keys, with_key
+from kvstore.keys import Keys, split_key, with_key
 from kvstore.ranks import Ranks
 
 ROLES = ("worker", "server", "scheduler")
@@ -173,7 +174,7 @@ def inherited(variables: Mapping[str, str]) -> dict[str, str]:
 
 def _one_host(root: str) -> bool:
     """Whether all members of a job that meets there are on one host: nobody else can come."""
-    return root.startswith(("ipc://", "tcp://127.", "tcp://localhost:", "tcp://[::1]"))
+    return root.startswith("ipc://") or is_loopback(host_and_port(split_key(root)[0])[0])
 
 
 def _piece(root: str, num_workers: int) -> int:
@@ -193,13 +194,13 @@ def _root(env: Mapping[str, str]) -> str:
     if not 0 < port < 65536:
         raise ConfigError(f"DMLC_PS_ROOT_PORT must be 1 to 65535 when DMLC_PS_ROOT_URI is {uri!r}")
     if ":" not in uri:
-        return f"tcp://{uri}:{port}"
+        return tcp_endpoint(uri, port)
     address = uri.removeprefix("[").removesuffix("]")
     try:
         ipaddress.IPv6Address(address)
     except ValueError:
         raise ConfigError(f"DMLC_PS_ROOT_URI={uri!r} must be a host or an address, without a port") from None
-    return f"tcp://[{address}]:{port}"
+    return tcp_endpoint(address, port)
 
 
 def _job(env: Mapping[str, str], root: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from kvstore.address import Address, choose, is_any, is_here, is_loopback, resolve, tcp_endpoint
+from kvstore.address import Address, choose, host_and_port, is_any, is_here, is_loopback, resolve, tcp_endpoint
 from kvstore.config import Config
 from kvstore.errors import ConfigError
 from kvstore.keys import VARIABLES, split_key, with_key
@@ -89,5 +89,4 @@ def _known(host: str) -> list[str]:
 
 
 def _split(endpoint: str) -> tuple[str, str]:
-    host, _, port = split_key(endpoint)[0].removeprefix("tcp://").rpartition(":")
-    return host.strip("[]"), port
+    return host_and_port(split_key(endpoint)[0])

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from kvstore.codecs import host
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.noise import Noise
 from kvstore.codecs.planes import Plane, PlaneCodec
@@ -63,9 +64,9 @@ class Int8(PlaneCodec):
 
     def check(self, planes: Sequence[torch.Tensor]) -> None:
         """See ``PlaneCodec``."""
-        low, high = torch.aminmax(planes[0])
-        if not 0 <= float(low) <= float(high) <= _MOST:
-            raise WireError(f"a payload with scales from {float(low)} to {float(high)}")
+        low, high = host.extremes(planes[0])
+        if not 0 <= low <= high <= _MOST:
+            raise WireError(f"a payload with scales from {low} to {high}")
 
 
 def _blocks(

@@ -21,7 +21,7 @@ from kvstore.codecs.noise import Noise
 from kvstore.codecs.scratch import scratch
 from kvstore.errors import WireError
 
-_NUMBERS = torch.arange(256, dtype=torch.uint8)
+_BYTES = torch.arange(256, dtype=torch.uint8)  # a slice of one is that byte as a tensor, at no cost
 
 
 class Plane(NamedTuple):
@@ -62,17 +62,17 @@ class PlaneCodec(Codec):
     def take(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
         """``pack``, and take from ``values`` what ``unpack`` would make of ``planes``."""
         clipped = self.pack(values, planes, noise)
-        values.sub_(self._unpacked(planes, values))
+        values.sub_(self._decoded(planes, values.numel(), values.device))
         return clipped
 
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Add to all of ``out`` what ``unpack`` would write."""
-        out.add_(self._unpacked(planes, out))
+        out.add_(self._decoded(planes, out.numel(), out.device))
 
-    def _unpacked(self, planes: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-        decoded = scratch("decoded", like.numel(), like.device)
-        self.unpack(planes, decoded)
-        return decoded
+    def _decoded(self, planes: Sequence[torch.Tensor], count: int, device: torch.device) -> torch.Tensor:
+        out = scratch("decoded", count, device)
+        self.unpack(planes, out)
+        return out
 
     def check(self, planes: Sequence[torch.Tensor]) -> None:
         """Raise ``WireError`` if ``planes`` hold what ``pack`` never writes."""
@@ -102,9 +102,7 @@ class PlaneCodec(Codec):
             part = target[first + skipped - before : last - before]
             items = self.slices(planes, first, last)
             if skipped:
-                out = scratch("decoded", last - first, target.device)
-                self.unpack(items, out)
-                put_or_add(out[skipped:], part, add)
+                put_or_add(self._decoded(items, last - first, target.device)[skipped:], part, add)
             elif add:
                 self.add(items, part)
             else:
@@ -144,5 +142,5 @@ class _Planes(Encoded):
         before = start % self._codec.block
         parts = self._codec.slices(self._planes, start - before, stop)
         if self._codec.block > 1:
-            parts.append(_NUMBERS[before : before + 1])
+            parts.append(_BYTES[before : before + 1])
         return joined(parts)

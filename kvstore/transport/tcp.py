@@ -8,7 +8,7 @@ import socket
 import struct
 import termios
 
-from kvstore.address import tcp_endpoint
+from kvstore.address import host_and_port, tcp_endpoint
 from kvstore.errors import ConfigError
 from kvstore.keys import no_keys, split_key
 from kvstore.transport.base import BACKLOG
@@ -96,9 +96,8 @@ class TcpTransport(SocketTransport):
 
 
 def _split(endpoint: str) -> tuple[str, int]:
-    host, colon, port = endpoint.removeprefix(SCHEME).rpartition(":")
-    host = host.strip("[]")
-    if not endpoint.startswith(SCHEME) or not colon or not host or not port.isdecimal() or int(port) > 65535:
+    host, port = host_and_port(endpoint)
+    if not endpoint.startswith(SCHEME) or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"{endpoint} is no place of a TCP socket: that would be {SCHEME}host:port")
     return host, int(port)
 

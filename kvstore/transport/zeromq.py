@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zmq
 
-from kvstore.address import tcp_endpoint
+from kvstore.address import host_and_port, tcp_endpoint
 from kvstore.errors import ConfigError
 from kvstore.keys import Keys, no_keys, split_key, with_key
 from kvstore.memory import SMALL, Heap, Parts, keep_freed, whole
@@ -178,9 +178,9 @@ class ZmqTransport(Heap):
 
 
 def _resolve(endpoint: str) -> str:
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    host, port = host_and_port(endpoint)
     try:
-        *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
     except (OSError, ValueError) as exc:
         raise ConfigError(f"cannot listen at {endpoint}: {exc}") from None
     return tcp_endpoint(str(address[0]), port)

@@ -137,3 +137,8 @@ def test_what_only_this_host_reaches(host: str) -> None:
 def test_what_others_reach(host: str) -> None:
     assert not is_loopback(host)
     assert is_any(host) is (host in ("0.0.0.0", "::"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1", "localhost", "a.cluster.local"])
+def test_an_endpoint_gives_back_what_it_was_made_of(host: str) -> None:
+    assert address.host_and_port(address.tcp_endpoint(host, 99)) == (host, "99")

@@ -28,6 +28,7 @@ AFAR = {"DMLC_PS_ROOT_URI": "10.0.0.1"}
 def test_on_one_host_nothing_waits_for_its_turn(root: str) -> None:
     assert Config(root=root).window_bytes > 1 << 30
     assert Config(root="tcp://10.0.0.1:99", piece_bytes=1000).window_bytes == 4000
+    assert Config(root="tcp://127.cluster.local:99", piece_bytes=1000).window_bytes == 4000, "a name, of any host"
 
 
 @pytest.mark.parametrize(
