@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from cluster.missing import need, skip
 
 from benchmarks import hosts as hosts_module
 from benchmarks import peers as peers_module
@@ -36,17 +36,17 @@ def test_the_report_comes_back():
 
 
 def test_one_that_fails_ends_the_others_and_is_quoted(tmp_path):
-    script = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    failing = (
-        f"import os, sys, time\nwhile not os.path.exists({str(tmp_path / 'pid')!r}): time.sleep(.01)\nsys.exit('Boom')"
+    path, draft = str(tmp_path / "pid"), str(tmp_path / "draft")
+    script = (
+        f"import os, time; open({draft!r}, 'w').write(str(os.getpid())); os.rename({draft!r}, {path!r}); time.sleep(60)"
     )
+    failing = f"import os, sys, time\nwhile not os.path.exists({path!r}): time.sleep(.01)\nsys.exit('Boom')"
     start = time.monotonic()
     with pytest.raises(JobFailed, match="worker 1 exited with 1:\n    Boom"):
         run([python(script, "worker 0"), python(failing, "worker 1")], tmp_path / "report")
     assert time.monotonic() - start < 50
-    time.sleep(0.05)
-    pid = (tmp_path / "pid").read_text()
-    assert not pid or not os.path.exists(f"/proc/{pid}")  # noqa: PTH110
+    pid = int(Path(path).read_text())
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_one_that_does_not_end_is_named(tmp_path):
@@ -179,8 +179,8 @@ def test_what_did_not_cross_the_wire_is_no_measurement(monkeypatch, fake, megaby
             counted.run()
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"), reason="needs root, ip, tc")
 def test_hosts_share_no_memory_and_leave_nothing_behind():
+    need("ip", "tc")
     try:
         with hosts(2) as (one, other):
             subprocess.run(one.wrap(["touch", "/dev/shm/mine"]), check=True)
@@ -188,7 +188,7 @@ def test_hosts_share_no_memory_and_leave_nothing_behind():
             assert subprocess.run(other.wrap(["test", "-e", "/dev/shm/mine"]), check=False).returncode == 1
             assert not Path("/dev/shm/mine").exists()
     except Unavailable as error:
-        pytest.skip(str(error))
+        skip(str(error))
     assert not Path(one.shm).exists()
     assert (
         one.namespace not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout

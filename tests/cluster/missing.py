@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import subprocess
+from typing import NoReturn
 
 import pytest
 
@@ -43,6 +44,11 @@ def _may() -> bool:
 def need(*programs: str) -> None:
     """Skip the test that asks, unless it can run here; where that is required, fail it."""
     if reason := missing(*programs):
-        if REQUIRED:
-            pytest.fail(f"KVSTORE_TESTS_REQUIRE has cluster in it, but {reason}", pytrace=False)
-        pytest.skip(reason)
+        skip(reason)
+
+
+def skip(reason: str) -> NoReturn:
+    """Skip the test that asks; where it is required, fail it."""
+    if REQUIRED:
+        pytest.fail(f"KVSTORE_TESTS_REQUIRE has cluster in it, but {reason}", pytrace=False)
+    pytest.skip(reason)
