@@ -9,11 +9,12 @@ the decoded whole. A segment without elements has an empty payload.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeAlias
 
 import torch
 
+from kvstore.codecs import host
 from kvstore.codecs.memo import Memo
 from kvstore.errors import UsageError, WireError
 
@@ -51,11 +52,11 @@ class Encoded(ABC):
         """``cut`` of at least one element."""
 
     @abstractmethod
-    def put(self, start: int, values: torch.Tensor) -> None:
-        """Encode flat float32 ``values`` as the elements from ``start`` on: all at once, if the codec is ``whole``."""
+    def put(self, number: int, values: torch.Tensor) -> None:
+        """Encode flat float32 ``values``, chunk ``number`` of the elements; all of them if the codec is ``whole``."""
 
     @abstractmethod
-    def take(self, start: int, values: torch.Tensor) -> None:
+    def take(self, number: int, values: torch.Tensor) -> None:
         """``put``, and take from ``values`` what their payload decodes to, in place."""
 
     @abstractmethod
@@ -110,6 +111,18 @@ class Codec(ABC):
 
 def _nothing(target: torch.Tensor, add: bool) -> None:
     """Decode a payload of no elements."""
+
+
+def chunks(items: torch.Tensor, per: int = 1) -> Sequence[torch.Tensor]:
+    """Return flat ``items``, each of which stands for ``per`` elements, in chunks: where there are many, by one call.
+
+    On other devices they are one chunk.
+    """
+    length, count = CHUNK // per, items.numel()
+    if count <= length or not host.on_host(items):
+        return (items,) if count else ()
+    full, rest = divmod(count, length)
+    return items.split_with_sizes([length] * full + [rest] * bool(rest))  # torch's split is slower: it is Python
 
 
 def put_or_add(values: torch.Tensor, target: torch.Tensor, add: bool) -> None:

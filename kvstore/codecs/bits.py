@@ -11,8 +11,8 @@ core: numpy's greater, packbits and unpackbits 3 µs each; torch's gt 33 µs, in
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from kvstore.codecs.planes import Plane, PlaneCodec
 from kvstore.codecs.scratch import scratch
 from kvstore.errors import WireError
 
+Flags: TypeAlias = Any  # a numpy array on the CPU, else a tensor
+
 _BITS = (128, 64, 32, 16, 8, 4, 2, 1)  # the first element has the highest bit, as in numpy
 
 
@@ -30,17 +32,18 @@ class _Signs(PlaneCodec):
     """A ``step`` up, a step down, or neither.
 
     A plane is a mask. The multiple of a step by a sign is exact, so that it makes no difference where it is made.
+    On the CPU masks and signs are numpy's, elsewhere torch's.
     """
 
     step: float
 
     @abstractmethod
-    def masks(self, values: torch.Tensor) -> list[torch.Tensor]:
+    def masks(self, values: torch.Tensor) -> list[Flags]:
         """Return a bool for each of ``values`` for each plane."""
 
     @abstractmethod
-    def signs(self, masks: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return 1, -1 or 0 for each element of ``masks``, int8, which may be overwritten."""
+    def signs(self, masks: Sequence[Flags]) -> Flags:
+        """Return 1, -1 or 0 for each element of ``masks``, int8 of 0 and 1, which are overwritten."""
 
     def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
         """See ``PlaneCodec``."""
@@ -49,13 +52,12 @@ class _Signs(PlaneCodec):
 
     def take(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
         """See ``PlaneCodec``."""
-        masks = self._pack(values, planes)
-        self._add(self.signs([mask.view(torch.int8) for mask in masks]), values, -self.step)
+        self._add(self.signs([_bytes(mask) for mask in self._pack(values, planes)]), values, -self.step)
         return 0
 
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """See ``PlaneCodec``."""
-        out.copy_(self._unpacked_signs(planes, out))
+        out.copy_(_tensor(self._unpacked_signs(planes, out)))
         if self.step != 1:
             out.mul_(self.step)
 
@@ -63,19 +65,20 @@ class _Signs(PlaneCodec):
         """See ``PlaneCodec``."""
         self._add(self._unpacked_signs(planes, out), out, self.step)
 
-    def _pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor]) -> list[Flags]:
         masks = self.masks(values)
         for mask, plane in zip(masks, planes, strict=True):
             pack_bits(mask, plane)
         return masks
 
-    def _unpacked_signs(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-        return self.signs([unpack_bits(plane, out.numel()) for plane in planes])
+    def _unpacked_signs(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> Flags:
+        count = out.numel()
+        return self.signs([unpack_bits(plane, count) for plane in planes])
 
     @staticmethod
-    def _add(signs: torch.Tensor, out: torch.Tensor, step: float) -> None:
+    def _add(signs: Flags, out: torch.Tensor, step: float) -> None:
         # As floats first: torch's addition of integers to floats takes twice as long as both.
-        out.add_(scratch("decoded", out.numel(), out.device).copy_(signs), alpha=step)
+        out.add_(scratch("decoded", out).copy_(_tensor(signs)), alpha=step)
 
 
 class OneBit(_Signs):
@@ -88,14 +91,16 @@ class OneBit(_Signs):
         super().__init__()
         self.threshold = float(np.float32(threshold))
 
-    def masks(self, values: torch.Tensor) -> list[torch.Tensor]:
+    def masks(self, values: torch.Tensor) -> list[Flags]:
         """See ``_Signs``."""
-        return [_compare(np.greater, torch.gt, values, self.threshold)]
+        return [_native(values) > self.threshold]
 
-    def signs(self, masks: Sequence[torch.Tensor]) -> torch.Tensor:
+    def signs(self, masks: Sequence[Flags]) -> Flags:
         """See ``_Signs``."""
         (above,) = masks
-        return above.add_(above).sub_(1)
+        above += above
+        above -= 1
+        return above
 
 
 class TwoBit(_Signs):
@@ -107,30 +112,43 @@ class TwoBit(_Signs):
         super().__init__()
         self.step = float(np.float32(threshold))
 
-    def masks(self, values: torch.Tensor) -> list[torch.Tensor]:
+    def masks(self, values: torch.Tensor) -> list[Flags]:
         """See ``_Signs``."""
-        return [
-            _compare(np.greater_equal, torch.ge, values, self.step),
-            _compare(np.less_equal, torch.le, values, -self.step),
-        ]
+        native = _native(values)
+        return [native >= self.step, native <= -self.step]
 
-    def signs(self, masks: Sequence[torch.Tensor]) -> torch.Tensor:
+    def signs(self, masks: Sequence[Flags]) -> Flags:
         """See ``_Signs``."""
         ups, downs = masks
-        return ups.sub_(downs)
+        ups -= downs
+        return ups
 
     def check(self, planes: Sequence[torch.Tensor]) -> None:
         """See ``PlaneCodec``."""
-        if bool((planes[0] & planes[1]).any()):
+        if bool((_native(planes[0]) & _native(planes[1])).any()):
             raise WireError("a payload with elements that go both up and down")
 
 
-def pack_bits(mask: torch.Tensor, out: torch.Tensor) -> None:
+def _native(tensor: torch.Tensor) -> Flags:
+    """What to work with: numpy's array over the same memory if that can be."""
+    return tensor.numpy() if host.on_host(tensor) else tensor
+
+
+def _tensor(flags: Flags) -> torch.Tensor:
+    return torch.from_numpy(flags) if isinstance(flags, np.ndarray) else flags
+
+
+def _bytes(mask: Flags) -> Flags:
+    """The memory of bools as int8, 0 or 1."""
+    return mask.view(np.int8 if isinstance(mask, np.ndarray) else torch.int8)
+
+
+def pack_bits(mask: Flags, out: torch.Tensor) -> None:
     """Write ``mask``, of bools, into the bytes of ``out``, eight to each; what the last byte has too many is 0."""
-    if host.on_host(mask):
-        out.copy_(torch.from_numpy(np.packbits(mask.numpy())))
-        return
-    pack_bits_anywhere(mask, out)
+    if isinstance(mask, np.ndarray):
+        out.numpy()[:] = np.packbits(mask)
+    else:
+        pack_bits_anywhere(mask, out)
 
 
 def pack_bits_anywhere(mask: torch.Tensor, out: torch.Tensor) -> None:
@@ -139,10 +157,10 @@ def pack_bits_anywhere(mask: torch.Tensor, out: torch.Tensor) -> None:
     torch.sum(bits * torch.tensor(_BITS, dtype=torch.uint8, device=mask.device), 1, dtype=torch.uint8, out=out)
 
 
-def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
+def unpack_bits(packed: torch.Tensor, count: int) -> Flags:
     """Return the first ``count`` bits of the bytes ``packed`` as int8, 0 or 1."""
     if host.on_host(packed):
-        return torch.from_numpy(np.unpackbits(packed.numpy(), count=count).view(np.int8))
+        return np.unpackbits(packed.numpy(), count=count).view(np.int8)
     return unpack_bits_anywhere(packed, count)
 
 
@@ -150,13 +168,3 @@ def unpack_bits_anywhere(packed: torch.Tensor, count: int) -> torch.Tensor:
     """``unpack_bits`` without numpy, for any device."""
     bits = packed.unsqueeze(1) & torch.tensor(_BITS, dtype=torch.uint8, device=packed.device)
     return (bits.view(-1)[:count] != 0).to(torch.int8)
-
-
-def _compare(
-    numpy_way: Callable[..., Any], torch_way: Callable[..., Any], values: torch.Tensor, bound: float
-) -> torch.Tensor:
-    """Which ``values`` compare so with ``bound``, as bools."""
-    if host.on_host(values):
-        return torch.from_numpy(numpy_way(values.numpy(), np.float32(bound)))
-    mask: torch.Tensor = torch_way(values, bound)
-    return mask

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kvstore.codecs import host
-from kvstore.codecs.base import CHUNK
+from kvstore.codecs.base import CHUNK, chunks
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.scratch import scratch
 from kvstore.codecs.sparse import SparseCodec
@@ -103,11 +103,10 @@ def at_least(values: torch.Tensor, bound: float) -> torch.Tensor:
     if not host.on_host(values):
         return (values.abs() >= bound).nonzero().view(-1)
     found = []
-    for start in range(0, values.numel(), CHUNK):
-        part = values[start : start + CHUNK]
-        magnitudes = torch.abs(part, out=scratch("decoded", part.numel(), part.device))
-        found.append(np.flatnonzero(magnitudes.numpy() >= np.float32(bound)) + start)
-    return torch.from_numpy(np.concatenate(found))
+    for number, part in enumerate(chunks(values)):
+        magnitudes = torch.abs(part, out=scratch("decoded", part)).numpy()
+        found.append(np.flatnonzero(magnitudes >= np.float32(bound)) + number * CHUNK)
+    return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
 
 
 def _guess(values: torch.Tensor, k: int) -> float:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvstore.codecs import host
-from kvstore.codecs.base import CHUNK, Encoded
+from kvstore.codecs.base import Encoded, chunks
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.options import Compression
 from kvstore.codecs.table import codec
@@ -77,14 +76,13 @@ class Compressor:
         if memo.velocity is not None:
             flat = memo.velocity.mul_(self._momentum).add_(flat)
         encoded = self._codec.begin(values.shape, flat.device, memo)
-        step = CHUNK if host.on_host(flat) else max(1, flat.numel())
-        for start in range(0, flat.numel(), step):
-            part = memo.residual[start : start + step].add_(flat[start : start + step])
+        for number, (part, given) in enumerate(zip(chunks(memo.residual), chunks(flat), strict=True)):
+            part.add_(given)
             if not _finite(part):
                 self.drop(key)
                 raise _infinite(key)
             if not self._codec.whole:
-                encoded.take(start, part)
+                encoded.take(number, part)
         if self._codec.whole and flat.numel():
             encoded.take(0, memo.residual)
         if memo.velocity is not None and flat.numel():
@@ -100,9 +98,8 @@ class Compressor:
         self.require_finite(key, values)
         flat = values.detach().reshape(-1)
         encoded = self._codec.begin(values.shape, flat.device, Memo(key, torch.empty(0)))
-        step = CHUNK if host.on_host(flat) and not self._codec.whole else max(1, flat.numel())
-        for start in range(0, flat.numel(), step):
-            encoded.put(start, flat[start : start + step].float())
+        for number, part in enumerate((flat,) if self._codec.whole and flat.numel() else chunks(flat)):
+            encoded.put(number, part.float())
         encoded.finish()
         self._count(values.numel() * values.itemsize, encoded)
         return encoded

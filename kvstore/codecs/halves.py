@@ -18,20 +18,34 @@ from kvstore.codecs.scratch import scratch
 
 
 class _Half(PlaneCodec):
+    def __init__(self) -> None:
+        super().__init__()
+        self._top = torch.finfo(self.planes[0].dtype).max
+
     def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
         """See ``PlaneCodec``."""
-        top = torch.finfo(planes[0].dtype).max
+        top = self._top
         low, high = host.extremes(values)
         clipped = 0
         if low < -top or high > top:
             clipped = int((values.abs() > top).sum())
-            values = torch.clamp(values, -top, top, out=scratch("clipped", values.numel(), values.device))
+            values = torch.clamp(values, -top, top, out=scratch("clipped", values))
         planes[0].copy_(values)
         return clipped
 
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """See ``PlaneCodec``."""
         out.copy_(planes[0])
+
+    def take(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
+        """See ``PlaneCodec``."""
+        clipped = self.pack(values, planes, noise)
+        values.sub_(planes[0])
+        return clipped
+
+    def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """See ``PlaneCodec``."""
+        out.add_(planes[0])
 
 
 class Float16(_Half):

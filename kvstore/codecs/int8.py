@@ -40,7 +40,7 @@ class Int8(PlaneCodec):
     def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
         """See ``PlaneCodec``."""
         scales, codes = planes
-        quotients = scratch("quotients", values.numel(), values.device)
+        quotients = scratch("quotients", values)
         for blocks, scale, quotient in _blocks(values, scales, quotients):
             torch.maximum(blocks.amax(1), blocks.amin(1).neg_(), out=scale)
             scale.div_(_LEVELS).clamp_(max=_MOST)
@@ -49,7 +49,7 @@ class Int8(PlaneCodec):
         if noise is None:
             quotients.round_()
         else:
-            drawn = scratch("noise", values.numel(), values.device)
+            drawn = scratch("noise", values)
             noise.fill(drawn)
             quotients.add_(drawn).floor_()
         codes.copy_(quotients.clamp_(-_LEVELS, _LEVELS))

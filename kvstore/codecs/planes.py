@@ -9,13 +9,13 @@ the segment. Blocks begin at multiples of their length from the start of the key
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
 
-from kvstore.codecs.base import CHUNK, Codec, Encoded, Opened, joined, put_or_add, require_bytes, typed
+from kvstore.codecs.base import Codec, Encoded, Opened, chunks, joined, put_or_add, require_bytes, typed
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.noise import Noise
 from kvstore.codecs.scratch import scratch
@@ -62,15 +62,15 @@ class PlaneCodec(Codec):
     def take(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
         """``pack``, and take from ``values`` what ``unpack`` would make of ``planes``."""
         clipped = self.pack(values, planes, noise)
-        values.sub_(self._decoded(planes, values.numel(), values.device))
+        values.sub_(self._decoded(planes, values))
         return clipped
 
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Add to all of ``out`` what ``unpack`` would write."""
-        out.add_(self._decoded(planes, out.numel(), out.device))
+        out.add_(self._decoded(planes, out))
 
-    def _decoded(self, planes: Sequence[torch.Tensor], count: int, device: torch.device) -> torch.Tensor:
-        out = scratch("decoded", count, device)
+    def _decoded(self, planes: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+        out = scratch("decoded", like)
         self.unpack(planes, out)
         return out
 
@@ -95,18 +95,22 @@ class PlaneCodec(Codec):
         return partial(self._write, planes, before)
 
     def _write(self, planes: Sequence[torch.Tensor], before: int, target: torch.Tensor, add: bool) -> None:
-        count = target.numel()
-        for first in range(0, before + count, CHUNK):
-            last = min(first + CHUNK, before + count)
-            skipped = max(0, before - first)
-            part = target[first + skipped - before : last - before]
-            items = self.slices(planes, first, last)
-            if skipped:
-                put_or_add(self._decoded(items, last - first, target.device)[skipped:], part, add)
-            elif add:
-                self.add(items, part)
-            else:
-                self.unpack(items, part)
+        if before:
+            head = min(self.block, before + target.numel())
+            decoded = torch.empty(head)
+            self.unpack(self.slices(planes, 0, head), decoded)
+            put_or_add(decoded[before:], target[: head - before], add)
+            target, planes = (
+                target[head - before :],
+                [items[self.block // plane.per :] for plane, items in zip(self.planes, planes, strict=True)],
+            )
+        write = self.add if add else self.unpack
+        for part, items in zip(chunks(target), self.chunks(planes), strict=True):
+            write(items, part)
+
+    def chunks(self, planes: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Return what ``planes``, which begin with a block, hold of each chunk of elements."""
+        return zip(*(chunks(items, plane.per) for plane, items in zip(self.planes, planes, strict=True)), strict=True)
 
     def slices(self, planes: Sequence[torch.Tensor], start: int, stop: int) -> list[torch.Tensor]:
         """Return what ``planes`` hold of elements ``start``, with which a block begins, to ``stop``."""
@@ -121,22 +125,21 @@ class _Planes(Encoded):
         super().__init__(size)
         self._codec, self._noise = codec, noise
         self._planes = [torch.empty(plane.items(size), dtype=plane.dtype, device=device) for plane in codec.planes]
+        self._chunks = list(codec.chunks(self._planes))
 
     @property
     def nbytes(self) -> int:
         return sum(plane.numel() * plane.itemsize for plane in self._planes) + (self._codec.block > 1 and self.size > 0)
 
-    def put(self, start: int, values: torch.Tensor) -> None:
-        self.clipped += self._codec.pack(values, self._of(start, values), self._noise)
+    def put(self, number: int, values: torch.Tensor) -> None:
+        self.clipped += self._codec.pack(values, self._chunks[number], self._noise)
 
-    def take(self, start: int, values: torch.Tensor) -> None:
-        self.clipped += self._codec.take(values, self._of(start, values), self._noise)
-
-    def _of(self, start: int, values: torch.Tensor) -> list[torch.Tensor]:
-        return self._codec.slices(self._planes, start, start + values.numel())
+    def take(self, number: int, values: torch.Tensor) -> None:
+        self.clipped += self._codec.take(values, self._chunks[number], self._noise)
 
     def finish(self) -> None:
         self._planes = [plane.cpu() for plane in self._planes]
+        self._chunks.clear()
 
     def _cut(self, start: int, stop: int) -> torch.Tensor:
         before = start % self._codec.block

@@ -139,9 +139,9 @@ def _rows(columns: int) -> int:
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The product of ``left``, some rows of the left factor, and ``right``, flat; valid until the next."""
     shape = (left.shape[0], right.shape[1])
-    total = scratch("decoded", shape[0] * shape[1], left.device).view(shape)
+    total = scratch("decoded", left, shape[0] * shape[1]).view(shape)
     torch.mul(left[:, :1], right[0], out=total)
     for i in range(1, right.shape[0]):
-        term = scratch("term", total.numel(), left.device).view(shape)
+        term = scratch("term", total).view(shape)
         total.add_(torch.mul(left[:, i : i + 1], right[i], out=term))
     return total.view(-1)

@@ -11,13 +11,14 @@ _KEPT = 1 << 18  # elements; more is not kept between calls
 _mine = threading.local()
 
 
-def scratch(name: str, size: int, device: torch.device) -> torch.Tensor:
-    """Return ``size`` float32 elements of this thread, whose values are whatever they are.
+def scratch(name: str, like: torch.Tensor, size: int | None = None) -> torch.Tensor:
+    """Return ``size`` float32 elements of this thread, or as many as ``like`` has, where that is; with whatever values.
 
     They are the caller's until somebody in the thread asks for the same ``name``.
     """
-    if device.type != "cpu" or size > _KEPT:  # CUDA's allocator keeps memory itself
-        return torch.empty(size, device=device)
+    size = like.numel() if size is None else size
+    if not like.is_cpu or size > _KEPT:  # CUDA's allocator keeps memory itself
+        return torch.empty(size, device=like.device)
     kept: dict[str, torch.Tensor] = _mine.__dict__
     room = kept.get(name)
     if room is None or room.numel() < size:
