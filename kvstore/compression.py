@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
 from kvstore.codecs import Compression, Compressor, Encoded, Opened, opened, parse
 from kvstore.errors import WireError
-from kvstore.packer import Load, Packer, Plain
+from kvstore.packer import Contents, Load, Packer, Plain
 from kvstore.plan import Plan
-from kvstore.shares import Parcel
+from kvstore.shares import Parcel, Span
 from kvstore.spec import FLOATS, Key
 from kvstore.values import Leaving, from_buffer, to_buffer
-from kvstore.wire import Buffer, Codec, Values, join, tear
+from kvstore.wire import Codec, Push, Values, join, tear
 
 OFF = "none"
+SMALL = 1 << 14  # elements: to copy them costs less than to encode, send and decode them on their own
 _HALVES = frozenset({"fp16", "bf16"})
 
 
@@ -60,6 +62,11 @@ class Compressing:
         halves = (self.compression.type in _HALVES) + (back.type in _HALVES)
         return (8, 4, 2)[halves]
 
+    @property
+    def small(self) -> int:
+        """Whole arrays of at most so many elements share payloads; 0 if none do."""
+        return SMALL if self._compressor.joins else 0
+
     def load(self, plan: Plan, values: Sequence[torch.Tensor], packer: Packer) -> Load:
         """Return what a push of a plan's arrays carries.
 
@@ -80,15 +87,15 @@ class Compressing:
         return self._pulled if parcel.dtype in FLOATS else None
 
     def decoder(self, parcel: Parcel) -> Callable[[Values, Sequence[torch.Tensor]], None] | None:
-        """Return what writes the reply for a parcel into flat float32, one for each piece; None if it comes plain."""
+        """Return what writes the reply for a parcel into flat float32, one after the other; None if it comes plain."""
         back = self.compression.pull
         if back is None or parcel.dtype not in FLOATS:
             return None
 
         def decode(reply: Values, targets: Sequence[torch.Tensor]) -> None:
-            ways = opened_each(back, reply.buffers, reply.lengths, [target.numel() for target in targets])
-            for way, target in zip(ways, targets, strict=True):
-                way(target, False)
+            opened = opened_each(back, reply, parcel.sizes)
+            for part, (_, way) in zip(_dealt(targets, [size for size, _ in opened]), opened, strict=True):
+                way.spread(part)
 
         return decode
 
@@ -109,12 +116,21 @@ class _Compressed:
         self._values = values
         self._encoded: dict[Key, Encoded] = {}
 
-    def pack(self, parcel: Parcel, gather: bool) -> tuple[Codec, list[int], list[Buffer]]:
+    def pack(self, parcel: Parcel, gather: bool) -> Contents:
         """See ``Load``."""
         if parcel.dtype not in FLOATS:
             return self._others.pack(parcel, gather)
-        parts = [to_buffer(self._encoding(piece.key).cut(piece.start, piece.stop)) for piece in parcel.pieces]
-        return self._codec, [part.nbytes for part in parts], join(parts)
+        parts = [to_buffer(self._payload(span)) for span in parcel.spans]
+        lengths, spans = [part.nbytes for part in parts], [span.pieces for span in parcel.spans]
+        return Contents(join(parts), self._codec, lengths, spans)
+
+    def _payload(self, span: Span) -> torch.Tensor:
+        if len(span.keys) == 1:
+            return self._encoding(span.keys[0]).cut(span.start, span.stop)
+        arrays = [self._values[key].detach().reshape(-1) for key in span.keys]
+        flat = torch.cat([array.to(arrays[0].device) for array in arrays])
+        encoded = self._compressor.encode_joined(span.keys, [array.numel() for array in arrays], flat)
+        return encoded.cut(0, encoded.size)
 
     def _encoding(self, key: Key) -> Encoded:
         found = self._encoded.get(key)
@@ -123,17 +139,39 @@ class _Compressed:
         return found
 
 
-def opened_each(
-    compression: Compression, buffers: Sequence[Buffer], lengths: Sequence[int], sizes: Sequence[int]
-) -> list[Opened]:
-    """Return what decodes each of a message's payloads, of known ``sizes``.
+def opened_each(compression: Compression, message: Push | Values, sizes: Sequence[int]) -> list[tuple[int, Opened]]:
+    """Return the elements that each of a message's payloads has, and what decodes it.
+
+    Args:
+        compression: how they were encoded.
+        message: checked as far as messages are.
+        sizes: the elements of each segment that it is about.
 
     Raises:
         WireError: they are no such payloads.
     """
-    if len(lengths) != len(sizes):
-        raise WireError(f"{len(lengths)} payloads for {len(sizes)} segments")
-    payloads = tear(buffers, lengths)
+    spans = message.spans or [1] * len(message.lengths)
+    if sum(spans) != len(sizes) or len(spans) != len(message.lengths):
+        raise WireError(f"{len(message.lengths)} payloads of {sum(spans)} segments, where there are {len(sizes)}")
+    ends = itertools.accumulate(spans)
+    totals = [sum(sizes[end - count : end]) for end, count in zip(ends, spans, strict=True)]
+    payloads = tear(message.buffers, message.lengths)
     return [
-        opened(compression, from_buffer(payload, "uint8"), size) for payload, size in zip(payloads, sizes, strict=True)
+        (total, opened(compression, from_buffer(payload, "uint8"), total))
+        for total, payload in zip(totals, payloads, strict=True)
     ]
+
+
+def _dealt(targets: Sequence[torch.Tensor], sizes: Sequence[int]) -> Iterator[list[torch.Tensor]]:
+    """Yield, for each of ``sizes``, as many elements of ``targets``, which are cut where need be."""
+    left = list(reversed(targets))
+    for size in sizes:
+        taken = []
+        while size:
+            target = left.pop()
+            if target.numel() > size:
+                left.append(target[size:])
+                target = target[:size]
+            taken.append(target)
+            size -= target.numel()
+        yield taken

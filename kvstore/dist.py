@@ -172,7 +172,8 @@ class DistStore(KVStore):
                 self._exchange.compressing = None
             elif self._exchange.compressing is None or self._exchange.compressing.compression != wanted:
                 self._exchange.compressing = Compressing(wanted)
-            self._plans.fold(1 if self._exchange.compressing is None else self._exchange.compressing.fold)
+            how = self._exchange.compressing
+            self._plans.fold(*((1, 0) if how is None else (how.fold, how.small)))
 
     @property
     def learning_rate(self) -> float:

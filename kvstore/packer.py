@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
@@ -18,14 +18,23 @@ from kvstore.wire import Buffer, Codec
 PART = 4 << 10  # bytes; what has smaller parts on average is cheaper to copy than to send from where it lies
 
 
+class Contents(NamedTuple):
+    """What a message carries, and how it is encoded if it is; see ``Push``."""
+
+    buffers: list[Buffer]
+    codec: Codec = None
+    lengths: Sequence[int] = ()
+    spans: Sequence[int] = ()
+
+
 class Load(Protocol):
     """What one push carries."""
 
-    def pack(self, parcel: Parcel, gather: bool) -> tuple[Codec, list[int], list[Buffer]]:
-        """Return how the values of a message are encoded, the length of each payload if they are, and its buffers.
+    def pack(self, parcel: Parcel, gather: bool) -> Contents:
+        """Return the values of a message.
 
         Args:
-            gather: these may be ``Parts``, of arrays that stay as they are until the message has left.
+            gather: the buffers may be ``Parts``, of arrays that stay as they are until the message has left.
         """
         ...
 
@@ -92,6 +101,6 @@ class Plain:
     def __init__(self, packer: Packer, values: Leaving) -> None:
         self._packer, self._values = packer, values
 
-    def pack(self, parcel: Parcel, gather: bool) -> tuple[Codec, list[int], list[Buffer]]:
+    def pack(self, parcel: Parcel, gather: bool) -> Contents:
         """See ``Load``."""
-        return None, [], self._packer.pack(parcel, self._values, gather)
+        return Contents(self._packer.pack(parcel, self._values, gather))

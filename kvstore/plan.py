@@ -21,12 +21,13 @@ class Plan:
         entries: what is known of them, and perhaps of others.
         keys: the list.
         most: bytes that a message should have.
+        small: elements of arrays that share payloads; see ``parcels``.
     """
 
-    def __init__(self, entries: Mapping[Key, Entry], keys: Sequence[Key], most: int) -> None:
+    def __init__(self, entries: Mapping[Key, Entry], keys: Sequence[Key], most: int, small: int = 0) -> None:
         self.keys = tuple(keys)
         self.entries = [entries[key] for key in keys]
-        self.parcels = parcels(entries, keys, most)
+        self.parcels = parcels(entries, keys, most, small)
         self.lengths = [entry.spec.nbytes for entry in self.entries]
         self.nbytes = sum(self.lengths)
         self.floats = all(entry.spec.dtype in FLOATS for entry in self.entries)
@@ -46,14 +47,6 @@ class Plan:
             return None
         tensors: Sequence[torch.Tensor] = values
         return tensors if all(map(torch.Tensor.is_contiguous, tensors)) else None
-
-
-def pieces_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return flat views of what each piece of ``parcel`` is of contiguous ``tensors``."""
-    return [
-        tensors[position].view(-1)[piece.start : piece.stop]
-        for position, piece in zip(parcel.positions, parcel.pieces, strict=True)
-    ]
 
 
 def parts_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -29,7 +29,7 @@ class Plans:
     def __init__(self, piece: int) -> None:
         self.entries: dict[Key, Entry] = {}
         self._piece = piece
-        self._fold = 1
+        self._fold, self._small = 1, 0
         self._made: dict[tuple[Key, ...], Plan] = {}
 
     def add(self, entries: Mapping[Key, Entry]) -> None:
@@ -37,9 +37,9 @@ class Plans:
         self.entries.update(entries)
         self._made.clear()
 
-    def fold(self, times: int) -> None:
-        """Let messages be of so many times more bytes from now on."""
-        self._fold = times
+    def fold(self, times: int, small: int) -> None:
+        """From now on let messages be of so many times more bytes, and arrays of so few elements share payloads."""
+        self._fold, self._small = times, small
         self._made.clear()
 
     def of(self, keys: Iterable[Key]) -> Plan:
@@ -56,7 +56,7 @@ class Plans:
                     raise KeyNotInitialised(f"key {key!r} has no value on this worker; call init first")
             if len(self._made) >= MOST:
                 self._made.clear()
-            plan = self._made[listed] = Plan(self.entries, listed, self._piece * self._fold)
+            plan = self._made[listed] = Plan(self.entries, listed, self._piece * self._fold, self._small)
         return plan
 
     def plain(self, key: Any, *arrays: Any) -> tuple[Plan, list[Sequence[torch.Tensor]]] | None:

@@ -162,11 +162,23 @@ class Remote:
         way = None if back is None else back.codec
 
         def make(me: Me) -> Push:
-            codec, lengths, buffers = load.pack(parcel, in_turn is not None and self._client.gathers(peer))
+            buffers, codec, lengths, spans = load.pack(parcel, in_turn is not None and self._client.gathers(peer))
             self.sent += parcel.nbytes if codec is None else sum(lengths)
-            lr, rescale, changes = hyper
-            want = back is not None
-            return Push(*me, self.number, parcel.ids, clocks, want, lr, rescale, codec, lengths, way, changes, buffers)
+            return Push(
+                *me,
+                store=self.number,
+                ids=parcel.ids,
+                clocks=clocks,
+                want=back is not None,
+                lr=hyper.lr,
+                rescale=hyper.rescale,
+                codec=codec,
+                lengths=list(lengths),
+                spans=list(spans),
+                back=way,
+                changes=hyper.changes,
+                buffers=buffers,
+            )
 
         if in_turn is None or back is None:
             self._client.ask(peer, ticket, make, note if back is None else back.take)

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from kvstore.plan import Plan, parts_of, pieces_of
+from kvstore.plan import Plan, parts_of
 from kvstore.shares import Parcel, Stretch
 from kvstore.values import Run, copy_each, crossed, cut, from_host, runs_of
 from kvstore.wire import Values
 
-Decode: TypeAlias = Callable[[Values, Sequence[torch.Tensor]], None]  # into flat float32, one for each piece
+Decode: TypeAlias = Callable[[Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
 
 
 class Writer:
@@ -59,7 +59,7 @@ class Writer:
             with torch.no_grad():
                 if decode is not None and self._plain and self._copy and parcel.dtype == "float32":
                     outs: Sequence[torch.Tensor] = self._outs  # type: ignore[assignment]
-                    decode(reply, pieces_of(parcel, outs))
+                    decode(reply, parts_of(parcel, outs))
                     return
                 runs = _runs(parcel, reply, decode)
                 if self._plain:
@@ -127,5 +127,5 @@ def _runs(parcel: Parcel, reply: Values, decode: Decode | None) -> Sequence[Run]
     if decode is None:
         return runs_of(reply.buffers, parcel.dtype, parcel.size)
     flat = torch.empty(parcel.size)
-    decode(reply, flat.split_with_sizes([piece.stop - piece.start for piece in parcel.pieces]))
+    decode(reply, [flat])
     return [Run(0, flat.to(getattr(torch, parcel.dtype)))]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
-from kvstore.codecs import CLOSE, Compression, Compressor, Opened, parse
+from kvstore.codecs import CLOSE, Compression, Compressor, Encoded, Opened, parse
 from kvstore.compression import opened_each
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS
@@ -34,7 +35,7 @@ def _parsed(kind: str, numbers: tuple[tuple[str, float | int | bool], ...]) -> C
 
 @dataclass(frozen=True)
 class Packed:
-    """A segment as it was sent: elements from ``start`` to ``stop``, decoded when they are summed. See ``Part``."""
+    """Segments as they were sent: elements from ``start`` to ``stop``, decoded when they are summed. See ``Part``."""
 
     start: int
     stop: int
@@ -44,7 +45,7 @@ class Packed:
     def values(self) -> torch.Tensor:
         """The elements, in new memory."""
         out = torch.empty(self.stop - self.start)
-        self.opened(out, False)
+        self.opened.write(out, False)
         return out
 
     def cut(self, start: int, stop: int) -> Part:
@@ -55,7 +56,7 @@ class Packed:
 
     def write(self, out: torch.Tensor, add: bool) -> None:
         """See ``Part``."""
-        self.opened(out, add)
+        self.opened.write(out, add)
 
 
 def contribution(message: Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[Part]:
@@ -68,10 +69,9 @@ def contribution(message: Push, compression: Compression, buckets: Sequence[Buck
     dtype = buckets[0].dtype
     if dtype not in FLOATS:
         raise UsageError(f"compressed values for segments of {dtype}; only floats can be")
-    sizes = [size for bucket in buckets for size in bucket.sizes]
-    starts = itertools.accumulate(sizes, initial=0)
-    ways = opened_each(compression, message.buffers, message.lengths, sizes)
-    parts = [Packed(start, start + size, way) for start, size, way in zip(starts, sizes, ways, strict=False) if size]
+    ways = opened_each(compression, message, [size for bucket in buckets for size in bucket.sizes])
+    starts = itertools.accumulate((size for size, _ in ways), initial=0)
+    parts = [Packed(start, start + size, way) for start, (size, way) in zip(starts, ways, strict=False) if size]
     if dtype == "float32":
         return parts
     return [Run(part.start, part.values.to(getattr(torch, dtype))) for part in parts]
@@ -89,8 +89,8 @@ class Squeezed:
 
     def answer(
         self, places: Sequence[tuple[Bucket, int]], compression: Compression, feedback: bool
-    ) -> tuple[list[int], list[Buffer]]:
-        """Return the payloads of segments: the length of each, and the buffers of a message.
+    ) -> tuple[list[int], list[int], list[Buffer]]:
+        """Return the payloads of segments: the length of each, of how many it is, and the buffers of a message.
 
         Args:
             places: the bucket of each segment, and its place therein.
@@ -108,26 +108,79 @@ class Squeezed:
         way = self._ways.get(compression)
         if way is None:
             way = self._ways[compression] = _Way(Compressor(compression))
-        parts = [to_buffer(way.payload(bucket, place, feedback)) for bucket, place in places]
-        return [part.nbytes for part in parts], join(parts)
+        found = [cut for run in _together(places) for cut in way.cuts(*run, feedback)]
+        parts = [to_buffer(cut.encoded.cut(cut.start, cut.stop)) for cut in found]
+        return [part.nbytes for part in parts], [cut.segments for cut in found], join(parts)
+
+
+def _together(places: Sequence[tuple[Bucket, int]]) -> Iterator[tuple[Bucket, int, int]]:
+    """Yield the segments of ``places`` by buckets: those at so many places of each."""
+    at = 0
+    while at < len(places):
+        bucket, first = places[at]
+        stop = first + 1
+        while at + stop - first < len(places) and places[at + stop - first] == (bucket, stop):
+            stop += 1
+        yield bucket, first, stop
+        at += stop - first
+
+
+class _Cut(NamedTuple):
+    """Elements ``start`` to ``stop`` of an encoding: so many segments."""
+
+    encoded: Encoded
+    start: int
+    stop: int
+    segments: int = 1
+
+
+_NONE = (None, None)
 
 
 class _Way:
-    """One way of encoding, and the last payloads."""
+    """One way of encoding, and the last encodings."""
 
     def __init__(self, compressor: Compressor) -> None:
         self._compressor = compressor
-        self._kept: dict[int, tuple[object, torch.Tensor]] = {}  # by segment: of which state, and the payload
+        self._kept: dict[int, tuple[object, _Cut]] = {}  # by segment: of which state, and where it is
 
-    def payload(self, bucket: Bucket, place: int, feedback: bool) -> torch.Tensor:
-        number, start = bucket.ids[place], bucket.starts[place]
+    def cuts(self, bucket: Bucket, first: int, stop: int, feedback: bool) -> list[_Cut]:
+        """Return where the segments at places ``first`` to ``stop`` of a bucket are, those back to back as one."""
         # Sums change with their round, wherever the segment is by then; weights may be changed in between.
         state = bucket.rounds.version if feedback else bucket.state
-        kept = self._kept.get(number)
-        if kept is not None and kept[0] == state:
-            return kept[1]
+        new = [place for place in range(first, stop) if self._kept.get(bucket.ids[place], _NONE)[0] != state]
+        if 1 < len(new) == len(bucket.ids) and self._compressor.joins:
+            self._keep(bucket, new, state, self._joined(bucket, feedback))
+        else:
+            for place in new:
+                self._keep(bucket, [place], state, self._single(bucket, place, feedback))
+        found: list[_Cut] = []
+        for number in bucket.ids[first:stop]:
+            cut = self._kept[number][1]
+            if found and found[-1].encoded is cut.encoded and found[-1].stop == cut.start:
+                before = found.pop()
+                cut = _Cut(cut.encoded, before.start, cut.stop, before.segments + 1)
+            found.append(cut)
+        return found
+
+    def _keep(self, bucket: Bucket, places: Sequence[int], state: object, encoded: Encoded) -> None:
+        start = 0
+        for place in places:
+            stop = start + bucket.sizes[place]
+            self._kept[bucket.ids[place]] = state, _Cut(encoded, start, stop)
+            start = stop
+
+    def _joined(self, bucket: Bucket, feedback: bool) -> Encoded:
+        if feedback:
+            return self._compressor.encode_joined(bucket.ids, bucket.sizes, bucket.value)
+        try:
+            return self._compressor.once(bucket.ids[0], bucket.value)
+        except UsageError:
+            for place in range(len(bucket.ids)):
+                self._single(bucket, place, feedback)  # the one that is at fault says so
+            raise
+
+    def _single(self, bucket: Bucket, place: int, feedback: bool) -> Encoded:
         encode = self._compressor.encode if feedback else self._compressor.once
-        encoded = encode(number, bucket.value[start : start + bucket.sizes[place]])
-        payload = encoded.cut(0, encoded.size)
-        self._kept[number] = (state, payload)
-        return payload
+        start = bucket.starts[place]
+        return encode(bucket.ids[place], bucket.value[start : start + bucket.sizes[place]])

@@ -151,18 +151,20 @@ class Table:
                 bucket.remember(message.rank)
         back = described(message.back)
         lengths: list[int] = []
+        spans: list[int] = []
         if back is None:
-            spans = self.buckets.spans(message.ids)
-            buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in spans]
+            ranges = self.buckets.spans(message.ids)
+            buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
         else:
             places = [self.buckets.find(number) for number in message.ids]
-            lengths, buffers = self._squeezed.answer(places, back, feedback=self._updates.updater is None)
+            lengths, spans, buffers = self._squeezed.answer(places, back, feedback=self._updates.updater is None)
         return Values(
             message.seq,
             self.buckets.versions(message.ids) if self.rule.quorum is not None else [],
             self._ahead(message) if self.rule.mode == "async" else 0,
             late,
             lengths,
+            spans,
             buffers,
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, TypeAlias
+from typing import ClassVar
 
 import torch
 
@@ -68,8 +68,26 @@ class Encoded(ABC):
         raise AssertionError("this codec chooses no elements")
 
 
-# Decodes a checked payload into a flat float32 tensor of its size on the CPU, or adds it to what is there.
-Opened: TypeAlias = Callable[[torch.Tensor, bool], None]
+class Opened:
+    """A checked payload, which can be decoded as often as is wanted, into flat float32 on the CPU.
+
+    Args:
+        write: decodes all of it into a tensor of its size, or, if told so, adds it to what is there.
+    """
+
+    def __init__(self, write: Callable[[torch.Tensor, bool], None]) -> None:
+        self.write = write
+
+    def spread(self, targets: Sequence[torch.Tensor]) -> None:
+        """Decode it into ``targets``, one after the other, which together have its size."""
+        if len(targets) == 1:
+            self.write(targets[0], False)
+            return
+        sizes = [target.numel() for target in targets]
+        flat = torch.empty(sum(sizes))
+        self.write(flat, False)
+        for target, part in zip(targets, flat.split_with_sizes(sizes), strict=True):
+            target.copy_(part)
 
 
 class Codec(ABC):
@@ -77,9 +95,11 @@ class Codec(ABC):
 
     Attributes:
         whole: whether it must see all elements of a key at once.
+        single: whether what it makes of an element depends on nothing else, so that arrays may be encoded as one.
     """
 
     whole: ClassVar[bool] = False
+    single: ClassVar[bool] = False
 
     @abstractmethod
     def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
@@ -102,7 +122,7 @@ class Codec(ABC):
         if count:
             return self._open(payload, count)
         require_bytes(payload, 0, 0)
-        return _nothing
+        return Opened(_nothing)
 
     @abstractmethod
     def _open(self, payload: torch.Tensor, count: int) -> Opened:

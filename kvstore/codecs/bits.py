@@ -12,18 +12,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from kvstore.codecs import host
+from kvstore.codecs.host import Native
 from kvstore.codecs.noise import Noise
 from kvstore.codecs.planes import Plane, PlaneCodec
 from kvstore.codecs.scratch import scratch
 from kvstore.errors import WireError
-
-Flags: TypeAlias = Any  # a numpy array on the CPU, else a tensor
 
 _BITS = (128, 64, 32, 16, 8, 4, 2, 1)  # the first element has the highest bit, as in numpy
 
@@ -35,14 +33,15 @@ class _Signs(PlaneCodec):
     On the CPU masks and signs are numpy's, elsewhere torch's.
     """
 
+    single = True
     step: float
 
     @abstractmethod
-    def masks(self, values: torch.Tensor) -> list[Flags]:
+    def masks(self, values: torch.Tensor) -> list[Native]:
         """Return a bool for each of ``values`` for each plane."""
 
     @abstractmethod
-    def signs(self, masks: Sequence[Flags]) -> Flags:
+    def signs(self, masks: Sequence[Native]) -> Native:
         """Return 1, -1 or 0 for each element of ``masks``, int8 of 0 and 1, which are overwritten."""
 
     def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
@@ -65,18 +64,18 @@ class _Signs(PlaneCodec):
         """See ``PlaneCodec``."""
         self._add(self._unpacked_signs(planes, out), out, self.step)
 
-    def _pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor]) -> list[Flags]:
+    def _pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor]) -> list[Native]:
         masks = self.masks(values)
         for mask, plane in zip(masks, planes, strict=True):
             pack_bits(mask, plane)
         return masks
 
-    def _unpacked_signs(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> Flags:
+    def _unpacked_signs(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> Native:
         count = out.numel()
         return self.signs([unpack_bits(plane, count) for plane in planes])
 
     @staticmethod
-    def _add(signs: Flags, out: torch.Tensor, step: float) -> None:
+    def _add(signs: Native, out: torch.Tensor, step: float) -> None:
         # As floats first: torch's addition of integers to floats takes twice as long as both.
         out.add_(scratch("decoded", out).copy_(_tensor(signs)), alpha=step)
 
@@ -91,11 +90,11 @@ class OneBit(_Signs):
         super().__init__()
         self.threshold = float(np.float32(threshold))
 
-    def masks(self, values: torch.Tensor) -> list[Flags]:
+    def masks(self, values: torch.Tensor) -> list[Native]:
         """See ``_Signs``."""
-        return [_native(values) > self.threshold]
+        return [host.native(values) > self.threshold]
 
-    def signs(self, masks: Sequence[Flags]) -> Flags:
+    def signs(self, masks: Sequence[Native]) -> Native:
         """See ``_Signs``."""
         (above,) = masks
         above += above
@@ -112,12 +111,12 @@ class TwoBit(_Signs):
         super().__init__()
         self.step = float(np.float32(threshold))
 
-    def masks(self, values: torch.Tensor) -> list[Flags]:
+    def masks(self, values: torch.Tensor) -> list[Native]:
         """See ``_Signs``."""
-        native = _native(values)
-        return [native >= self.step, native <= -self.step]
+        array = host.native(values)
+        return [array >= self.step, array <= -self.step]
 
-    def signs(self, masks: Sequence[Flags]) -> Flags:
+    def signs(self, masks: Sequence[Native]) -> Native:
         """See ``_Signs``."""
         ups, downs = masks
         ups -= downs
@@ -125,25 +124,20 @@ class TwoBit(_Signs):
 
     def check(self, planes: Sequence[torch.Tensor]) -> None:
         """See ``PlaneCodec``."""
-        if bool((_native(planes[0]) & _native(planes[1])).any()):
+        if bool((host.native(planes[0]) & host.native(planes[1])).any()):
             raise WireError("a payload with elements that go both up and down")
 
 
-def _native(tensor: torch.Tensor) -> Flags:
-    """What to work with: numpy's array over the same memory if that can be."""
-    return tensor.numpy() if host.on_host(tensor) else tensor
-
-
-def _tensor(flags: Flags) -> torch.Tensor:
+def _tensor(flags: Native) -> torch.Tensor:
     return torch.from_numpy(flags) if isinstance(flags, np.ndarray) else flags
 
 
-def _bytes(mask: Flags) -> Flags:
+def _bytes(mask: Native) -> Native:
     """The memory of bools as int8, 0 or 1."""
     return mask.view(np.int8 if isinstance(mask, np.ndarray) else torch.int8)
 
 
-def pack_bits(mask: Flags, out: torch.Tensor) -> None:
+def pack_bits(mask: Native, out: torch.Tensor) -> None:
     """Write ``mask``, of bools, into the bytes of ``out``, eight to each; what the last byte has too many is 0."""
     if isinstance(mask, np.ndarray):
         out.numpy()[:] = np.packbits(mask)
@@ -157,7 +151,7 @@ def pack_bits_anywhere(mask: torch.Tensor, out: torch.Tensor) -> None:
     torch.sum(bits * torch.tensor(_BITS, dtype=torch.uint8, device=mask.device), 1, dtype=torch.uint8, out=out)
 
 
-def unpack_bits(packed: torch.Tensor, count: int) -> Flags:
+def unpack_bits(packed: torch.Tensor, count: int) -> Native:
     """Return the first ``count`` bits of the bytes ``packed`` as int8, 0 or 1."""
     if host.on_host(packed):
         return np.unpackbits(packed.numpy(), count=count).view(np.int8)

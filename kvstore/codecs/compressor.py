@@ -9,8 +9,9 @@ same holds on the way back, with a compressor on the server (DoubleSqueeze, arXi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -53,7 +54,13 @@ class Compressor:
         self._codec = codec(compression)
         self._momentum = float(compression.number("momentum") or 0.0)
         self._memos: dict[Key, Memo] = {}
+        self._joints: dict[tuple[Key, ...], _Joint] = {}
         self._arrays = self._bytes_in = self._bytes_out = self._clipped = 0
+
+    @property
+    def joins(self) -> bool:
+        """Whether arrays can be encoded as one, to the same bits; see ``encode_joined``."""
+        return self._codec.single and not self._momentum
 
     def encode(self, key: Key, values: torch.Tensor) -> Encoded:
         """Return the encoding of ``values`` and of what earlier ones of ``key`` have lacked.
@@ -69,27 +76,46 @@ class Compressor:
             Mismatch: another size than before.
         """
         _require_floating(key, values)
-        flat = values.detach().reshape(-1)
-        if flat.dtype == torch.float64:
-            flat = flat.float()
+        flat = _flat(values)
         memo = self._memo(key, flat)
         if memo.velocity is not None:
             flat = memo.velocity.mul_(self._momentum).add_(flat)
         encoded = self._codec.begin(values.shape, flat.device, memo)
-        for number, (part, given) in enumerate(zip(chunks(memo.residual), chunks(flat), strict=True)):
-            part.add_(given)
-            if not _finite(part):
-                self.drop(key)
-                raise _infinite(key)
-            if not self._codec.whole:
-                encoded.take(number, part)
-        if self._codec.whole and flat.numel():
-            encoded.take(0, memo.residual)
+        if not self._take(encoded, memo.residual, flat):
+            self.drop(key)
+            raise _infinite(key)
         if memo.velocity is not None and flat.numel():
             encoded.clear(memo.velocity)
         encoded.finish()
         memo.step += 1
-        self._count(values.numel() * values.itemsize, encoded)
+        self._count(1, values, encoded)
+        return encoded
+
+    def encode_joined(self, keys: Sequence[Key], sizes: Sequence[int], values: torch.Tensor) -> Encoded:
+        """Return one encoding of several arrays, of what those of ``encode`` would be, back to back: if it ``joins``.
+
+        Args:
+            keys: theirs.
+            sizes: theirs.
+            values: of all, one after the other.
+
+        Raises:
+            UsageError: as from ``encode``; what was kept of all these keys is dropped.
+            Mismatch: as from ``encode``.
+        """
+        _require_floating(keys[0], values)
+        flat = _flat(values)
+        joint = self._joint(tuple(keys), list(sizes), flat)
+        encoded = self._codec.begin(flat.shape, flat.device, Memo(keys[0], joint.residual))
+        if not self._take(encoded, joint.residual, flat):
+            found = next((key for key, part in zip(keys, joint.parts, strict=True) if not _finite(part)), keys[0])
+            for key in keys:
+                self.drop(key)
+            raise _infinite(found)
+        encoded.finish()
+        for memo in joint.memos:
+            memo.step += 1
+        self._count(len(keys), values, encoded)
         return encoded
 
     def once(self, key: Key, values: torch.Tensor) -> Encoded:
@@ -101,7 +127,7 @@ class Compressor:
         for number, part in enumerate((flat,) if self._codec.whole and flat.numel() else chunks(flat)):
             encoded.put(number, part.float())
         encoded.finish()
-        self._count(values.numel() * values.itemsize, encoded)
+        self._count(1, values, encoded)
         return encoded
 
     def require_finite(self, key: Key, values: torch.Tensor) -> None:
@@ -149,6 +175,7 @@ class Compressor:
         if left or len(memos) != len(steps):
             raise UsageError("a state with more tensors than keys, or a key twice")
         self._memos = memos
+        self._joints.clear()
 
     def _rebuilt(self, key: Key, step: int, kept: Mapping[str, torch.Tensor | None]) -> Memo:
         residual, velocity, basis = (kept[name] for name in _KEPT)
@@ -176,11 +203,61 @@ class Compressor:
             memo.to(flat.device)
         return memo
 
-    def _count(self, nbytes: int, encoded: Encoded) -> None:
-        self._arrays += 1
-        self._bytes_in += nbytes
+    def _joint(self, keys: tuple[Key, ...], sizes: list[int], flat: torch.Tensor) -> _Joint:
+        """What is kept of ``keys``, back to back: from now on they share its memory."""
+        joint = self._joints.get(keys)
+        if (
+            joint is None
+            or joint.sizes != sizes
+            or joint.residual.device != flat.device
+            or not self._holds(joint, keys)
+        ):
+            memos = [self._memo(key, part) for key, part in zip(keys, flat.split_with_sizes(sizes), strict=True)]
+            self._joints = {its: other for its, other in self._joints.items() if self._holds(other, its)}
+            residual = torch.cat([memo.residual for memo in memos])
+            joint = self._joints[keys] = _Joint(sizes, residual, residual.split_with_sizes(sizes), memos)
+            for memo, part in zip(memos, joint.parts, strict=True):
+                memo.residual = part
+        return joint
+
+    def _holds(self, joint: _Joint, keys: Sequence[Key]) -> bool:
+        """Whether what is kept of ``keys`` is still what they share."""
+        return all(
+            self._memos.get(key) is memo and memo.residual is part
+            for key, memo, part in zip(keys, joint.memos, joint.parts, strict=True)
+        )
+
+    def _take(self, encoded: Encoded, residual: torch.Tensor, flat: torch.Tensor) -> bool:
+        """Encode ``flat`` and ``residual``, which then is what the encoding lacks; False if they are not finite."""
+        for number, (part, given) in enumerate(zip(chunks(residual), chunks(flat), strict=True)):
+            part.add_(given)
+            if not _finite(part):
+                return False
+            if not self._codec.whole:
+                encoded.take(number, part)
+        if self._codec.whole and flat.numel():
+            encoded.take(0, residual)
+        return True
+
+    def _count(self, arrays: int, values: torch.Tensor, encoded: Encoded) -> None:
+        self._arrays += arrays
+        self._bytes_in += values.numel() * values.itemsize
         self._bytes_out += encoded.nbytes
         self._clipped += encoded.clipped
+
+
+class _Joint(NamedTuple):
+    """Residuals of several keys, back to back, and the parts of that which they are."""
+
+    sizes: list[int]
+    residual: torch.Tensor
+    parts: Sequence[torch.Tensor]
+    memos: Sequence[Memo]
+
+
+def _flat(values: torch.Tensor) -> torch.Tensor:
+    flat = values.detach().reshape(-1)
+    return flat.float() if flat.dtype == torch.float64 else flat
 
 
 def _require_floating(key: Key, values: torch.Tensor) -> None:

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 import torch
 
 from kvstore.codecs import host
+from kvstore.codecs.base import put_or_add
 from kvstore.codecs.noise import Noise
 from kvstore.codecs.planes import Plane, PlaneCodec
 from kvstore.codecs.scratch import scratch
 
 
 class _Half(PlaneCodec):
+    single = True
+
     def __init__(self) -> None:
         super().__init__()
         self._top = torch.finfo(self.planes[0].dtype).max
@@ -46,6 +49,14 @@ class _Half(PlaneCodec):
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """See ``PlaneCodec``."""
         out.add_(planes[0])
+
+    def write(self, planes: Sequence[torch.Tensor], before: int, target: torch.Tensor, add: bool) -> None:
+        """See ``PlaneCodec``: in one pass, so that there is nothing to find in a cache."""
+        put_or_add(planes[0], target, add)
+
+    def spread(self, planes: Sequence[torch.Tensor], before: int, targets: Sequence[torch.Tensor]) -> None:
+        """See ``PlaneCodec``."""
+        torch._foreach_copy_(list(targets), planes[0].split_with_sizes([target.numel() for target in targets]))
 
 
 class Float16(_Half):

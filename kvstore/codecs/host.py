@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import torch
+
+Native: TypeAlias = Any  # a numpy array on the CPU, else a tensor
 
 
 def on_host(tensor: torch.Tensor) -> bool:
     """Whether numpy can work on ``tensor`` where it lies."""
     return tensor.is_cpu
+
+
+def native(tensor: torch.Tensor) -> Native:
+    """Return what to work with: numpy's array over the same memory, or the tensor itself."""
+    return tensor.numpy() if on_host(tensor) else tensor
 
 
 def extremes(values: torch.Tensor) -> tuple[float, float]:

@@ -92,9 +92,10 @@ class PlaneCodec(Codec):
             planes.append(typed(payload[start : start + size], plane.dtype))
             start += size
         self.check(planes)
-        return partial(self._write, planes, before)
+        return _Opened(self, planes, before)
 
-    def _write(self, planes: Sequence[torch.Tensor], before: int, target: torch.Tensor, add: bool) -> None:
+    def write(self, planes: Sequence[torch.Tensor], before: int, target: torch.Tensor, add: bool) -> None:
+        """Write the elements of ``planes`` from ``before`` on to all of ``target``, or add them."""
         if before:
             head = min(self.block, before + target.numel())
             decoded = torch.empty(head)
@@ -108,6 +109,13 @@ class PlaneCodec(Codec):
         for part, items in zip(chunks(target), self.chunks(planes), strict=True):
             write(items, part)
 
+    def spread(self, planes: Sequence[torch.Tensor], before: int, targets: Sequence[torch.Tensor]) -> None:
+        """``write`` to ``targets``, one after the other."""
+        for target in targets:
+            skipped = before - before % self.block
+            self.write(self.slices(planes, skipped, before + target.numel()), before - skipped, target, False)
+            before += target.numel()
+
     def chunks(self, planes: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
         """Return what ``planes``, which begin with a block, hold of each chunk of elements."""
         return zip(*(chunks(items, plane.per) for plane, items in zip(self.planes, planes, strict=True)), strict=True)
@@ -118,6 +126,15 @@ class PlaneCodec(Codec):
             items if not start and items.numel() == plane.items(stop) else items[start // plane.per : plane.items(stop)]
             for plane, items in zip(self.planes, planes, strict=True)
         ]
+
+
+class _Opened(Opened):
+    def __init__(self, codec: PlaneCodec, planes: Sequence[torch.Tensor], before: int) -> None:
+        super().__init__(partial(codec.write, planes, before))
+        self._codec, self._planes, self._before = codec, planes, before
+
+    def spread(self, targets: Sequence[torch.Tensor]) -> None:
+        self._codec.spread(self._planes, self._before, targets)
 
 
 class _Planes(Encoded):

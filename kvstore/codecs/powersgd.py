@@ -42,7 +42,7 @@ class PowerSGD(Codec):
     def _open(self, payload: torch.Tensor, count: int) -> Opened:
         nbytes = payload.numel()
         if nbytes == 4 * count:
-            return partial(put_or_add, typed(payload, torch.float32))
+            return Opened(partial(put_or_add, typed(payload, torch.float32)))
         if nbytes < _HEAD or nbytes % 4:
             raise WireError(f"a payload of {nbytes} bytes for factors of {count} elements")
         columns, rank, before = typed(payload[:_HEAD], torch.int32).tolist()
@@ -53,7 +53,7 @@ class PowerSGD(Codec):
             raise WireError(f"a payload of {nbytes} bytes for factors of {rows} rows and {columns} columns")
         numbers = typed(payload[_HEAD:], torch.float32)
         left, right = numbers[: rows * rank].view(rows, rank), numbers[rows * rank :].view(rank, columns)
-        return partial(_multiply, left, right, before)
+        return Opened(partial(_multiply, left, right, before))
 
 
 def _multiply(left: torch.Tensor, right: torch.Tensor, before: int, target: torch.Tensor, add: bool) -> None:

@@ -13,12 +13,16 @@ from functools import partial
 import numpy as np
 import torch
 
-from kvstore.codecs.base import Codec, Encoded, Opened, joined, put_or_add, typed
+from kvstore.codecs import host
+from kvstore.codecs.base import Codec, Encoded, Opened, put_or_add, typed
+from kvstore.codecs.host import Native
 from kvstore.codecs.memo import Memo
 from kvstore.errors import UsageError, WireError
 
 _PAIR = 8  # bytes of a position and a value
 _LONGEST = 2**31 - 1
+_NO_POSITIONS: Native = np.empty(0, np.int64)
+_NO_VALUES: Native = np.empty(0, np.float32)
 
 
 class SparseCodec(Codec):
@@ -36,7 +40,7 @@ class SparseCodec(Codec):
 
     def _open(self, payload: torch.Tensor, count: int) -> Opened:
         if payload.numel() == 4 * count:
-            return partial(put_or_add, typed(payload, torch.float32))
+            return Opened(partial(put_or_add, typed(payload, torch.float32)))
         chosen, rest = divmod(payload.numel(), _PAIR)
         if rest or _PAIR * chosen >= 4 * count:
             raise WireError(f"a payload of {payload.numel()} bytes for chosen ones of {count} elements")
@@ -46,7 +50,7 @@ class SparseCodec(Codec):
             positions = where.numpy()
             if positions[0] < 0 or positions[-1] >= count or not (positions[1:] > positions[:-1]).all():
                 raise WireError(f"a payload whose positions do not grow from 0 to {count}")
-        return partial(_scatter, where, values)
+        return Opened(partial(_scatter, where, values))
 
 
 def _scatter(where: torch.Tensor, values: torch.Tensor, target: torch.Tensor, add: bool) -> None:
@@ -60,32 +64,38 @@ class _Sparse(Encoded):
     def __init__(self, codec: SparseCodec, size: int, memo: Memo) -> None:
         super().__init__(size)
         self._codec, self._memo = codec, memo
-        self._positions = torch.empty(0, dtype=torch.int64)
-        self._values = torch.empty(0)
+        self._positions, self._values = _NO_POSITIONS, _NO_VALUES
 
     @property
     def nbytes(self) -> int:
-        return min(_PAIR * self._positions.numel(), 4 * self.size)
+        return min(_PAIR * len(self._positions), 4 * self.size)
 
-    def put(self, start: int, values: torch.Tensor) -> None:
-        self._positions = self._codec.choose(values, self._memo)
-        self._values = values.index_select(0, self._positions)
+    def put(self, number: int, values: torch.Tensor) -> None:
+        self._positions = host.native(self._codec.choose(values, self._memo))
+        self._values = host.native(values)[self._positions]
 
-    def take(self, start: int, values: torch.Tensor) -> None:
-        self.put(start, values)
+    def take(self, number: int, values: torch.Tensor) -> None:
+        self.put(number, values)
         self.clear(values)
 
     def clear(self, values: torch.Tensor) -> None:
-        values.index_fill_(0, self._positions, 0.0)
+        host.native(values)[self._positions] = 0.0
 
     def finish(self) -> None:
-        self._positions, self._values = self._positions.cpu(), self._values.cpu()
+        if isinstance(self._positions, torch.Tensor):
+            self._positions, self._values = self._positions.cpu().numpy(), self._values.cpu().numpy()
 
     def _cut(self, start: int, stop: int) -> torch.Tensor:
         if stop - start > _LONGEST:
             raise UsageError(f"a segment of {stop - start} elements; positions have 31 bits")
-        low, high = np.searchsorted(self._positions.numpy(), (start, stop))
+        low, high = np.searchsorted(self._positions, (start, stop))
         where, values = self._positions[low:high] - start, self._values[low:high]
-        if _PAIR * where.numel() < 4 * (stop - start):
-            return joined([where.to(torch.int32), values])
-        return joined([torch.zeros(stop - start).index_copy_(0, where, values)])
+        count = len(where)
+        if _PAIR * count < 4 * (stop - start):
+            payload = np.empty(2 * count, np.float32)
+            payload[:count].view(np.int32)[:] = where
+            payload[count:] = values
+        else:
+            payload = np.zeros(stop - start, np.float32)
+            payload[where] = values
+        return torch.from_numpy(payload.view(np.uint8))

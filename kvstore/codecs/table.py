@@ -35,7 +35,7 @@ def codec(compression: Compression) -> Codec:
 
 
 def opened(compression: Compression, payload: torch.Tensor, count: int) -> Opened:
-    """Return what writes the ``count`` elements of ``payload``, or adds them, as often as it is called.
+    """Return what decodes the ``count`` elements of ``payload``.
 
     Raises:
         WireError: ``payload`` is not one of ``count`` elements.
@@ -65,7 +65,7 @@ def assign(compression: Compression, payload: torch.Tensor, target: torch.Tensor
     Raises:
         WireError: ``payload`` is not one of ``target``'s size; ``target`` is as it was.
     """
-    codec(compression).open(payload, target.numel())(target, False)
+    codec(compression).open(payload, target.numel()).write(target, False)
 
 
 def add(compression: Compression, payload: torch.Tensor, target: torch.Tensor) -> None:
@@ -74,4 +74,4 @@ def add(compression: Compression, payload: torch.Tensor, target: torch.Tensor) -
     Raises:
         WireError: ``payload`` is not one of ``target``'s size; ``target`` is as it was.
     """
-    codec(compression).open(payload, target.numel())(target, True)
+    codec(compression).open(payload, target.numel()).write(target, True)

@@ -30,7 +30,8 @@ Codec = Annotated[
     "list[Any] | None",
     f.optional(f.tuple_of(f.text(16), f.list_of(f.tuple_of(f.text(32), f.hyperparameter), 16))),
 ]  # how values are compressed: a type and its numbers; see ``kvstore.codecs``
-Lengths = Annotated[list[int], f.list_of(f.integer(0, 1 << 40))]  # bytes of each segment's payload
+Lengths = Annotated[list[int], f.list_of(f.integer(0, 1 << 40))]  # bytes of each payload
+Spans = Annotated[list[int], f.list_of(f.integer(1, 1 << 20))]  # of how many segments each payload is; none: of one
 Owners = Annotated[list[int], f.list_of(f.integer(0, 2**32))]  # segments; one may have several states
 Names = Annotated[list[str], f.list_of(f.text(64))]
 
@@ -85,7 +86,8 @@ class Push(Request):
 
     ``lr`` and ``rescale`` are the hyper-parameters to update with in this round; None takes the optimizer's own
     (sync) or the last ones given (async). ``changes`` are others that differ from the optimizer's. With a ``codec`` the
-    buffers are payloads of these ``lengths``, laid out by ``join``; ``back`` is how the values are to come.
+    buffers are payloads of these ``lengths``, laid out by ``join``, each of so many segments as ``spans`` says;
+    ``back`` is how the values are to come.
     """
 
     store: Store
@@ -96,6 +98,7 @@ class Push(Request):
     rescale: Number
     codec: Codec = None
     lengths: Lengths = field(default_factory=list)
+    spans: Spans = field(default_factory=list)
     back: Codec = None
     changes: Changes = field(default_factory=list)
     buffers: Sequence[Buffer] = field(repr=False, default=())
@@ -103,7 +106,7 @@ class Push(Request):
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
         if self.codec is not None:
-            same_length(self.ids, self.lengths)
+            same_length(self.spans or self.ids, self.lengths)
 
 
 @message(43)
@@ -127,13 +130,15 @@ class Values(Reply):
 
     ``clocks`` are their rounds, where that may be ahead of what was asked for; else there are none. ``ahead`` is how
     many pushes the asker was ahead of the slowest worker, where every push is an update; ``missed`` is as in ``Ack``.
-    If they were to come compressed, the buffers are payloads of these ``lengths``, laid out by ``join``.
+    If they were to come compressed, the buffers are payloads of these ``lengths``, laid out by ``join``, each of so
+    many segments as ``spans`` says.
     """
 
     clocks: Clocks = field(default_factory=list)
     ahead: Annotated[int, f.integer()] = 0
     missed: Annotated[int, f.integer()] = 0
     lengths: Lengths = field(default_factory=list)
+    spans: Spans = field(default_factory=list)
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 

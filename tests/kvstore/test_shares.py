@@ -69,3 +69,36 @@ def test_clocks_are_those_of_the_keys() -> None:
     entries["b"].clock = 3
     (parcel,) = parcels(entries, ["b", "a"], 100)
     assert parcel.clocks() == [3, 0]
+
+
+@settings(max_examples=100)
+@given(specs, st.integers(1, 4), st.integers(1, 40), st.integers(1, 100), st.integers(1, 300), st.integers(0, 30))
+def test_small_arrays_come_first_and_share_payloads(
+    specs: dict[Key, Spec], servers: int, bound: int, longest: int, most: int, small: int
+) -> None:
+    entries = entries_for(specs, servers, bound, longest)
+    keys = list(specs)
+    as_they_are = parcels(entries, keys, most)
+    made = parcels(entries, keys, most, small)
+    assert [sorted(parcel.ids) for parcel in made] == [sorted(parcel.ids) for parcel in as_they_are]
+    for parcel in made:
+        assert parcel.sizes == [piece.stop - piece.start for piece in parcel.pieces]
+        shared = [parcel.is_small(entry) for entry in parcel.entries]
+        assert shared == sorted(shared, reverse=True)
+        assert sum(span.pieces for span in parcel.spans) == len(parcel.pieces)
+        assert sum(span.stop - span.start for span in parcel.spans) == parcel.size
+        if any(shared):
+            assert parcel.spans[0].pieces == sum(shared)
+        at = 0
+        for span in parcel.spans:
+            pieces = parcel.pieces[at : at + span.pieces]
+            assert list(dict.fromkeys(piece.key for piece in pieces)) == list(span.keys)
+            if len(span.keys) == 1:
+                assert (pieces[0].start, pieces[-1].stop) == (span.start, span.stop)
+            at += span.pieces
+
+
+def test_without_small_arrays_every_stretch_has_a_payload() -> None:
+    entries = entries_for({"a": Spec((2,), "float32"), "b": Spec((64,), "float32")}, 1, 100, 64)
+    (parcel,) = parcels(entries, ["a", "b", "c"][:2], 2**20)
+    assert [(span.keys, span.pieces) for span in parcel.spans] == [(("a",), 1), (("b",), 4)]

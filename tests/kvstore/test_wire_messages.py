@@ -44,6 +44,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "codec": st.none() | st.sampled_from([["2bit", [["threshold", 0.5]]], ["fp16", []]]),
         "back": st.none() | st.sampled_from([["int8", [["seed", 0], ["stochastic", False]]], ["", []]]),
         "lengths": some(st.integers(0, 1 << 40), size),
+        "spans": some(st.integers(1, 1 << 20), size) | st.just([]),
         "rank": st.integers(-1, 4096),
         "last": st.integers(0, 4096),
         "store": st.integers(0, 255),

@@ -9,8 +9,8 @@ import torch
 from asking import Desk, Worker, floats, text_of
 
 from kvstore.codecs import Compressor, decode, parse
-from kvstore.values import to_buffer
-from kvstore.wire import Push, join
+from kvstore.values import from_buffer, to_buffer
+from kvstore.wire import Message, Push, Values, join, tear
 
 SIZES = {1: 5, 2: 4, 3: 7}
 TOP = "threshold", [["threshold", 0.5]]  # sends what is 0.5 or more, as it is
@@ -102,3 +102,85 @@ def test_weights_that_are_no_floats_do_not_come_back_compressed() -> None:
     (a,) = desk.workers
     message = replace(a.pull([1]), back=["fp16", []])
     assert "floating point only" in text_of(desk.reply(a, message), "UsageError")
+
+
+def halves(reply: Message) -> list[torch.Tensor]:
+    """The payloads of a reply in float16, decoded."""
+    assert isinstance(reply, Values)
+    compression = parse({"type": "fp16"})
+    parts = [from_buffer(part, "uint8") for part in tear(reply.buffers, reply.lengths)]
+    return [decode(compression, part, part.numel() // 2) for part in parts]
+
+
+def value(number: int, clock: int) -> torch.Tensor:
+    """What rounds to something else as float16."""
+    return torch.arange(SIZES[number]) / 3 + number + 1e-4 * clock
+
+
+def test_segments_that_lie_back_to_back_come_back_as_one_payload() -> None:
+    desk = Desk(1, values={number: torch.zeros(size) for number, size in SIZES.items()})
+    (a,) = desk.workers
+    expected = Compressor(parse({"type": "fp16"}))
+    for clock in range(1, 4):
+        values = {number: value(number, clock) for number in SIZES}
+        message = replace(a.push(values, clock, want=True), back=["fp16", []])
+        reply = desk.reply(a, message)
+        assert (reply.spans, reply.lengths) == ([3], [2 * sum(SIZES.values())])
+        singly = [decode(expected.compression, expected.encode(n, v).cut(0, len(v)), len(v)) for n, v in values.items()]
+        assert torch.equal(halves(reply)[0], torch.cat(singly))
+
+
+@pytest.mark.parametrize("first", [[2], [1, 2], [3], []], ids=str)
+def test_a_part_of_them_has_the_same_bits_whoever_asks_first(first: list[int]) -> None:
+    desk = Desk(1, values={number: torch.zeros(size) for number, size in SIZES.items()})
+    (a,) = desk.workers
+    expected = Compressor(parse({"type": "fp16"}))
+    for clock in range(1, 4):
+        values = {number: value(number, clock) for number in SIZES}
+        desk.ask(a, a.push(values, clock))
+        arrived = {
+            n: decode(expected.compression, expected.encode(n, v).cut(0, len(v)), len(v)) for n, v in values.items()
+        }
+        for numbers in ([first] if first else []) + [[1, 2, 3], [2, 3], [3, 1], [2]]:
+            reply = desk.reply(a, replace(a.pull(numbers, clock), back=["fp16", []]))
+            assert sum(reply.spans) == len(numbers)
+            assert torch.equal(torch.cat(halves(reply)), torch.cat([arrived[number] for number in numbers]))
+
+
+def test_weights_that_are_not_finite_are_refused_by_the_segment_that_is_at_fault() -> None:
+    values = {1: floats(0, 1), 2: floats(0, float("inf")), 3: floats(1)}
+    desk = Desk(1, values=values)
+    (a,) = desk.workers
+    desk.ask(a, a.set_optimizer())
+    text = text_of(desk.reply(a, replace(a.pull([1, 2, 3]), back=["fp16", []])), "UsageError")
+    assert "key 2 has infinite" in text
+
+
+SPANS = [[1, 1, 1], [3], [2, 1], [1, 2]]
+
+
+@pytest.mark.parametrize("spans", SPANS, ids=str)
+@pytest.mark.parametrize("lists", [[[1, 2, 3]], [[2], [3, 1]], [[3], [2], [1]]], ids=str)
+def test_a_payload_of_several_segments(desk: Desk, spans: list[int], lists: list[list[int]]) -> None:
+    a, b = desk.workers
+    numbers, payloads = list(SIZES), []
+    for count in spans:
+        mine, numbers = numbers[:count], numbers[count:]
+        flat = torch.cat([gradient(number, 0).half() for number in mine])
+        payloads.append(to_buffer(flat))
+    message = a.push(all_of(0))
+    lengths = [payload.nbytes for payload in payloads]
+    desk.ask(a, replace(message, codec=["fp16", []], lengths=lengths, spans=spans, buffers=join(payloads)))
+    for some in lists:
+        desk.ask(b, b.push({number: gradient(number, 1) for number in some}))
+    for number in SIZES:
+        assert torch.equal(desk.value(number, clock=1), gradient(number, 0).half().float() + gradient(number, 1))
+
+
+@pytest.mark.parametrize("spans", [[2], [4], [1, 1], [2, 2]], ids=str)
+def test_payloads_of_other_segments_than_the_message_is_about(desk: Desk, spans: list[int]) -> None:
+    a, _ = desk.workers
+    payload = to_buffer(torch.cat(list(all_of(0).values())).half())
+    lengths = [payload.nbytes, *[0] * (len(spans) - 1)]
+    message = replace(a.push(all_of(0)), codec=["fp16", []], lengths=lengths, spans=spans, buffers=[payload])
+    assert "segments, where there are 3" in text_of(desk.reply(a, message), "WireError")
