@@ -105,14 +105,14 @@ def at_least(values: torch.Tensor, bound: float) -> torch.Tensor:
     found = []
     for number, part in enumerate(chunks(values)):
         magnitudes = torch.abs(part, out=scratch("decoded", part)).numpy()
-        found.append(np.flatnonzero(magnitudes >= np.float32(bound)) + number * CHUNK)
+        found.append((magnitudes >= np.float32(bound)).nonzero()[0] + number * CHUNK)
     return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
 
 
 def _guess(values: torch.Tensor, k: int) -> float:
     """A magnitude that a little more than ``k`` elements probably reach; what all but 0 do, if no sample can tell."""
-    sample = values[::_SAMPLED].abs().numpy()
     rank = int(1.2 * k / _SAMPLED) + 32
-    if rank >= len(sample):
+    if rank * _SAMPLED >= values.numel():
         return _SMALLEST
+    sample = values[::_SAMPLED].abs().numpy()
     return max(_SMALLEST, float(np.partition(sample, len(sample) - rank)[len(sample) - rank]))
