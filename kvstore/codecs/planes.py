@@ -101,10 +101,8 @@ class PlaneCodec(Codec):
             decoded = torch.empty(head)
             self.unpack(self.slices(planes, 0, head), decoded)
             put_or_add(decoded[before:], target[: head - before], add)
-            target, planes = (
-                target[head - before :],
-                [items[self.block // plane.per :] for plane, items in zip(self.planes, planes, strict=True)],
-            )
+            target = target[head - before :]
+            planes = [items[self.block // plane.per :] for plane, items in zip(self.planes, planes, strict=True)]
         write = self.add if add else self.unpack
         for part, items in zip(chunks(target), self.chunks(planes), strict=True):
             write(items, part)
@@ -134,6 +132,7 @@ class _Opened(Opened):
         self._codec, self._planes, self._before = codec, planes, before
 
     def spread(self, targets: Sequence[torch.Tensor]) -> None:
+        """See ``Opened``."""
         self._codec.spread(self._planes, self._before, targets)
 
 
