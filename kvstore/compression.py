@@ -93,8 +93,8 @@ class Compressing:
             return None
 
         def decode(reply: Values, targets: Sequence[torch.Tensor]) -> None:
-            opened = opened_each(back, reply, parcel.sizes)
-            for part, (_, way) in zip(_dealt(targets, [size for size, _ in opened]), opened, strict=True):
+            found = opened_each(back, reply, parcel.sizes)
+            for part, (_, way) in zip(_dealt(targets, [size for size, _ in found]), found, strict=True):
                 way.spread(part)
 
         return decode
