@@ -74,20 +74,26 @@ class Buckets:
             return whole
         return list(dict.fromkeys(self.find(number)[0] for number in ids))
 
-    def spans(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
-        """Return where the values of segments ``ids`` are: ranges of elements of buckets, in order."""
+    def runs(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
+        """Return where segments ``ids`` are: ranges of places of buckets, in order."""
         whole = self._lists.get(tuple(ids))
         if whole is not None:
-            return [(bucket, 0, bucket.size) for bucket in whole]
-        spans: list[tuple[Bucket, int, int]] = []
+            return [(bucket, 0, len(bucket.ids)) for bucket in whole]
+        runs: list[tuple[Bucket, int, int]] = []
         for number in ids:
             bucket, place = self.find(number)
-            start = bucket.starts[place]
-            if spans and spans[-1][0] is bucket and spans[-1][2] == start:
-                spans[-1] = (bucket, spans[-1][1], start + bucket.sizes[place])
+            if runs and runs[-1][0] is bucket and runs[-1][2] == place:
+                runs[-1] = (bucket, runs[-1][1], place + 1)
             else:
-                spans.append((bucket, start, start + bucket.sizes[place]))
-        return spans
+                runs.append((bucket, place, place + 1))
+        return runs
+
+    def spans(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
+        """Return where the values of segments ``ids`` are: ranges of elements of buckets, in order."""
+        return [
+            (bucket, bucket.starts[first], bucket.starts[stop - 1] + bucket.sizes[stop - 1])
+            for bucket, first, stop in self.runs(ids)
+        ]
 
     def versions(self, ids: Sequence[int]) -> list[int]:
         """Return how many rounds of each of segments ``ids`` are over."""

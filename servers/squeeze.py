@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -88,12 +88,12 @@ class Squeezed:
         self._ways: dict[Compression, _Way] = {}
 
     def answer(
-        self, places: Sequence[tuple[Bucket, int]], compression: Compression, feedback: bool
+        self, runs: Sequence[tuple[Bucket, int, int]], compression: Compression, feedback: bool
     ) -> tuple[list[int], list[int], list[Buffer]]:
         """Return the payloads of segments: the length of each, of how many it is, and the buffers of a message.
 
         Args:
-            places: the bucket of each segment, and its place therein.
+            runs: where the segments are; see ``Buckets.runs``.
             compression: how.
             feedback: whether the values are sums, of which what is lacking must come later.
 
@@ -108,21 +108,9 @@ class Squeezed:
         way = self._ways.get(compression)
         if way is None:
             way = self._ways[compression] = _Way(Compressor(compression))
-        found = [cut for run in _together(places) for cut in way.cuts(*run, feedback)]
+        found = [cut for run in runs for cut in way.cuts(*run, feedback)]
         parts = [to_buffer(cut.encoded.cut(cut.start, cut.stop)) for cut in found]
         return [part.nbytes for part in parts], [cut.segments for cut in found], join(parts)
-
-
-def _together(places: Sequence[tuple[Bucket, int]]) -> Iterator[tuple[Bucket, int, int]]:
-    """Yield the segments of ``places`` by buckets: those at so many places of each."""
-    at = 0
-    while at < len(places):
-        bucket, first = places[at]
-        stop = first + 1
-        while at + stop - first < len(places) and places[at + stop - first] == (bucket, stop):
-            stop += 1
-        yield bucket, first, stop
-        at += stop - first
 
 
 class _Cut(NamedTuple):

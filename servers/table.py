@@ -156,8 +156,8 @@ class Table:
             ranges = self.buckets.spans(message.ids)
             buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
         else:
-            places = [self.buckets.find(number) for number in message.ids]
-            lengths, spans, buffers = self._squeezed.answer(places, back, feedback=self._updates.updater is None)
+            runs = self.buckets.runs(message.ids)
+            lengths, spans, buffers = self._squeezed.answer(runs, back, feedback=self._updates.updater is None)
         return Values(
             message.seq,
             self.buckets.versions(message.ids) if self.rule.quorum is not None else [],
