@@ -96,8 +96,12 @@ def test_sigkill_of_the_launcher_leaves_nothing(tmp_path: Path) -> None:
 def test_what_a_job_leaves_that_was_killed_as_a_whole_goes_with_the_next(tmp_path: Path) -> None:
     with job(tmp_path, FOREVER, workers=1, servers=1) as running:
         name = training(running, workers=1)
-        locks = [lock for pid in running.members() for lock in shared_locks(pid, name)]
-        for pid in (*keepers(running.process.pid), running.process.pid, *running.members()):
+        members = running.members()
+        locks = [lock for pid in members for lock in shared_locks(pid, name)]
+        whole = [running.process.pid, *keepers(running.process.pid), *members]
+        for pid in whole:  # none may see another's end, and clear away what is left
+            stop(pid)
+        for pid in whole:
             os.kill(pid, signal.SIGKILL)
         running.process.wait()
         until(lambda: not running.members())
@@ -107,6 +111,12 @@ def test_what_a_job_leaves_that_was_killed_as_a_whole_goes_with_the_next(tmp_pat
     with job(tmp_path, "print('hello')", workers=1, servers=1) as running:
         assert running.wait() == 0, running.output
         assert files(name) == []
+
+
+def stop(pid: int) -> None:
+    """Stop a process, and return when it does nothing more."""
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a process to stop")
 
 
 def shared_locks(pid: int, name: str) -> list[int]:
