@@ -51,6 +51,7 @@ class Config:
         heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.
         bigarray_bound: arrays of at least so many elements are cut across all servers.
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
+        congestion: the congestion control of plain TCP links; empty for the best there is.
         update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
         job: a name for the job that a file name can have; the same in all processes of it.
         shm: whether processes of one host share memory.
@@ -77,6 +78,7 @@ class Config:
     heartbeat_timeout_s: float = 10.0
     bigarray_bound: int = BIGARRAY_BOUND
     piece_bytes: int = 2 * NETWORK_PIECE
+    congestion: str = ""
     update_on_kvstore: bool = True
     job: str = "none"
     shm: bool = True
@@ -132,6 +134,7 @@ class Config:
                 env, ("KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_BIGARRAY_BOUND"), int, cls.bigarray_bound, 1
             ),
             piece_bytes=_number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(root, num_workers), 1024),
+            congestion=env.get("KVSTORE_CONGESTION", "").strip(),
             update_on_kvstore=_number(env, ("MXNET_UPDATE_ON_KVSTORE",), int, 1, 0) != 0,
             job=_job(env, root),
             shm=_number(env, ("KVSTORE_SHM",), int, 1, 0) != 0,

@@ -76,6 +76,7 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
         ("MXNET_KVSTORE_BIGARRAY_BOUND", "", "bigarray_bound", BIGARRAY_BOUND),
         ("MXNET_UPDATE_ON_KVSTORE", "0", "update_on_kvstore", False),
         ("MXNET_UPDATE_ON_KVSTORE", "1", "update_on_kvstore", True),
+        ("KVSTORE_CONGESTION", " reno ", "congestion", "reno"),
         ("KVSTORE_SHM", "0", "shm", False),
         ("KVSTORE_SHM", "1", "shm", True),
         ("KVSTORE_ENCRYPTION", "0", "encryption", False),

@@ -11,9 +11,12 @@ from typing import TypeVar
 import pytest
 from waiting import LONG
 
+from kvstore.config import Config
 from kvstore.errors import ConfigError
+from kvstore.keys import Keys
 from kvstore.transport import Transport, courier
 from kvstore.transport.link import Link
+from kvstore.transport.links import links
 from kvstore.transport.tcp import TcpTransport
 from kvstore.transport.zeromq import ZmqTransport
 
@@ -177,6 +180,85 @@ def test_a_connection_made_before_the_process_listens_is_served(either: Callable
     listener = either(sock.detach())
     listener.bind(endpoint)
     assert hear(listener) == [b"early"]
+
+
+class Kernel:
+    """Sockets of a system that has a congestion control of its own, and lets this process choose some."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, own: str, *allowed: str) -> None:
+        self.own, self.allowed = own, allowed
+        self.given: list[str] = []
+        really_set, really_get = socket.socket.setsockopt, socket.socket.getsockopt
+
+        def setsockopt(sock: socket.socket, level: int, option: int, value: int | bytes) -> None:
+            if (level, option) != (socket.IPPROTO_TCP, socket.TCP_CONGESTION):
+                really_set(sock, level, option, value)
+                return
+            assert isinstance(value, bytes)
+            if value.decode() not in self.allowed:
+                raise PermissionError
+            self.given.append(value.decode())
+
+        def getsockopt(sock: socket.socket, level: int, option: int, size: int = 0) -> int | bytes:
+            if (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION):
+                return self.own.encode().ljust(size, b"\0")
+            return really_get(sock, level, option, size)
+
+        monkeypatch.setattr(socket.socket, "setsockopt", setsockopt)
+        monkeypatch.setattr(socket.socket, "getsockopt", getsockopt)
+
+
+@pytest.mark.parametrize(
+    ("own", "allowed", "wanted", "given"),
+    [
+        ("cubic", ("reno", "cubic", "bbr"), "", None),
+        ("dctcp", ("reno", "cubic"), "", None),
+        ("bbr", ("reno", "cubic", "bbr"), "", "cubic"),
+        ("bbr", ("reno", "bbr"), "", "reno"),
+        ("bbr", (), "", None),
+        ("bbr", ("reno", "cubic", "bbr"), "bbr", "bbr"),
+        ("cubic", ("reno", "cubic"), "reno", "reno"),
+    ],
+)
+def test_connections_have_the_systems_congestion_control_but_not_bbr(
+    monkeypatch: pytest.MonkeyPatch, own: str, allowed: tuple[str, ...], wanted: str, given: str | None
+):
+    kernel = Kernel(monkeypatch, own, *allowed)
+    listener, other = TcpTransport(congestion=wanted), TcpTransport(congestion=wanted)
+    kernel.given.clear()
+    try:
+        other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])
+        assert hear(listener) == [b"hello"]
+    finally:
+        listener.close()
+        other.close()
+    assert kernel.given == ([] if given is None else [given] * 2), "at both ends"
+
+
+def test_a_congestion_control_that_there_is_not():
+    with pytest.raises(ConfigError, match="KVSTORE_CONGESTION=nonsense: this process may not use"):
+        TcpTransport(congestion="nonsense")
+
+
+def test_with_keys_none_can_be_chosen():
+    config = Config(root="tcp://10.0.0.1:9", keys=Keys("secret", "root", frozenset()), congestion="reno")
+    with pytest.raises(ConfigError, match="KVSTORE_CONGESTION=reno is for links that are not encrypted"):
+        links(config)
+
+
+def test_a_real_connection_has_what_was_chosen():
+    listener, other = TcpTransport(congestion="reno"), TcpTransport(congestion="reno")
+    try:
+        other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])
+        assert hear(listener) == [b"hello"]
+        for transport in (listener, other):
+            (link,) = transport._links.values()
+            assert link.socket is not None
+            name = link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert name.rstrip(b"\0") == b"reno"
+    finally:
+        listener.close()
+        other.close()
 
 
 def test_a_connection_to_itself_is_none():
