@@ -25,7 +25,7 @@ BIGARRAY_BOUND = 1_000_000
 MAX_JOB = 40  # characters of a job's name
 NETWORK_PIECE = 1 << 20  # bytes; a server answers when it has a piece from every worker, so it must not be large
 FEW_WORKERS = 2  # with no more, pieces are twice as large, for each message costs everybody time
-WINDOW_PIECES = 4
+WINDOW_PIECES = 6
 HOST_PIECE = 64 << 20  # no network card is idle meanwhile: what counts is how many messages there are
 
 T = TypeVar("T", int, float)
