@@ -102,7 +102,7 @@ class Client:
         timeout_s: float,
         role: str,
         incarnation: int,
-        window: int = 4 << 20,
+        window: int,
     ) -> None:
         self.node = Node(role, -1, incarnation)
         self.timeout_s = timeout_s

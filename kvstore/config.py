@@ -25,7 +25,7 @@ BIGARRAY_BOUND = 1_000_000
 MAX_JOB = 40  # characters of a job's name
 NETWORK_PIECE = 1 << 20  # bytes; a server answers when it has a piece from every worker, so it must not be large
 FEW_WORKERS = 2  # with no more, pieces are twice as large, for each message costs everybody time
-WINDOW_PIECES = 6
+WINDOW_PIECES = 6  # with fewer, lines are idle; with more, a server may fall far behind the others
 HOST_PIECE = 64 << 20  # no network card is idle meanwhile: what counts is how many messages there are
 
 T = TypeVar("T", int, float)
@@ -51,7 +51,7 @@ class Config:
         heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.
         bigarray_bound: arrays of at least so many elements are cut across all servers.
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
-        congestion: the congestion control of plain TCP links; empty for the best there is.
+        congestion: the congestion control of plain TCP links; empty for the system's, but not BBR.
         update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
         job: a name for the job that a file name can have; the same in all processes of it.
         shm: whether processes of one host share memory.

@@ -116,7 +116,7 @@ def _congestion(wanted: str) -> bytes:
     if wanted:
         raise ConfigError(
             f"KVSTORE_CONGESTION={wanted}: this process may not use that congestion control; Linux says in `sysctl "
-            "net.ipv4.tcp_allowed_congestion_control` which it may. Leave it out for the best of them"
+            "net.ipv4.tcp_allowed_congestion_control` which it may. Or leave it out"
         )
     return b""
 

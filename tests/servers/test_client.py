@@ -15,6 +15,7 @@ from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, S
 from kvstore.tickets import Ticket
 from kvstore.wire import Ack, Alive, Barrier, Explain, Explanation, Failure, Message, Request, decode, encode
 
+WINDOW = 4 << 20
 Answers = Callable[[bytes, Request], "Sequence[Message | list[bytes]]"]
 
 
@@ -61,7 +62,7 @@ class Played:
 
 def client_of(transport: Any, timeout_s: float = 10.0) -> tuple[Client, bytes, bytes]:
     """A client with links to two servers."""
-    client = Client(transport, lambda: transport.now, timeout_s, "worker", 77)
+    client = Client(transport, lambda: transport.now, timeout_s, "worker", 77, WINDOW)
     return client, client.connect("a", "server 0"), client.connect("b", "server 1")
 
 
