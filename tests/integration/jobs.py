@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from proc import state
 from waiting import LONG, PROMPT, until
 
 FAST = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": f"{PROMPT:g}"}
@@ -38,8 +39,7 @@ class Job:
             with contextlib.suppress(OSError):
                 pairs = (item.partition("=") for item in (entry / "environ").read_text(errors="replace").split("\0"))
                 env = {name: value for name, _, value in pairs}
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-                if env.get("TEST_MARK") != self.mark or "DMLC_ROLE" not in env or state == "Z":
+                if env.get("TEST_MARK") != self.mark or "DMLC_ROLE" not in env or state(entry.name) == "Z":
                     continue
                 if role in (None, env["DMLC_ROLE"]) and rank in (None, int(env["DMLC_TASK_ID"])):
                     found.append(int(entry.name))

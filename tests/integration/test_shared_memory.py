@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from jobs import Job, job
+from proc import state
 from waiting import PROMPT, until
 
 from kvstore.transport.presence import available
@@ -116,7 +117,7 @@ def test_what_a_job_leaves_that_was_killed_as_a_whole_goes_with_the_next(tmp_pat
 def stop(pid: int) -> None:
     """Stop a process, and return when it does nothing more."""
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "a process to stop")
+    until(lambda: state(pid) == "T", "a process to stop")
 
 
 def shared_locks(pid: int, name: str) -> list[int]:

@@ -16,6 +16,7 @@ import pytest
 from cluster.hosts import Hosts
 from cluster.mpi import mpi
 from launched import ROOT, WAITS, Launched, launch
+from proc import started, state
 from waiting import until
 
 KINDS = ("ssh", "openmpi", "mpich", "slurm", "sge")
@@ -57,8 +58,7 @@ class Running(Launched):
             with contextlib.suppress(OSError):
                 words = (entry / "cmdline").read_bytes().split(b"\0")
                 if word.encode() in b"".join(words[:3]) and words[0].rpartition(b"/")[2] not in (b"nsenter", b"env"):
-                    started = int((entry / "stat").read_text().rpartition(")")[2].split()[19])
-                    found.append((started, int(entry.name)))
+                    found.append((started(entry.name), int(entry.name)))
         return [pid for _, pid in sorted(found)]
 
     def send(self, signum: int) -> None:
@@ -142,10 +142,10 @@ class Site:
             if entry.name.isdigit():
                 try:
                     line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                    state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                    ended = state(entry.name) == "Z"
                 except OSError:
                     continue
-                if word in line and state != "Z":
+                if word in line and not ended:
                     found.append(line)
         return found
 

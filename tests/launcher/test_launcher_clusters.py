@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cluster.watch import watch_ps
 from launched import SPOKEN, WAITS, when_spoken
+from proc import parent
 from sites import KINDS, MANAGED, Running, Site, place
 from waiting import until
 
@@ -30,10 +31,6 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 def managed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     with place(request.param, request, tmp_path) as made:
         yield made
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def ends(site: Site, run: Running, code: int | None = None) -> None:

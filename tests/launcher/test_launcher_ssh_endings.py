@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster.hosts import Hosts
+from proc import parent
 from sites import Running, Site
 from waiting import PROMPT, until
 
@@ -82,7 +83,7 @@ class Job:
 
 def _parent(process: Path) -> int:
     try:
-        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        return parent(process.name)
     except OSError:
         return 0
 

@@ -6,7 +6,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from waiting import LONG
@@ -34,11 +34,11 @@ def either(request: pytest.FixtureRequest) -> Iterator[Callable[..., Transport]]
     yield from _maker(request.param)
 
 
-def _maker(kind: Callable[[int], T]) -> Iterator[Callable[..., T]]:
+def _maker(kind: Callable[..., T]) -> Iterator[Callable[..., T]]:
     made: list[T] = []
 
-    def make(root_fd: int = -1) -> T:
-        made.append(kind(root_fd))
+    def make(*args: Any, **kwargs: Any) -> T:
+        made.append(kind(*args, **kwargs))
         return made[-1]
 
     yield make
@@ -221,17 +221,18 @@ class Kernel:
     ],
 )
 def test_connections_have_the_systems_congestion_control_but_not_bbr(
-    monkeypatch: pytest.MonkeyPatch, own: str, allowed: tuple[str, ...], wanted: str, given: str | None
+    new: Callable[..., TcpTransport],
+    monkeypatch: pytest.MonkeyPatch,
+    own: str,
+    allowed: tuple[str, ...],
+    wanted: str,
+    given: str | None,
 ):
     kernel = Kernel(monkeypatch, own, *allowed)
-    listener, other = TcpTransport(congestion=wanted), TcpTransport(congestion=wanted)
+    listener, other = new(congestion=wanted), new(congestion=wanted)
     kernel.given.clear()
-    try:
-        other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])
-        assert hear(listener) == [b"hello"]
-    finally:
-        listener.close()
-        other.close()
+    other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])
+    assert hear(listener) == [b"hello"]
     assert kernel.given == ([] if given is None else [given] * 2), "at both ends"
 
 
@@ -246,19 +247,15 @@ def test_with_keys_none_can_be_chosen():
         links(config)
 
 
-def test_a_real_connection_has_what_was_chosen():
-    listener, other = TcpTransport(congestion="reno"), TcpTransport(congestion="reno")
-    try:
-        other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])
-        assert hear(listener) == [b"hello"]
-        for transport in (listener, other):
-            (link,) = transport._links.values()
-            assert link.socket is not None
-            name = link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-            assert name.rstrip(b"\0") == b"reno"
-    finally:
-        listener.close()
-        other.close()
+def test_a_real_connection_has_what_was_chosen(new: Callable[..., TcpTransport]):
+    listener, other = new(congestion="reno"), new(congestion="reno")
+    other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])
+    assert hear(listener) == [b"hello"]
+    for transport in (listener, other):
+        (link,) = transport._links.values()
+        assert link.socket is not None
+        name = link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        assert name.rstrip(b"\0") == b"reno"
 
 
 def test_a_connection_to_itself_is_none():
