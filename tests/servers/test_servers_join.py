@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -180,6 +181,7 @@ def test_calls_that_need_a_worker_which_has_joined_name_it_and_change_nothing():
             with pytest.raises(UsageError) as init:
                 store.init("new", torch.zeros(3))
             said = [str(barrier.value), str(init.value)]
+            refused.wait()  # before either joins, which the other would be told of
         assert store.join() == 2
         store.barrier()
         store.init("new", torch.zeros(3))
@@ -190,6 +192,7 @@ def test_calls_that_need_a_worker_which_has_joined_name_it_and_change_nothing():
         assert out.tolist() == [3.0] * 3
         return said
 
+    refused = threading.Barrier(2, timeout=30)
     with ThreadedJob(3, 1) as cluster:
         results = cluster.run(work)
     assert results[1] == results[2]
