@@ -431,7 +431,9 @@ def ready(tmp_path: Path) -> Callable[[], bool]:
 
 
 def test_ctrl_c(script: Script, tmp_path: Path, short: Path) -> None:
-    text = SLEEPS.replace("    launcher.run(called.sleep", "    try: launcher.run(called.sleep")
+    # A shell lets what it runs in the background ignore SIGINT, and with it all that the tests start.
+    listens = "    signal.signal(signal.SIGINT, signal.default_int_handler)\n    try: launcher.run(called.sleep"
+    text = SLEEPS.replace("    launcher.run(called.sleep", listens)
     launched = script(text + "    except KeyboardInterrupt: print('interrupted'); sys.exit(5)\n")
     until(ready(tmp_path))
     launched.kill(signal.SIGINT)
