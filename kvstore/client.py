@@ -132,6 +132,7 @@ class Client:
         ticket: Ticket,
         make: Callable[[Me], Message],
         on_reply: Callable[[Any], None] | None = None,
+        priority: int | None = None,
     ) -> None:
         """Send a request on behalf of ``ticket``.
 
@@ -140,10 +141,11 @@ class Client:
             ticket: is done when all its requests are answered.
             make: the message, from its first five fields.
             on_reply: takes the answer, unless it is a failure, in the thread that received it.
+            priority: see ``Transport.send``.
         """
         self.check()
         with self._turns.send():
-            self._send(peer, ticket, make, on_reply)
+            self._send(peer, ticket, make, on_reply, priority)
             if len(self._outstanding) > FEW:
                 self._drain()
 
@@ -258,7 +260,12 @@ class Client:
         return True
 
     def _send(
-        self, peer: Peer, ticket: Ticket, make: Callable[[Me], Message], on_reply: Callable[[Any], None] | None
+        self,
+        peer: Peer,
+        ticket: Ticket,
+        make: Callable[[Me], Message],
+        on_reply: Callable[[Any], None] | None,
+        priority: int | None = None,
     ) -> None:
         seq = self._outstanding.add(peer, ticket, on_reply)
         try:
@@ -266,7 +273,7 @@ class Client:
         except BaseException:
             self._outstanding.withdraw(seq)
             raise
-        self._transport.send(peer, frames)
+        self._transport.send(peer, frames, priority)
 
     def _encoded(self, seq: int, make: Callable[[Me], Message]) -> list[Buffer]:
         node = self.node

@@ -110,7 +110,7 @@ class DistStore(KVStore):
             return super().push(key, value, priority)
         self._check()
         plan, (values,) = found
-        return self._exchange.push("push", plan, values, None)
+        return self._exchange.push("push", plan, values, None, priority)
 
     def pull(self, key: Any, out: Any, priority: int = 0, *, wait: bool = True, copy: bool = True) -> Ticket:
         """See ``KVStore``."""
@@ -135,7 +135,7 @@ class DistStore(KVStore):
 
     def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
         self._check()
-        return self._exchange.push("push", self._plans.of(values), self._sums(values), None)
+        return self._exchange.push("push", self._plans.of(values), self._sums(values), None, priority)
 
     def _pull(self, outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
         self._check()

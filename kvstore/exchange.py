@@ -21,7 +21,7 @@ from kvstore.shares import Parcel
 from kvstore.spec import require_floats
 from kvstore.tickets import Ticket
 from kvstore.values import Leaving
-from kvstore.wire import Ack, Values
+from kvstore.wire import MAX_PRIORITY, Ack, Values
 from kvstore.writer import Writer
 
 
@@ -68,9 +68,9 @@ class Exchange:
         if writer.disturbs(values):
             values = [value.clone() for value in values]
         if not wait:
-            return self.push("pushpull", plan, values, writer)
+            return self.push("pushpull", plan, values, writer, priority)
         with self._session.client.lending():
-            ticket = self.push("pushpull", plan, values, writer, priority)
+            ticket = self.push("pushpull", plan, values, writer, priority, in_turn=True)
             ticket.wait()
         return ticket
 
@@ -80,15 +80,18 @@ class Exchange:
         plan: Plan,
         values: Sequence[torch.Tensor],
         writer: Writer | None,
-        in_turn: int | None = None,
+        priority: int = 0,
+        *,
+        in_turn: bool = False,
     ) -> Ticket:
         """Send ``values``, contiguous tensors, as this worker's next contribution.
 
         Args:
             what: the call, for messages.
             writer: takes the new values; None if they are not wanted.
-            in_turn: the priority of messages that may wait for their turn, for a caller that waits for them, leaves
-                the values as they are until then, and is in ``Client.lending``; None sends all at once.
+            priority: of its messages among those that wait to be sent; but no push overtakes another of the same key.
+            in_turn: they may wait for their turn, for a caller that waits for them, leaves the values as they are
+                until then, and is in ``Client.lending``.
         """
         if self._rule.mode == "async":
             self._optimizing.require("push")
@@ -106,16 +109,19 @@ class Exchange:
             self.pushes += len(plan.keys)
             if writer is not None:
                 self.pulls += len(plan.keys)
+            priority = max(-MAX_PRIORITY, min(int(priority), MAX_PRIORITY))
+            while self._pushed and not self._pushed[0].open:
+                self._pushed.popleft()
+            order = None if self._pushed and any(entry.on_way for entry in plan.entries) else priority
             for entry in plan.entries:
                 entry.clock += 1
+                entry.pushed = ticket
             note = None if self._rule.quorum is None else self._note
             hyper = self._optimizing.hyper()
             for parcel in plan.parcels:
                 back = None if writer is None else self._back(parcel, writer)
-                self._remote.push(ticket, parcel, load, hyper, back, note, in_turn)
+                self._remote.push(ticket, parcel, load, hyper, back, note, priority if in_turn else order, in_turn)
             self._pushed.append(ticket)
-            while self._pushed and not self._pushed[0].open:
-                self._pushed.popleft()
         return ticket
 
     def pull(self, plan: Plan, writer: Writer, priority: int) -> Ticket:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvstore.spec import Key, Spec
 
@@ -21,19 +21,34 @@ class Piece(NamedTuple):
     stop: int
 
 
+class Receipt(Protocol):
+    """Of a push: see ``Ticket``."""
+
+    @property
+    def open(self) -> Collection[int]:
+        """The requests that have not been answered."""
+        ...
+
+
 @dataclass
 class Entry:
-    """What a worker knows of a key: ``clock`` is how often it has pushed it."""
+    """What a worker knows of a key: ``clock`` is how often it has pushed it, ``pushed`` the last push's receipt."""
 
     spec: Spec
     pieces: list[Piece]
     clock: int = 0
+    pushed: Receipt | None = None
     versions: dict[int, int] = field(default_factory=dict)  # by piece, of the values that were last read
 
     @property
     def cut(self) -> bool:
         """Whether it is several segments."""
         return len(self.pieces) > 1
+
+    @property
+    def on_way(self) -> bool:
+        """Whether the last push has not taken effect yet."""
+        return self.pushed is not None and bool(self.pushed.open)
 
     @property
     def servers(self) -> int:

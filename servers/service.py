@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kvstore.errors import WireError
 from kvstore.transport import Transport
-from kvstore.wire import Message, decode, encode
+from kvstore.wire import Message, Values, decode, encode
 from servers.replies import Outbox
 
 log = logging.getLogger(__name__)
@@ -87,4 +87,5 @@ class Service:
 
     def _send(self, outbox: Outbox) -> None:
         for peer, message in outbox:
-            self._transport.send(peer, encode(message))
+            urgency = message.priority if isinstance(message, Values) else None
+            self._transport.send(peer, encode(message), urgency)

@@ -165,6 +165,7 @@ class Table:
             late,
             lengths,
             spans,
+            message.priority if isinstance(message, Push) else None,
             buffers,
         )
 

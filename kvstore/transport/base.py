@@ -19,9 +19,9 @@ class Transport(Memory, Protocol):
     """One member's end of its links: it may listen, connect to others, or both.
 
     A ``Peer`` names a link at this end only: ``connect`` returns one, and ``recv`` gives one with each message, to
-    answer by. Frames arrive whole, in order and once on each link; a message to a peer that is gone is dropped. The
-    buffers that are sent must not change afterwards, those that are received must not be written to: they may be one
-    memory. Received ones stay good as long as they are held, whatever happens to the link.
+    answer by. Frames arrive whole, once on each link, and in order but for priorities; a message to a peer that is gone
+    is dropped. The buffers that are sent must not change afterwards, those that are received must not be written to:
+    they may be one memory. Received ones stay good as long as they are held, whatever happens to the link.
 
     ``allocate`` gives memory that can be sent, whole or in parts, in the cheapest way that there is. It is freed when
     its last view is dropped and nobody can read any more what was sent of it; ``busy`` is whether somebody can.
@@ -41,8 +41,13 @@ class Transport(Memory, Protocol):
         """
         ...
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | Parts]) -> None:
-        """Queue ``frames`` for ``peer``; never blocks."""
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+        """Queue ``frames`` for ``peer``; never blocks.
+
+        Args:
+            priority: lets the message leave before those of a lower priority that wait, if the transport can; without
+                one it overtakes nothing, and nothing that is sent later overtakes it.
+        """
         ...
 
     def gathers(self, peer: Peer) -> bool:

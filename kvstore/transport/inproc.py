@@ -93,8 +93,8 @@ class InprocTransport(Heap):
         self._network.when_listening(endpoint, link)
         return mine
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | Parts]) -> None:
-        """Put ``frames`` into the inbox of whoever is at the other end, if it is still there."""
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+        """Put ``frames`` into the inbox of whoever is at the other end, if it is still there; nothing ever waits."""
         sent = list(map(whole, frames))
         with self._lock:
             if peer in self._unsent:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import socket
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from kvstore.transport.base import Peer
+from kvstore.transport.outgoing import Outgoing
 from kvstore.transport.stream import GREETING, Incoming
 
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
@@ -41,7 +40,7 @@ class Link:
         self.endpoint = endpoint
         self.socket: socket.socket | None = None
         self.connected = False
-        self.queue: deque[memoryview] = deque()
+        self.queue = Outgoing()
         self.incoming = Incoming()
         self.due = 0.0
         self._address: Any = None
@@ -57,13 +56,13 @@ class Link:
         """Whether there is something to do for it, now or soon."""
         return bool(self.queue) or (bool(self.endpoint) and not self.connected)
 
-    def put(self, parts: Sequence[memoryview]) -> bool:
+    def put(self, parts: Sequence[memoryview], priority: int | None = None) -> bool:
         """Queue the parts of a message, and send what can be sent now; return whether nobody has to see to the rest.
 
-        Somebody does already if there was something in the queue before.
+        Somebody does already if there was something in the queue before. For ``priority`` see ``Outgoing``.
         """
         before = bool(self.queue)
-        self.queue.extend(parts)
+        self.queue.put(parts, priority)
         return before or self.flush()
 
     def flush(self) -> bool:
@@ -72,29 +71,23 @@ class Link:
             return not self.queue
         while self.queue:
             try:
-                sent = self.socket.sendmsg(list(itertools.islice(self.queue, _PARTS)), (), socket.MSG_NOSIGNAL)
+                sent = self.socket.sendmsg(self.queue.head(_PARTS), (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return False
             except OSError:
                 self.queue.clear()  # whoever reads will find out
                 return True
-            while sent:
-                first = self.queue[0]
-                if sent < len(first):
-                    self.queue[0] = first[sent:]
-                    break
-                sent -= len(first)
-                self.queue.popleft()
+            self.queue.gone(sent)
         return True
 
     def detach(self) -> None:
         """Have copies of what is queued."""
-        self.queue = deque(memoryview(bytes(part)) for part in self.queue)
+        self.queue.detach()
 
     def take(self, made: socket.socket) -> None:
         """Have a connection."""
         self.socket, self.connected = made, True
-        self.queue.appendleft(memoryview(GREETING))
+        self.queue.first(memoryview(GREETING))
 
     def dial(self, addresses: Sequence[Address], now: float) -> socket.socket | None:
         """Connect, to each of the addresses in turn; return the connection if it is there."""

@@ -106,7 +106,7 @@ class SharedMemoryTransport:
         arena = self._arena
         return arena is None or arena.busy(buffer)
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | Parts]) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
         """Queue ``frames``; large ones stay where they are if the peer can read them there."""
         if self._closed:
             return
@@ -127,7 +127,7 @@ class SharedMemoryTransport:
             left.append(frame)
         if len(references) > 1 or (left and len(left[0]) and left[0][0] == MARK):
             left.insert(0, b"".join(references))
-        self._inner.send(peer, left)
+        self._inner.send(peer, left, priority)
 
     def gathers(self, peer: Peer) -> bool:
         """Whether what goes to ``peer`` goes through the inner transport, as far as we know, and that does."""

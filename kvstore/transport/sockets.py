@@ -113,14 +113,14 @@ class SocketTransport(Heap):
                 self._courier.call()
         return peer
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | Parts]) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
         """Send ``frames``, or leave what does not fit to the courier, who reads it later: it must stay as it is."""
         link = self._links.get(peer)
         if link is None or self._closed:
             return
         parts = packed(frames)
         with self._changed:
-            if not link.put(parts):
+            if not link.put(parts, priority):
                 self._courier.call()
 
     def gathers(self, peer: Peer) -> bool:

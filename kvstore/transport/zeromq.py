@@ -116,8 +116,11 @@ class ZmqTransport(Heap):
             raise ConfigError(f"cannot connect to {endpoint}: {exc}") from None
         return peer
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | Parts]) -> None:
-        """Queue ``frames``; large ones are read by ZeroMQ's thread later, so they must stay as they are."""
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+        """Queue ``frames``; large ones are read by ZeroMQ's thread later, so they must stay as they are.
+
+        What ZeroMQ has been given leaves in order: it knows no priorities.
+        """
         if self._closed:
             return
         self._socket.send(peer, zmq.SNDMORE)

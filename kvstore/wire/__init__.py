@@ -15,6 +15,7 @@ from kvstore.wire.messages import (
     Request,
 )
 from kvstore.wire.parameters import (
+    MAX_PRIORITY,
     Codec,
     GetStates,
     Init,
@@ -49,6 +50,7 @@ from kvstore.wire.rendezvous import (
 )
 
 __all__ = [
+    "MAX_PRIORITY",
     "MAX_REASON",
     "MAX_STORES",
     "VERSION",

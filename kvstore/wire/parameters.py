@@ -35,6 +35,9 @@ Spans = Annotated[list[int], f.list_of(f.integer(1, 1 << 20))]  # of how many se
 Owners = Annotated[list[int], f.list_of(f.integer(0, 2**32))]  # segments; one may have several states
 Names = Annotated[list[str], f.list_of(f.text(64))]
 
+MAX_PRIORITY = 2**31
+Priority = Annotated["int | None", f.optional(f.integer(-MAX_PRIORITY, MAX_PRIORITY))]
+
 MAX_GROUPS = 4096
 Groups = Annotated[
     list[list[Any]],
@@ -87,7 +90,7 @@ class Push(Request):
     ``lr`` and ``rescale`` are the hyper-parameters to update with in this round; None takes the optimizer's own
     (sync) or the last ones given (async). ``changes`` are others that differ from the optimizer's. With a ``codec`` the
     buffers are payloads of these ``lengths``, laid out by ``join``, each of so many segments as ``spans`` says;
-    ``back`` is how the values are to come.
+    ``back`` is how the values are to come, and ``priority`` that of their message; see ``Transport.send``.
     """
 
     store: Store
@@ -101,6 +104,7 @@ class Push(Request):
     spans: Spans = field(default_factory=list)
     back: Codec = None
     changes: Changes = field(default_factory=list)
+    priority: Priority = None
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
@@ -131,7 +135,7 @@ class Values(Reply):
     ``clocks`` are their rounds, where that may be ahead of what was asked for; else there are none. ``ahead`` is how
     many pushes the asker was ahead of the slowest worker, where every push is an update; ``missed`` is as in ``Ack``.
     If they were to come compressed, the buffers are payloads of these ``lengths``, laid out by ``join``, each of so
-    many segments as ``spans`` says.
+    many segments as ``spans`` says. ``priority`` is the push's, if they were asked for by one.
     """
 
     clocks: Clocks = field(default_factory=list)
@@ -139,6 +143,7 @@ class Values(Reply):
     missed: Annotated[int, f.integer()] = 0
     lengths: Lengths = field(default_factory=list)
     spans: Spans = field(default_factory=list)
+    priority: Priority = None
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 

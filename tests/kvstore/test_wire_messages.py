@@ -66,6 +66,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "wd_mult": some(st.tuples(keys, numbers).map(list), size),
         "groups": some(st.tuples(st.lists(keys, max_size=3), st.lists(named, max_size=3)).map(list), size),
         "changes": some(st.tuples(st.integers(0, 4096), text, hyper).map(list), size),
+        "priority": st.none() | st.integers(-(2**31), 2**31),
         "buffers": st.lists(st.binary(max_size=20), max_size=4),
     }
     if name in special:

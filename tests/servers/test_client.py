@@ -33,7 +33,7 @@ class Played:
     def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
         return endpoint.encode()
 
-    def send(self, peer: bytes, frames: Sequence[Any]) -> None:
+    def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
         request = decode(frames)
         self.asked.append((peer, request))
         for answer in self.answers(peer, request):
@@ -290,7 +290,7 @@ class Gate:
     def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
         return endpoint.encode()
 
-    def send(self, peer: bytes, frames: Sequence[Any]) -> None:
+    def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
         self._enter()
         self.sent.append((peer, decode(frames)))
         self.inside -= 1

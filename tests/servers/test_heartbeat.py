@@ -46,7 +46,7 @@ class Scheduler:
         assert endpoint == "inproc://scheduler"
         return b"scheduler"
 
-    def send(self, peer: bytes, frames: Any) -> None:
+    def send(self, peer: bytes, frames: Any, priority: int | None = None) -> None:
         assert peer == b"scheduler"
         self.beats.append((self.now, decode(frames)))
         self.inbox += self.answer(len(self.beats))

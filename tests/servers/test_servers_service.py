@@ -35,7 +35,7 @@ class Links:
             return None
         return step if isinstance(step, tuple) else (b"peer", step)
 
-    def send(self, peer: bytes, frames: Any) -> None:
+    def send(self, peer: bytes, frames: Any, priority: int | None = None) -> None:
         self.sent.append((peer, decode(frames)))
 
     def interrupt(self) -> None:

@@ -25,6 +25,7 @@ from kvstore.memory import Parts
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.presence import available
 from kvstore.transport.shm import SharedMemoryTransport
+from kvstore.transport.sockets import SocketTransport
 from kvstore.transport.tcp import TcpTransport
 from kvstore.transport.unix import UnixTransport
 from kvstore.transport.zeromq import ZmqTransport
@@ -161,6 +162,23 @@ def test_what_has_been_detached_may_change(ends: Ends):
     other.send(link, [b"next"])
     assert receive(listener)[1] == [b"head", b"x" * (40 << 20), b"tail"]
     assert receive(listener)[1] == [b"next"]
+
+
+def test_what_is_urgent_may_overtake_what_waits_and_nothing_else(ends: Ends):
+    listener, other, link = ends.pair()
+    other.send(link, [b"hello"])
+    receive(listener)
+    begun = [b"begun", pattern(1) * (40 << 20)]  # more than fits into any socket
+    waiting = [(b"first", 1), (b"second", 1), (b"urgent", 2), (b"last", None), (b"after", 9)]
+    other.send(link, begun)
+    for name, priority in waiting:
+        other.send(link, [name], priority)
+    came = [bytes(receive(listener)[1][0]) for _ in range(1 + len(waiting))]
+    in_order = [name for name, _ in waiting]
+    urgent_first = [b"urgent", b"first", b"second", b"last", b"after"]
+    assert came in ([b"begun", *in_order], [b"begun", *urgent_first])
+    if isinstance(other, SocketTransport):
+        assert came == [b"begun", *urgent_first]
 
 
 def test_replies_go_back_over_the_link(ends: Ends):
@@ -413,6 +431,7 @@ import os, sys
 from kvstore.keys import Keys
 from kvstore.memory import Parts
 from kvstore.transport.shm import SharedMemoryTransport
+from kvstore.transport.sockets import SocketTransport
 from kvstore.transport.tcp import TcpTransport
 from kvstore.transport.unix import UnixTransport
 from kvstore.transport.zeromq import ZmqTransport

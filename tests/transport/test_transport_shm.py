@@ -46,9 +46,9 @@ class Spy(InprocTransport):
         super().__init__(network)
         self.sent: list[list[bytes]] = []
 
-    def send(self, peer, frames):
+    def send(self, peer, frames, priority=None):
         self.sent.append([bytes(frame) for frame in frames])
-        super().send(peer, frames)
+        super().send(peer, frames, priority)
 
 
 class Ends:

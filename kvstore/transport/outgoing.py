@@ -1,0 +1,82 @@
+"""What has not left over one link: messages, in the order in which they go. Pure.
+
+Messages that have a priority go before those of a lower one, so that what is needed next need not wait behind all that
+was produced before it (P3, Jayarajan et al. 2019). One that has begun to leave is finished first. A message without a
+priority is overtaken by none that comes after it, and overtakes none.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class _Waiting(NamedTuple):
+    """A message that waits; they sort as they go."""
+
+    section: int  # between two messages without a priority, or one of these
+    rank: int
+    number: int
+    parts: Sequence[memoryview]
+
+
+class Outgoing:
+    """The queue of one link."""
+
+    def __init__(self) -> None:
+        self._begun: deque[memoryview] = deque()
+        self._waiting: list[_Waiting] = []
+        self._section = 0
+        self._numbers = itertools.count()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return bool(self._begun) or bool(self._waiting)
+
+    def put(self, parts: Sequence[memoryview], priority: int | None = None) -> None:
+        """Take in a message: bytes in parts, none of them empty."""
+        rank = 0
+        if priority is None:
+            self._section += 1
+        else:
+            rank = -priority
+        heapq.heappush(self._waiting, _Waiting(self._section, rank, next(self._numbers), parts))
+        if priority is None:
+            self._section += 1
+
+    def first(self, part: memoryview) -> None:
+        """Let ``part`` leave before all else; nothing may have begun to."""
+        self._begun.appendleft(part)
+
+    def head(self, most: int) -> list[memoryview]:
+        """Return what goes next, at most so many parts, all of one message; it has begun."""
+        if not self._begun:
+            self._begun.extend(heapq.heappop(self._waiting).parts)
+        return list(itertools.islice(self._begun, most))
+
+    def gone(self, nbytes: int) -> None:
+        """Note that so many bytes of what goes next have left."""
+        while nbytes:
+            part = self._begun[0]
+            if nbytes < len(part):
+                self._begun[0] = part[nbytes:]
+                return
+            nbytes -= len(part)
+            self._begun.popleft()
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._begun.clear()
+        self._waiting.clear()
+
+    def detach(self) -> None:
+        """Have copies."""
+        self._begun = deque(_copies(self._begun))
+        self._waiting = [entry._replace(parts=_copies(entry.parts)) for entry in self._waiting]
+
+
+def _copies(parts: Iterable[memoryview]) -> list[memoryview]:
+    return [memoryview(bytes(part)) for part in parts]
