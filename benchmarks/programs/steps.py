@@ -32,14 +32,18 @@ def ddp(model: nn.Module, meet: str) -> tuple[Callable[[Batch], None], int]:
     return _plain(nn.parallel.DistributedDataParallel(model), model), rank
 
 
-def ours(model: nn.Module) -> tuple[Callable[[Batch], None], int]:
-    """The same with gradients summed, and weights updated, on the servers."""
+def ours(model: nn.Module, forward: bool) -> tuple[Callable[[Batch], None], int]:
+    """The same with gradients summed, and weights updated, on the servers; ``forward`` waits for them."""
     import kvstore as kv
     from workers import Trainer
 
     store = kv.create("dist_sync")
     trainer = Trainer(
-        model.named_parameters(), "sgd", {"learning_rate": SGD["lr"], "momentum": SGD["momentum"]}, kvstore=store
+        model.named_parameters(),
+        "sgd",
+        {"learning_rate": SGD["lr"], "momentum": SGD["momentum"]},
+        kvstore=store,
+        wait_in_forward=model if forward else None,
     )
 
     def step(batch: Batch) -> None:
@@ -66,7 +70,7 @@ def _plain(called: nn.Module, model: nn.Module) -> Callable[[Batch], None]:
 def main() -> None:
     """Measure; rank 0 reports. The process alone also times its forward pass, during which nothing can be sent."""
     options = parser()
-    options.add_argument("--who", choices=["alone", "ours", "ddp"], required=True)
+    options.add_argument("--who", choices=["alone", "ours", "forward", "ddp"], required=True)
     options.add_argument("--model", choices=sorted(MODELS), default="resnet8")
     options.add_argument("--meet", default="", help="the file through which the processes of ddp find each other")
     args = options.parse_args()
@@ -76,7 +80,7 @@ def main() -> None:
     if args.who == "ddp":
         step, rank = ddp(model, args.meet)
     else:
-        step, rank = ours(model) if args.who == "ours" else alone(model)
+        step, rank = alone(model) if args.who == "alone" else ours(model, args.who == "forward")
     batches = [pictures(BATCHES * rank + number) for number in range(BATCHES)]
     turn = 0
 

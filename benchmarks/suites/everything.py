@@ -18,5 +18,5 @@ def everything(session: Session) -> None:
         measurement(once)
     gloo = [name for name in once.options.peers if name == "gloo"]
     fewer = once.options.rounds or 4
-    network(once.with_options(peers=gloo, rounds=fewer))
+    network(once.with_options(peers=gloo, rounds=fewer), brief=True)
     scale(once.with_options(peers=(), rounds=fewer), counts=(1, 2, 4), sizes=("1KB", "100KB", "10MB", "100MB"))

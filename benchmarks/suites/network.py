@@ -70,8 +70,13 @@ class Counted:
         return f"a worker's host sent {megabytes:,.0f} MB a round"
 
 
-def network(session: Session) -> None:
-    """Rounds on four hosts, and on four with four more for the servers; training on two."""
+def network(session: Session, brief: bool = False) -> None:
+    """Rounds on four hosts, and on four with four more for the servers; training on two.
+
+    Args:
+        session: what is measured, and with what.
+        brief: measure only what there is a target for.
+    """
     try:
         require()
     except Unavailable as error:
@@ -79,7 +84,7 @@ def network(session: Session) -> None:
         return
     _rounds(session, "hosts-4", servers_apart=False)
     _rounds(session, "hosts-4+4", servers_apart=True)
-    _training(session)
+    _training(session, brief)
 
 
 def wire_ms(nbytes: int, workers: int, servers_apart: bool) -> float:
@@ -119,13 +124,15 @@ def note_bytes(counted: Sequence[Counted], result: Result) -> None:
             row.note = one.note
 
 
-def _training(session: Session, model: str = "resnet18") -> None:
+def _training(session: Session, brief: bool, model: str = "resnet18") -> None:
     steps = session.options.rounds or STEPS
     nbytes = 4 * sum(parameter.numel() for parameter in build(model).parameters())
     with hosts(2, RATE) as places:
         layout = Layout(places, places)
         wire = Limit("wire", wire_ms(nbytes, 2, servers_apart=False))
         sending = [Steps(model, "ours", steps, "kvstore", layout)]
+        if not brief:
+            sending.append(Steps(model, "forward", steps, "kvstore, waiting in forward", layout))
         if "gloo" in session.peers:
             sending.append(Steps(model, "ddp", steps, "ddp", layout))
         counted = [Counted(contender, places[0], steps, nbytes, STEPS_WARM_UP) for contender in sending]

@@ -1,10 +1,19 @@
-"""Where a Trainer's updates happen: Gluon's table."""
+"""Where a Trainer's updates happen: Gluon's table. And whether gradients are pushed during backward."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
 
 import kvstore as kv
 from kvstore import KVStore, UsageError
 from kvstore.config import Config
+from workers.common.buckets import FIRST_BYTES, divide
+from workers.trainer.arrivals import require_waiting
+from workers.trainer.overlap import Overlap
+from workers.trainer.parameters import Parameter
+from workers.trainer.rates import Rates
 
 
 def decide(store: KVStore | str | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:
@@ -33,3 +42,43 @@ def decide(store: KVStore | str | None, wanted: bool | None, one_device: bool) -
     if one_device and made.num_workers == 1 and not made.type.startswith("dist"):
         return None, False
     return made, Config.from_env().update_on_kvstore and made.is_capable("optimizer")
+
+
+def overlapping(
+    params: Sequence[Parameter],
+    store: KVStore | None,
+    rates: Rates | None,
+    *,
+    wanted: bool | None,
+    share_weights: bool,
+    share_gradients: bool,
+    forward: nn.Module | None,
+) -> Overlap | None:
+    """Return what pushes the gradients of ``params`` during backward, if anything is to.
+
+    Args:
+        rates: the hyper-parameters, if the store updates.
+        wanted: what the user has said; None leaves it to what there is.
+        share_weights, share_gradients: see ``Trainer``.
+        forward: the model whose modules are to wait for the values, if any are.
+
+    Raises:
+        UsageError: what is wanted cannot be.
+    """
+    firsts = [param.tensors[0] for param in params]
+    one_device = len(params[0].tensors) == 1
+    dist = store is not None and store.type.startswith("dist") and one_device
+    if wanted and (store is None or not one_device):
+        raise UsageError("overlap=True needs a store, and one device a process")
+    if forward is not None:
+        require_waiting(forward, firsts, updates_there=dist and rates is not None)
+        if wanted is False or share_gradients:
+            raise UsageError("wait_in_forward goes neither with overlap=False nor with share_gradients=True")
+    sizes = [first.numel() * first.element_size() for first in firsts]
+    # What a module waits for is a bucket.
+    buckets = divide(sizes) if forward is None else divide(sizes, FIRST_BYTES)
+    if store is None or not one_device or (len(buckets) == 1 and forward is None):
+        return None
+    if not (dist and all(first.is_leaf for first in firsts) if wanted is None else wanted):
+        return None
+    return Overlap(params, buckets, store, rates=rates, share=share_weights, asked=bool(wanted), forward=forward)

@@ -5,7 +5,8 @@ gradient itself, the factor it is scaled by, the learning rate. The first steps 
 changes between backward and the end of one, pushing early would be wrong for this program, and never begins. Where a
 later step differs from those, it raises; it never makes a different update in silence.
 
-Values that come back are held until the step: backward may still read the weights, and so may the program after it.
+Values that come back are held until the step, or until the forward passes after it: backward may still read the
+weights, and so may the program.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from kvstore import DeadlineExceeded, KVStore, KVStoreError, UsageError
 from kvstore.tickets import Ticket
 from workers.common.buckets import Progress
 from workers.common.hooks import Hooks
+from workers.trainer.arrivals import Arrivals, write
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import Rates, Snapshot, changed
 
@@ -52,8 +55,7 @@ class Step:
 
     Attributes:
         seen: by position, the gradients of buckets that have gone.
-        held: by position, the values that come back for what has been pushed.
-        tickets: of the pushes.
+        pushed: tickets, with the values that come back, by position; none where they go straight to where they belong.
         streams: those on which gradients were computed.
         rates: the hyper-parameters with which the first bucket went, where the store updates.
         refused: what kept the store from taking a push.
@@ -61,8 +63,7 @@ class Step:
     """
 
     seen: dict[int, Seen] = field(default_factory=dict)
-    held: dict[int, torch.Tensor] = field(default_factory=dict)
-    tickets: list[Ticket] = field(default_factory=list)
+    pushed: list[tuple[Ticket, dict[int, torch.Tensor]]] = field(default_factory=list)
     streams: set[torch.cuda.Stream] = field(default_factory=set)
     rates: Snapshot | None = None
     refused: KVStoreError | None = None
@@ -82,6 +83,7 @@ class Overlap:
             matter here.
         share: let the parameters' ``data`` become the values that come back, where that saves a copy.
         asked: begin after the first step, whatever was seen in it, so that what does not fit is an error.
+        forward: the model whose modules wait for their parameters' values, if steps are not to; the store updates then.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Overlap:
         rates: Rates | None,
         share: bool,
         asked: bool,
+        forward: nn.Module | None = None,
     ) -> None:
         self._params = params
         self._tensors = [param.tensors[0] for param in params]
@@ -106,6 +109,7 @@ class Overlap:
         self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
         self._step = Step()
         self._hooks = Hooks(self, self._tensors)
+        self._arrivals = None if forward is None else Arrivals(forward, self._tensors, self._share)
 
     def paused(self) -> AbstractContextManager[None]:
         """Push nothing from hooks in this block."""
@@ -114,7 +118,8 @@ class Overlap:
     def finish(self, rescale: float | None = None, *, lasting: bool = True, left_out: Collection[int] = ()) -> None:
         """Push what has not been pushed, and return when the parameters have their new values, or the gradients sums.
 
-        Whether it raises or not, the step is over: what has been pushed stays pushed.
+        If forward passes wait for the values, they need not be there yet. Whether it raises or not, the step is over:
+        what has been pushed stays pushed.
 
         Args:
             rescale: the factor of this step's gradients; None for sums.
@@ -125,6 +130,7 @@ class Overlap:
             UsageError: a parameter has no gradient; or what had been pushed was not final.
             KVStoreError: what the store raises.
         """
+        self.synchronize()  # some may not have been used
         try:
             grads = {
                 position: param.gradients()[0]
@@ -144,17 +150,30 @@ class Overlap:
         if self._step.seen:
             self._object(f"{what} between backward() and step(): some gradients have been pushed already")
 
+    def synchronize(self) -> None:
+        """Return when the parameters have the values of the last step."""
+        if self._arrivals is not None:
+            self._arrivals.settle()
+
     def close(self) -> None:
-        """Remove the hooks; ``finish`` pushes everything from now on."""
+        """Remove the hooks; ``finish`` pushes everything from now on, and waits for it."""
         self._hooks.remove()
+        arrivals, self._arrivals = self._arrivals, None
+        if arrivals is not None:
+            arrivals.close()
 
     # ---- during backward
 
     def arrive(self, position: int) -> None:
         """Take note that the gradient of a parameter has been accumulated."""
         with self._lock:
+            key = self._params[position].key
+            if self._arrivals is not None and position in self._arrivals:
+                raise UsageError(
+                    f"{key!r} was used before its new value was there, outside of the forward pass of its module; call "
+                    "trainer.synchronize() before, or leave wait_in_forward out"
+                )
             if self._progress.gone(position):
-                key = self._params[position].key
                 self._object(f"a second backward() before step() adds to the gradient of {key!r}, pushed by the first")
             if self._hooks.resting:
                 return
@@ -180,15 +199,10 @@ class Overlap:
             self._step.rates = self._rates.apply()
         if self._watching or self._step.refused is not None:
             return
-        held = {
-            position: torch.empty(grad.shape, dtype=grad.dtype) for position, grad in zip(bucket, grads, strict=True)
-        }
         try:
-            self._pushpull(held, grads, list(held.values()), self._rescale, copy=False)
+            self._push(bucket, grads, self._rescale)
         except KVStoreError as exc:  # whoever calls step() expects it there
             self._step.refused = exc
-        else:
-            self._step.held |= held
 
     # ---- in step
 
@@ -218,17 +232,24 @@ class Overlap:
         if self._step.refused is not None:
             raise self._step.refused
         outs = grads if self._rates is None else self._tensors
-        missing = [position for position in grads if position not in self._step.held]
+        pushed = {position for _, held in self._step.pushed for position in held}
+        missing = [position for position in grads if position not in pushed]
+        later = None if self._watching else self._arrivals
         # Whatever has become of the first pushes, the others follow: workers must agree on how often they have pushed.
-        if missing:
+        if missing and later is not None:
+            self._push(missing, [grads[position] for position in missing], rescale)
+        elif missing:
             its = [grads[position] for position in missing], [outs[position] for position in missing]
-            self._pushpull(missing, *its, rescale, copy=not self._share)
-        _settle(self._step.tickets)
-        for position, value in self._step.held.items():
-            if self._share and outs[position].is_cpu:
-                outs[position].data = value
-            else:
-                outs[position].detach().copy_(value)
+            self._pushpull(missing, *its, {}, rescale, copy=not self._share)
+        if later is not None:
+            for ticket, held in self._step.pushed:
+                later.expect(ticket, held)
+            later.take(grads.keys() - later.covered)
+            return
+        _settle([ticket for ticket, _ in self._step.pushed])
+        for _, held in self._step.pushed:
+            for position, value in held.items():
+                write(outs[position], value, self._share)
 
     def _judge(self, rescale: float | None) -> None:
         """Begin, or never begin, by what watched steps have shown; one without hooks shows nothing."""
@@ -238,24 +259,35 @@ class Overlap:
         elif self._asked or self._progress.complete:
             self._to_watch -= 1
             self._rescale = rescale
+            if self._arrivals is not None and not self._watching:
+                self._arrivals.begin()
+
+    def _push(self, positions: Collection[int], grads: Sequence[torch.Tensor], rescale: float | None) -> None:
+        """Push gradients, and hold what comes back."""
+        held = {
+            position: torch.empty(grad.shape, dtype=grad.dtype) for position, grad in zip(positions, grads, strict=True)
+        }
+        self._pushpull(positions, grads, list(held.values()), held, rescale, copy=False)
 
     def _pushpull(
         self,
         positions: Collection[int],
         grads: Sequence[torch.Tensor],
         outs: Sequence[torch.Tensor],
+        held: dict[int, torch.Tensor],
         rescale: float | None,
         *,
         copy: bool,
     ) -> None:
-        for ticket in self._step.tickets:  # what has failed is raised at the end of the step, not by the next call
+        for ticket, _ in self._step.pushed:  # what has failed is raised at the end of the step, not by the next call
             if ticket.error is not None:
                 with suppress(KVStoreError):
                     ticket.wait()
         if rescale is not None:
             self._store.set_hyperparameters(rescale_grad=rescale)
         keys = [self._params[position].key for position in positions]
-        self._step.tickets.append(self._store.pushpull(keys, grads, outs, -min(positions), wait=False, copy=copy))
+        ticket = self._store.pushpull(keys, grads, outs, -min(positions), wait=False, copy=copy)
+        self._step.pushed.append((ticket, held))
 
 
 @torch.no_grad()

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from kvstore import KVStore, Unsupported, UsageError, states
 from kvstore.optim import describe
-from workers.common.buckets import divide
 from workers.trainer.clipping import Summed, clip
-from workers.trainer.decision import decide
+from workers.trainer.decision import decide, overlapping
 from workers.trainer.optimizer import TrainerOptimizer
-from workers.trainer.overlap import Overlap
 from workers.trainer.parameters import collect, grouped, stale
 from workers.trainer.peers import Peers
 from workers.trainer.rates import Rates, param_groups, settings
@@ -60,10 +59,15 @@ class Trainer:
         share_weights: let the ``data`` of parameters on the CPU become the values that a dist store brings, where it
             updates: that saves copying them. It is then new memory after each step, to be read only: nobody may write
             into the parameters in place, nor keep views of them. See ``copy`` of ``KVStore.pull``.
+        wait_in_forward: the model that the parameters are of, for a dist store that updates: ``step`` does not wait for
+            their new values then; each module does, before its next forward pass, and the first modules' come first.
+            Everything is as without, to the bit, as long as parameters are read where their module is called; what
+            else reads or copies them after ``step`` calls ``synchronize`` first, but for ``state_dict``, which does.
 
     Raises:
         UsageError: no parameters; ``update_on_kvstore`` is False for an async store; or ``overlap`` is True for several
-            devices, or without a store; or ``compression_params`` without a store.
+            devices, or without a store; or ``compression_params`` without a store; or ``wait_in_forward`` where the
+            store does not update, or with ``overlap=False`` or ``share_gradients``.
         Unsupported: ``compression_params`` for a store in one process, which sends nothing.
         UnknownName: no such optimizer or hyper-parameter.
     """
@@ -79,6 +83,7 @@ class Trainer:
         overlap: bool | None = None,
         share_gradients: bool = False,
         share_weights: bool = False,
+        wait_in_forward: nn.Module | None = None,
     ) -> None:
         collected = collect(params)
         if isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) > 1:
@@ -108,7 +113,15 @@ class Trainer:
         self._peers, self._summed = Peers(self._store), Summed()
         if self._store is not None:
             self._store.broadcast(self._keys, self._weights, self._weights)
-        self._overlap = self._overlapping(overlap)
+        self._overlap = overlapping(
+            self._params,
+            self._store,
+            self._rates if on_store else None,
+            wanted=overlap,
+            share_weights=share_weights,
+            share_gradients=share_gradients,
+            forward=wait_in_forward,
+        )
         self._grads: dict[torch.Tensor, torch.Tensor] = {}
         if share_gradients and self._store is not None:
             self._grads = {
@@ -335,6 +348,15 @@ class Trainer:
         if note is not None:
             self._rates.load(note, str(path))
 
+    def synchronize(self) -> None:
+        """Return when the parameters have the values of the last step; only with ``wait_in_forward`` may they not yet.
+
+        Raises:
+            KVStoreError: what has gone wrong with them.
+        """
+        if self._overlap is not None:
+            self._overlap.synchronize()
+
     def close(self) -> None:
         """Let go of the parameters: backward pushes nothing more. The store stays open; ``step`` still works."""
         if self._overlap is not None:
@@ -344,6 +366,7 @@ class Trainer:
     def _between_steps(self, what: str) -> None:
         if self._overlap is not None:
             self._overlap.require_between_steps(what)
+            self._overlap.synchronize()
 
     def _updated(self) -> None:
         self._rates.num_update += 1
@@ -367,20 +390,6 @@ class Trainer:
         if batch_size > 0:
             return self._rescale / batch_size
         raise UsageError(f"batch_size={batch_size} must be positive")
-
-    def _overlapping(self, wanted: bool | None) -> Overlap | None:
-        """Return what pushes during backward, if anything is to."""
-        if wanted and (self._store is None or not self._one_device):
-            raise UsageError("overlap=True needs a store, and one device a process")
-        firsts = [param.tensors[0] for param in self._params]
-        buckets = divide([first.numel() * first.element_size() for first in firsts])
-        if self._store is None or not self._one_device or len(buckets) == 1:
-            return None
-        fits = self._store.type.startswith("dist") and all(first.is_leaf for first in firsts)
-        if not (fits if wanted is None else wanted):
-            return None
-        rates = self._rates if self._local is None else None
-        return Overlap(self._params, buckets, self._store, rates=rates, share=bool(self._share), asked=bool(wanted))
 
 
 def _without(items: list[T], left_out: Sequence[int]) -> list[T]:
