@@ -362,6 +362,24 @@ def test_a_program_that_changes_gradients_after_backward_waits_in_its_steps() ->
         assert equal(weights(model), weights(twin)), step
 
 
+def compiled_in_place() -> nn.Module:
+    model = network()
+    model.compile()
+    return model
+
+
+@pytest.mark.parametrize(
+    "make",
+    [compiled_in_place, lambda: torch.compile(network()), lambda: torch.jit.script(network())],
+    ids=["Module.compile", "torch.compile", "torch.jit"],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, in itself
+def test_a_compiled_model_is_refused(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    with pytest.raises(kv.UsageError, match="those of a compiled model are not"):
+        Trainer(model.named_parameters(), "sgd", SGD, Slow(), wait_in_forward=model)
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [

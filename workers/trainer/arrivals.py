@@ -147,11 +147,21 @@ def require_waiting(model: Any, tensors: Sequence[torch.Tensor], updates_there: 
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"wait_in_forward is the model, a torch.nn.Module, not {type(model).__name__}")
+    if any(map(_compiled, model.modules())):
+        raise UsageError(
+            "wait_in_forward needs modules that are called one by one, and those of a compiled model are not"
+        )
     if not updates_there:
         raise UsageError("wait_in_forward needs a dist store that updates, and one device a process")
     theirs = set(model.parameters())
     if not any(tensor in theirs for tensor in tensors):
         raise UsageError("wait_in_forward is a model that has none of the trainer's parameters")
+
+
+def _compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile``, ``Module.compile`` or ``torch.jit`` has made one program of it and all below it."""
+    compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return compiled or isinstance(module, torch.jit.ScriptModule)
 
 
 def write(tensor: torch.Tensor, value: torch.Tensor, share: bool) -> None:
