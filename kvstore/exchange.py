@@ -112,7 +112,9 @@ class Exchange:
             priority = max(-MAX_PRIORITY, min(int(priority), MAX_PRIORITY))
             while self._pushed and not self._pushed[0].open:
                 self._pushed.popleft()
+            # The pushes of a key stay in order, and so do their answers, which may go into the same array.
             order = None if self._pushed and any(entry.on_way for entry in plan.entries) else priority
+            turn = priority if in_turn else None
             for entry in plan.entries:
                 entry.clock += 1
                 entry.pushed = ticket
@@ -120,7 +122,7 @@ class Exchange:
             hyper = self._optimizing.hyper()
             for parcel in plan.parcels:
                 back = None if writer is None else self._back(parcel, writer)
-                self._remote.push(ticket, parcel, load, hyper, back, note, priority if in_turn else order, in_turn)
+                self._remote.push(ticket, parcel, load, hyper, back, note, order, turn)
             self._pushed.append(ticket)
         return ticket
 

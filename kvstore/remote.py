@@ -147,7 +147,7 @@ class Remote:
         back: Back | None,
         note: Callable[[Ack], None] | None = None,
         priority: int | None = None,
-        in_turn: bool = False,
+        in_turn: int | None = None,
     ) -> None:
         """Send this worker's contribution to a parcel's pieces.
 
@@ -156,14 +156,15 @@ class Remote:
             hyper: what to update with in this round.
             back: what is to become of the new values; None if they are not wanted.
             note: gets the answer, if it has no values.
-            priority: of this message among those that wait for their turn, or to leave; see ``Transport.send``.
-            in_turn: it may wait for its turn, and be read when it leaves: see ``Client.lending``.
+            priority: of this message, and of its answer, among those that wait to leave; see ``Transport.send``.
+            in_turn: None sends it at once; else it may wait for its turn, with this priority, and be read when it
+                leaves: see ``Client.lending``.
         """
         clocks, peer = parcel.clocks(), self._session.servers[parcel.server]
         way = None if back is None else back.codec
 
         def make(me: Me) -> Push:
-            buffers, codec, lengths, spans = load.pack(parcel, in_turn and self._client.gathers(peer))
+            buffers, codec, lengths, spans = load.pack(parcel, in_turn is not None and self._client.gathers(peer))
             self.sent += parcel.nbytes if codec is None else sum(lengths)
             return Push(
                 *me,
@@ -182,10 +183,10 @@ class Remote:
                 buffers=buffers,
             )
 
-        if in_turn and back is not None:
-            self._client.ask_in_turn(peer, ticket, make, back.take, back.nbytes, priority or 0)
-        else:
+        if in_turn is None or back is None:
             self._client.ask(peer, ticket, make, note if back is None else back.take, priority)
+        else:
+            self._client.ask_in_turn(peer, ticket, make, back.take, back.nbytes, in_turn)
 
     def pull(self, ticket: Ticket, parcel: Parcel, priority: int, back: Back) -> None:
         """Ask, in turn, for the values of a parcel's pieces that include this worker's contributions so far."""

@@ -21,14 +21,15 @@ from kvstore.wire import Push, decode
 
 @pytest.fixture
 def pushes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
-    """The priorities that worker 0's pushes leave with, each with how many segments it is of."""
+    """The priorities of worker 0's pushes and of what answers them, each with how many segments it is of."""
     made: list[tuple[int, int | None]] = []
     send = InprocTransport.send
 
     def watched(self: InprocTransport, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
         message = decode(frames)
         if isinstance(message, Push) and message.rank == 0:
-            made.append((len(message.ids), priority))
+            made.append((len(message.ids), message.priority))
+            assert priority in (message.priority, None), "one that waits for its turn has left in it"
         send(self, peer, frames, priority)
 
     monkeypatch.setattr(InprocTransport, "send", watched)
@@ -49,12 +50,15 @@ def test_a_push_may_overtake_but_none_of_its_own_keys(pushes: list[tuple[int, in
         first_has_pushed.set()
         store.pull(["a", "b", "c"], [torch.zeros(3), torch.zeros(3), out])
         store.pushpull("a", torch.ones(3), out, priority=7, wait=False).wait()
+        store.pushpull("b", torch.ones(3), torch.zeros(3), priority=5, wait=False)
+        store.pushpull("b", torch.ones(3), torch.zeros(3), priority=6)  # nor may its answer come first
+        store.pushpull("b", torch.ones(3), torch.zeros(3), priority=8)
         return float(out[0])
 
     first_has_pushed = threading.Event()
     with ThreadedJob(2, 1) as cluster:
         assert cluster.run(work) == [2.0, 2.0]
-    assert pushes == [(1, -3), (1, -2), (1, None), (2, None), (1, None), (1, 7)]
+    assert pushes == [(1, -3), (1, -2), (1, None), (2, None), (1, None), (1, 7), (1, 5), (1, None), (1, 8)]
 
 
 @pytest.mark.parametrize("seed", range(3))
