@@ -10,6 +10,7 @@ import torch
 from chaos import Chaos
 from threaded import ThreadedJob
 from torch import nn
+from waiting import LONG
 
 import kvstore as kv
 from kvstore.consistency import Rule
@@ -192,7 +193,7 @@ def test_calls_that_need_a_worker_which_has_joined_name_it_and_change_nothing():
         assert out.tolist() == [3.0] * 3
         return said
 
-    refused = threading.Barrier(2, timeout=30)
+    refused = threading.Barrier(2, timeout=LONG)
     with ThreadedJob(3, 1) as cluster:
         results = cluster.run(work)
     assert results[1] == results[2]

@@ -431,7 +431,6 @@ import os, sys
 from kvstore.keys import Keys
 from kvstore.memory import Parts
 from kvstore.transport.shm import SharedMemoryTransport
-from kvstore.transport.sockets import SocketTransport
 from kvstore.transport.tcp import TcpTransport
 from kvstore.transport.unix import UnixTransport
 from kvstore.transport.zeromq import ZmqTransport

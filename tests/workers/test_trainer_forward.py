@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import BUCKET_BYTES, SGD, backward, equal, loss_of, network, weights
 from threaded import ThreadedJob
 from torch import nn
 from torch.nn.functional import linear
@@ -24,14 +25,12 @@ from workers import Trainer
 from workers.common import buckets
 from workers.trainer import decision
 
-SGD = {"learning_rate": 0.1, "momentum": 0.9}
-
 
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each weight fills one; the bias after it belongs to it."""
-    monkeypatch.setattr(buckets, "FIRST_BYTES", 64)
-    monkeypatch.setattr(decision, "FIRST_BYTES", 64)
+    """One for each layer; see ``layers``."""
+    monkeypatch.setattr(buckets, "FIRST_BYTES", BUCKET_BYTES)
+    monkeypatch.setattr(decision, "FIRST_BYTES", BUCKET_BYTES)
 
 
 class Slow(LocalStore):
@@ -94,11 +93,6 @@ class Odd(nn.Module):
         return linear(x, layer.weight, layer.bias) if layer is self.skipped else layer(x)
 
 
-def network(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
 def odd(seed: int = 0) -> Odd:
     torch.manual_seed(seed)
     return Odd()
@@ -112,25 +106,6 @@ def attention(seed: int = 0) -> nn.Module:
 
 MODELS = {"layers": network, "odd": odd, "attention": attention}
 FIRST, SECOND, THIRD = ["0.weight", "0.bias"], ["2.weight", "2.bias"], ["4.weight", "4.bias"]
-
-
-def loss_of(model: nn.Module, step: int, rows: slice = slice(0, 6)) -> torch.Tensor:
-    draws = torch.Generator().manual_seed(1000 + step)
-    data, labels = torch.randn(12, 4, generator=draws), torch.randint(3, (12,), generator=draws)
-    return nn.functional.cross_entropy(model(data[rows]), labels[rows])
-
-
-def backward(model: nn.Module, step: int, rows: slice = slice(0, 6)) -> None:
-    model.zero_grad()
-    loss_of(model, step, rows).backward()
-
-
-def weights(model: nn.Module) -> list[torch.Tensor]:
-    return [param.detach().clone() for param in model.parameters()]
-
-
-def equal(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
-    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, two, strict=True))
 
 
 class Rig:
@@ -157,14 +132,16 @@ class Rig:
         return equal(weights(self.model), weights(self.twin))
 
 
-def trained(cluster: ThreadedJob, make: Callable[[], nn.Module], optimizer: str, **how: Any) -> list[torch.Tensor]:
+def trained(
+    cluster: ThreadedJob, make: Callable[[], nn.Module], optimizer: str, waiting: bool = False, **how: Any
+) -> list[torch.Tensor]:
     """The weights after six steps, which are the same on all workers."""
 
     def work(store: DistStore) -> list[torch.Tensor]:
         model = models[store.rank]
-        asked = {"wait_in_forward": model, "overlap": True} if how.get("waiting") else {"overlap": False}
-        shared = how.get("share_weights", False)
-        trainer = Trainer(model.named_parameters(), optimizer, {}, store, share_weights=shared, **asked)
+        forward = model if waiting else None
+        params = model.named_parameters()
+        trainer = Trainer(params, optimizer, {}, store, overlap=waiting, wait_in_forward=forward, **how)
         for step in range(6):
             trainer.set_learning_rate(0.1 / (step + 1))
             backward(model, step, slice(3 * store.rank, 3 * store.rank + 3))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import BUCKET_BYTES, SGD, backward, equal, loss_of, network, weights
 from threaded import ThreadedJob
 from torch import nn
 
@@ -23,15 +24,14 @@ from workers import Trainer
 from workers.common import buckets
 from workers.trainer import overlap
 
-SGD = {"learning_rate": 0.1, "momentum": 0.9}
 LAYERS = 3  # of a bucket each
 
 
 @pytest.fixture(autouse=True)
 def _a_bucket_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each weight fills a bucket; the bias after it belongs to it."""
-    monkeypatch.setattr(buckets, "FIRST_BYTES", 64)
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
+    """See ``layers``."""
+    monkeypatch.setattr(buckets, "FIRST_BYTES", BUCKET_BYTES)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", BUCKET_BYTES)
 
 
 class Recorder(LocalStore):
@@ -51,30 +51,6 @@ class Recorder(LocalStore):
         """The lists of keys since the last call."""
         listed, self.diary = [entry[0] for entry in self.diary], []
         return listed
-
-
-def network(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def loss_of(model: nn.Module, step: int, rows: slice = slice(0, 6)) -> torch.Tensor:
-    draws = torch.Generator().manual_seed(1000 + step)
-    data, labels = torch.randn(12, 4, generator=draws), torch.randint(3, (12,), generator=draws)
-    return nn.functional.cross_entropy(model(data[rows]), labels[rows])
-
-
-def backward(model: nn.Module, step: int, rows: slice = slice(0, 6)) -> None:
-    model.zero_grad()
-    loss_of(model, step, rows).backward()
-
-
-def weights(model: nn.Module) -> list[torch.Tensor]:
-    return [param.detach().clone() for param in model.parameters()]
-
-
-def equal(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
-    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, two, strict=True))
 
 
 class Rig:

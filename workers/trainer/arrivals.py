@@ -7,7 +7,8 @@ all, else that of the nearest module above it that is: ``MultiheadAttention`` us
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Arrivals:
         self._pending: dict[int, tuple[Ticket, torch.Tensor]] = {}
         self._called: set[nn.Module] = set()
         self._handles: list[RemovableHandle] = [
-            module.register_forward_pre_hook(self._note) for module in model.modules()
+            module.register_forward_pre_hook(_Hook(self._note)) for module in model.modules()
         ]
         self.covered: frozenset[int] = frozenset()  # positions that some module waits for
 
@@ -58,8 +59,9 @@ class Arrivals:
                 for other in line:
                     below.setdefault(other, []).extend(its)
         for module, its in below.items():
-            self._handles.append(module.register_forward_pre_hook(_Wait(self, own.get(module, ()), its)))
-        settle = _Settle(self)
+            wait = _Hook(partial(self._wait, own.get(module, ()), its))
+            self._handles.append(module.register_forward_pre_hook(wait))
+        settle = _Hook(lambda *_: self.settle())
         self._handles += [
             module.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
             for module in self._model.modules()
@@ -101,40 +103,27 @@ class Arrivals:
     def _note(self, module: nn.Module, _: Any) -> None:
         self._called.add(module)
 
+    def _wait(self, own: Collection[int], below: Collection[int], module: nn.Module, _: Any) -> None:
+        # Without gradients some modules use the parameters of others, as torch's TransformerEncoderLayer does.
+        self.take(own if module.training and torch.is_grad_enabled() else below)
+
     def _remove(self) -> None:
         while self._handles:
             self._handles.pop().remove()
 
 
-class _Wait:
-    """A module's hook. Copies of the module have nothing to wait for."""
+class _Hook:
+    """A module's hook. In copies of the module it does nothing: they have nothing to wait for."""
 
-    def __init__(
-        self, arrivals: Arrivals | None = None, own: Collection[int] = (), below: Collection[int] = ()
-    ) -> None:
-        self._arrivals, self._own, self._below = arrivals, own, below
+    def __init__(self, act: Callable[..., None] | None = None) -> None:
+        self._act = act
 
-    def __call__(self, module: nn.Module, _: Any) -> None:
-        if self._arrivals is not None:
-            # Without gradients some modules use the parameters of others, as torch's TransformerEncoderLayer does.
-            self._arrivals.take(self._own if module.training and torch.is_grad_enabled() else self._below)
+    def __call__(self, *args: Any) -> None:
+        if self._act is not None:
+            self._act(*args)
 
-    def __reduce__(self) -> tuple[type[_Wait], tuple[()]]:
-        return _Wait, ()
-
-
-class _Settle:
-    """The hook of a module whose state is read."""
-
-    def __init__(self, arrivals: Arrivals | None = None) -> None:
-        self._arrivals = arrivals
-
-    def __call__(self, *_: Any) -> None:
-        if self._arrivals is not None:
-            self._arrivals.settle()
-
-    def __reduce__(self) -> tuple[type[_Settle], tuple[()]]:
-        return _Settle, ()
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+        return _Hook, ()
 
 
 def require_waiting(model: Any, tensors: Sequence[torch.Tensor], updates_there: bool) -> None:
