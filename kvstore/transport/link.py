@@ -33,6 +33,7 @@ class Link:
         queue: what has not left.
         incoming: takes messages out of what comes.
         due: when to try to connect, if there is no connection.
+        wakes_at: how many bytes must have come before the system says that there is something to read.
     """
 
     def __init__(self, peer: Peer, endpoint: str = "") -> None:
@@ -43,6 +44,7 @@ class Link:
         self.queue = Outgoing()
         self.incoming = Incoming()
         self.due = 0.0
+        self.wakes_at = 1
         self._address: Any = None
         self._tries = 0
 
@@ -86,7 +88,7 @@ class Link:
 
     def take(self, made: socket.socket) -> None:
         """Have a connection."""
-        self.socket, self.connected = made, True
+        self.socket, self.connected, self.wakes_at = made, True, 1
         self.queue.first(memoryview(GREETING))
 
     def dial(self, addresses: Sequence[Address], now: float) -> socket.socket | None:

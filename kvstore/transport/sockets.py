@@ -51,6 +51,10 @@ class Places(Protocol):
         """Make a connection that somebody has made ready to be used; return whether they may."""
         ...
 
+    def wake_at(self, made: socket.socket, count: int) -> None:
+        """Have a connection count as readable only when so many bytes have come, if its kind can."""
+        ...
+
     def on_way(self, made: socket.socket) -> bool:
         """Whether some of what was sent may get lost if the connection is closed now."""
         ...
@@ -139,6 +143,8 @@ class SocketTransport(Heap):
         while not self._received and not self._closed:
             events = self._selector.select(timeout)
             rung = not events
+            if timeout and not events:
+                self._read_anyway()
             for key, _ in events:
                 if key.fileobj is self._bell:
                     rung = True
@@ -211,26 +217,36 @@ class SocketTransport(Heap):
                 return
             self._lose(self._links[peer])
 
+    def _read_anyway(self) -> None:
+        """Look where nothing wakes us: Linux before 5.8 may forget to, if its memory is full before enough has come."""
+        for link in [link for link in self._links.values() if link.wakes_at > 1]:
+            self._read(link)
+
     def _read(self, link: Link) -> None:
-        """Take what has come over a link."""
+        """Take what has come over a link, and say when to look again."""
+        incoming = link.incoming
         for _ in range(_READS):
             if link.socket is None:
                 return
-            room = link.incoming.room()
+            room = incoming.room()
             try:
                 count = link.socket.recv_into(room)
-                messages = link.incoming.take(count) if count else []
+                for frames in incoming.take(count) if count else ():
+                    self._received.append((link.peer, frames))
             except BlockingIOError:
-                return
+                break
             except (OSError, WireError, MemoryError):  # of the last, only an announcement
-                count, messages = 0, []
-            self._received.extend((link.peer, frames) for frames in messages)
+                count = 0
             if not count:
                 self._lose(link)
-            elif link.incoming.greeted:
+                return
+            if self._strangers and incoming.greeted:
                 self._strangers.pop(link.peer, None)
             if count < len(room):
-                return
+                break
+        if link.wakes_at != incoming.enough and link.socket is not None:
+            link.wakes_at = incoming.enough
+            self._places.wake_at(link.socket, link.wakes_at)
 
     def _lose(self, link: Link) -> None:
         """The other side has gone: forget a link that it made, make ours again."""

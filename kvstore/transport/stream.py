@@ -15,6 +15,7 @@ from kvstore.wire import Buffer
 
 MAX_FRAMES = 1 << 17  # in a message
 _ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit
+_ENOUGH = 256 << 10  # bytes of a large frame that are worth waking up for: below, that costs more than the copy
 
 GREETING = b"kvstore\x01"  # the last byte is the number of this format
 _COUNT = struct.Struct("<I")
@@ -65,6 +66,11 @@ class Incoming:
             self._bytes[:count] = self._bytes[self._start : self._stop]
             self._start, self._stop = 0, count
         return memoryview(self._bytes)[self._stop :]
+
+    @property
+    def enough(self) -> int:
+        """How many bytes are worth waking up for: 1, but in a large frame what it lacks, or a good part of that."""
+        return 1 if self._large is None else min(len(self._large) - self._filled, _ENOUGH)
 
     def take(self, count: int) -> list[Frames]:
         """Note that so many bytes have been put there; return the messages that are whole now.

@@ -77,6 +77,11 @@ class TcpPlaces:
                 made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion)
         return True
 
+    def wake_at(self, made: socket.socket, count: int) -> None:
+        """Not before so many bytes are there, or as many as the system has room for, or the connection ends."""
+        with contextlib.suppress(OSError):  # it has ended already
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+
     def on_way(self, made: socket.socket) -> bool:
         """Whether the other host has not confirmed all of it yet.
 

@@ -50,6 +50,9 @@ class UnixPlaces:
         """This user may come, and root; the directory should have kept out others already."""
         return not hasattr(socket, "SO_PEERCRED") or _user(made) in (os.getuid(), 0)
 
+    def wake_at(self, made: socket.socket, count: int) -> None:
+        """Unix sockets say so whenever there is anything."""
+
     def on_way(self, made: socket.socket) -> bool:
         """No: what was sent is with the other side."""
         return False

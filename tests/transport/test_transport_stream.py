@@ -44,6 +44,21 @@ def test_messages_come_whole_and_in_order_whatever_the_pieces(sizes: list[list[i
     assert heard(stream, pieces) == sent
 
 
+def test_in_a_large_frame_a_good_part_of_it_is_worth_waking_up_for():
+    incoming, large = Incoming(), 1 << 20
+    start = GREETING + struct.pack("<IQQ", 2, 1, large) + b"x"
+    assert incoming.enough == 1
+    for at in range(len(start)):
+        incoming.room()[:1] = start[at : at + 1]
+        incoming.take(1)
+        assert incoming.enough == 1 or at == len(start) - 1
+    assert incoming.enough == 256 << 10
+    assert incoming.take(large - 100) == []
+    assert incoming.enough == 100, "no more than will come"
+    assert len(incoming.take(100)) == 1
+    assert incoming.enough == 1
+
+
 def test_a_message_of_very_many_frames():
     sent = [b"%d" % number for number in range(20_000)]
     assert heard(b"".join(map(bytes, packed(sent))) * 2, [50_000]) == [sent, sent]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
-from waiting import LONG
+from waiting import LONG, until
 
 from kvstore.config import Config
 from kvstore.errors import ConfigError
@@ -17,7 +18,8 @@ from kvstore.keys import Keys
 from kvstore.transport import Transport, courier
 from kvstore.transport.link import Link
 from kvstore.transport.links import links
-from kvstore.transport.tcp import TcpTransport
+from kvstore.transport.stream import GREETING, packed
+from kvstore.transport.tcp import TcpPlaces, TcpTransport
 from kvstore.transport.zeromq import ZmqTransport
 
 T = TypeVar("T", bound=Transport)
@@ -256,6 +258,68 @@ def test_a_real_connection_has_what_was_chosen(new: Callable[..., TcpTransport])
         assert link.socket is not None
         name = link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         assert name.rstrip(b"\0") == b"reno"
+
+
+def half_of_a_large_message(listener: TcpTransport, endpoint: str) -> tuple[socket.socket, socket.socket, memoryview]:
+    """Send the first half; return the socket of who does, that of the listener, and the other half."""
+    sender = socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2])))
+    whole = memoryview(b"".join([GREETING, *map(bytes, packed([b"head", b"x" * (1 << 20)]))]))
+    sender.sendall(whole[: 1 << 19])
+    until(lambda: listener.recv(0.01) is None and any(link.wakes_at > 1 for link in listener._links.values()), "half")
+    (link,) = listener._links.values()
+    assert link.socket is not None
+    return sender, link.socket, whole[1 << 19 :]
+
+
+def test_a_little_of_a_large_frame_wakes_nobody(new: Callable[..., TcpTransport]):
+    listener = new()
+    sender, there, rest = half_of_a_large_message(listener, listener.bind("tcp://127.0.0.1:0"))
+    with sender:
+        assert there.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 256 << 10
+        sender.sendall(rest[:1000])
+        assert select.select([there], [], [], 0.1)[0] == []
+        sender.sendall(rest[1000:])
+        assert hear(listener) == [b"head", b"x" * (1 << 20)]
+        assert there.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+        sender.sendall(b"".join(map(bytes, packed([b"small"]))))
+        assert hear(listener) == [b"small"]
+
+
+def test_the_end_of_a_connection_wakes_in_the_middle_of_a_large_frame(new: Callable[..., TcpTransport]):
+    listener = new()
+    sender, there, _ = half_of_a_large_message(listener, listener.bind("tcp://127.0.0.1:0"))
+    sender.close()
+    assert select.select([there], [], [], LONG)[0] == [there]
+    assert listener.recv(0) is None
+    assert listener._links == {}
+
+
+def test_a_large_frame_arrives_although_the_system_forgets_to_wake(
+    new: Callable[..., TcpTransport], monkeypatch: pytest.MonkeyPatch
+):
+    """As Linux before 5.8 might if small packets filled the memory of a connection before enough had come."""
+    woken: list[int] = []
+
+    def forget(_: object, made: socket.socket, count: int) -> None:
+        woken.append(count)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if count == 1 else 1 << 30)
+
+    monkeypatch.setattr(TcpPlaces, "wake_at", forget)
+    listener = new()
+    sender, _, rest = half_of_a_large_message(listener, listener.bind("tcp://127.0.0.1:0"))
+    with sender:
+        sender.sendall(rest)
+        received = None
+
+        def arrived() -> bool:
+            nonlocal received
+            received = received or listener.recv(0.01)
+            return received is not None
+
+        until(arrived, "the large frame")
+    assert woken[0] > 1
+    assert received is not None
+    assert bytes(received[1][1]) == b"x" * (1 << 20)
 
 
 def test_a_connection_to_itself_is_none():
