@@ -23,9 +23,9 @@ from kvstore.ranks import Ranks
 ROLES = ("worker", "server", "scheduler")
 BIGARRAY_BOUND = 1_000_000
 MAX_JOB = 40  # characters of a job's name
-NETWORK_PIECE = 1 << 20  # bytes; a server answers when it has a piece from every worker, so it must not be large
-FEW_WORKERS = 2  # with no more, pieces are twice as large, for each message costs everybody time
-WINDOW_PIECES = 6  # with fewer, lines are idle; with more, a server may fall far behind the others
+NETWORK_PIECE = 640 << 10  # bytes; a server answers when it has a piece from every worker, so it must not be large
+FEW_WORKERS, FEW_PIECE = 2, 2 << 20  # with no more, that matters less than what each message costs
+WINDOW_PIECES = 4  # with fewer, lines are idle; with more, a server may fall far behind the others
 HOST_PIECE = 64 << 20  # no network card is idle meanwhile: what counts is how many messages there are
 
 T = TypeVar("T", int, float)
@@ -77,7 +77,7 @@ class Config:
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
     bigarray_bound: int = BIGARRAY_BOUND
-    piece_bytes: int = 2 * NETWORK_PIECE
+    piece_bytes: int = FEW_PIECE
     congestion: str = ""
     update_on_kvstore: bool = True
     job: str = "none"
@@ -184,7 +184,7 @@ def _piece(root: str, num_workers: int) -> int:
     """The best size of a message, by what all members of the job know."""
     if _one_host(root):
         return HOST_PIECE
-    return NETWORK_PIECE if num_workers > FEW_WORKERS else 2 * NETWORK_PIECE
+    return NETWORK_PIECE if num_workers > FEW_WORKERS else FEW_PIECE
 
 
 def _root(env: Mapping[str, str]) -> str:
