@@ -124,9 +124,10 @@ class Tap:
     def __init__(self, endpoint: str, limit: int | None = None) -> None:
         self._target = place(endpoint)
         self._limit = limit
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        port = self._listening.getsockname()[1]
-        self.endpoint = endpoint.replace(f":{self._target[1]}", f":{port}")
+        # An address of its own: whoever still tries a port of another test's that is free again tries 127.0.0.1.
+        self._listening = socket.create_server(("127.0.0.2", 0))
+        own, target = self._listening.getsockname(), self._target
+        self.endpoint = endpoint.replace(f"{target[0]}:{target[1]}", f"{own[0]}:{own[1]}")
         self.recorded = bytearray()
         self.ended = threading.Event()
         self._sockets: list[socket.socket] = []

@@ -48,11 +48,18 @@ def make() -> Iterator[Make]:
 
 
 class Listener:
-    """The scheduler's end, and an honest member's."""
+    """The scheduler's end, and an honest member's.
+
+    Attributes:
+        endpoint: where members connect.
+        impatient: another endpoint of the same socket, where a handshake has 300 ms: for strangers who wait for more.
+    """
 
     def __init__(self, make: Make) -> None:
         self.transport = make(JOB[0])
         self.endpoint = self.transport.bind("tcp://127.0.0.1:0")
+        self.transport._socket.set(zmq.HANDSHAKE_IVL, 300)
+        self.impatient = self.transport.bind("tcp://127.0.0.1:0")
         self._honest = make(JOB[1])
         self._link = self._honest.connect(self.endpoint)
         self.hears_only_the_honest()
@@ -156,18 +163,14 @@ def test_a_zeromq_client_without_the_right_keys_is_refused(listener: Listener, k
 
 
 @pytest.mark.parametrize("what", BYTES)
-def test_bytes_that_are_no_members_cost_their_connection(make: Make, what: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(zeromq, "HANDSHAKE_MS", 300)  # for those who wait for more
-    listener = Listener(make)
-    throw(listener.endpoint, BYTES[what])
+def test_bytes_that_are_no_members_cost_their_connection(listener: Listener, what: str):
+    throw(listener.impatient, BYTES[what])
     listener.hears_only_the_honest()
 
 
 @pytest.mark.parametrize("passed", [0, 1, 10, 63, 64, 100, HELLO_BYTES, HELLO_BYTES + 1, HELLO_BYTES + 200])
-def test_who_stops_in_the_middle_of_the_handshake_is_dropped(make: Make, passed: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(zeromq, "HANDSHAKE_MS", 300)
-    listener = Listener(make)
-    tap = Tap(listener.endpoint, limit=passed)
+def test_who_stops_in_the_middle_of_the_handshake_is_dropped(listener: Listener, make: Make, passed: int):
+    tap = Tap(listener.impatient, limit=passed)
     try:
         slow = make(JOB[2])
         slow.send(slow.connect(tap.endpoint), [b"never"])
@@ -194,9 +197,7 @@ def test_a_thousand_connections_that_send_nothing_cost_nobody_anything(make: Mak
 
 
 @pytest.mark.parametrize("step", [0, 7, 64, 1000])
-def test_recorded_bytes_are_of_no_use(make: Make, step: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(zeromq, "HANDSHAKE_MS", 300)
-    listener = Listener(make)
+def test_recorded_bytes_are_of_no_use(listener: Listener, make: Make, step: int):
     tap = Tap(listener.endpoint)
     try:
         member = make(JOB[2])
@@ -213,9 +214,9 @@ def test_recorded_bytes_are_of_no_use(make: Make, step: int, monkeypatch: pytest
     assert len(recorded) > HELLO_BYTES + 300
     assert b"secret of" not in recorded
     listener.hears_only_the_honest()
-    throw(listener.endpoint, recorded)
+    throw(listener.impatient, recorded)
     if step:
-        throw(listener.endpoint, recorded[:HELLO_BYTES] + recorded[HELLO_BYTES + step :])
+        throw(listener.impatient, recorded[:HELLO_BYTES] + recorded[HELLO_BYTES + step :])
     listener.hears_only_the_honest()
 
 
