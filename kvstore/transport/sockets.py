@@ -244,9 +244,10 @@ class SocketTransport(Heap):
                 self._strangers.pop(link.peer, None)
             if count < len(room):
                 break
-        if link.wakes_at != incoming.enough and link.socket is not None:
-            link.wakes_at = incoming.enough
-            self._places.wake_at(link.socket, link.wakes_at)
+        enough = incoming.enough
+        if enough != link.wakes_at and link.socket is not None:
+            link.wakes_at = enough
+            self._places.wake_at(link.socket, enough)
 
     def _lose(self, link: Link) -> None:
         """The other side has gone: forget a link that it made, make ours again."""

@@ -265,10 +265,17 @@ def half_of_a_large_message(listener: TcpTransport, endpoint: str) -> tuple[sock
     sender = socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2])))
     whole = memoryview(b"".join([GREETING, *map(bytes, packed([b"head", b"x" * (1 << 20)]))]))
     sender.sendall(whole[: 1 << 19])
-    until(lambda: listener.recv(0.01) is None and any(link.wakes_at > 1 for link in listener._links.values()), "half")
+    rest = whole[1 << 19 :]
+
+    def read() -> bool:
+        assert listener.recv(0.01) is None
+        return any(len(link.incoming.room()) == len(rest) for link in listener._links.values())
+
+    until(read, "the listener to have read the first half")
     (link,) = listener._links.values()
+    assert link.wakes_at > 1
     assert link.socket is not None
-    return sender, link.socket, whole[1 << 19 :]
+    return sender, link.socket, rest
 
 
 def test_a_little_of_a_large_frame_wakes_nobody(new: Callable[..., TcpTransport]):

@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import kvstore as kv
 from workers import Reducer, callbacks, fit, metrics
 from workers.callbacks import BatchEndParam
-from workers.common import buckets
 
 SGD = {"learning_rate": 0.1, "momentum": 0.9}
 
@@ -275,12 +274,9 @@ def test_uneven_shares_do_not_hang_and_all_end_with_the_same(cluster: ThreadedJo
     )
 
 
+@pytest.mark.usefixtures("small_buckets")
 @pytest.mark.parametrize("overlap", [None, True])
-def test_uneven_shares_of_a_model_of_several_buckets(
-    cluster: ThreadedJob, monkeypatch: pytest.MonkeyPatch, overlap: bool | None
-) -> None:
-    monkeypatch.setattr(buckets, "FIRST_BYTES", 64)
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
+def test_uneven_shares_of_a_model_of_several_buckets(cluster: ThreadedJob, overlap: bool | None) -> None:
     models = [network(seed=rank, batch_norm=False) for rank in range(2)]
 
     def work(store: kv.KVStore, reducer: Reducer) -> Any:

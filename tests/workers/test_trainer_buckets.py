@@ -28,6 +28,12 @@ def test_the_last_parameters_go_first_and_early(sizes: list[int], expected: list
     assert divide(sizes) == expected
 
 
+def test_small_buckets_are_all_as_small_as_the_first() -> None:
+    sizes = [4 * MIB, MIB, MIB - 1, 1, MIB - 1, 1]
+    assert divide(sizes) == [range(4, 6), range(4)]
+    assert divide(sizes, small=True) == [range(4, 6), range(2, 4), range(1, 2), range(1)]
+
+
 @given(st.lists(st.integers(0, 9 * MIB), min_size=1, max_size=40))
 def test_every_parameter_is_in_one_bucket(sizes: list[int]) -> None:
     divided = divide(sizes)

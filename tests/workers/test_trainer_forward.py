@@ -23,14 +23,12 @@ from kvstore.local import LocalStore
 from kvstore.tickets import Ticket
 from workers import Trainer
 from workers.common import buckets
-from workers.trainer import decision
 
 
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for each layer; see ``layers``."""
+    """One for each layer, see ``layers``: here all are as small as the first."""
     monkeypatch.setattr(buckets, "FIRST_BYTES", BUCKET_BYTES)
-    monkeypatch.setattr(decision, "FIRST_BYTES", BUCKET_BYTES)
 
 
 class Slow(LocalStore):

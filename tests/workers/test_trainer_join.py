@@ -16,11 +16,12 @@ from waiting import LONG
 import kvstore as kv
 from kvstore.dist import DistStore
 from workers import Trainer, schedules
-from workers.common import buckets
 
 SGD = {"learning_rate": 0.1, "momentum": 0.9}
 STEPS = (3, 5)  # of each worker in an epoch
 EACH = 4  # samples a batch
+
+pytestmark = pytest.mark.usefixtures("small_buckets")
 
 
 MODEL = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -51,12 +52,6 @@ def alone(epochs: int, optimizer: torch.optim.Optimizer, model: nn.Module, clip:
             if clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
-
-
-@pytest.fixture(autouse=True)
-def _several_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buckets, "FIRST_BYTES", 64)
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 64)
 
 
 @pytest.mark.parametrize("overlap", [None, True, False])

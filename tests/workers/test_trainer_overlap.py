@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from layers import BUCKET_BYTES, SGD, backward, equal, loss_of, network, weights
+from layers import SGD, backward, equal, loss_of, network, weights
 from threaded import ThreadedJob
 from torch import nn
 
@@ -26,12 +26,7 @@ from workers.trainer import overlap
 
 LAYERS = 3  # of a bucket each
 
-
-@pytest.fixture(autouse=True)
-def _a_bucket_for_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See ``layers``."""
-    monkeypatch.setattr(buckets, "FIRST_BYTES", BUCKET_BYTES)
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", BUCKET_BYTES)
+pytestmark = pytest.mark.usefixtures("small_buckets")
 
 
 class Recorder(LocalStore):

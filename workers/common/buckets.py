@@ -12,20 +12,19 @@ FIRST_BYTES = 1 << 20  # the first bucket is small, so that the first bytes leav
 BUCKET_BYTES = 8 << 20  # large enough that a message's own cost does not count
 
 
-def divide(sizes: Sequence[int], most: int | None = None) -> list[range]:
+def divide(sizes: Sequence[int], small: bool = False) -> list[range]:
     """Return the positions of parameters by bucket, in the order in which backward completes them.
 
     Args:
         sizes: of each parameter in bytes, in the order of registration. A bucket is full when it has reached its
             size, so one that is larger than a bucket is not divided.
-        most: the size of a bucket, in bytes; None for ``BUCKET_BYTES``.
+        small: make all buckets as small as the first.
     """
-    most = BUCKET_BYTES if most is None else most
     buckets: list[range] = []
     stop, held = len(sizes), 0
     for position in reversed(range(len(sizes))):
         held += sizes[position]
-        if position == 0 or held >= (most if buckets else FIRST_BYTES):
+        if position == 0 or held >= (BUCKET_BYTES if buckets and not small else FIRST_BYTES):
             buckets.append(range(position, stop))
             stop, held = position, 0
     return buckets

@@ -9,7 +9,7 @@ from torch import nn
 import kvstore as kv
 from kvstore import KVStore, UsageError
 from kvstore.config import Config
-from workers.common.buckets import FIRST_BYTES, divide
+from workers.common.buckets import divide
 from workers.trainer.arrivals import require_waiting
 from workers.trainer.overlap import Overlap
 from workers.trainer.parameters import Parameter
@@ -74,9 +74,8 @@ def overlapping(
         require_waiting(forward, firsts, updates_there=dist and rates is not None)
         if wanted is False or share_gradients:
             raise UsageError("wait_in_forward goes neither with overlap=False nor with share_gradients=True")
-    sizes = [first.numel() * first.element_size() for first in firsts]
     # What a module waits for is a bucket.
-    buckets = divide(sizes) if forward is None else divide(sizes, FIRST_BYTES)
+    buckets = divide([first.numel() * first.element_size() for first in firsts], small=forward is not None)
     if store is None or not one_device or (len(buckets) == 1 and forward is None):
         return None
     if not (dist and all(first.is_leaf for first in firsts) if wanted is None else wanted):
