@@ -52,6 +52,7 @@ class Config:
         bigarray_bound: arrays of at least so many elements are cut across all servers.
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
         congestion: the congestion control of plain TCP links; empty for the system's, but not BBR.
+        pacing: whether plain TCP links keep to a rate, so that they share lines well.
         update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
         job: a name for the job that a file name can have; the same in all processes of it.
         shm: whether processes of one host share memory.
@@ -79,6 +80,7 @@ class Config:
     bigarray_bound: int = BIGARRAY_BOUND
     piece_bytes: int = FEW_PIECE
     congestion: str = ""
+    pacing: bool = True
     update_on_kvstore: bool = True
     job: str = "none"
     shm: bool = True
@@ -135,6 +137,7 @@ class Config:
             ),
             piece_bytes=_number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(root, num_workers), 1024),
             congestion=env.get("KVSTORE_CONGESTION", "").strip(),
+            pacing=_number(env, ("KVSTORE_PACING",), int, 1, 0) != 0,
             update_on_kvstore=_number(env, ("MXNET_UPDATE_ON_KVSTORE",), int, 1, 0) != 0,
             job=_job(env, root),
             shm=_number(env, ("KVSTORE_SHM",), int, 1, 0) != 0,

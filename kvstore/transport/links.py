@@ -22,7 +22,7 @@ def links(config: Config) -> Callable[[], Transport]:
     if config.keys is None:
         from kvstore.transport.tcp import TcpTransport
 
-        return lambda: TcpTransport(config.root_fd, config.congestion)
+        return lambda: TcpTransport(config.root_fd, config.congestion, config.pacing)
     if config.congestion:
         raise ConfigError(
             f"KVSTORE_CONGESTION={config.congestion} is for links that are not encrypted; "

@@ -24,6 +24,7 @@ from kvstore.transport.base import Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.courier import Courier
 from kvstore.transport.link import RETRY_S, Address, Link
+from kvstore.transport.pacing import LOOK_S
 from kvstore.transport.stream import packed
 from kvstore.wire import Buffer
 
@@ -55,6 +56,10 @@ class Places(Protocol):
         """Have a connection count as readable only when so many bytes have come, if its kind can."""
         ...
 
+    def share(self, made: Sequence[socket.socket], now: float) -> None:
+        """See to it that connections share lines well; is called every ``LOOK_S``, while messages are waited for."""
+        ...
+
     def on_way(self, made: socket.socket) -> bool:
         """Whether some of what was sent may get lost if the connection is closed now."""
         ...
@@ -84,6 +89,7 @@ class SocketTransport(Heap):
         self._received: deque[tuple[Peer, Frames]] = deque()
         self._changed = threading.Condition()  # also guards what is sent, and which sockets links have
         self._courier = Courier(self._links, self._changed, partial(places.addresses, wait=True), self._begin)
+        self._look_at = 0.0
         self._closed = False
 
     def bind(self, endpoint: str) -> str:
@@ -139,7 +145,10 @@ class SocketTransport(Heap):
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message."""
-        deadline = time.monotonic() + timeout
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look(now)
+        deadline = now + timeout
         while not self._received and not self._closed:
             events = self._selector.select(timeout)
             rung = not events
@@ -183,9 +192,17 @@ class SocketTransport(Heap):
         self._places.leave()
         self._bell.close()
 
+    def _connections(self) -> list[socket.socket]:
+        return [link.socket for link in self._links.values() if link.socket is not None and link.connected]
+
     def _on_way(self) -> bool:
-        connected = [link.socket for link in self._links.values() if link.socket is not None and link.connected]
-        return any(map(self._places.on_way, connected))
+        return any(map(self._places.on_way, self._connections()))
+
+    def _look(self, now: float) -> None:
+        """Look after how connections share their lines."""
+        self._look_at = now + LOOK_S
+        with self._changed:
+            self._places.share(self._connections(), now)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:

@@ -6,18 +6,24 @@ import contextlib
 import fcntl
 import socket
 import struct
+import sys
 import termios
+from collections.abc import Hashable, Sequence
 
 from kvstore.address import host_and_port, tcp_endpoint
 from kvstore.errors import ConfigError
 from kvstore.keys import no_keys, split_key
 from kvstore.transport.base import BACKLOG
 from kvstore.transport.link import Address
+from kvstore.transport.pacing import Pacing, Seen
 from kvstore.transport.sockets import SocketTransport
 
 SCHEME = "tcp://"
 _INT = struct.Struct("i")
+_RATE = struct.Struct("Q")
 _NAME = 16  # bytes of a congestion control's name
+_SO_MAX_PACING_RATE = 47  # of Linux; Python does not name it
+_INFO = struct.Struct("=120xQ16xI20xQQ")  # of Linux's tcp_info: bytes_acked, notsent_bytes, busy_time, rwnd_limited
 
 
 class TcpPlaces:
@@ -26,14 +32,16 @@ class TcpPlaces:
     Args:
         root_fd: a listening socket for the first ``listen``, opened by whoever started this process; -1 for none.
         congestion: the congestion control of connections; empty for the system's, but not BBR, where there is another.
+        pacing: whether connections are to keep to a rate, so that they share lines well; see ``Pacing``.
 
     Raises:
         ConfigError: the system has no such congestion control for this process.
     """
 
-    def __init__(self, root_fd: int = -1, congestion: str = "") -> None:
+    def __init__(self, root_fd: int = -1, congestion: str = "", pacing: bool = True) -> None:
         self._root_fd = root_fd
         self._congestion = _congestion(congestion)
+        self._pacing = Pacing() if pacing and sys.platform == "linux" else None
 
     def listen(self, endpoint: str) -> tuple[socket.socket, str]:
         """Listen at ``tcp://host:port``; port 0 takes a free one."""
@@ -82,6 +90,19 @@ class TcpPlaces:
         with contextlib.suppress(OSError):  # it has ended already
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
+    def share(self, made: Sequence[socket.socket], now: float) -> None:
+        """Keep those to a rate that share a line; there is none to oneself."""
+        if self._pacing is None:
+            return
+        seen: dict[Hashable, Seen] = {}
+        with contextlib.suppress(OSError, struct.error):  # one has ended already, or the system says less
+            seen.update((one, _seen(one)) for one in made if one.getsockname()[0] != one.getpeername()[0])
+        limit = self._pacing.look(seen, now)
+        if limit is not None:
+            for one in made:
+                with contextlib.suppress(OSError):
+                    one.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _RATE.pack(limit))
+
     def on_way(self, made: socket.socket) -> bool:
         """Whether the other host has not confirmed all of it yet.
 
@@ -101,11 +122,16 @@ class TcpTransport(SocketTransport):
     """One member's end of its plain links over TCP; see ``Transport``.
 
     Args:
-        root_fd, congestion: see ``TcpPlaces``.
+        root_fd, congestion, pacing: see ``TcpPlaces``.
     """
 
-    def __init__(self, root_fd: int = -1, congestion: str = "") -> None:
-        super().__init__(TcpPlaces(root_fd, congestion))
+    def __init__(self, root_fd: int = -1, congestion: str = "", pacing: bool = True) -> None:
+        super().__init__(TcpPlaces(root_fd, congestion, pacing))
+
+
+def _seen(made: socket.socket) -> Seen:
+    acked, more, busy_us, held_up_us = _INFO.unpack(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
+    return Seen(acked, (busy_us - held_up_us) / 1e6, more > 0)
 
 
 def _congestion(wanted: str) -> bytes:

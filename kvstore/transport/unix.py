@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.errors import ConfigError
@@ -52,6 +53,9 @@ class UnixPlaces:
 
     def wake_at(self, made: socket.socket, count: int) -> None:
         """Unix sockets say so whenever there is anything."""
+
+    def share(self, made: Sequence[socket.socket], now: float) -> None:
+        """There is no line."""
 
     def on_way(self, made: socket.socket) -> bool:
         """No: what was sent is with the other side."""

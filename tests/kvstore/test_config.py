@@ -77,6 +77,8 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
         ("MXNET_UPDATE_ON_KVSTORE", "0", "update_on_kvstore", False),
         ("MXNET_UPDATE_ON_KVSTORE", "1", "update_on_kvstore", True),
         ("KVSTORE_CONGESTION", " reno ", "congestion", "reno"),
+        ("KVSTORE_PACING", "0", "pacing", False),
+        ("KVSTORE_PACING", "1", "pacing", True),
         ("KVSTORE_SHM", "0", "shm", False),
         ("KVSTORE_SHM", "1", "shm", True),
         ("KVSTORE_ENCRYPTION", "0", "encryption", False),

@@ -1,0 +1,64 @@
+"""Fair shares of a line: no connection may send much faster than the fastest one of its process could lately. Pure.
+
+Linux lets a connection have in the network card's queue what it would send within a millisecond, by an estimate that
+grows with its window. Where nothing gets lost windows only grow, some sooner than others, and their shares of the line
+with them; but a round takes as long as the slowest connection. With a limit to all estimates shares are equal again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+LOOK_S = 0.25  # between two looks
+TIMES = 3  # the limit, of what was reached: high enough for a line that has become free to be filled again soon
+LEAST = 1 << 20  # bytes between two looks; less says nothing of the line
+BUSY = 0.8  # of the time between two looks
+FAST = 500_000_000  # bytes a second; beyond, keeping to a rate costs more processor time than it is good for
+UNLIMITED = 2**64 - 1
+
+
+class Seen(NamedTuple):
+    """A connection, as it is at a look."""
+
+    acked: int  # bytes that the other side has confirmed so far
+    busy: float  # seconds so far in which there was something on its way, and the other side had room for more
+    more: bool  # whether there is something that has not left yet
+
+
+class Pacing:
+    """The limit of one process's connections to other hosts."""
+
+    def __init__(self) -> None:
+        self._before: dict[Hashable, Seen] = {}
+        self._at = 0.0
+        self._limited = False
+
+    def look(self, seen: Mapping[Hashable, Seen], now: float) -> int | None:
+        """Return how many bytes a second each connection may send from now on; None leaves that as it is.
+
+        Only those count that the line, or whoever shares it, has kept waiting all the time since the last look.
+
+        Args:
+            seen: all connections.
+            now: seconds.
+        """
+        least_s = BUSY * (now - self._at)
+        rates = [
+            (after.acked - before.acked) / (after.busy - before.busy)
+            for connection, after in seen.items()
+            if (before := self._before.get(connection)) is not None
+            and before.more
+            and after.more
+            and after.acked - before.acked >= LEAST
+            and after.busy - before.busy >= least_s > 0
+        ]
+        self._before, self._at = dict(seen), now
+        if not rates:
+            return None
+        limit = int(TIMES * max(rates))
+        if limit < FAST:
+            self._limited = True
+            return limit
+        lifted, self._limited = self._limited, False
+        return UNLIMITED if lifted else None

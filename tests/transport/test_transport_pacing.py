@@ -1,0 +1,277 @@
+"""To what rate connections are kept, and that it is Linux that keeps them to it."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import LONG, until
+
+from kvstore.config import Config
+from kvstore.transport import pacing, sockets, tcp
+from kvstore.transport.links import links
+from kvstore.transport.pacing import BUSY, FAST, LEAST, LOOK_S, TIMES, UNLIMITED, Pacing, Seen
+from kvstore.transport.tcp import TcpPlaces, TcpTransport
+
+MB = 1_000_000
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked to keep to a rate")
+
+
+class Host:
+    """Connections that go on at the rates they are told to."""
+
+    def __init__(self) -> None:
+        self.pacing = Pacing()
+        self._now = 100.0
+        self._acked = [0] * 9
+        self._busy = [0.0] * 9
+
+    def goes_on(
+        self, *rates: float, busy: float = 1.0, more: bool | Sequence[bool] = True, seconds: float = LOOK_S
+    ) -> int | None:
+        """Let time go by; return what is said at the next look.
+
+        Args:
+            rates: bytes a second, of each connection.
+            busy: how much of the time they had something to send.
+            more: whether they still have, of all or of each.
+        """
+        self._now += seconds
+        seen: dict[object, Seen] = {}
+        for number, rate in enumerate(rates):
+            self._busy[number] += busy * seconds
+            self._acked[number] += int(rate * busy * seconds)
+            waits = more if isinstance(more, bool) else more[number]
+            seen[number] = Seen(self._acked[number], self._busy[number], waits)
+        return self.pacing.look(seen, self._now)
+
+
+@pytest.fixture
+def host() -> Host:
+    made = Host()
+    assert made.goes_on(30 * MB, 30 * MB) is None, "the first look has nothing to compare with"
+    return made
+
+
+def near(rate: float) -> object:
+    return pytest.approx(rate, rel=0.001)
+
+
+def test_all_may_send_three_times_as_fast_as_the_fastest_has(host: Host):
+    assert host.goes_on(30 * MB, 20 * MB) == near(90 * MB)
+    assert host.goes_on(25 * MB, 27 * MB) == near(81 * MB)
+
+
+def test_a_line_that_has_become_free_is_filled_again_soon(host: Host):
+    rate, line, looks = 10.0 * MB, 1000 * MB, 0
+    while rate < line / 3:
+        limit = host.goes_on(rate, rate)
+        assert limit is not None
+        rate, looks = min(line, limit), looks + 1
+    assert looks <= 4, "a second"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        partial(Host.goes_on, busy=BUSY - 0.01),
+        partial(Host.goes_on, more=False),
+        partial(Host.goes_on, seconds=LEAST / (31 * MB)),
+    ],
+    ids=["not busy all the time", "all has left", "too little"],
+)
+def test_who_was_not_kept_waiting_by_the_line_says_nothing(host: Host, how: Callable[..., int | None]):
+    """Else a few small messages, or a server that was away for a while, would slow down what comes next."""
+    assert how(host, 30 * MB, 30 * MB) is None
+    assert host.goes_on(30 * MB, 30 * MB, more=(False, True)) in (None, near(90 * MB))
+    assert host.goes_on(5 * MB, 20 * MB, more=True) == near(60 * MB), "nothing of this remains"
+
+
+def test_who_had_nothing_to_send_at_the_beginning_does_not_count(host: Host):
+    host.goes_on(30 * MB, 30 * MB, more=(False, True))
+    assert host.goes_on(100 * MB, 20 * MB) == near(60 * MB)
+
+
+def test_an_outage_changes_nothing(host: Host):
+    assert host.goes_on(30 * MB, 30 * MB) == near(90 * MB)
+    for _ in range(10):
+        assert host.goes_on(0, 0) is None
+    assert host.goes_on(30 * MB, 30 * MB) == near(90 * MB)
+
+
+def test_fast_lines_are_left_alone(host: Host):
+    assert host.goes_on(FAST / TIMES + MB, 30 * MB) is None
+    assert host.goes_on(30 * MB, 30 * MB) == near(90 * MB)
+    assert host.goes_on(FAST / TIMES + MB, 30 * MB) == UNLIMITED, "what was limited is not any more"
+    assert host.goes_on(FAST / TIMES + MB, 30 * MB) is None
+
+
+def test_connections_come_and_go(host: Host):
+    assert host.goes_on(30 * MB) == near(90 * MB)
+    assert host.goes_on(30 * MB, 200 * MB) == near(90 * MB), "the second has just come back"
+    assert host.goes_on() is None
+    assert host.goes_on(30 * MB, 20 * MB) is None
+    assert host.goes_on(30 * MB, 20 * MB) == near(90 * MB)
+
+
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 3), st.builds(Seen, st.integers(0, 2**63), st.floats(0, 1e9), st.booleans()))
+    ),
+    st.lists(st.floats(0, 10), min_size=1),
+)
+def test_no_limit_is_lower_than_what_lets_much_through(looks: list[dict[int, Seen]], pauses: list[float]):
+    one, now = Pacing(), 0.0
+    for number, seen in enumerate(looks):
+        now += pauses[number % len(pauses)]
+        limit = one.look(dict(seen), now)
+        assert limit is None or limit == UNLIMITED or 0 < limit < FAST
+
+
+# ---- real connections
+
+
+class Ends:
+    """Two ends of a link over TCP, which count as on two hosts: their addresses differ."""
+
+    def __init__(self, one: TcpTransport, two: TcpTransport) -> None:
+        self.one, self.two = one, two
+        self.peer = one.connect(two.bind("tcp://127.0.0.2:0"))
+        self.exchange()
+
+    def exchange(self) -> None:
+        """Send something and have an answer."""
+        self.one.send(self.peer, [b"x" * LEAST])
+        received = self.two.recv(LONG)
+        assert received is not None
+        assert bytes(received[1][0]) == b"x" * LEAST
+        self.two.send(received[0], [b"thanks"])
+        assert self.one.recv(LONG) is not None
+
+    def limits(self) -> set[int]:
+        """Those of both ends."""
+        made = [*self.one._connections(), *self.two._connections()]
+        assert len(made) == 2
+        return {
+            int.from_bytes(one.getsockopt(socket.SOL_SOCKET, tcp._SO_MAX_PACING_RATE, 8), sys.byteorder) for one in made
+        }
+
+    def close(self) -> None:
+        """Close both."""
+        self.one.close()
+        self.two.close()
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "LOOK_S", 0.0)
+
+
+@linux
+@pytest.mark.usefixtures("often")
+def test_linux_keeps_connections_to_the_limit_and_is_told_when_there_is_none_any_more(monkeypatch: pytest.MonkeyPatch):
+    said: list[int | None] = [None]
+    monkeypatch.setattr(Pacing, "look", lambda *_: said[-1])
+    ends = Ends(TcpTransport(), TcpTransport())
+    try:
+        (before,) = ends.limits()
+        for says, limit in [(300 * MB, 300 * MB), (None, 300 * MB), (400 * MB, 400 * MB), (UNLIMITED, before)]:
+            said.append(says)
+            ends.exchange()
+            assert ends.limits() == {limit}
+    finally:
+        ends.close()
+
+
+@linux
+@pytest.mark.usefixtures("often")
+def test_what_linux_says_of_a_connection(monkeypatch: pytest.MonkeyPatch):
+    looks: list[Seen] = []
+
+    def look(_: Pacing, seen: dict[object, Seen], _now: float) -> None:
+        looks.extend(seen.values())
+
+    monkeypatch.setattr(Pacing, "look", look)
+    ends = Ends(TcpTransport(), TcpTransport())
+    try:
+        (made,) = ends.one._connections()
+        for number in range(2, 5):
+            ends.exchange()
+            until(lambda least=number * LEAST: tcp._seen(made).acked >= least, "the last of it to be confirmed")
+            assert tcp._seen(made).acked < number * LEAST + 1000 * number
+            assert not tcp._seen(made).more
+
+        def some_time() -> bool:
+            ends.exchange()
+            return tcp._seen(made).busy > 0  # Linux counts in ticks of its clock
+
+        until(some_time, "some time")
+    finally:
+        ends.close()
+    assert any(seen.acked >= 2 * LEAST for seen in looks), "looks are taken while messages are waited for"
+
+
+@linux
+def test_time_in_which_the_other_side_has_no_room_does_not_count():
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        listener.bind(("127.0.0.2", 0))
+        listener.listen()
+        with socket.create_connection(listener.getsockname()) as made:
+            made.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    made.send(bytes(LEAST))  # nobody reads it
+            before = [tcp._seen(made)]
+
+            def stands_still() -> bool:
+                before.append(tcp._seen(made))
+                return before[-1].more and before[-1] == before[-2]
+
+            until(stands_still, "an end of what goes on", step=0.1)
+
+
+@linux
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("fast", [FAST, 2**62])
+def test_messages_arrive_whatever_is_measured(monkeypatch: pytest.MonkeyPatch, fast: int):
+    monkeypatch.setattr(pacing, "FAST", fast)
+    ends = Ends(TcpTransport(), TcpTransport())
+    try:
+        for _ in range(20):
+            ends.exchange()
+    finally:
+        ends.close()
+
+
+def test_one_host_has_no_line(monkeypatch: pytest.MonkeyPatch):
+    seen: list[object] = []
+    monkeypatch.setattr(Pacing, "look", lambda _, those, _now: seen.extend(those))
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as made:
+        TcpPlaces().share([made], 1.0)
+    assert seen == []
+
+
+@linux
+def test_a_connection_that_has_ended_is_no_error():
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        made = socket.create_connection(listener.getsockname())
+    made.close()
+    TcpPlaces().share([made], 1.0)
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
+    def never(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Pacing, "__init__", never)
+    transport = links(Config(root="tcp://10.0.0.1:9", pacing=False))()
+    transport.close()
+    with pytest.raises(AssertionError):
+        links(Config(root="tcp://10.0.0.1:9"))()
