@@ -67,7 +67,7 @@ class Counted:
     def note(self) -> str:
         """How much was sent."""
         megabytes = sum(self.counts) / len(self.counts) / (self.rounds + self.warm_up) / 1e6
-        return f"a worker's host sent {megabytes:,.0f} MB a round"
+        return f"a worker's host sent {megabytes:,.0f} MB a round, what goes before the first included"
 
 
 def network(session: Session, brief: bool = False) -> None:

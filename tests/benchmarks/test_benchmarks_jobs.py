@@ -173,7 +173,7 @@ def test_what_did_not_cross_the_wire_is_no_measurement(monkeypatch, fake, megaby
     counted = Counted(fake("kvstore", [245.0]), HOSTS[0], rounds=4, nbytes=153e6)
     if crossed:
         assert counted.run() == {"kvstore": [245.0]}
-        assert counted.note == "a worker's host sent 154 MB a round"
+        assert counted.note == "a worker's host sent 154 MB a round, what goes before the first included"
     else:
         with pytest.raises(JobFailed, match="sent 3 MB, and must have sent 536 at the very least"):
             counted.run()
