@@ -8,11 +8,13 @@ with them; but a round takes as long as the slowest connection. With a limit to 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T", bound=Hashable)
 
 LOOK_S = 0.25  # between two looks
 TIMES = 3  # the limit, of what was reached: high enough for a line that has become free to be filled again soon
-LEAST = 1 << 20  # bytes between two looks; less says nothing of the line
+LEAST = 1 << 20  # bytes in each ``LOOK_S``; whoever is slower waits for something else than the line
 BUSY = 0.8  # of the time between two looks
 FAST = 500_000_000  # bytes a second; beyond, keeping to a rate costs more processor time than it is good for
 UNLIMITED = 2**64 - 1
@@ -26,15 +28,15 @@ class Seen(NamedTuple):
     more: bool  # whether there is something that has not left yet
 
 
-class Pacing:
-    """The limit of one process's connections to other hosts."""
+class Pacing(Generic[T]):
+    """The limit of one process's connections to other hosts; ``T`` is what they are known by."""
 
     def __init__(self) -> None:
-        self._before: dict[Hashable, Seen] = {}
+        self._before: dict[T, Seen] = {}
         self._at = 0.0
         self._limited = False
 
-    def look(self, seen: Mapping[Hashable, Seen], now: float) -> int | None:
+    def look(self, seen: Mapping[T, Seen], now: float) -> int | None:
         """Return how many bytes a second each connection may send from now on; None leaves that as it is.
 
         Only those count that the line, or whoever shares it, has kept waiting all the time since the last look.
@@ -43,22 +45,23 @@ class Pacing:
             seen: all connections.
             now: seconds.
         """
-        least_s = BUSY * (now - self._at)
+        elapsed = now - self._at
+        least, least_s = LEAST * max(1.0, elapsed / LOOK_S), BUSY * elapsed
         rates = [
             (after.acked - before.acked) / (after.busy - before.busy)
             for connection, after in seen.items()
             if (before := self._before.get(connection)) is not None
             and before.more
             and after.more
-            and after.acked - before.acked >= LEAST
+            and after.acked - before.acked >= least
             and after.busy - before.busy >= least_s > 0
         ]
         self._before, self._at = dict(seen), now
         if not rates:
             return None
-        limit = int(TIMES * max(rates))
+        limit = TIMES * max(rates)
         if limit < FAST:
             self._limited = True
-            return limit
+            return int(limit)
         lifted, self._limited = self._limited, False
         return UNLIMITED if lifted else None

@@ -8,7 +8,7 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 from kvstore.address import host_and_port, tcp_endpoint
 from kvstore.errors import ConfigError
@@ -41,7 +41,7 @@ class TcpPlaces:
     def __init__(self, root_fd: int = -1, congestion: str = "", pacing: bool = True) -> None:
         self._root_fd = root_fd
         self._congestion = _congestion(congestion)
-        self._pacing = Pacing() if pacing and sys.platform == "linux" else None
+        self._pacing: Pacing[socket.socket] | None = Pacing() if pacing and sys.platform == "linux" else None
 
     def listen(self, endpoint: str) -> tuple[socket.socket, str]:
         """Listen at ``tcp://host:port``; port 0 takes a free one."""
@@ -94,12 +94,14 @@ class TcpPlaces:
         """Keep those to a rate that share a line; there is none to oneself."""
         if self._pacing is None:
             return
-        seen: dict[Hashable, Seen] = {}
-        with contextlib.suppress(OSError, struct.error):  # one has ended already, or the system says less
-            seen.update((one, _seen(one)) for one in made if one.getsockname()[0] != one.getpeername()[0])
+        seen: dict[socket.socket, Seen] = {}
+        for one in made:
+            with contextlib.suppress(OSError, struct.error):  # it has ended already, or the system says less
+                if one.getsockname()[0] != one.getpeername()[0]:
+                    seen[one] = _seen(one)
         limit = self._pacing.look(seen, now)
         if limit is not None:
-            for one in made:
+            for one in seen:
                 with contextlib.suppress(OSError):
                     one.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _RATE.pack(limit))
 

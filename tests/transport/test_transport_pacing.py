@@ -27,7 +27,7 @@ class Host:
     """Connections that go on at the rates they are told to."""
 
     def __init__(self) -> None:
-        self.pacing = Pacing()
+        self.pacing: Pacing[object] = Pacing()
         self._now = 100.0
         self._acked = [0] * 9
         self._busy = [0.0] * 9
@@ -78,18 +78,20 @@ def test_a_line_that_has_become_free_is_filled_again_soon(host: Host):
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("how", "then"),
     [
-        partial(Host.goes_on, busy=BUSY - 0.01),
-        partial(Host.goes_on, more=False),
-        partial(Host.goes_on, seconds=LEAST / (31 * MB)),
+        (partial(Host.goes_on, busy=BUSY - 0.01), 90 * MB),
+        (partial(Host.goes_on, more=False), None),
+        (partial(Host.goes_on, seconds=LEAST / (31 * MB)), 90 * MB),
     ],
     ids=["not busy all the time", "all has left", "too little"],
 )
-def test_who_was_not_kept_waiting_by_the_line_says_nothing(host: Host, how: Callable[..., int | None]):
+def test_who_was_not_kept_waiting_by_the_line_says_nothing(
+    host: Host, how: Callable[..., int | None], then: int | None
+):
     """Else a few small messages, or a server that was away for a while, would slow down what comes next."""
     assert how(host, 30 * MB, 30 * MB) is None
-    assert host.goes_on(30 * MB, 30 * MB, more=(False, True)) in (None, near(90 * MB))
+    assert host.goes_on(30 * MB, 30 * MB, more=(False, True)) == (then and near(then))
     assert host.goes_on(5 * MB, 20 * MB, more=True) == near(60 * MB), "nothing of this remains"
 
 
@@ -120,21 +122,39 @@ def test_connections_come_and_go(host: Host):
     assert host.goes_on(30 * MB, 20 * MB) == near(90 * MB)
 
 
+def test_an_outage_that_nobody_looked_at_changes_nothing(host: Host):
+    """Else what has come through at its beginning would be all that may from then on."""
+    assert host.goes_on(30 * MB, 30 * MB) == near(90 * MB)
+    assert host.goes_on(MB, MB, seconds=60) is None
+    assert host.goes_on(30 * MB, 30 * MB) == near(90 * MB)
+
+
 @given(
     st.lists(
-        st.dictionaries(st.integers(0, 3), st.builds(Seen, st.integers(0, 2**63), st.floats(0, 1e9), st.booleans()))
-    ),
-    st.lists(st.floats(0, 10), min_size=1),
+        st.tuples(
+            st.floats(0, 100),
+            st.dictionaries(st.integers(0, 3), st.tuples(st.integers(0, 2**40), st.floats(0, 1), st.booleans())),
+        )
+    )
 )
-def test_no_limit_is_lower_than_what_lets_much_through(looks: list[dict[int, Seen]], pauses: list[float]):
-    one, now = Pacing(), 0.0
-    for number, seen in enumerate(looks):
-        now += pauses[number % len(pauses)]
-        limit = one.look(dict(seen), now)
-        assert limit is None or limit == UNLIMITED or 0 < limit < FAST
+def test_every_limit_lets_so_much_through_that_the_next_look_counts(
+    looks: list[tuple[float, dict[int, tuple[int, float, bool]]]],
+):
+    one: Pacing[int] = Pacing()
+    now, seen = 0.0, dict.fromkeys(range(4), Seen(0, 0.0, False))
+    for seconds, those in looks:
+        now += seconds
+        for number, (sent, busy, more) in those.items():
+            seen[number] = Seen(seen[number].acked + sent, seen[number].busy + busy * seconds, more)
+        limit = one.look(seen, now)
+        assert limit is None or limit == UNLIMITED or 2 * LEAST / LOOK_S < limit < FAST
 
 
 # ---- real connections
+
+
+def limit_of(made: socket.socket) -> int:
+    return int.from_bytes(made.getsockopt(socket.SOL_SOCKET, tcp._SO_MAX_PACING_RATE, 8), sys.byteorder)
 
 
 class Ends:
@@ -158,9 +178,7 @@ class Ends:
         """Those of both ends."""
         made = [*self.one._connections(), *self.two._connections()]
         assert len(made) == 2
-        return {
-            int.from_bytes(one.getsockopt(socket.SOL_SOCKET, tcp._SO_MAX_PACING_RATE, 8), sys.byteorder) for one in made
-        }
+        return set(map(limit_of, made))
 
     def close(self) -> None:
         """Close both."""
@@ -194,7 +212,7 @@ def test_linux_keeps_connections_to_the_limit_and_is_told_when_there_is_none_any
 def test_what_linux_says_of_a_connection(monkeypatch: pytest.MonkeyPatch):
     looks: list[Seen] = []
 
-    def look(_: Pacing, seen: dict[object, Seen], _now: float) -> None:
+    def look(_: Pacing[object], seen: dict[object, Seen], _now: float) -> None:
         looks.extend(seen.values())
 
     monkeypatch.setattr(Pacing, "look", look)
@@ -250,20 +268,32 @@ def test_messages_arrive_whatever_is_measured(monkeypatch: pytest.MonkeyPatch, f
         ends.close()
 
 
+@linux
 def test_one_host_has_no_line(monkeypatch: pytest.MonkeyPatch):
+    """What goes to oneself is neither looked at nor limited."""
     seen: list[object] = []
-    monkeypatch.setattr(Pacing, "look", lambda _, those, _now: seen.extend(those))
+
+    def look(_: Pacing[object], those: dict[object, Seen], _now: float) -> int:
+        seen.extend(those)
+        return 300 * MB
+
+    monkeypatch.setattr(Pacing, "look", look)
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as made:
+        before = limit_of(made)
         TcpPlaces().share([made], 1.0)
+        assert limit_of(made) == before
     assert seen == []
 
 
 @linux
-def test_a_connection_that_has_ended_is_no_error():
+def test_a_connection_that_has_ended_is_no_error_and_the_others_are_seen_to(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Pacing, "look", lambda *_: 300 * MB)
     with socket.create_server(("127.0.0.2", 0)) as listener:
-        made = socket.create_connection(listener.getsockname())
-    made.close()
-    TcpPlaces().share([made], 1.0)
+        ended = socket.create_connection(listener.getsockname())
+        ended.close()
+        with socket.create_connection(listener.getsockname()) as made:
+            TcpPlaces().share([ended, made], 1.0)
+            assert limit_of(made) == 300 * MB
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
