@@ -88,6 +88,16 @@ class Rates:
             raise UsageError("every group has its own learning rate: set trainer.optimizer.param_groups[i]['lr']")
         self._set(finite("learning_rate", lr))
 
+    def rescale(self, batch_size: int | None, parts: int) -> float:
+        """Return what the sum of ``parts`` gradients is multiplied by; None for a batch says that each is a mean.
+
+        Raises:
+            UsageError: a ``batch_size`` that is not positive.
+        """
+        if batch_size is not None and batch_size <= 0:
+            raise UsageError(f"batch_size={batch_size} must be positive")
+        return self._optimizer.rescale_grad / (parts if batch_size is None else batch_size)
+
     def apply(self) -> Snapshot:
         """Tell who updates what has changed; return all that the next update uses."""
         if self._schedule is not None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
 
 from kvstore import KVStore, Unsupported, UsageError, states
 from kvstore.optim import describe
+from workers.trainer.arrays import Arrays
 from workers.trainer.clipping import Summed, clip
 from workers.trainer.decision import decide, overlapping
 from workers.trainer.optimizer import TrainerOptimizer
@@ -20,8 +21,6 @@ from workers.trainer.parameters import collect, grouped, stale
 from workers.trainer.peers import Peers
 from workers.trainer.rates import Rates, param_groups, settings
 from workers.trainer.updates import LocalUpdates
-
-T = TypeVar("T")
 
 
 class Trainer:
@@ -89,11 +88,8 @@ class Trainer:
         if isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) > 1:
             collected = grouped(collected, optimizer)
         self._params = collected.params
-        self._one_device = len(self._params[0].tensors) == 1
-        self._keys = [param.key for param in self._params]
-        self._weights = self._by_key([list(param.tensors) for param in self._params])
         self._share = {"copy": False} if share_weights else {}
-        self._store, on_store = decide(kvstore, update_on_kvstore, self._one_device)
+        self._store, on_store = decide(kvstore, update_on_kvstore, one_device=len(self._params[0].tensors) == 1)
         if compression_params is not None:
             if self._store is None:
                 raise UsageError("compression_params without a store, which is what compresses; leave them out")
@@ -107,12 +103,13 @@ class Trainer:
         else:
             self._where = self._store
             self._store.set_optimizer(optimizer, **options)
-        self._rescale = described.rescale_grad
         self._rates = Rates(param_groups(described, self._params), described, self._where, schedule, begun)
         self._optimizer: TrainerOptimizer | None = None
         self._peers, self._summed = Peers(self._store), Summed()
+        self._arrays = Arrays(self._params, self._store if share_gradients else None)
         if self._store is not None:
-            self._store.broadcast(self._keys, self._weights, self._weights)
+            weights = self._arrays.weights()
+            self._store.broadcast(self._arrays.keys(), weights, weights)
         self._overlap = overlapping(
             self._params,
             self._store,
@@ -122,14 +119,7 @@ class Trainer:
             share_gradients=share_gradients,
             forward=wait_in_forward,
         )
-        self._grads: dict[torch.Tensor, torch.Tensor] = {}
         if share_gradients and self._store is not None:
-            self._grads = {
-                tensor: self._store.empty(tuple(tensor.shape), tensor.dtype).zero_()
-                for param in self._params
-                for tensor in param.tensors
-                if tensor.is_cpu
-            }
             self.zero_grad()
 
     def step(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
@@ -153,14 +143,15 @@ class Trainer:
         if self._overlap is not None:
             self._overlap.finish(scale, lasting=batch_size is None, left_out=left_out)
         else:
-            grads = self._gradients(left_out)
+            grads = self._arrays.gradients(left_out)
             self._rates.apply()
             self._store.set_hyperparameters(rescale_grad=scale)
             if grads:
-                keys, weights = (_without(its, left_out) for its in (self._keys, self._weights))
+                keys, weights = self._arrays.keys(left_out), self._arrays.weights(left_out)
                 self._store.pushpull(keys, grads, weights, **self._share)
         if left_out and self._peers.alone:  # others may have changed them
-            self._store.pull([self._keys[i] for i in left_out], [self._weights[i] for i in left_out])
+            keys, weights = self._arrays.keys(), self._arrays.weights()
+            self._store.pull([keys[i] for i in left_out], [weights[i] for i in left_out])
         self._updated()
 
     def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
@@ -177,9 +168,9 @@ class Trainer:
         if self._overlap is not None:
             self._overlap.finish(left_out=left_out)
         elif self._store is not None:
-            grads = self._gradients(left_out)
+            grads = self._arrays.gradients(left_out)
             if grads:
-                self._store.pushpull(_without(self._keys, left_out), grads, grads)
+                self._store.pushpull(self._arrays.keys(left_out), grads, grads)
         self._summed.note(self._params)
 
     def update(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
@@ -231,11 +222,7 @@ class Trainer:
 
     def zero_grad(self) -> None:
         """Drop all gradients; set those that are in the store's memory to zero."""
-        for param in self._params:
-            for tensor in param.tensors:
-                tensor.grad = self._grads.get(tensor)
-                if tensor.grad is not None:
-                    tensor.grad.zero_()
+        self._arrays.zero_grad()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -293,7 +280,7 @@ class Trainer:
         self._peers.join(timeout)
         self._rates.num_update = self._peers.most(self._rates.num_update)
         if self._local is None:
-            self._store.pull(self._keys, self._weights, **self._share)
+            self._store.pull(self._arrays.keys(), self._arrays.weights(), **self._share)
         return last
 
     @property
@@ -376,22 +363,6 @@ class Trainer:
     def _left_out(self, ignore_stale_grad: bool) -> list[int]:
         return self._peers.left_out(self._params) if ignore_stale_grad else []
 
-    def _gradients(self, left_out: Sequence[int] = ()) -> list[Any]:
-        return self._by_key([param.gradients() for param in _without(self._params, left_out)])
-
-    def _by_key(self, tensors: list[list[torch.Tensor]]) -> list[Any]:
-        """What a store takes for the keys; of one device, just the tensors, which it can check all at once."""
-        return [its[0] for its in tensors] if self._one_device else tensors
-
     def _scale(self, batch_size: int | None) -> float:
-        if batch_size is None:
-            workers = 1 if self._store is None else self._store.num_workers
-            return self._rescale / (workers * len(self._params[0].tensors))
-        if batch_size > 0:
-            return self._rescale / batch_size
-        raise UsageError(f"batch_size={batch_size} must be positive")
-
-
-def _without(items: list[T], left_out: Sequence[int]) -> list[T]:
-    without = set(left_out)
-    return [item for position, item in enumerate(items) if position not in without] if without else items
+        workers = 1 if self._store is None else self._store.num_workers
+        return self._rates.rescale(batch_size, workers * len(self._params[0].tensors))
