@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster.missing import need, skip
+from cluster.missing import need
 
 from benchmarks import hosts as hosts_module
 from benchmarks import peers as peers_module
@@ -188,7 +188,7 @@ def test_hosts_share_no_memory_and_leave_nothing_behind():
             assert subprocess.run(other.wrap(["test", "-e", "/dev/shm/mine"]), check=False).returncode == 1
             assert not Path("/dev/shm/mine").exists()
     except Unavailable as error:
-        skip(str(error))
+        pytest.skip(str(error))
     assert not Path(one.shm).exists()
     assert (
         one.namespace not in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
