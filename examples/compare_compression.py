@@ -14,7 +14,7 @@ import argparse
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from cifar.batches import TrainBatches, validation_batches
 from cifar.choice import first
 from cifar.images import DataError, Dataset
 from cifar.options import learning_rate, usual_steps
-from cifar.replicas import Replicas
 from cifar.settings import parse_setting
+from torch import Tensor, nn
+from torch.nn import functional
 
 import kvstore as kv
 from workers import Reducer, Trainer
@@ -129,9 +130,9 @@ def train(args: Namespace, way: Way, dataset: Dataset, store: kv.KVStore, reduce
     place = {"rank": store.rank, "workers": store.num_workers}
     batches = TrainBatches(dataset, args.batch_size, seed=args.seed, **place)
     torch.manual_seed(args.seed)
-    replicas = Replicas(resnet.build("resnet", 8), [torch.device("cpu")])
+    model = resnet.build("resnet", 8)
     trainer = Trainer(
-        replicas.named_parameters(),
+        model.named_parameters(),
         "sgd",
         {"learning_rate": way.lr, "momentum": way.mom, "wd": 1e-4, "rescale_grad": 1 / way.scale},
         kvstore=store,
@@ -139,21 +140,38 @@ def train(args: Namespace, way: Way, dataset: Dataset, store: kv.KVStore, reduce
     )
     schedule = Namespace(lr=way.lr, lr_factor=0.1, lr_period=None, lr_step_epochs=usual_steps(args.num_epochs))
     before, start = store.statistics(), time.perf_counter()
-    size = sum(p.numel() for p in replicas.models[0].parameters())
+    size = sum(p.numel() for p in model.parameters())
     result = Result(way, plain=4 * size * len(batches) * args.num_epochs)
     for epoch in range(args.num_epochs):
         trainer.set_learning_rate(learning_rate(schedule, epoch))
+        model.train()
         for pictures, labels in batches.epoch(epoch):
-            replicas.backward(pictures, labels, way.scale)
+            trainer.zero_grad()
+            (functional.cross_entropy(model(pictures), labels) * way.scale).backward()
             trainer.step()
-        replicas.average_statistics(reducer)
-        counts = reducer.sum(replicas.validate(validation_batches(dataset, args.batch_size, **place)))
+        reducer.average(statistics(model))
+        counts = reducer.sum(validate(model.eval(), validation_batches(dataset, args.batch_size, **place)))
         now = store.statistics()
         result.accuracy.append(counts["right"] / counts["count"])
         result.pushed.append(now.bytes_pushed - before.bytes_pushed)
         result.pulled.append(now.bytes_pulled - before.bytes_pulled)
     result.seconds = time.perf_counter() - start
     return result
+
+
+def statistics(model: nn.Module) -> dict[str, Tensor]:
+    """What batch normalisation has seen, means and variances; each worker has seen its own pictures."""
+    return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+
+
+@torch.no_grad()
+def validate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """How many pictures there are in `batches`, and how many of them the model gets right."""
+    counts = {"right": 0.0, "count": 0.0}
+    for pictures, labels in batches:
+        counts["right"] += float((model(pictures).argmax(1) == labels).sum())
+        counts["count"] += len(labels)
+    return counts
 
 
 def report(args: Namespace, found: Sequence[Result]) -> None:

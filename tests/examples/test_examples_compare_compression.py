@@ -11,9 +11,10 @@ from pathlib import Path
 
 import compare_compression
 import pytest
-from cifar import results
+import torch
+from cifar import resnet, results
 from cifar.settings import parse_setting
-from compare_compression import Way, parse, parse_way
+from compare_compression import Way, parse, parse_way, statistics, validate
 
 import kvstore as kv
 from kvstore.codecs import parse as check
@@ -57,6 +58,17 @@ def test_what_is_missing_is_said_before_training(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["compare_compression.py", "--plot", "x.png"])
     with pytest.raises(SystemExit, match=r"^compare_compression.py: error: --plot needs matplotlib.*pip install"):
         compare_compression.main()
+
+
+def test_validation_counts_and_leaves_the_statistics_alone():
+    model = resnet.build("resnet", 8)
+    before = {name: tensor.clone() for name, tensor in statistics(model).items()}
+    assert {name.rsplit(".", 1)[1] for name in before} == {"running_mean", "running_var"}
+    pictures = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    guesses = model.eval()(pictures).argmax(1)
+    counts = validate(model, [(pictures, guesses), (pictures, (guesses + 1) % 10)])
+    assert counts == {"right": 8.0, "count": 16.0}
+    assert all(tensor.equal(before[name]) for name, tensor in statistics(model).items())
 
 
 @pytest.mark.timeout(180)  # seconds, but on a busy machine a job takes long to start

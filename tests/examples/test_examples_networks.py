@@ -4,17 +4,9 @@ import pytest
 import torch
 from cifar import resnet
 from cifar.devices import DeviceError, find_devices
-from cifar.replicas import Replicas, statistics
 from torch import nn
 
 CPU = torch.device("cpu")
-
-
-class Alone:
-    """A reducer for one worker."""
-
-    def average(self, tensors):
-        pass
 
 
 def batch(count=8):
@@ -105,48 +97,6 @@ def test_other_networks_are_refused():
         resnet.build("vgg", 8)
 
 
-def test_replicas_share_a_batch():
-    """The mean of two halves' gradients is the gradient of the whole, where no statistics differ."""
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
-    one, two = Replicas(model, [CPU]), Replicas(model, [CPU, CPU])
-    assert one.backward(*batch()) == two.backward(*batch())
-    (whole,) = one.models
-    for parameter, *halves in zip(whole.parameters(), *(half.parameters() for half in two.models), strict=True):
-        assert torch.allclose(parameter.grad, (halves[0].grad + halves[1].grad) / 2, atol=1e-6)
-
-
-def test_gradients_do_not_pile_up():
-    replicas = Replicas(nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), [CPU])
-    replicas.backward(*batch())
-    first = [parameter.grad.clone() for parameter in replicas.models[0].parameters()]
-    replicas.backward(*batch())
-    assert all(a.equal(b.grad) for a, b in zip(first, replicas.models[0].parameters(), strict=True))
-
-
-def test_statistics_are_averaged_over_devices_and_then_over_workers():
-    class Doubling:
-        def average(self, tensors):
-            for tensor in tensors.values():
-                tensor.mul_(2)
-
-    replicas = Replicas(nn.BatchNorm1d(2), [CPU, CPU])
-    for mean, model in zip((1.0, 3.0), replicas.models, strict=True):
-        model.running_mean.fill_(mean)
-    replicas.average_statistics(Doubling())
-    assert [model.running_mean.tolist() for model in replicas.models] == [[4.0, 4.0]] * 2
-    assert set(statistics(replicas.models[0])) == {"running_mean", "running_var"}
-
-
-def test_validation_counts_and_leaves_the_statistics_alone():
-    replicas = Replicas(resnet.build("resnet", 8), [CPU])
-    before = {name: tensor.clone() for name, tensor in statistics(replicas.models[0]).items()}
-    pictures, _ = batch()
-    guesses = replicas.models[0].eval()(pictures).argmax(1)
-    counts = replicas.validate([(pictures, guesses), (pictures, (guesses + 1) % 10)])
-    assert counts == {"right": 8.0, "count": 16.0}
-    assert all(tensor.equal(before[name]) for name, tensor in statistics(replicas.models[0]).items())
-
-
 def test_a_gpu_that_is_not_there_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(DeviceError, match=r"--gpus 0,1: .* sees no CUDA device; without --gpus the CPU is used"):
@@ -156,17 +106,3 @@ def test_a_gpu_that_is_not_there_is_an_error(monkeypatch):
         find_devices([1, 2])
     assert find_devices([0, 1]) == [torch.device("cuda:0"), torch.device("cuda:1")]
     assert find_devices(None) == find_devices([]) == [CPU]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_a_replica_on_a_gpu_learns_as_one_on_the_cpu():
-    torch.manual_seed(0)
-    model = resnet.build("resnet", 8)
-    cpu, gpu = Replicas(model, [CPU]), Replicas(model, find_devices([0]))
-    cpu.backward(*batch())
-    gpu.backward(*batch())
-    for a, b in zip(cpu.models[0].parameters(), gpu.models[0].parameters(), strict=True):
-        assert torch.allclose(a.grad, b.grad.cpu(), atol=1e-2)
-    gpu.average_statistics(Alone())
-    assert gpu.validate([batch()])["count"] == 8

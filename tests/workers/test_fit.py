@@ -215,6 +215,16 @@ def test_two_devices_do_as_one_with_the_same_batches(count: int) -> None:
     assert set(history[0]) == {"train-accuracy", "validation-accuracy"}
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_model_on_a_gpu_learns_as_one_on_the_cpu() -> None:
+    here, there = network(), network().cuda()
+    expected = fit(here, loader(16, 4), loader(6, 3), num_epoch=2, optimizer_params=SGD)
+    assert fit(there, loader(16, 4), loader(6, 3), num_epoch=2, optimizer_params=SGD) == expected
+    for name, tensor in state(here).items():
+        torch.testing.assert_close(state(there)[name].cpu(), tensor, rtol=1e-3, atol=1e-4)
+
+
 # ---- several workers
 
 
