@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -13,7 +13,7 @@ import torch
 from kvstore.codecs import CLOSE, Compression, Compressor, Encoded, Opened, parse
 from kvstore.compression import opened_each
 from kvstore.errors import UsageError
-from kvstore.spec import FLOATS
+from kvstore.spec import FLOATS, Key
 from kvstore.values import Part, Run, to_buffer
 from kvstore.wire import Buffer, Codec, Push, join
 from servers.bucket import Bucket
@@ -82,9 +82,13 @@ class Squeezed:
 
     Sums that are assigned are encoded with error feedback, which stays here (DoubleSqueeze, arXiv:1905.05957): what one
     answer lacks comes with the next value. Weights are not: they are the same weights next time.
+
+    Args:
+        key: whose the segment of a number is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: Callable[[int], Key]) -> None:
+        self._key = key
         self._ways: dict[Compression, _Way] = {}
 
     def answer(
@@ -107,7 +111,7 @@ class Squeezed:
             )
         way = self._ways.get(compression)
         if way is None:
-            way = self._ways[compression] = _Way(Compressor(compression))
+            way = self._ways[compression] = _Way(Compressor(compression, self._key))
         found = [cut for run in runs for cut in way.cuts(*run, feedback)]
         parts = [to_buffer(cut.encoded.cut(cut.start, cut.stop)) for cut in found]
         return [part.nbytes for part in parts], [cut.segments for cut in found], join(parts)

@@ -45,7 +45,7 @@ class Table:
         self._workers = frozenset(workers)
         self._updates = Updates(rule, self.buckets, memory)
         self._waiting = Waiting(rule, self._workers, self.buckets, self._reply)
-        self._squeezed = Squeezed()
+        self._squeezed = Squeezed(lambda number: self.buckets.slot(number).key)
 
     @property
     def pauses(self) -> Pauses:

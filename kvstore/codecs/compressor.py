@@ -9,9 +9,9 @@ same holds on the way back, with a compressor on the server (DoubleSqueeze, arXi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,10 +47,12 @@ class Compressor:
 
     Args:
         compression: how.
+        name: what errors call a key; by default what it is.
     """
 
-    def __init__(self, compression: Compression) -> None:
+    def __init__(self, compression: Compression, name: Callable[[Any], Key] | None = None) -> None:
         self.compression = compression
+        self._name = name
         self._codec = codec(compression)
         self._momentum = float(compression.number("momentum") or 0.0)
         self._memos: dict[Key, Memo] = {}
@@ -75,7 +77,7 @@ class Compressor:
                 dropped.
             Mismatch: another size than before.
         """
-        _require_floating(key, values)
+        self._require_floating(key, values)
         flat = _flat(values)
         memo = self._memo(key, flat)
         if memo.velocity is not None:
@@ -83,7 +85,7 @@ class Compressor:
         encoded = self._codec.begin(values.shape, flat.device, memo)
         if not self._take(encoded, memo.residual, flat):
             self.drop(key)
-            raise _infinite(key)
+            raise self._infinite(key)
         if memo.velocity is not None and flat.numel():
             encoded.clear(memo.velocity)
         encoded.finish()
@@ -103,7 +105,7 @@ class Compressor:
             UsageError: as from ``encode``; what was kept of all these keys is dropped.
             Mismatch: as from ``encode``.
         """
-        _require_floating(keys[0], values)
+        self._require_floating(keys[0], values)
         flat = _flat(values)
         joint = self._joint(tuple(keys), list(sizes), flat)
         encoded = self._codec.begin(flat.shape, flat.device, Memo(keys[0], joint.residual))
@@ -111,7 +113,7 @@ class Compressor:
             found = next((key for key, part in zip(keys, joint.parts, strict=True) if not _finite(part)), keys[0])
             for key in keys:
                 self.drop(key)
-            raise _infinite(found)
+            raise self._infinite(found)
         encoded.finish()
         for memo in joint.memos:
             memo.step += 1
@@ -120,7 +122,7 @@ class Compressor:
 
     def once(self, key: Key, values: torch.Tensor) -> Encoded:
         """Return the encoding of ``values`` alone; nothing is kept. See ``encode`` for arguments and errors."""
-        _require_floating(key, values)
+        self._require_floating(key, values)
         self.require_finite(key, values)
         flat = values.detach().reshape(-1)
         encoded = self._codec.begin(values.shape, flat.device, Memo(key, torch.empty(0)))
@@ -134,7 +136,7 @@ class Compressor:
         """Raise ``UsageError`` unless all ``values`` are finite in float32; what was kept of ``key`` is dropped."""
         if not _finite(values):
             self.drop(key)
-            raise _infinite(key)
+            raise self._infinite(key)
 
     def drop(self, key: Key) -> None:
         """Forget what is kept of ``key``."""
@@ -239,6 +241,16 @@ class Compressor:
             encoded.take(0, residual)
         return True
 
+    def _require_floating(self, key: Key, values: torch.Tensor) -> None:
+        if not values.is_floating_point():
+            raise UsageError(f"key {self._called(key)!r} is {values.dtype}; compression is for floating point only")
+
+    def _infinite(self, key: Key) -> UsageError:
+        return UsageError(f"key {self._called(key)!r} has infinite or NaN elements, which cannot be compressed")
+
+    def _called(self, key: Key) -> Key:
+        return key if self._name is None else self._name(key)
+
     def _count(self, arrays: int, values: torch.Tensor, encoded: Encoded) -> None:
         self._arrays += arrays
         self._bytes_in += values.numel() * values.itemsize
@@ -260,20 +272,11 @@ def _flat(values: torch.Tensor) -> torch.Tensor:
     return flat.float() if flat.dtype == torch.float64 else flat
 
 
-def _require_floating(key: Key, values: torch.Tensor) -> None:
-    if not values.is_floating_point():
-        raise UsageError(f"key {key!r} is {values.dtype}; compression is for floating point only")
-
-
 def _finite(values: torch.Tensor) -> bool:
     # A sum is NaN or infinite if an element is, and thirty times as fast as to look at each; it may also overflow.
     if math.isfinite(values.sum(dtype=torch.float32).item()):
         return True
     return bool(torch.isfinite(values.float()).all())
-
-
-def _infinite(key: Key) -> UsageError:
-    return UsageError(f"key {key!r} has infinite or NaN elements, which cannot be compressed")
 
 
 def _is_step(entry: object) -> bool:

@@ -147,13 +147,22 @@ def test_a_part_of_them_has_the_same_bits_whoever_asks_first(first: list[int]) -
             assert torch.equal(torch.cat(halves(reply)), torch.cat([arrived[number] for number in numbers]))
 
 
-def test_weights_that_are_not_finite_are_refused_by_the_segment_that_is_at_fault() -> None:
+def test_weights_that_are_not_finite_are_refused_by_the_key_that_is_at_fault() -> None:
     values = {1: floats(0, 1), 2: floats(0, float("inf")), 3: floats(1)}
     desk = Desk(1, values=values)
     (a,) = desk.workers
     desk.ask(a, a.set_optimizer())
     text = text_of(desk.reply(a, replace(a.pull([1, 2, 3]), back=["fp16", []])), "UsageError")
-    assert "key 2 has infinite" in text
+    assert "key 'k2' has infinite" in text
+
+
+@pytest.mark.parametrize("numbers", [[1, 2, 3], [2]], ids=str)
+def test_sums_that_are_not_finite_are_refused_by_the_key_that_is_at_fault(numbers: list[int]) -> None:
+    desk = Desk(1, values={number: torch.zeros(2) for number in numbers})
+    (a,) = desk.workers
+    pushed = {number: floats(0, float("nan") if number == 2 else 1) for number in numbers}
+    text = text_of(desk.reply(a, replace(a.push(pushed, want=True), back=["fp16", []])), "UsageError")
+    assert "key 'k2' has infinite" in text
 
 
 SPANS = [[1, 1, 1], [3], [2, 1], [1, 2]]
