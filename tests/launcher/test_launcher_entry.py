@@ -68,3 +68,10 @@ def test_the_console_script_is_declared() -> None:
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
     assert config["options.entry_points"]["console_scripts"].strip() == "launch.py = launcher.launch:main"
+
+
+def test_the_oldest_libraries_that_are_allowed_are_those_that_are_tested_with() -> None:
+    config = ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    allowed = [line.replace(">=", "==") for line in config["options"]["install_requires"].split()]
+    assert [line for line in (ROOT / "oldest.txt").read_text().split("\n") if line and line[0] != "#"] == allowed
