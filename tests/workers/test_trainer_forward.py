@@ -348,7 +348,7 @@ def compiled_in_place() -> nn.Module:
     [compiled_in_place, lambda: torch.compile(network()), lambda: torch.jit.script(network())],
     ids=["Module.compile", "torch.compile", "torch.jit"],
 )
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, in itself
+@pytest.mark.filterwarnings("ignore:.*torch.jit")  # torch is giving it up
 def test_a_compiled_model_is_refused(make: Callable[[], nn.Module]) -> None:
     model = make()
     with pytest.raises(kv.UsageError, match="those of a compiled model are not"):
