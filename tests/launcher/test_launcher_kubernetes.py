@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import goldens
 import pytest
 import yaml
 from launched import WAITS
@@ -38,7 +39,6 @@ from launcher.tasks import Task, members
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-GOLDEN = HERE / "golden"
 HOSTILE = 'a\'b "c" $(id) $(DMLC_ROLE) $$(DMLC_ROLE) `x` $HOME ${HOME} %s \\n\n:=ünï \U0001f600 - [x]: {y} #z\n'
 RAW = os.fsdecode(b"\xff\xfe")
 
@@ -76,11 +76,8 @@ def made(one: Job, environ: dict[str, str] | None = None) -> list[dict[str, Any]
     ],
 )
 def test_the_dry_run_is_as_it_was(name: str, one: Job) -> None:
-    file = GOLDEN / f"{name}.yaml"
     text = kubernetes.dry_run(one) + "\n"
-    if os.environ.get("UPDATE_GOLDEN"):
-        file.write_text(text)
-    assert text == file.read_text()
+    goldens.same(f"{name}.yaml", text)
     assert "secret\n" not in text
 
 

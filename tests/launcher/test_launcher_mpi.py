@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import goldens
 import pytest
 from cluster.hosts import Hosts
 from cluster.mpi import KINDS
@@ -18,7 +19,6 @@ from launcher.hosts.hostfile import read
 from launcher.job import Job
 from launcher.kinds import mpi
 
-GOLDEN = Path(__file__).parent / "golden"
 HOSTFILE = "# ours\nnode1 slots=4\n\nnode2\n10.0.0.3 slots=2\n"
 SAYS = {
     "mpirun (Open MPI) 4.1.4\n": "Open MPI",
@@ -53,9 +53,7 @@ def test_the_dry_run_is_as_it_was(name: str, tmp_path: Path, monkeypatch: pytest
     options = {"hostfile": str(tmp_path / "hosts"), "cluster_option": ("--mca", "btl", "tcp,self")}
     text = f"{plain}\n{mpi.dry_run(job(python='/opt/a python', **options))}\n"
     assert "a-secret" not in text
-    if os.environ.get("UPDATE_GOLDEN"):
-        (GOLDEN / f"{name}.sh").write_text(text)
-    assert text == (GOLDEN / f"{name}.sh").read_text()
+    goldens.same(f"{name}.sh", text)
 
 
 @pytest.mark.parametrize(("says", "flavour"), SAYS.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import goldens
 import pytest
 from sites import Site, place
 from waiting import until
@@ -18,7 +18,6 @@ from launcher.cluster import Cluster
 from launcher.job import Job
 from launcher.kinds import sge as kind
 
-GOLDEN = Path(__file__).parent / "golden"
 FULL: dict[str, Any] = {
     "job_name": "mnist",
     "queue": "long.q",
@@ -45,9 +44,7 @@ def test_the_dry_run_is_as_it_was(name: str, options: dict[str, Any], monkeypatc
     monkeypatch.chdir("/")
     text = kind.dry_run(job(**options)) + "\n"
     assert "a-secret" not in text
-    if os.environ.get("UPDATE_GOLDEN"):
-        (GOLDEN / f"{name}.sh").write_text(text)
-    assert text == (GOLDEN / f"{name}.sh").read_text()
+    goldens.same(f"{name}.sh", text)
 
 
 def test_the_script_reads_its_ticket_wherever_that_is(tmp_path: Path) -> None:

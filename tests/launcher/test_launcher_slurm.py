@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import goldens
 import pytest
 from launched import WAITS
 from sites import DRIVER, Site, place
@@ -23,7 +23,6 @@ from launcher.job import Job
 from launcher.kinds import slurm as kind
 from launcher.kinds.queued import Queued, State, follow
 
-GOLDEN = Path(__file__).parent / "golden"
 FULL: dict[str, Any] = {
     "job_name": "mnist",
     "queue": "gpu",
@@ -61,9 +60,7 @@ def test_the_dry_run_is_as_it_was(
     monkeypatch.delenv(kind.ALLOCATION, raising=False)
     text = kind.dry_run(job(**options)) + "\n"
     assert "a-secret" not in text
-    if os.environ.get("UPDATE_GOLDEN"):
-        (GOLDEN / f"{name}.sh").write_text(text)
-    assert text == (GOLDEN / f"{name}.sh").read_text()
+    goldens.same(f"{name}.sh", text)
 
 
 def test_inside_an_allocation_there_is_no_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import goldens
 import pytest
 
 from launcher.cluster import Cluster
@@ -15,7 +16,6 @@ from launcher.errors import LaunchError
 from launcher.job import Job
 from launcher.kinds import yarn
 
-GOLDEN = Path(__file__).parent / "golden"
 HOSTILE = "tcp://10.0.0.1:9 a'b\"c $(id) `x` $HOME \\ \U0001f600"
 FULL = {
     "job_name": "mnist",
@@ -41,9 +41,7 @@ def job(env_worker: dict[str, str] | None = None, **cluster: Any) -> Job:
 
 def golden(name: str, text: str) -> None:
     text = text.replace(sys.executable, "/usr/bin/python3")
-    if os.environ.get("UPDATE_GOLDEN"):
-        (GOLDEN / name).write_text(text)
-    assert text == (GOLDEN / name).read_text()
+    goldens.same(name, text)
 
 
 @pytest.mark.parametrize(("name", "options"), [("yarn", FULL), ("yarn-plain", {})])
