@@ -51,6 +51,7 @@ class Heartbeat:
         self._on_notice = on_notice
         self._on_lost = on_lost
         self._stop = threading.Event()
+        self._scheduler = transport.connect(root)
         self._thread = threading.Thread(target=self._run, name=f"heartbeat of {node}", daemon=True)
 
     def start(self) -> None:
@@ -66,11 +67,10 @@ class Heartbeat:
 
     def _run(self) -> None:
         try:
-            scheduler = self._transport.connect(self._root)
             beat = encode(Beat(self._node.role, self._node.rank, self._node.incarnation))
             heard = looked = self._clock()
             while not self._stop.is_set():
-                self._transport.send(scheduler, beat)
+                self._transport.send(self._scheduler, beat)
                 due = self._clock() + self._interval_s
                 while not self._stop.is_set() and (left := due - self._clock()) > 0:
                     received = self._transport.recv(left)

@@ -16,7 +16,7 @@ JOIN_S = 1.0
 
 
 class Courier:
-    """Sees to links; it is no thread before it is called.
+    """Sees to links; it is no thread before it is started or called.
 
     Args:
         links: those that there are.
@@ -42,14 +42,19 @@ class Courier:
 
     @property
     def needed(self) -> bool:
-        """Whether it has been so far."""
+        """Whether it has been so far, or may be."""
         return self._thread is not None
+
+    def start(self) -> None:
+        """Be there when it is called: Python 3.12 starts no thread any more while a program ends."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="kvstore courier", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def call(self) -> None:
         """Have it look at all links; whoever calls has the lock."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvstore courier", daemon=True)
-            self._thread.start()
+        self.start()
         self._changed.notify_all()
         self._bell.ring()
 

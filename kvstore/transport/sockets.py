@@ -3,7 +3,7 @@
 ZeroMQ hands each message to a thread of its own, at both ends: that is four more switches between threads on a way
 there and back, of 0.1 to 1 ms each where processors are few. Here a message that fits into the socket, as those do
 whose values are in shared memory, takes one system call. For what does not fit, and until somebody listens, there is
-one thread, the courier, which is not started before.
+one thread, the courier: of who connects from then on, of who listens from when it is needed.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ class SocketTransport(Heap):
         link = Link(peer, endpoint)
         addresses = self._places.addresses(endpoint, wait=False)
         with self._changed:
+            self._courier.start()
             self._links[peer] = link
             made = link.dial(addresses, time.monotonic()) if addresses else None
             if made is not None:

@@ -74,6 +74,21 @@ def test_what_fits_leaves_in_the_call_that_sends_it(ends: tuple[SocketTransport,
     assert other.recv(LONG) is not None
 
 
+def test_no_thread_is_started_after_connecting(
+    ends: tuple[SocketTransport, SocketTransport, bytes], monkeypatch: pytest.MonkeyPatch
+):
+    """Python 3.12 starts none while a program ends, which is when the last messages leave."""
+    listener, other, link = ends
+    monkeypatch.setattr(threading.Thread, "start", None)
+    other.send(link, [bytes(8 << 20)])
+    received = listener.recv(LONG)
+    assert received is not None
+    assert len(received[1][0]) == 8 << 20
+    listener.close()
+    assert other.recv(0.1) is None
+    assert other._links[link].lonely, "and goes on being seen to"
+
+
 def test_what_does_not_fit_leaves_although_its_sender_does_nothing_more(
     ends: tuple[SocketTransport, SocketTransport, bytes],
 ):
