@@ -42,7 +42,7 @@ class Courier:
 
     @property
     def needed(self) -> bool:
-        """Whether it has been so far, or may be."""
+        """Whether it is a thread by now."""
         return self._thread is not None
 
     def start(self) -> None:

@@ -276,7 +276,7 @@ class SocketTransport(Heap):
             link.lose(time.monotonic())
             if not link.endpoint:
                 del self._links[link.peer]
-            if link.endpoint or self._courier.needed:  # it may wait for the socket that has gone
+            if self._courier.needed:  # to dial again, and it may wait for the socket that has gone
                 self._courier.call()
 
     def _begin(self, link: Link, made: socket.socket) -> None:
