@@ -186,6 +186,7 @@ SCHEDULERS: dict[str, tuple[str, Any]] = {
 
 @pytest.mark.parametrize("which", SCHEDULERS)
 @pytest.mark.parametrize(("epoch", "batch"), [(2, 0), (1, 2)])
+@pytest.mark.filterwarnings("ignore:The epoch parameter in .scheduler.step")  # torch 2.5's SequentialLR, in itself
 def test_torchs_schedulers_go_on_to_the_bit(
     cluster: ThreadedJob, tmp_path: Path, which: str, epoch: int, batch: int
 ) -> None:
