@@ -84,6 +84,28 @@ def test_two_workers_go_on_to_the_bit(cluster: ThreadedJob, tmp_path: Path, how:
         assert names == {f"model-000{epoch}.{kind}" for kind in expected}
 
 
+def test_files_of_an_earlier_run_with_the_same_names(cluster: ThreadedJob, tmp_path: Path) -> None:
+    prefix = str(tmp_path / "model")
+
+    def work(how: dict[str, Any], resume: Checkpoint | None = None) -> Any:
+        def worker(store: kv.KVStore, reducer: Reducer) -> Any:
+            model, data = network(seed=store.rank), loader(40, 4, 2, store.rank)
+            saving = [] if resume else [callbacks.do_checkpoint(prefix)]
+            stores = {"kvstore": store, "reducer": reducer}
+            fit(model, data, num_epoch=3, epoch_end_callback=saving, resume=resume, **stores, **how)
+            return state(model)
+
+        return run(cluster, worker)
+
+    decayed = {"optimizer_params": {**SGD, "wd": 0.5}, "compression_params": {"type": "2bit", "threshold": 0.05}}
+    work(decayed)
+    assert (tmp_path / "model-0002.states.1").exists()
+    whole = work({"optimizer_params": SGD})
+    resumed = work({"optimizer_params": SGD}, Checkpoint(prefix, 2))
+    assert all(map(same_bits, whole, resumed))
+    assert not list(tmp_path.glob("*.states.1"))
+
+
 def test_uneven_shares_and_batches_that_roll_over(cluster: ThreadedJob, tmp_path: Path) -> None:
     prefix = str(tmp_path / "model")
 

@@ -70,6 +70,8 @@ class Archive:
         }
         if self._keeps_states:
             self._keeps_states = checkpoint.save_states(self._trainer, self._rank)
+        else:
+            checkpoint.states(self._rank).unlink(missing_ok=True)  # an earlier run's
         random, plain = randomness.state(self._copies.devices)
         own = {
             **about,
@@ -99,7 +101,6 @@ class Archive:
         Raises:
             CheckpointError, Mismatch: it is missing, damaged or of another run.
         """
-        checkpoint.load_states(self._trainer, self._rank)
         about = checkpoint.read_about()
         if not {"num_workers", "run"} <= about.keys():
             raise CheckpointError(f"{checkpoint.weights}: these weights were not saved by fit; load_weights reads them")
@@ -113,10 +114,12 @@ class Archive:
                 "%s: saved by %d workers, here are %d: what each had of its own is left out",
                 *(checkpoint.weights, about["num_workers"], self._num_workers),
             )
+            checkpoint.load_states(self._trainer)
             return 0
         tensors, own = checkpoint.load_worker(self._rank)
         if own["run"] != about["run"]:
             raise Mismatch(f"{checkpoint.worker(self._rank)}: of another run than {checkpoint.weights}")
+        checkpoint.load_states(self._trainer, self._rank)
         with torch.no_grad():
             for name, buffer in self._copies.buffers().items():
                 if (saved := tensors.get(f"buffer/{name}")) is not None:
