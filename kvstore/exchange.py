@@ -61,7 +61,8 @@ class Exchange:
     @property
     def outstanding(self) -> int:
         """How many pushes have not taken effect yet."""
-        return sum(1 for ticket in self._pushed if ticket.open)
+        with self.lock:
+            return sum(1 for ticket in self._pushed if ticket.open)
 
     def pushpull(self, plan: Plan, values: Sequence[torch.Tensor], writer: Writer, priority: int, wait: bool) -> Ticket:
         """Send ``values``, contiguous tensors, and take the new values into what may be the same memory."""
@@ -110,8 +111,7 @@ class Exchange:
             if writer is not None:
                 self.pulls += len(plan.keys)
             priority = max(-MAX_PRIORITY, min(int(priority), MAX_PRIORITY))
-            while self._pushed and not self._pushed[0].open:
-                self._pushed.popleft()
+            self._forget()
             # The pushes of a key stay in order, and so do their answers, which may go into the same array.
             order = None if self._pushed and any(entry.on_way for entry in plan.entries) else priority
             turn = priority if in_turn else None
@@ -137,17 +137,26 @@ class Exchange:
 
     def flush(self, timeout_s: float) -> None:
         """Wait until every push has taken effect; raise what has gone wrong."""
-        self._session.client.wait_all(list(self._pushed), timeout_s)
-        self._pushed.clear()
+        with self.lock:
+            waited = list(self._pushed)
+        self._session.client.wait_all(waited, timeout_s)
+        with self.lock:  # meanwhile another thread may have pushed
+            self._forget()
         self.check()
 
     def check(self) -> None:
         """Raise what has gone wrong since the last call."""
         self._session.check(self._remote.number)
-        while self._failed:
-            ticket = self._failed.popleft()
-            if not ticket.raised:
-                ticket.wait()
+        with self.lock:
+            while self._failed:
+                ticket = self._failed.popleft()
+                if not ticket.raised:
+                    ticket.wait()
+
+    def _forget(self) -> None:
+        """Let go of the oldest pushes, those that have taken effect."""
+        while self._pushed and not self._pushed[0].open:
+            self._pushed.popleft()
 
     def _back(self, parcel: Parcel, writer: Writer) -> Back:
         """How the values of ``parcel`` come back, and into what."""

@@ -447,6 +447,37 @@ def test_an_error_nobody_waited_for_is_raised_by_the_next_call(cluster: Threaded
     cluster.run(work)
 
 
+def test_what_a_thread_pushes_while_another_waits_for_all_pushes(cluster: ThreadedJob) -> None:
+    counted = threading.Event()
+
+    def zero(store: DistStore) -> None:
+        store.init(["a", "b"], [torch.zeros(3)] * 2)
+        client = store._session.client
+        wait_all = client.wait_all
+
+        def meanwhile(*waits: Any) -> None:
+            wait_all(*waits)
+            client.wait_all = wait_all  # type: ignore[method-assign]
+            store.push("b", torch.ones(3))
+
+        store.push("a", torch.ones(3))
+        client.wait_all = meanwhile  # type: ignore[method-assign]
+        store._flush(LONG)
+        assert store.statistics().outstanding == 1  # b, for which the next barrier will wait
+        counted.set()
+        store.barrier()
+        assert store.statistics().outstanding == 0
+
+    def one(store: DistStore) -> None:
+        store.init(["a", "b"], [torch.zeros(3)] * 2)
+        store.push("a", torch.ones(3))
+        assert counted.wait(LONG)
+        store.push("b", torch.ones(3))
+        store.barrier()
+
+    cluster.run(by_rank(zero, one))
+
+
 def test_close_raises_what_nobody_waited_for(cluster: ThreadedJob) -> None:
     def work(session: Session) -> None:
         store = DistStore(session)
