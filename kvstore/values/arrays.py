@@ -157,9 +157,16 @@ def _from_dlpack(value: Any) -> torch.Tensor:
 
 
 def _written(tensor: torch.Tensor) -> torch.Tensor:
-    shared = any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-    if shared and tensor.numel():
-        raise UsageError("out has elements that share memory (it was expanded); pass a plain array")
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor
+    reach = 0  # how far the elements lie apart that the dimensions before differ by
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                raise UsageError(
+                    "out has elements that share memory (it was expanded, or unfolded); pass a plain array"
+                )
+            reach += stride * (size - 1)
     return tensor
 
 

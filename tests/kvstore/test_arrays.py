@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
 from kvstore.spec import ITEMSIZE, Spec
@@ -202,11 +205,33 @@ def read_only() -> np.ndarray[Any, Any]:
         (np.float64(3), "not float64"),
         (torch.zeros(1).expand(4), "share memory"),
         (np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,)), "share memory"),
+        (torch.zeros(5).unfold(0, 3, 1), "share memory"),
+        (torch.zeros(9).as_strided((2, 3), (2, 1)), "share memory"),
     ],
 )
 def test_outputs_that_cannot_be_written_through(out: Any, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         as_output(out)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), max_size=4), st.randoms(use_true_random=False))
+def test_any_part_of_a_plain_array_is_an_output(dims: list[tuple[int, int]], random: Random) -> None:
+    whole = torch.zeros([size * step for size, step in dims])
+    part = whole[tuple(slice(None, None, step) for _, step in dims)]
+    part = part.permute(random.sample(range(len(dims)), len(dims)))
+    as_output(part).fill_(1)
+    assert whole.sum().item() == part.numel()
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9)), max_size=4))
+def test_no_output_has_two_elements_in_one_place(dims: list[tuple[int, int]]) -> None:
+    sizes, strides = [size for size, _ in dims], [stride for _, stride in dims]
+    try:
+        out = as_output(torch.zeros(200).as_strided(sizes, strides))
+    except UsageError:
+        return
+    out.copy_(torch.arange(out.numel()).view(sizes))
+    assert out.flatten().tolist() == list(range(out.numel()))
 
 
 def test_an_output_of_one_element_may_have_any_stride() -> None:
