@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from kvstore.arguments import group, one_kind
 from kvstore.errors import UnknownName, Unsupported, UsageError
 from kvstore.registry import register
-from kvstore.spec import Key
+from kvstore.spec import Key, as_shape
 from kvstore.statistics import Statistics
 from kvstore.tickets import Ticket, finish
 
@@ -129,7 +129,7 @@ class KVStore:
 
         from kvstore.values import as_dtype
 
-        return torch.empty(shape, dtype=as_dtype(dtype))
+        return torch.empty(as_shape(shape), dtype=as_dtype(dtype))
 
     # ---- updates
 

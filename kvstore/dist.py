@@ -25,7 +25,7 @@ from kvstore.plan import Plan
 from kvstore.plans import Plans
 from kvstore.remote import Remote
 from kvstore.session import Session, shared
-from kvstore.spec import Key, require_same
+from kvstore.spec import Key, as_shape, require_same
 from kvstore.statistics import Statistics
 from kvstore.tickets import Ticket, finish
 from kvstore.values import Leaving, as_dtype, as_output, as_tensors, reduce_to, spec_of
@@ -148,7 +148,7 @@ class DistStore(KVStore):
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
         """See ``KVStore``."""
-        return self._remote.packer.empty((shape,) if isinstance(shape, int) else tuple(shape), as_dtype(dtype))
+        return self._remote.packer.empty(as_shape(shape), as_dtype(dtype))
 
     # ---- updates
 

@@ -32,6 +32,7 @@ class LocalStore(KVStore):
         self._updater: Updater | None = None
         self._function: Callable[[Key, Any, Any], None] | None = None
         self._pushes = self._pulls = 0
+        self._closed = False
 
     @classmethod
     def create(cls, name: str, _canonical: str, options: Mapping[str, Any]) -> KVStore:
@@ -40,6 +41,7 @@ class LocalStore(KVStore):
         return cls(name)
 
     def _init(self, values: dict[Key, list[Any]], listed: list[Key]) -> None:
+        self._check()
         if len(values) < len(listed):
             raise UsageError("init with a key listed twice")
         firsts = {key: as_tensors(its)[0] for key, its in values.items()}
@@ -86,6 +88,7 @@ class LocalStore(KVStore):
 
     def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
         """See ``KVStore``."""
+        self._check()
         new = describe(optimizer, hyperparameters)
         require_shapes(new, self._specs.items())
         old = self._updater.optimizer if self._updater is not None else None
@@ -99,6 +102,7 @@ class LocalStore(KVStore):
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         """See ``KVStore``."""
+        self._check()
         self._function, self._updater = updater, None
 
     @property
@@ -143,6 +147,14 @@ class LocalStore(KVStore):
         """See ``KVStore``."""
         return Statistics(keys=len(self._stored), pushes=self._pushes, pulls=self._pulls)
 
+    def close(self) -> None:
+        """See ``KVStore``."""
+        self._closed = True
+
+    def _check(self) -> None:
+        if self._closed:
+            raise UsageError("this store is closed")
+
     def _home(self, key: Key, tensors: list[torch.Tensor]) -> torch.device:
         """Where the sum of ``tensors`` is made, and the value of ``key`` kept."""
         return CPU
@@ -154,6 +166,7 @@ class LocalStore(KVStore):
         return reduce_to(tensors, home)
 
     def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        self._check()
         spec = self._specs.get(key)
         if spec is None:
             raise KeyNotInitialised(f"key {key!r} has no value; call init first")
@@ -162,6 +175,7 @@ class LocalStore(KVStore):
         return tensors
 
     def _require_updater(self) -> Updater:
+        self._check()
         if self._updater is None:
             raise UsageError("no optimizer is set; call set_optimizer first")
         return self._updater

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kvstore.errors import Mismatch, UsageError, choices
 
@@ -39,7 +40,9 @@ class Spec:
         if self.dtype not in ITEMSIZE:
             raise UsageError(f"dtype {self.dtype} cannot be stored; choose from {choices(ITEMSIZE)}")
         if len(self.shape) > MAX_DIMS or any(n < 0 for n in self.shape) or self.size > MAX_ELEMENTS:
-            raise UsageError(f"shape {self.shape} cannot be stored: at most {MAX_DIMS} dimensions, 2^48 elements")
+            raise UsageError(
+                f"shape {self.shape} cannot be stored: at most {MAX_DIMS} dimensions, none negative, and 2^48 elements"
+            )
 
     @property
     def size(self) -> int:
@@ -58,6 +61,19 @@ class Spec:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+
+def as_shape(given: Any) -> tuple[int, ...]:
+    """Return ``given``, a number or several, as the shape of an array.
+
+    Raises:
+        UsageError: there can be no such array.
+    """
+    try:
+        shape = tuple(map(operator.index, given if isinstance(given, Iterable) else [given]))
+    except TypeError:
+        raise UsageError(f"a shape is a number or a tuple of them, not {given!r}") from None
+    return Spec(shape, "int8").shape
 
 
 def check_key(key: object) -> Key:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from kvstore.errors import Mismatch, UsageError
-from kvstore.spec import ITEMSIZE, Spec, check_key, require_floats, require_same
+from kvstore.spec import ITEMSIZE, Spec, as_shape, check_key, require_floats, require_same
 
 
 def test_sizes() -> None:
@@ -31,6 +33,19 @@ def test_an_unknown_dtype_lists_those_there_are() -> None:
 def test_a_shape_that_cannot_be_stored(shape: tuple[int, ...]) -> None:
     with pytest.raises(UsageError, match="cannot be stored"):
         Spec(shape, "float32")
+
+
+@pytest.mark.parametrize("given", [3, np.int64(3), (3,), [3], np.array([3]), torch.Size([3])], ids=str)
+def test_a_number_is_a_shape_too(given: Any) -> None:
+    shape = as_shape(given)
+    assert shape == (3,)
+    assert type(shape[0]) is int
+
+
+@pytest.mark.parametrize("given", [2.0, "3", None, (2, 2.5), torch.tensor(0.5)], ids=str)
+def test_what_is_no_shape(given: Any) -> None:
+    with pytest.raises(UsageError, match="a shape is a number or a tuple of them, not "):
+        as_shape(given)
 
 
 @pytest.mark.parametrize("key", [0, -1, 2**63 - 1, -(2**63), "w", "k" * 1024, "gewicht-ä", "重み"])

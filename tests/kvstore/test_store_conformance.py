@@ -552,6 +552,17 @@ def test_a_store_may_be_closed_twice(run: Run) -> None:
             store.init("a", torch.zeros(1))
         store.close()
         store.close()
+        calls: list[Callable[[], Any]] = [
+            lambda: store.push("a", torch.zeros(1)),
+            lambda: store.pull("a", torch.zeros(1)),
+            lambda: store.pushpull("a", torch.zeros(1)),
+            lambda: store.init("b", torch.zeros(1)),
+            lambda: store.set_optimizer("sgd"),
+            lambda: store.set_learning_rate(0.1),
+        ]
+        for call in calls:
+            with pytest.raises(kv.UsageError, match="this store is closed"):
+                call()
 
     run(work)
 
@@ -876,7 +887,7 @@ def test_arrays_from_the_store_are_like_any(run: Run, dtype: Any) -> None:
             outs = {key: torch.empty_like(value) for key, value in ours.items()}
             store.pushpull(list(ours), list(ours.values()), list(outs.values()))
             assert all((out == turn * store.num_workers).all() for out in outs.values())
-        one = store.empty(5)  # a number is a shape too
+        one = store.empty(np.int64(5))  # a number is a shape too
         assert tuple(one.shape) == (5,)
 
     run(work)
