@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
+from kvstore.drops import Drops
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, WireError, rebuild
 from kvstore.lanes import Lane
 from kvstore.memory import Memory
@@ -116,6 +117,7 @@ class Client:
         self._lanes: dict[Peer, Lane[_Waiting]] = {}
         self._window = window
         self._answers = 0
+        self._drops = Drops(log)
         self._closed = False
 
     def connect(self, endpoint: str, name: str, *, bulk: bool = False) -> Peer:
@@ -311,10 +313,12 @@ class Client:
         try:
             reply = decode(frames)
         except WireError as exc:
-            log.warning("dropped a bad message from %s: %s", self._names.get(peer, "a stranger"), exc)
+            self._drops.note(f"a bad message from {self._names.get(peer, 'a stranger')}", exc)
             return
         if not isinstance(reply, Reply):
-            log.warning("dropped an unexpected %s from %s", type(reply).__name__, self._names.get(peer, "a stranger"))
+            self._drops.note(
+                f"a message from {self._names.get(peer, 'a stranger')}", f"{type(reply).__name__} is no answer"
+            )
             return
         error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
         self._outstanding.settle(peer, reply, error)

@@ -225,6 +225,6 @@ def _number(env: Mapping[str, str], names: tuple[str, ...], kind: Callable[[str]
         except ValueError:
             raise ConfigError(f"{name}={text!r} is not a number") from None
         if not least <= value < float("inf"):
-            raise ConfigError(f"{name}={text} must be at least {least}")
+            raise ConfigError(f"{name}={text} must be a finite number, at least {least}")
         return value
     return default

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from kvstore.drops import Drops
 from kvstore.errors import KVStoreError, NodeLost, WireError
 from kvstore.keys import split_key
 from kvstore.transport import Transport
@@ -50,6 +51,7 @@ class Heartbeat:
         self._clock = clock
         self._on_notice = on_notice
         self._on_lost = on_lost
+        self._drops = Drops(log)
         self._stop = threading.Event()
         self._scheduler = transport.connect(root)
         self._thread = threading.Thread(target=self._run, name=f"heartbeat of {node}", daemon=True)
@@ -94,7 +96,7 @@ class Heartbeat:
         try:
             message = decode(frames)
         except WireError as exc:
-            log.warning("dropped a bad message from the scheduler: %s", exc)
+            self._drops.note("a bad message from the scheduler", exc)
             return
         if not isinstance(message, Alive):
             self._on_notice(message)

@@ -7,6 +7,7 @@ import queue
 import time
 from collections.abc import Callable
 
+from kvstore.drops import Drops
 from kvstore.errors import WireError
 from kvstore.transport import Transport
 from kvstore.wire import Message, Values, decode, encode
@@ -42,7 +43,7 @@ class Service:
         self._clock = clock
         self._posted: queue.SimpleQueue[Callable[[], Outbox]] = queue.SimpleQueue()
         self._stopped = False
-        self._bad = 0
+        self._drops = Drops(log)
 
     def run(self) -> None:
         """Serve until ``stop``."""
@@ -76,9 +77,7 @@ class Service:
             message = decode(frames)
             outbox = self._handle(peer, message)
         except WireError as exc:
-            self._bad += 1
-            if str(self._bad).strip("0") == "1":  # 1, 10, 100, ...: a flood must not fill the disk
-                log.warning("dropped a bad message (%d so far): %s", self._bad, exc)
+            self._drops.note("a bad message", exc)
             return
         except Exception:
             log.exception("a %s could not be handled", "message" if message is None else type(message).__name__)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 import msgpack
 
 from kvstore.config import Config
+from kvstore.drops import Drops
 from kvstore.errors import WireError
 from kvstore.memory import Heap, Parts
 from kvstore.transport.arena import Arena
@@ -78,7 +79,7 @@ class SharedMemoryTransport:
         self._arena: Arena | None = None
         self._tried = self._closed = False
         self._links: dict[Peer, _Link] = {}
-        self._bad = 0
+        self._drops = Drops(log)
 
     def bind(self, endpoint: str) -> str:
         """Listen; see the inner transport."""
@@ -152,9 +153,7 @@ class SharedMemoryTransport:
             try:
                 message = self._take(peer, frames)
             except WireError as exc:
-                self._bad += 1
-                if str(self._bad).strip("0") == "1":  # 1, 10, 100, ...: a flood must not fill the disk
-                    log.warning("dropped a bad message (%d so far): %s", self._bad, exc)
+                self._drops.note("a bad message", exc)
                 message = None
             if message is not None:
                 return peer, message

@@ -87,7 +87,7 @@ def test_bad_messages_are_dropped_and_a_flood_does_not_fill_the_log(caplog: pyte
     links = Links(*([[b"\xc1 nonsense"]] * 1234), encode(Ack(1)))
     serve(links, lambda peer, message: handled.append(message) or [])
     assert handled == [Ack(1)]
-    assert [record.args[0] for record in caplog.records] == [1, 10, 100, 1000]  # type: ignore[index]
+    assert [record.args[1] for record in caplog.records] == [1, 10, 100, 1000]  # type: ignore[index]
 
 
 def test_a_message_that_the_core_finds_bad_is_dropped_too(caplog: pytest.LogCaptureFixture):
