@@ -482,3 +482,32 @@ def test_memory_that_is_shared_gives_the_same_weights(share: dict[str, bool]) ->
             results.append(cluster.run(lambda store, options=options: train(store, **options)))
     for plain, shared in zip(*results, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(plain, shared, strict=True))
+
+
+@pytest.mark.parametrize("store", ["local", "dist_sync"])
+def test_a_store_updates_for_one_trainer(cluster: ThreadedJob, store: str) -> None:
+    def work(store: kv.KVStore) -> None:
+        body, head = nn.Linear(6, 4), nn.Linear(4, 3)
+        how: dict[str, Any] = {"kvstore": store, "update_on_kvstore": True}
+        with pytest.raises(kv.UnknownName):
+            Trainer(body.named_parameters("body"), "sgd", {"nonsense": 1}, **how)
+        Trainer(body.named_parameters("body"), "sgd", {"learning_rate": 0.5}, **how)
+        with pytest.raises(kv.UsageError, match=r"updates for another Trainer already; make one more with kvstore\.c"):
+            Trainer(head.named_parameters("head"), "sgd", **how)
+        assert store.learning_rate == 0.5
+
+    if store == "local":
+        work(kv.create(store))
+    else:
+        cluster.run(work)
+
+
+def test_trainers_that_sum_on_one_store_have_names_of_their_own() -> None:
+    store = kv.create("local")
+    model, how = network(), {"kvstore": store, "update_on_kvstore": False}
+    Trainer({f"one.{name}": its for name, its in model.named_parameters()}, **how)
+    Trainer({f"two.{name}": its for name, its in model.named_parameters()}, **how)
+    with pytest.raises(
+        kv.UsageError, match=r"another model's values: key 'one.0.weight' is initialised already; make o"
+    ):
+        Trainer({f"one.{name}": its for name, its in model.named_parameters()}, **how)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
 import kvstore as kv
-from kvstore import KVStore, UsageError
+from kvstore import AlreadyInitialised, KVStore, UsageError
 from kvstore.config import Config
 from workers.common.buckets import divide
 from workers.trainer.arrivals import require_waiting
 from workers.trainer.overlap import Overlap
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import Rates
+
+_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # the stores that have a Trainer's optimizer
 
 
 def decide(store: KVStore | str | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:
@@ -42,6 +46,28 @@ def decide(store: KVStore | str | None, wanted: bool | None, one_device: bool) -
     if one_device and made.num_workers == 1 and not made.type.startswith("dist"):
         return None, False
     return made, Config.from_env().update_on_kvstore and made.is_capable("optimizer")
+
+
+def require_free(store: KVStore) -> None:
+    """Raise ``UsageError`` if ``store`` updates for a Trainer: it has one optimizer, with one set of numbers."""
+    if store in _updating:
+        raise UsageError("this store updates for another Trainer already; make one more with kvstore.create")
+
+
+def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) -> None:
+    """Give all workers rank 0's ``weights``, as the values of ``store``, and note whether it updates these from now on.
+
+    Raises:
+        UsageError: it has values of some of these names.
+    """
+    try:
+        store.broadcast(keys, weights, weights)
+    except AlreadyInitialised as exc:
+        raise UsageError(
+            f"this store has another model's values: {exc.args[0].partition(';')[0]}; make one more with kvstore.create"
+        ) from None
+    if updates:
+        _updating.add(store)
 
 
 def overlapping(

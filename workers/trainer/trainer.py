@@ -15,7 +15,7 @@ from kvstore import KVStore, Unsupported, UsageError, states
 from kvstore.optim import describe
 from workers.trainer.arrays import Arrays
 from workers.trainer.clipping import Summed, clip
-from workers.trainer.decision import decide, overlapping
+from workers.trainer.decision import decide, overlapping, require_free, take
 from workers.trainer.optimizer import TrainerOptimizer
 from workers.trainer.parameters import collect, grouped, stale
 from workers.trainer.peers import Peers
@@ -66,7 +66,8 @@ class Trainer:
     Raises:
         UsageError: no parameters; ``update_on_kvstore`` is False for an async store; or ``overlap`` is True for several
             devices, or without a store; or ``compression_params`` without a store; or ``wait_in_forward`` where the
-            store does not update, or with ``overlap=False`` or ``share_gradients``.
+            store does not update, or with ``overlap=False`` or ``share_gradients``; or the store updates for another
+            Trainer, or has values under these names.
         Unsupported: ``compression_params`` for a store in one process, which sends nothing.
         UnknownName: no such optimizer or hyper-parameter.
     """
@@ -102,14 +103,14 @@ class Trainer:
             self._where = self._local = LocalUpdates(self._params, described)
         else:
             self._where = self._store
+            require_free(self._store)
             self._store.set_optimizer(optimizer, **options)
         self._rates = Rates(param_groups(described, self._params), described, self._where, schedule, begun)
         self._optimizer: TrainerOptimizer | None = None
         self._peers, self._summed = Peers(self._store), Summed()
         self._arrays = Arrays(self._params, self._store if share_gradients else None)
         if self._store is not None:
-            weights = self._arrays.weights()
-            self._store.broadcast(self._arrays.keys(), weights, weights)
+            take(self._store, self._arrays.keys(), self._arrays.weights(), updates=on_store)
         self._overlap = overlapping(
             self._params,
             self._store,
