@@ -216,7 +216,8 @@ class Client:
         self._turns.wake()
 
     def poll(self) -> None:
-        """Take in what has arrived."""
+        """Take in what has arrived, unless the job has ended."""
+        self.check()
         with self._turns.send():
             self._drain()
 
@@ -299,6 +300,8 @@ class Client:
 
     def _hurry(self, ticket: Ticket) -> None:
         """Send what ``ticket`` still waits to ask, for somebody waits for it: that must not depend on other answers."""
+        if self.failure is not None:
+            return
         with self._turns.send():
             for peer, lane in self._lanes.items():
                 for seq, _, make in lane.urgent(lambda waiting: waiting[1] is ticket):

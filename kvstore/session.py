@@ -158,6 +158,7 @@ class Session:
             self._on_notice(notice)
 
 
+_FORKED = "this process was forked from a member of the job; create and use stores in the parent only"
 _lock = threading.Lock()
 _shared: tuple[int, Session] | None = None
 
@@ -172,7 +173,7 @@ def shared(config: Config) -> Session:
     with _lock:
         if _shared is not None:
             if _shared[0] != os.getpid():
-                raise ConfigError("this process was forked from a member of the job; create stores in the parent only")
+                raise ConfigError(_FORKED)
             return _shared[1]
         from kvstore.transport.links import links
         from kvstore.transport.shm import sharing
@@ -183,6 +184,15 @@ def shared(config: Config) -> Session:
         _shared = (os.getpid(), session)
         atexit.register(_leave_at_exit)
         return session
+
+
+def _after_fork() -> None:
+    """Fail whatever the child calls: servers would take its requests for its parent's, and the parent's for repeats."""
+    if _shared is not None:
+        _shared[1].client.failure = ConfigError(_FORKED)
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _leave_at_exit() -> None:

@@ -48,7 +48,11 @@ class Ticket:
         self._timeout_s = timeout_s
 
     def done(self) -> bool:
-        """Whether it has come true or failed; takes in what has arrived, and does not wait."""
+        """Whether it has come true or failed; takes in what has arrived, and does not wait.
+
+        Raises:
+            KVStoreError: it has not, and will not, for the job has ended.
+        """
         if self.open and self._waiter is not None:
             self._waiter.poll()
         return not self.open

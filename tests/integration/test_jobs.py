@@ -104,6 +104,48 @@ def test_a_member_that_falls_silent_is_lost_by_name(tmp_path: Path) -> None:
         assert not running.members()
 
 
+@pytest.mark.parametrize("shm", ["0", "1"])
+def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path, shm: str) -> None:
+    script = """
+        import os
+        import warnings
+        import numpy as np
+        import kvstore as kv
+
+        warnings.simplefilter("ignore", DeprecationWarning)   # of Python 3.12: a fork beside threads
+        store = kv.create("dist_sync")
+        weight = np.zeros(3, np.float32)
+        store.init("w", weight)
+        ticket = store.pushpull("w", np.ones(3, np.float32), out=weight, wait=False)
+        store.barrier()                                       # or the fork might come before all have their answers
+        child = os.fork()
+        if not child:
+            calls = [
+                lambda: store.pushpull("w", np.ones(3, np.float32), out=weight),
+                lambda: store.push("w", weight),
+                lambda: store.pull("w", out=weight),
+                lambda: store.init("v", weight),
+                store.barrier,
+                lambda: kv.create("dist_sync"),
+            ]
+            for call in calls:
+                try:
+                    call()
+                except kv.ConfigError as error:
+                    assert "forked from a member" in str(error)
+                else:
+                    os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        ticket.wait()
+        for value in (5, 6, 7):
+            store.pushpull("w", np.full(3, value, np.float32), out=weight)
+            assert (weight == 2 * value).all(), weight
+        """
+    with job(tmp_path, script, KVSTORE_SHM=shm) as running:
+        assert running.wait() == 0, running.output
+
+
 def test_an_error_nobody_waited_for_fails_the_job(tmp_path: Path) -> None:
     script = """
         import numpy as np
