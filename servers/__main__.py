@@ -52,8 +52,11 @@ def _allow_many_files() -> None:
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends already
     raise SystemExit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(code)

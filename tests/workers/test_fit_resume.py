@@ -351,6 +351,23 @@ def test_files_of_two_runs(saved: Checkpoint, tmp_path: Path) -> None:
         go_on(saved)
 
 
+@pytest.mark.parametrize("last", ["model-0001.states", "model-0001.worker.0"])
+def test_a_save_over_another_runs_files_that_was_cut_off(
+    saved: Checkpoint, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    class CutOff(Exception):
+        pass
+
+    def cut(self: Checkpoint, *_: Any) -> None:
+        raise CutOff
+
+    monkeypatch.setattr(Checkpoint, "save_worker" if last.endswith("states") else "save_weights", cut)
+    with pytest.raises(CutOff):
+        fit(*(network(), loader(8, 4)), num_epoch=1, epoch_end_callback=callbacks.do_checkpoint(saved.prefix))
+    with pytest.raises(CheckpointError, match=r"model-0001.safetensors: there is no whole checkpoint"):
+        go_on(saved)
+
+
 def test_another_number_of_workers_leaves_out_what_each_had(
     saved: Checkpoint, cluster: ThreadedJob, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,6 +68,7 @@ class Archive:
             "run": self._run,
             "num_workers": self._num_workers,
         }
+        checkpoint.begin(self._rank)
         if self._keeps_states:
             self._keeps_states = checkpoint.save_states(self._trainer, self._rank)
         else:

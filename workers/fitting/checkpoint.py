@@ -7,8 +7,8 @@ Of ``Checkpoint("model", 3)``, after three epochs, or ``Checkpoint("model", 3, 1
     model-0003.states.1        what worker 1's compression lacks, where there is any
     model-0003.worker.1        worker 1's random numbers, position in the data, own buffers, and callbacks
 
-Every file is written beside its place and then put there, and the weights come last: who finds them finds rank 0's part
-whole. To go on, every worker needs rank 0's two files and its own: on several hosts, a folder that they share.
+Every file is written beside its place and then put there, the weights or a worker's own file last: who finds these finds
+its rank's part whole, of one run even where there were files of another. To go on, every worker needs rank 0's two files and its own: on several hosts, a folder that they share.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class Checkpoint:
     def worker(self, rank: int) -> Path:
         """The file of what worker ``rank`` alone knows."""
         return self._path(f"worker.{rank}")
+
+    def begin(self, rank: int) -> None:
+        """Take away the last file of a part that was saved before, and is to be saved anew."""
+        (self.weights if rank == 0 else self.worker(rank)).unlink(missing_ok=True)
 
     def save_weights(self, model: nn.Module, about: Mapping[str, Any] | None = None) -> None:
         """Write the model's state, and ``about``, which is fit for JSON, as metadata.
