@@ -231,7 +231,9 @@ class Client:
             finally:
                 self._hurry(ticket)
         if not self._wait_until(lambda: not ticket.open, max(0.0, deadline - self._clock())):
-            raise self._overdue(ticket, timeout)
+            overdue = self._overdue(ticket, timeout)
+            if ticket.open:  # or the answer came while this was found out
+                raise overdue
 
     def wait_all(self, tickets: list[Ticket], timeout: float | None = None) -> None:
         """Return when all ``tickets`` are done, without raising their errors."""

@@ -212,6 +212,14 @@ def test_a_peer_that_knows_nothing_of_it_has_not_answered_yet():
     assert info.value.silent == ()
 
 
+def test_an_answer_that_comes_while_it_is_asked_for_is_not_too_late():
+    def answers(_peer: bytes, request: Request) -> list[Message]:
+        return [Ack(1), Explanation(request.seq, "")] if isinstance(request, Explain) else []
+
+    client, a, _ = client_of(Played(answers))
+    assert client.call(a, "x", barrier, 1.0) == Ack(1)
+
+
 def test_without_a_timeout_the_clients_counts_and_waiting_again_is_allowed():
     transport = Played()
     client, a, _ = client_of(transport, timeout_s=7.0)
