@@ -102,3 +102,14 @@ def test_without_small_arrays_every_stretch_has_a_payload() -> None:
     entries = entries_for({"a": Spec((2,), "float32"), "b": Spec((64,), "float32")}, 1, 100, 64)
     (parcel,) = parcels(entries, ["a", "b"], 2**20)
     assert [(span.keys, span.pieces) for span in parcel.spans] == [(("a",), 1), (("b",), 4)]
+
+
+def test_the_round_that_the_earliest_piece_is_of_counts() -> None:
+    entry = Entry(Spec((4,), "float32"), [Piece(0, 0, "w", 0, 2), Piece(1, 1, "w", 2, 4)], clock=1)
+    one, two = parcels({"w": entry}, ["w"], 100)
+    one.advance([7])
+    assert entry.clock == 1, "of the other nothing is known"
+    two.advance([3])
+    assert entry.clock == 3
+    two.advance([9])
+    assert entry.clock == 7

@@ -887,6 +887,13 @@ def test_arrays_from_the_store_are_like_any(run: Run, dtype: Any) -> None:
             outs = {key: torch.empty_like(value) for key, value in ours.items()}
             store.pushpull(list(ours), list(ours.values()), list(outs.values()))
             assert all((out == turn * store.num_workers).all() for out in outs.values())
+        base = store.empty(6, dtype)
+        base.copy_(torch.arange(6))
+        outs = {key: torch.empty(2, dtype=base.dtype) for key in ("first", "last")}
+        store.init(list(outs), [torch.zeros_like(out) for out in outs.values()])
+        store.pushpull(list(outs), [base[:2], base[4:]], list(outs.values()))  # what lies between is not sent
+        assert outs["first"].tolist() == [0, store.num_workers]
+        assert outs["last"].tolist() == [4 * store.num_workers, 5 * store.num_workers]
         one = store.empty(np.int64(5))  # a number is a shape too
         assert tuple(one.shape) == (5,)
 

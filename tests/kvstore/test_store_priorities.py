@@ -16,7 +16,7 @@ from waiting import LONG
 
 from kvstore.dist import DistStore
 from kvstore.transport import InprocTransport
-from kvstore.wire import Push, decode
+from kvstore.wire import MAX_PRIORITY, Push, decode
 
 
 @pytest.fixture
@@ -53,12 +53,24 @@ def test_a_push_may_overtake_but_none_of_its_own_keys(pushes: list[tuple[int, in
         store.pushpull("b", torch.ones(3), torch.zeros(3), priority=5, wait=False)
         store.pushpull("b", torch.ones(3), torch.zeros(3), priority=6)  # nor may its answer come first
         store.pushpull("b", torch.ones(3), torch.zeros(3), priority=8)
+        store.push("b", torch.ones(3), priority=10**20)
         return float(out[0])
 
     first_has_pushed = threading.Event()
     with ThreadedJob(2, 1) as cluster:
         assert cluster.run(work) == [2.0, 2.0]
-    assert pushes == [(1, -3), (1, -2), (1, None), (2, None), (1, None), (1, 7), (1, 5), (1, None), (1, 8)]
+    assert pushes == [
+        (1, -3),
+        (1, -2),
+        (1, None),
+        (2, None),
+        (1, None),
+        (1, 7),
+        (1, 5),
+        (1, None),
+        (1, 8),
+        (1, MAX_PRIORITY),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -79,3 +79,13 @@ def test_what_is_missing_for_a_distant_round_is_known_at_once():
     rounds: Rounds[int] = Rounds([0, 1])
     rounds.contribute(0, 1, 0)
     assert rounds.missing(2**61) == {0: 2, 1: 1}
+
+
+def test_a_copy_does_without_whom_the_original_does_without() -> None:
+    rounds: Rounds[int] = Rounds(range(3), quorum=3)
+    rounds.leave([2])
+    copied = rounds.copy()
+    for rank in (0, 1):
+        assert copied.contribute(rank, 1, rank)
+    assert copied.missing(1) == {}
+    assert copied.complete() == [0, 1]

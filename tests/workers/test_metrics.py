@@ -119,6 +119,9 @@ def test_local_values_begin_anew_and_global_ones_go_on() -> None:
     metric.update(LABELS, 1 - LABELS)
     assert metric.get() == ("accuracy", 0.0)
     assert metric.get_global() == ("accuracy", 0.5)
+    metric.reset_local()
+    metric.update(LABELS, LABELS)
+    assert metric.get_global() == ("accuracy", 2 / 3)
     metric.reset()
     assert math.isnan(metric.get_global()[1])
 
