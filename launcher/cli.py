@@ -123,7 +123,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_hosts(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("-H", "--hostfile", metavar="FILE", help="the hosts to run on, one per line: [user@]host[:port] [slots=N]")
+    add(
+        "-H",
+        "--hostfile",
+        metavar="FILE",
+        help="the hosts to run on, one per line: [user@]host[:port] [slots=N], or host:N",
+    )
     add("--server-hosts", metavar="FILE", help="the hosts of the servers, likewise; beside the workers if unset")
     add(
         "--placement",

@@ -20,7 +20,6 @@ from kvstore.codecs import Compressor, assign, parse
 ELEMENTS = 10_000_000
 TURNS = 7
 ROUNDS = 5
-GB_A_SECOND = "GB/s"
 FLOOR = "1 GB/s"
 # What is measured alone; the four that must be fast have a target.
 CODECS: Mapping[str, Mapping[str, object]] = {
