@@ -7,9 +7,9 @@ Of ``Checkpoint("model", 3)``, after three epochs, or ``Checkpoint("model", 3, 1
     model-0003.states.1        what worker 1's compression lacks, where there is any
     model-0003.worker.1        worker 1's random numbers, position in the data, own buffers, and callbacks
 
-Every file is written beside its place and then put there, the weights or a worker's own file last: who finds these finds
-its rank's part whole, and of one run even where there were files of another. To go on, every worker needs rank 0's two
-files and its own: on several hosts, a folder that they share.
+Every file is written beside its place and then put there, the weights or a worker's own file last: who finds these
+finds its rank's part whole, and of one run even where there were files of another. To go on, every worker needs rank
+0's two files and its own: on several hosts, a folder that they share.
 """
 
 from __future__ import annotations
