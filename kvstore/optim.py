@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 # Names that MXNet gives to what torch calls otherwise.
 ALIASES = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
+_ITS_ALIASES = {"rmsprop": {"gamma1": "alpha", "rho": "alpha"}, "nadam": {"schedule_decay": "momentum_decay"}}
+# MXNet's for what is always so here, and for other ways to the same numbers.
+_IGNORED = frozenset({"multi_precision", "lazy_update", "aggregate_num", "use_fused_step"})
 _NOT_HERE = {
     "lbfgs": "it evaluates the loss several times a step, through a closure, which cannot travel to a server",
     "sparseadam": "it is for sparse gradients, and stores hold dense ones; adam takes those",
@@ -160,7 +163,8 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
             made no step, whose hyper-parameters are taken.
         hyperparameters: torch's names or MXNet's (``learning_rate``, ``wd``, ``beta1``, ``beta2``, ``epsilon``), and
             ``rescale_grad``, ``clip_gradient``, ``lr_mult``, ``wd_mult``; and ``groups``: dicts with ``keys`` and
-            hyper-parameters that differ for these, among them ``lr_mult`` and ``wd_mult`` as numbers.
+            hyper-parameters that differ for these, among them ``lr_mult`` and ``wd_mult`` as numbers. MXNet's
+            ``multi_precision``, ``lazy_update``, ``aggregate_num`` and ``use_fused_step`` change nothing.
 
     Raises:
         UnknownName: no such optimizer or hyper-parameter; the message lists those there are.
@@ -238,18 +242,20 @@ def _groups(
 
 def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` by torch's names; ``defaults`` has what one of two betas leaves open."""
-    valid, named = _hyperparameters(name), dict(given)
-    for old, new in ALIASES.items():
+    valid, aliases = _hyperparameters(name), _aliases(name)
+    named = {key: value for key, value in given.items() if key not in _IGNORED}
+    for old, new in aliases.items():
         if old in named:
             if new in named:
                 raise UsageError(f"{old} and {new} are the same; give one of them")
             named[new] = named.pop(old)
-    if "betas" in valid and ("beta1" in named or "beta2" in named):
+    pair = ("beta1", "beta2") if "betas" in valid else ()
+    if any(beta in named for beta in pair):
         betas = tuple(named.get("betas", defaults.get("betas", valid["betas"])))
         named["betas"] = (named.pop("beta1", betas[0]), named.pop("beta2", betas[1]))
     for key in named:
         if key not in valid:
-            extra = {"rescale_grad", "clip_gradient", "lr_mult", "wd_mult", *ALIASES}
+            extra = {"rescale_grad", "clip_gradient", "lr_mult", "wd_mult", *aliases, *pair}
             raise UnknownName(f"{name} has no hyper-parameter {key!r}; choose from {choices({*valid, *extra})}")
     return named
 
@@ -285,6 +291,12 @@ def _name_of(optimizer: Any, *, grouped: bool) -> str:
 def _hyperparameters(name: str) -> dict[str, Any]:
     parameters = inspect.signature(classes()[name]).parameters
     return {key: parameter.default for key, parameter in parameters.items() if key not in _HOW}
+
+
+def _aliases(name: str) -> dict[str, str]:
+    """MXNet's names for hyper-parameters that this optimizer has, and torch's."""
+    every, valid = ALIASES | _ITS_ALIASES.get(name, {}), _hyperparameters(name)
+    return {old: new for old, new in every.items() if new in valid}
 
 
 def _multipliers(given: dict[str, Any], name: str) -> dict[Key, float]:

@@ -39,6 +39,27 @@ def test_mxnets_names_for_hyper_parameters() -> None:
     assert describe("adam", {"betas": (0.7, 0.6), "beta2": 0.5}).hyper["betas"] == [0.7, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "theirs"),
+    [
+        ("rmsprop", {"gamma1": 0.9, "centered": True}, {"alpha": 0.9, "centered": True}),
+        ("rmsprop", {"rho": 0.8}, {"alpha": 0.8}),
+        ("nadam", {"schedule_decay": 0.01}, {"momentum_decay": 0.01}),
+        ("adadelta", {"rho": 0.8}, {"rho": 0.8}),
+    ],
+)
+def test_mxnets_names_for_what_one_optimizer_has(name: str, given: dict[str, Any], theirs: dict[str, Any]) -> None:
+    assert describe(name, given) == describe(name, theirs)
+
+
+def test_what_mxnet_asks_for_that_is_always_so_changes_nothing() -> None:
+    given: dict[str, Any] = {"multi_precision": True, "lazy_update": False, "aggregate_num": 4, "use_fused_step": True}
+    group = {"keys": ["w"], "lr": 0.5}
+    described = describe("sgd", {"momentum": 0.9, **given, "groups": [{**group, **given}]})
+    assert described == describe("sgd", {"momentum": 0.9, "groups": [group]})
+    assert described.changes(given, [given]) == {}
+
+
 @pytest.mark.parametrize(("old", "new"), [("learning_rate", "lr"), ("wd", "weight_decay"), ("epsilon", "eps")])
 def test_one_thing_by_two_names(old: str, new: str) -> None:
     with pytest.raises(UsageError, match=f"{old} and {new} are the same"):
@@ -50,6 +71,23 @@ def test_an_unknown_hyper_parameter_lists_those_there_are() -> None:
         describe("sgd", {"momentun": 0.9})
     for name in ("momentum", "nesterov", "lr", "learning_rate", "wd", "clip_gradient", "rescale_grad", "lr_mult"):
         assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_name_that_a_refusal_lists_is_one(name: str) -> None:
+    with pytest.raises(UnknownName, match=f"{name} has no hyper-parameter 'gamma2'") as caught:
+        describe(name, {"gamma2": 0.5})
+    offered = str(caught.value).partition("choose from ")[2].split(", ")
+    assert ("beta1" in offered) == ("beta2" in offered) == ("betas" in offered)
+    assert ("gamma1" in offered) == (name == "rmsprop")
+    for one in offered:
+        describe(name, {one: {} if one.endswith("_mult") else 0.5})
+
+
+@pytest.mark.parametrize("name", ["epsilon", "rho", "beta1"])
+def test_a_refusal_has_the_name_that_was_given(name: str) -> None:
+    with pytest.raises(UnknownName, match=f"sgd has no hyper-parameter '{name}'"):
+        describe("sgd", {name: 0.5})
 
 
 @pytest.mark.parametrize("how", ["fused", "foreach", "capturable", "differentiable", "params", "beta1"])
