@@ -71,13 +71,16 @@ class KVStore:
         """
         return self._push(self._pairs(key, value), priority)
 
-    def pull(self, key: Any, out: Any, priority: int = 0, *, wait: bool = True, copy: bool = True) -> Ticket:
+    def pull(
+        self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True, *, wait: bool = True, copy: bool = True
+    ) -> Ticket:
         """Write current values into ``out``: with ``dist_sync``, those that include every push of this worker so far.
 
         Args:
             key: one key or a list of them.
             out: for each key, an array of its shape and dtype, or a list of them, to write into.
             priority: higher ones are served first where there is a choice.
+            ignore_sparse: changes nothing: all values are dense.
             wait: return when ``out`` is written; if False, at once, and ``out`` is written by the ticket's ``wait``. If
                 the same key is pushed again before that, the value may be that of the later round.
             copy: False lets each ``out`` that is a contiguous torch tensor on the CPU *become* the value, if that can
@@ -113,6 +116,10 @@ class KVStore:
         """``init`` with ``value``, then ``pull`` into ``out``: every worker gets rank 0's values."""
         self.init(key, value)
         self.pull(key, out, priority)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Not here: all values are dense."""
+        raise Unsupported("there are no row-sparse values; pull(key, out) writes all rows")
 
     def empty(self, shape: Any, dtype: Any = None) -> Any:
         """Return a new torch tensor on the CPU, uninitialised, whose push copies nothing where that is possible.
@@ -320,6 +327,9 @@ class KVStore:
 
     def _set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         self.set_updater(updater)
+
+    def _send_command_to_servers(self, head: int, body: Any) -> None:
+        raise Unsupported("servers take no commands; call set_optimizer, set_hyperparameters, set_gradient_compression")
 
     # ---- for subclasses: keys are checked and grouped, values are lists with one entry per device
 

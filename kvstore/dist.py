@@ -112,7 +112,9 @@ class DistStore(KVStore):
         plan, (values,) = found
         return self._exchange.push("push", plan, values, None, priority)
 
-    def pull(self, key: Any, out: Any, priority: int = 0, *, wait: bool = True, copy: bool = True) -> Ticket:
+    def pull(
+        self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True, *, wait: bool = True, copy: bool = True
+    ) -> Ticket:
         """See ``KVStore``."""
         found = self._plans.plain(key, out)
         if found is None:

@@ -498,6 +498,21 @@ def test_outs_that_cannot_be_written(run: Run) -> None:
 
 
 @every
+def test_mxnets_calls_for_sparse_values_and_commands(run: Run) -> None:
+    def work(store: kv.KVStore) -> list[float]:
+        store.init("w", torch.ones(3))
+        out = torch.zeros(3)
+        store.pull("w", out, 0, ignore_sparse=False)
+        with pytest.raises(kv.Unsupported, match=r"no row-sparse values; pull\(key, out\)"):
+            store.row_sparse_pull("w", out=out, row_ids=torch.tensor([0]))
+        with pytest.raises(kv.Unsupported, match="no commands; call set_optimizer"):
+            store._send_command_to_servers(0, "")
+        return out.tolist()
+
+    assert all(result == [1, 1, 1] for result in run(work))
+
+
+@every
 def test_the_job(run: Run) -> None:
     def work(store: kv.KVStore) -> tuple[int, int]:
         assert store.num_dead_nodes() == 0
