@@ -370,8 +370,13 @@ def test_what_cannot_be_is_an_error_that_says_why() -> None:
         fit(model, loader(5, 4), num_epoch=1, devices=["cpu", "cpu"], kvstore="device")
     with pytest.raises(kv.UnknownName, match="no metric 'f2'"):
         fit(model, loader(8, 4), eval_metric="f2", num_epoch=1)
-    with pytest.raises(TypeError, match="no_such_option"):
-        fit(model, loader(8, 4), num_epoch=1, no_such_option=1)
+    for name in ("arg_params", "params"):
+        with pytest.raises(kv.UnknownName, match=rf"fit has no argument '{name}'; choose from .*overlap, .*resume"):
+            fit(model, loader(8, 4), num_epoch=1, **{name: {}})
+    with pytest.raises(
+        kv.UsageError, match=r"resume='model' is no checkpoint; pass workers\.Checkpoint\(prefix, epoch\)"
+    ):
+        fit(model, loader(8, 4), num_epoch=1, resume="model")  # type: ignore[arg-type]
 
 
 def test_data_that_needs_no_loader() -> None:

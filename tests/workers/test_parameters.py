@@ -85,6 +85,20 @@ def test_what_is_no_list_of_parameters(params: Any, text: str) -> None:
         collect(params)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [network(), nn.Bilinear(2, 2, 1), nn.ModuleList([network()]), [network()] * 2],
+    ids=lambda model: type(model).__name__,
+)
+def test_a_model_in_place_of_its_parameters(model: Any) -> None:
+    with pytest.raises(UsageError, match=r"not the model: pass model\.named_parameters\(\)"):
+        collect(model)
+
+
+def test_a_parameter_list_is_a_list() -> None:
+    assert [param.key for param in collect(nn.ParameterList([torch.zeros(1), torch.zeros(2)])).params] == [0, 1]
+
+
 def test_devices_with_different_parameters() -> None:
     one, two = network(), copy.deepcopy(network())
     two[0] = nn.Linear(3, 3)

@@ -13,6 +13,7 @@ fit(
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -21,7 +22,8 @@ import torch
 from torch import nn
 
 import kvstore as kv
-from kvstore import KVStore, UsageError
+from kvstore import KVStore, UnknownName, UsageError
+from kvstore.errors import choices
 from workers import metrics
 from workers.common.checks import at_least
 from workers.fitting.called import Callbacks, Called
@@ -94,11 +96,15 @@ def fit(
         For each epoch, the metrics' values by name, after ``train-`` and ``validation-``.
 
     Raises:
+        UnknownName: an argument that neither this nor ``Trainer`` has; the message lists those there are.
         UsageError: arguments or data that cannot be; see the parts.
         CheckpointError, Mismatch: ``resume`` is missing, damaged or of another run.
         KVStoreError: what the store raises.
     """
     at_least("num_epoch", num_epoch, 0)
+    _require_known(trainer_options)
+    if resume is not None and not isinstance(resume, Checkpoint):
+        raise UsageError(f"resume={resume!r} is no checkpoint; pass workers.Checkpoint(prefix, epoch)")
     first = (resume.epoch if resume else 0) if begin_epoch is None else begin_epoch
     if resume and first != resume.epoch:
         raise UsageError(f"begin_epoch={first}, but the checkpoint ends {resume.epoch} epochs; leave begin_epoch out")
@@ -129,3 +135,12 @@ def fit(
         while run.epoch < num_epoch and not run.stopped:
             run.train_epoch()
     return run.history
+
+
+def _require_known(trainer_options: Mapping[str, Any]) -> None:
+    """Raise ``UnknownName`` unless ``Trainer`` takes these, beside what ``fit`` gives it."""
+    own = {name for name in inspect.signature(fit).parameters if name != "trainer_options"}
+    further = set(inspect.signature(Trainer).parameters) - own - {"params"}
+    for name in trainer_options:
+        if name not in further:
+            raise UnknownName(f"fit has no argument {name!r}; choose from {choices(own | further)}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
 from kvstore import UsageError
 
@@ -67,7 +68,8 @@ def collect(params: Any) -> Collected:
             one of all these for each device, whose n-th parameters belong together.
 
     Raises:
-        UsageError: no parameters, a name twice, a tensor in two groups, or devices whose parameters differ.
+        UsageError: no parameters, a model in their place, a name twice, a tensor in two groups, or devices whose
+            parameters differ.
     """
     replicas = [_groups(replica) for replica in _replicas(params)]
     first = _listed(replicas[0])
@@ -113,7 +115,7 @@ def stale(params: Sequence[Parameter]) -> list[int]:
 
 
 def _replicas(params: Any) -> list[Any]:
-    if isinstance(params, Mapping):
+    if isinstance(params, Mapping) or _is_model(params):
         return [params]
     listed = list(params)
     if listed and all(not isinstance(item, torch.Tensor) and not _is_named(item) for item in listed):
@@ -123,6 +125,8 @@ def _replicas(params: Any) -> list[Any]:
 
 def _groups(replica: Any) -> list[tuple[dict[str, Any] | None, Named]]:
     """The parameters of one device by group, with the groups' options; None for those that are in no group."""
+    if _is_model(replica):
+        raise UsageError("a Trainer takes a model's parameters, not the model: pass model.named_parameters()")
     listed = [replica] if isinstance(replica, Mapping) else list(replica)
     if not listed or not all(map(_is_group, listed)):
         return [(None, _named(replica if isinstance(replica, Mapping) else listed, 0))]
@@ -155,6 +159,10 @@ def _listed(groups: Sequence[tuple[object, Named]]) -> list[Parameter]:
 
 def _shape(param: Parameter) -> tuple[Key, torch.Size]:
     return param.key, param.tensors[0].shape
+
+
+def _is_model(item: Any) -> bool:
+    return isinstance(item, nn.Module) and not isinstance(item, nn.ParameterList)
 
 
 def _is_named(item: Any) -> bool:
