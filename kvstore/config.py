@@ -158,10 +158,16 @@ class Config:
         Raises:
             ConfigError: outside a job, or for another role; the message says what to set or run.
         """
-        if not self.root or self.num_workers < 1 or self.num_servers < 1:
+        needed = {
+            "DMLC_PS_ROOT_URI": self.root,
+            "DMLC_NUM_WORKER": self.num_workers,
+            "DMLC_NUM_SERVER": self.num_servers,
+        }
+        missing = [name for name, value in needed.items() if not value]
+        if missing:
             raise ConfigError(
-                "this process is not part of a distributed job: DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_NUM_WORKER "
-                "and DMLC_NUM_SERVER are not all set, and neither torchrun, mpirun nor srun has said which rank it is. "
+                f"this process is not part of a distributed job: not set, or 0: {', '.join(missing)}; and neither "
+                "torchrun, mpirun nor srun has said which rank it is. "
                 'Start it with launch.py -n 2 -s 2 "python script.py" or torchrun --nproc-per-node=2 script.py, '
                 "or use a 'local' or 'device' store"
             )

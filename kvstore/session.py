@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 
+from kvstore.address import host_and_port, resolve
 from kvstore.bootstrap import joining
 from kvstore.client import Client, Me
 from kvstore.config import Config
@@ -106,9 +107,21 @@ class Session:
                 welcome: Welcome = ticket.wait()
                 return welcome
             except DeadlineExceeded as exc:
-                if exc.silent or self.config.role == "worker":
+                if exc.silent:
+                    raise DeadlineExceeded(f"{exc}{self._unresolved()}", exc.silent) from None
+                if self.config.role == "worker":
                     raise
                 log.warning("%s", exc)
+
+    def _unresolved(self) -> str:
+        """What is wrong with the name of the scheduler's host; empty if nothing is."""
+        root = split_key(self.config.root)[0]
+        try:
+            if root.startswith("tcp://"):
+                resolve(host_and_port(root)[0])
+        except ConfigError as exc:
+            return f": {exc}"
+        return ""
 
     @property
     def rank(self) -> int:

@@ -166,7 +166,13 @@ def test_a_job_can_be_joined() -> None:
 @pytest.mark.parametrize("missing", ["DMLC_PS_ROOT_URI", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER"])
 def test_outside_a_job_the_error_says_what_to_run(missing: str) -> None:
     env = {name: text for name, text in JOB.items() if name != missing}
-    with pytest.raises(ConfigError, match=r"not part of a distributed job: .*launch\.py"):
+    with pytest.raises(ConfigError, match=rf"not part of a distributed job: not set, or 0: {missing}; .*launch\.py"):
+        Config.from_env(env).require_job("worker")
+
+
+def test_a_count_of_none_is_named_as_if_it_were_missing() -> None:
+    env = {**JOB, "DMLC_NUM_WORKER": "0", "DMLC_NUM_SERVER": "0"}
+    with pytest.raises(ConfigError, match="not set, or 0: DMLC_NUM_WORKER, DMLC_NUM_SERVER; and"):
         Config.from_env(env).require_job("worker")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from kvstore.errors import (
 )
 from kvstore.session import Session
 from kvstore.transport import InprocNetwork, Transport
+from kvstore.transport.tcp import TcpTransport
 from kvstore.wire import Alive, Join, decode, encode
 from servers.server import run_server
 
@@ -486,6 +488,20 @@ def test_a_forked_child_has_no_session(shared_in, monkeypatch: pytest.MonkeyPatc
 def test_outside_a_job_there_is_no_session():
     with pytest.raises(ConfigError, match="not part of a distributed job"):
         sessions.shared(Config())
+
+
+def test_a_scheduler_whose_name_nobody_knows_is_not_only_silent(monkeypatch: pytest.MonkeyPatch):
+    def unknown(*_args: object, **_kwargs: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr("kvstore.client.EXPLAIN_S", 0.05)
+    config = Config("worker", "tcp://nosuch.invalid:9091", 1, 1, join_timeout_s=0.05)
+    with pytest.raises(
+        DeadlineExceeded, match=r"does not answer: nosuch\.invalid .*cannot be resolved: .*not known"
+    ) as caught:
+        Session(config, TcpTransport)
+    assert caught.value.silent == ("the scheduler",)
 
 
 # ---- what only a broken scheduler does
