@@ -15,7 +15,7 @@ class Cluster:
         hostfile: a file with the hosts to run on.
         server_hosts: a file with the hosts of the servers, if those are not to be beside workers.
         placement: fill a host's slots before the next host's, or take the hosts in turn.
-        sync_dst_dir: where to copy the working directory on each host; the job runs there.
+        sync_dst_dir: where to copy the working directory on each host; the job runs there. A local job ignores it.
         sync_exclude: patterns of files that are not copied, as rsync's --exclude knows them.
         sync_gitignore: whether to leave out what .gitignore files name, and .git.
         ssh_config: a configuration file for ssh.

@@ -88,6 +88,8 @@ def run(
     require_files(2 * (job.num_workers + job.num_servers + 1))
     open_standard_streams()
     caller = Caller() if caller is None else caller
+    if job.cluster.sync_dst_dir is not None:  # MXNet's command lines have it
+        print(f"{caller.name}: --sync-dst-dir: nothing is copied: all processes run here", file=sys.stderr)
     with caller.signals:
         directory = JobDir.make()
         try:
@@ -184,4 +186,4 @@ def _check_command(worker: Task) -> None:
         raise cannot_start(worker, PermissionError(0, "is not executable") if there else FileNotFoundError())
 
 
-KIND = Kind(run=run, dry_run=dry_run, takes=frozenset({"gpus_per_worker"}))
+KIND = Kind(run=run, dry_run=dry_run, takes=frozenset({"gpus_per_worker", "sync_dst_dir"}))

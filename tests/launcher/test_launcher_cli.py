@@ -70,7 +70,7 @@ def test_the_default_launcher() -> None:
         (["-n", "1", "--env-worker", "DMLC_ROLE:x", "y"], "--env-worker cannot set DMLC_ROLE"),
         (["-n", "1", "python 'train.py"], "not well quoted"),
         (["-n", "1", "-H", "hosts", "--launcher", "local", "x"], "--launcher local takes no --hostfile; leave it out"),
-        (["-n", "1", "--sync-dst-dir", "/d", "x"], "takes no --sync-dst-dir; leave it out"),
+        (["-n", "1", "--sync-exclude", "*.pt", "x"], "takes no --sync-exclude; leave it out"),
         (["-n", "1", "--worker-memory", "lots", "x"], "'lots' is not a size such as 500m or 4g"),
         (["-n", "1", "--job-name", "My Job", "x"], "'My Job' must be"),
     ],

@@ -14,6 +14,8 @@ import pytest
 from launched import FOREVER, SPOKEN, WAITS, when_spoken
 from waiting import PROMPT, until
 
+from launcher.kinds import KINDS
+
 Start = Callable[..., Any]
 
 SHOW = "import json, os, sys; print(json.dumps([sys.executable, sys.argv[1:], dict(os.environ)]))"
@@ -31,6 +33,15 @@ def test_scripts_that_know_nothing_of_servers_end_promptly(start: Start) -> None
     assert launched.lines == ["[worker 0] hi", "[worker 1] hi"]
     assert launched.err == ""
     assert launched.family() == {}
+
+
+def test_there_is_nothing_to_copy_to_this_machine(start: Start, tmp_path: Path) -> None:
+    assert "sync_dst_dir" in KINDS["local"].takes
+    launched = start("-n", "1", "--launcher", "local", "--sync-dst-dir", str(tmp_path / "there"), "pwd")
+    assert launched.wait() == 0
+    assert launched.lines == [f"[worker 0] {tmp_path}"]
+    assert launched.err == "launch.py: --sync-dst-dir: nothing is copied: all processes run here\n"
+    assert not (tmp_path / "there").exists()
 
 
 def test_servers_that_leave_by_themselves_are_not_waited_for(start: Start) -> None:
