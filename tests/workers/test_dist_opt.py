@@ -442,6 +442,12 @@ def test_not_an_optimizer() -> None:
         DistOpt(torch.optim.SGD([torch.ones(2)], lr=0.1), "local")
 
 
+@pytest.mark.parametrize("given", [{"nccl_id": 1, "gpu_num": 0, "gpu_per_node": 2}, {"local_rank": 0}], ids=str)
+def test_singas_arguments_for_starting_processes(given: dict[str, Any]) -> None:
+    with pytest.raises(kv.UsageError, match=rf"and no {', '.join(given)}: launch\.py, .* starts the processes"):
+        DistOpt(torch.optim.SGD(network().parameters(), lr=0.1), **given)
+
+
 def test_a_store_that_updates_or_serves_another() -> None:
     model = network()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -42,16 +43,22 @@ class DistOpt(Communicator):
         kvstore: the type of store to make, or a synchronous store without optimizer, for this alone, to use for all
             that is not compressed. None for stores of the process's group (``workers.init``), which is joined if it
             has not been.
+        other: none; SINGA's ``nccl_id`` and its like are refused, as who starts the processes tells each who it is.
 
     Attributes:
         opt: the optimizer, for learning-rate schedulers and ``state_dict``.
 
     Raises:
-        UsageError: not an optimizer, without parameters, or a store that does not sum.
+        UsageError: not an optimizer, without parameters, a store that does not sum, or other arguments.
         Mismatch: another worker has other parameters.
     """
 
-    def __init__(self, opt: torch.optim.Optimizer, kvstore: KVStore | str | None = None) -> None:
+    def __init__(self, opt: torch.optim.Optimizer, kvstore: KVStore | str | None = None, **other: Any) -> None:
+        if other:
+            raise UsageError(
+                f"DistOpt takes opt and kvstore, and no {', '.join(other)}: launch.py, launcher.run, torchrun, mpirun "
+                "or srun starts the processes, and tells each which one it is"
+            )
         if not isinstance(opt, torch.optim.Optimizer):
             raise UsageError(
                 "opt is an optimizer of torch, such as torch.optim.SGD(model.parameters(), lr=0.005), "
