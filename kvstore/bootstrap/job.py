@@ -37,12 +37,12 @@ def joining(config: Config) -> Iterator[Config]:
     with meeting(ranks, config.join_timeout_s or config.timeout_s) as met:
         secret = require_safe(config, one_host)
         if ranks.rank != 0:
-            yield _settings(Place.loads(met.hear()), ranks, secret)
+            yield _settings(Place.loads(met.hear()), ranks, one_host, secret)
             return
         crew = Crew(config, ranks, one_host, secret, met.path if isinstance(met, FileMeeting) else None)
         try:
             met.tell(crew.place.dumps())
-            yield _settings(crew.place, ranks, secret)
+            yield _settings(crew.place, ranks, one_host, secret)
         except BaseException:
             crew.end()
             raise
@@ -51,7 +51,17 @@ def joining(config: Config) -> Iterator[Config]:
         atexit.register(crew.wait)
 
 
-def _settings(place: Place, ranks: Ranks, secret: str) -> Config:
+def _settings(place: Place, ranks: Ranks, one_host: bool, secret: str) -> Config:
+    """The settings of a rank at a place that may have come from anyone.
+
+    Raises:
+        ConfigError: no rank 0 of this user would have said that place.
+    """
+    if one_host and not place.uri.startswith("ipc://"):  # torchrun's store takes what any host says
+        raise ConfigError(
+            f"the address of the job, {place.uri!r}, is not on this host, where all its ranks are: it is not rank 0's, "
+            "so somebody else can write to where the ranks meet"
+        )
     if place.uri.startswith("ipc://"):
         _require_private(Path(place.uri.removeprefix("ipc://")).parent)
     return Config.from_env(inherited(place.variables("worker", ranks.rank, ranks.size, secret)))

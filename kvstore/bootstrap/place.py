@@ -10,14 +10,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from dataclasses import asdict, dataclass
 
-from kvstore.config import Config
+from kvstore.config import MAX_JOB, Config
 from kvstore.errors import ConfigError
 from kvstore.keys import VARIABLES
+from kvstore.wire.messages import MAX_NODES
 
 LEAST_SECRET = 32  # characters; there is nothing else between the network and the job
 MOST_SERVERS = 2  # by default: they all are on rank 0's host
+MAX_URI = 255  # characters; no name of a host is longer, nor is the path of a unix socket
+_JOB = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_JOB}}}")
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,23 @@ class Place:
         """
         try:
             found = cls(**json.loads(text))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             raise ConfigError(f"what was found instead of the address of the job is none: {text[:200]!r}") from None
-        for value, kind in ((found.uri, str), (found.port, int), (found.servers, int), (found.job, str)):
-            if type(value) is not kind:
-                raise ConfigError(f"the address of the job is none: {text[:200]!r}")
+        if not found._possible():
+            raise ConfigError(f"the address of the job is none: {text[:200]!r}")
         return found
+
+    def _possible(self) -> bool:
+        """Whether a job could be there: nothing else may cost memory, or be given to the system."""
+        kinds = ((self.uri, str), (self.port, int), (self.servers, int), (self.job, str))
+        return (
+            all(type(value) is kind for value, kind in kinds)
+            and 0 < len(self.uri) <= MAX_URI
+            and "\0" not in self.uri
+            and 0 <= self.port < 65536
+            and 0 < self.servers <= MAX_NODES
+            and _JOB.fullmatch(self.job) is not None
+        )
 
     def variables(self, role: str, rank: int, workers: int, secret: str = "") -> dict[str, str]:
         """The variables that make a process that member of the job.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -42,7 +43,20 @@ def test_a_place_survives_being_said() -> None:
         '{"uri": "x"}',
         '{"uri": 1, "port": 1, "servers": 1, "job": "x"}',
         PLACE.dumps()[:-1] + ',"x":1}',
+        "[" * 200_000,
+        replace(PLACE, servers=0).dumps(),
+        replace(PLACE, servers=4097).dumps(),
+        replace(PLACE, servers=True).dumps(),
+        replace(PLACE, port=-1).dumps(),
+        replace(PLACE, port=65536).dumps(),
+        replace(PLACE, uri="").dumps(),
+        replace(PLACE, uri="ipc://\0/x").dumps(),
+        replace(PLACE, uri="h" * 256).dumps(),
+        replace(PLACE, job="").dumps(),
+        replace(PLACE, job="\ud800").dumps(),
+        replace(PLACE, job="j" * 41).dumps(),
     ],
+    ids=range(19),
 )
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="address of the job"):
@@ -154,6 +168,39 @@ def test_without_ranks_nothing_happens() -> None:
     config = Config()
     with joining(config) as same:
         assert same is config
+
+
+def told(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    """Have all meetings say that place."""
+
+    class Heard:
+        def hear(self) -> str:
+            return place.dumps()
+
+    monkeypatch.setattr("kvstore.bootstrap.job.meeting", lambda ranks, timeout_s: contextlib.nullcontext(Heard()))
+
+
+@pytest.mark.parametrize("uri", ["127.0.0.1", "localhost", "10.0.0.7", "stranger.example"])
+def test_ranks_on_one_host_go_to_no_address_of_a_network(monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
+    """There are no keys on one host, and whoever reaches torchrun's store can write there, from any host."""
+    told(monkeypatch, replace(PLACE, uri=uri))
+    one_host = Ranks(TORCH, 1, 2, 1, 2, "10.0.0.7", 4711, hosted=True)
+    with pytest.raises(ConfigError, match=r"not on this host.*it is not rank 0's"), joining(Config(ranks=one_host)):
+        pass
+    several = Config(ranks=replace(one_host, local_size=1), encryption=False)
+    with joining(several) as config:
+        assert config.root == f"tcp://{uri}:4711"
+
+
+def test_ranks_on_one_host_go_where_rank_0_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, replace(PLACE, uri=f"ipc://{tmp_path}/scheduler", port=0))
+    ranks = Config(ranks=Ranks(TORCH, 1, 2, 1, 2, "10.0.0.7", 4711, hosted=True))
+    tmp_path.chmod(0o700)
+    with joining(ranks) as config:
+        assert config.root == f"ipc://{tmp_path}/scheduler"
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match="not this user's alone"), joining(ranks):
+        pass
 
 
 def test_a_directory_that_others_can_enter_is_not_trusted(tmp_path: Path) -> None:
