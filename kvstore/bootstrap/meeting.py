@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -138,7 +139,7 @@ class FileMeeting:
         """See ``Meeting``.
 
         Raises:
-            ConfigError: the file is another user's.
+            ConfigError: what is there is another user's, or no file.
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -154,14 +155,17 @@ class FileMeeting:
 
     def _read(self) -> str:
         try:
-            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
-                if os.fstat(file.fileno()).st_uid == os.getuid():
+            # Anyone may put anything here: to open a pipe would wait for a writer, who need not come.
+            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(fd, errors="replace") as file:
+                found = os.fstat(fd)
+                if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
                     return file.read()
         except FileNotFoundError:
             raise
         except OSError as exc:
             raise ConfigError(f"cannot read {self.path}, where the ranks meet: {exc.strerror}") from None
-        raise ConfigError(f"{self.path}, where the ranks meet, is another user's")
+        raise ConfigError(f"{self.path}, where the ranks meet, is another user's, or no file")
 
 
 def meeting_file(ranks: Ranks) -> Path:

@@ -130,6 +130,34 @@ def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
         FileMeeting(tmp_path / "meeting", 0.05).hear()
 
 
+@pytest.mark.parametrize("kind", ["a pipe", "a directory", "another user's"])
+def test_what_another_has_put_where_the_ranks_meet_is_refused_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path = tmp_path / "meeting"
+    if kind == "a pipe":
+        os.mkfifo(path)
+    elif kind == "a directory":
+        path.mkdir()
+    else:
+        path.write_text("trap")
+        uid = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    refused: list[str] = []
+
+    def hear() -> None:
+        try:
+            FileMeeting(path, 50.0).hear()
+        except ConfigError as exc:
+            refused.append(str(exc))
+
+    # To open a pipe may wait for ever, whatever the deadline is.
+    listener = threading.Thread(target=hear, daemon=True)
+    listener.start()
+    listener.join(20.0)
+    assert [str(path) in text for text in refused] == [True]
+
+
 def test_siblings_share_the_name_of_the_file() -> None:
     ranks = Ranks(OPENMPI, 0, 2, 0, 2)
     assert meeting_file(ranks) == meeting_file(replace(ranks, rank=1))
