@@ -176,17 +176,25 @@ def open_control(name: str, nonce: bytes) -> tuple[int, int]:
 
 
 def sweep() -> list[str]:
-    """Remove the arenas of this user whose owner is dead; return their names. Takes no link for a file."""
-    names = set()
-    with suppress(OSError):
-        for path in DIRECTORY.iterdir():
-            match = _FILE.fullmatch(path.name)
+    """Remove the arenas of this user whose owner is dead; return the names of those. Takes no link for a file."""
+    found = _own_files()
+    return [name for name in sorted(found) if _remove_dead(name, found[name])]
+
+
+def _own_files() -> dict[str, list[str]]:
+    """This user's files by the names of their arenas. Looks once: others may have put any number beside them."""
+    found: dict[str, list[str]] = {}
+    with suppress(OSError), os.scandir(DIRECTORY) as entries:
+        for entry in entries:
+            match = _FILE.fullmatch(entry.name)
             if match is not None and int(match["uid"]) == os.getuid():
-                names.add(match["name"])
-    return [name for name in sorted(names) if _remove_dead(name)]
+                with suppress(FileNotFoundError):
+                    if _is_own(entry.stat(follow_symlinks=False)):
+                        found.setdefault(match["name"], []).append(entry.name)
+    return found
 
 
-def _remove_dead(name: str) -> bool:
+def _remove_dead(name: str, files: list[str]) -> bool:
     fd = -1
     try:
         # The owner makes the control file first and removes it last: chunks without one are nobody's.
@@ -194,27 +202,28 @@ def _remove_dead(name: str) -> bool:
             fd = os.open(DIRECTORY / f"{name}.0", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             if not _is_own(os.fstat(fd)) or _is_locked(fd, fcntl.LOCK_EX):
                 return False
-        _remove(name)
+        return _remove(files)
     except OSError:
         return False
     finally:
         if fd >= 0:
             os.close(fd)
-    return True
 
 
-def _remove(name: str) -> None:
-    found = [path for path in DIRECTORY.glob(f"{name}.*") if _FILE.fullmatch(path.name)]
-    for path in sorted(found, key=lambda path: -int(path.suffix[1:])):
+def _remove(files: list[str]) -> bool:
+    """Remove an arena's files, the control file last; return whether any was there."""
+    removed = False
+    for file in sorted(files, key=lambda file: -int(file.rpartition(".")[2])):
         with suppress(FileNotFoundError):
-            if _is_own(path.lstat()):
-                path.unlink()
+            (DIRECTORY / file).unlink()
+            removed = True
+    return removed
 
 
 def _remove_own(name: str, pid: int) -> None:
     """Remove the files of this process's arena; a child after fork leaves its parent's alone."""
     if os.getpid() == pid:
-        _remove(name)
+        _remove(_own_files().get(name, []))
 
 
 def _locked_file(job: str) -> tuple[str, int]:
