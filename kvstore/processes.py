@@ -1,8 +1,9 @@
-"""How processes of ours are started: what they run, what completes their environment, and that they end with us."""
+"""How processes of ours are started: what they run, with which environment and limits, and that they end with us."""
 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import sysconfig
@@ -11,6 +12,8 @@ from pathlib import Path
 
 _STREAM_BYTES = 1 << 20  # copies of so much go past the caches: a tenth to a fifth faster where memory is the limit
 _PR_SET_PDEATHSIG = 1
+MAX_FILES = 1 << 16  # what who listens may have open: each connection is a file, a stranger's too until it is refused
+_files: int | None = None  # how many this process was given, once it has taken more
 
 
 def words(python: str, module: str) -> tuple[str, ...]:
@@ -42,6 +45,19 @@ def complete(env: Mapping[str, str], root: str | None) -> dict[str, str]:
     return made
 
 
+def allow_many_files() -> None:
+    """Let this process have as many open files as it may: what a shell gives is little for who listens.
+
+    Children that are started with ``dying_with_us`` get what this process was given.
+    """
+    global _files
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        _files = soft
+
+
 def dying_with_us(announce: Callable[[], None] = lambda: None) -> Callable[[], None]:
     """Return what a child does between fork and exec so that, on Linux, it is killed when this process ends.
 
@@ -52,11 +68,13 @@ def dying_with_us(announce: Callable[[], None] = lambda: None) -> Callable[[], N
     """
     import ctypes
 
-    parent = os.getpid()
+    parent, files = os.getpid(), _files
     prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform.startswith("linux") else None
 
     def before_exec() -> None:
         announce()
+        if files is not None:  # programs with select() cannot have more than a shell gives them
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
             if os.getppid() != parent:  # it died before that took effect

@@ -7,6 +7,7 @@ python -m launcher
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,11 @@ def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> i
     except LaunchError as error:
         print(f"launch.py: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        print(f"launch.py: {error.strerror}: raise the limit with ulimit -n", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:  # before there was anything to end
         return 130
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-import resource
 import signal
 import sys
 from types import FrameType
 
 from kvstore.config import Config
 from kvstore.errors import KVStoreError
+from kvstore.processes import allow_many_files
 from kvstore.transport.links import links
 from servers.places import server_endpoint
-
-MAX_FILES = 1 << 16  # what a server may have open: each connection is a file, a stranger's too until it is refused
 
 
 def main() -> int:
@@ -25,7 +23,7 @@ def main() -> int:
         config = Config.from_env()
         from servers.server import run_scheduler, run_server
 
-        _allow_many_files()
+        allow_many_files()
         if config.role == "scheduler":
             return run_scheduler(config.require_job("scheduler"), links(config)())
         config = config.require_job("server")
@@ -42,13 +40,6 @@ def _unique() -> str:
     import secrets
 
     return secrets.token_hex(4)
-
-
-def _allow_many_files() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from kvstore.processes import allow_many_files
 from launcher.agents.carrier import Carrier
 from launcher.agents.enlist import Ticket
 from launcher.agents.muster import Muster
@@ -75,6 +76,7 @@ class Enlisted:
 
         self._selector = selector
         self._here = self._address()
+        allow_many_files()  # anyone may connect, and stay until refused
         self._hub = Hub(self._here)
         self._hub.open(selector, self._welcome)
         self._carrier = self._manager.submit(self._hub.ticket)

@@ -76,12 +76,18 @@ class Guard:
         keeper.signal_all(self.sessions, self.mark, signum)
 
     def leftovers(self) -> bool:
-        """Whether anything of the job lives. Always false where there is no /proc."""
-        return bool(keeper.strays(self.sessions, self.mark))
+        """Whether anything of the job is known to live. Always false where there is no /proc."""
+        try:
+            return bool(keeper.strays(self.sessions, self.mark))
+        except OSError:
+            return False  # `kill` tells of it, if that does not pass
 
     def kill(self) -> None:
         """Leave nothing of the job alive."""
-        keeper.kill_all(self.sessions, self.mark, patience=1.0)
+        try:
+            keeper.kill_all(self.sessions, self.mark, patience=1.0)
+        except OSError as error:  # no reason to lose the job's exit code
+            print(f"launch.py: cannot see whether processes of the job are left: {error.strerror}", file=sys.stderr)
 
     def dismiss(self) -> None:
         """The job is over, its processes are gone, its directory too: send the keeper away."""

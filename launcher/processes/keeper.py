@@ -36,6 +36,9 @@ def strays(sessions: Collection[int], mark: str) -> dict[int, int]:
     A process belongs to the job if it is in one of its sessions, whatever its process group (`timeout` makes its own),
     or if `mark` (`NAME=value`) is in the environment with which it was started, whatever its session. Linux only; empty
     elsewhere.
+
+    Raises:
+        OSError: /proc cannot be read: too many files are open.
     """
     found: dict[int, int] = {}
     if not sys.platform.startswith("linux"):
@@ -58,13 +61,16 @@ def strays(sessions: Collection[int], mark: str) -> dict[int, int]:
 
 
 def signal_all(sessions: Collection[int], mark: str, signum: int) -> None:
-    """Send a signal to every process of a job, once to each."""
+    """Send a signal to every process of a job, once to each; to those of its sessions if others cannot be found."""
     for group in sessions:
         try:
             os.killpg(group, signum)
         except (ProcessLookupError, PermissionError):
             continue
-    for pid, group in strays(sessions, mark).items():
+    others: dict[int, int] = {}
+    with suppress(OSError):
+        others = strays(sessions, mark)
+    for pid, group in others.items():
         if group not in sessions:
             try:
                 os.kill(pid, signum)
@@ -73,23 +79,37 @@ def signal_all(sessions: Collection[int], mark: str, signum: int) -> None:
 
 
 def kill_all(sessions: Collection[int], mark: str, patience: float = PATIENCE_S) -> None:
-    """Send SIGKILL until nothing is left of a job, because processes fork while one looks; or until patience ends."""
+    """Send SIGKILL until nothing is left of a job, because processes fork while one looks; or until patience ends.
+
+    Raises:
+        OSError: what is left cannot be found out; all that is known was killed.
+    """
     deadline = time.monotonic() + patience
     while True:
         signal_all(sessions, mark, signal.SIGKILL)
-        if not strays(sessions, mark) or time.monotonic() > deadline:
-            return
+        late = time.monotonic() > deadline
+        try:
+            if not strays(sessions, mark) or late:
+                return
+        except OSError:
+            if late:
+                raise
         time.sleep(POLL_S)
 
 
 def remove_shared(job: str) -> None:
     """Remove the memory that the processes of a job have shared, and that those that were killed have left.
 
+    What cannot be found, because too many files are open, is for the user's next job to sweep.
+
     Args:
         job: the value of its mark, which kvstore makes a part of the files' names as it is.
     """
     ours = re.compile(rf"kvstore-{os.getuid()}-{re.escape(job)}-[0-9]+-[0-9a-f]+\.[0-9]+")
-    for path in _SHARED.glob("kvstore-*"):
+    paths: list[Path] = []
+    with suppress(OSError):
+        paths = list(_SHARED.glob("kvstore-*"))
+    for path in paths:
         if ours.fullmatch(path.name):
             with suppress(OSError):
                 path.unlink()
@@ -118,7 +138,8 @@ def main(directory: str, mark: str, job: str) -> int:
         signal.signal(signum, signal.SIG_IGN)
     sessions = watch(sys.stdin.fileno())
     if sessions is not None:
-        kill_all(sessions, mark)
+        with suppress(OSError):
+            kill_all(sessions, mark)
         shutil.rmtree(directory, ignore_errors=True)
         remove_shared(job)
     return 0

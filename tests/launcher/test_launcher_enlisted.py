@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
+from kvstore import processes
 from launcher.agents import boot
 from launcher.agents import job as agents
 from launcher.agents.carrier import Carrier
@@ -67,6 +69,22 @@ def test_one_too_many_and_strangers_do_no_harm(capfd: pytest.CaptureFixture[str]
     assert code == 0, printed.err
     assert sorted(printed.out.splitlines()) == ["[worker 0] here", "[worker 1] here"]
     assert "stranger" not in printed.err
+
+
+def test_strangers_may_keep_many_connections_and_programs_have_the_limit_that_we_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(processes, "_files", None)
+    monkeypatch.chdir(tmp_path)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+        manager = 'ulimit -S -n >limit; for i in 0 1; do PMI_RANK=$i sh -c "$AGENT" & done; wait'
+        assert launch(1, manager) == 0
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, processes.MAX_FILES), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (tmp_path / "limit").read_text() == "300\n"
 
 
 def test_too_few_within_patience(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from configparser import ConfigParser
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from waiting import LONG
+
+from launcher import launch
+from launcher.job import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(sys.executable).parent / "launch.py"
@@ -47,6 +53,17 @@ def test_errors(way: list[str], tmp_path: Path) -> None:
 def test_a_command_that_does_not_exist(way: list[str], tmp_path: Path) -> None:
     done = call(way, "-n", "1", "no-such-command", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (127, "")
+
+
+def test_too_many_open_files_are_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def find(kind: str, job: Job) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(launch, "find", find)
+    assert launch.main(["-n", "1", "true"]) == 1
+    assert capsys.readouterr().err == "launch.py: Too many open files: raise the limit with ulimit -n\n"
 
 
 def test_files_in_the_package_do_not_shadow_modules() -> None:
