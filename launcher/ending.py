@@ -43,13 +43,14 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """How long, in seconds, each phase may last. Their sum over any path stays under 5.
+    """How long, in seconds, each phase may last. Once it is known who has failed, their sum over any path is under 5.
 
     Args:
         window: for survivors of a failure to say so.
         linger: for servers and scheduler to leave after the last worker.
-        patience: for the scheduler to follow a server that left with 0 before the workers did; for whoever has failed
-            to exit when a server or the scheduler says that somebody has.
+        patience: for the scheduler to follow a server that left with 0 before the workers did.
+        blame: for whoever has failed to exit when a server or the scheduler says that somebody has: an interpreter with
+            torch in it takes seconds to end on a busy machine.
         grace: between SIGTERM and SIGKILL, after a failure or a signal.
         short_grace: the same, when all workers have exited with 0.
         kill: after SIGKILL, for the kernel to be done with it.
@@ -58,6 +59,7 @@ class Limits:
     window: float = 1.5
     linger: float = 1.0
     patience: float = 3.0
+    blame: float = 10.0
     grace: float = 2.0
     short_grace: float = 0.5
     kill: float = 1.0
@@ -155,7 +157,7 @@ class Ending:
             return []
         if how.code == JOB_FAILED_EXIT and self._tasks[index].role != "worker":
             if self._told is None:
-                self._told, self.deadline = index, now + self._limits.patience
+                self._told, self.deadline = index, now + self._limits.blame
             return [] if self._left("worker") else self._fail_unnamed(self._told, now)
         if how.status != 0:
             return self._fail(index, str(how), how.status, now)
@@ -165,6 +167,8 @@ class Ending:
             if self._told is not None:
                 return self._fail_unnamed(self._told, now)
             self._enter(Phase.LINGER, now + self._limits.linger)
+        elif self._told is not None:
+            return []  # whoever has failed has its time still
         elif not self._left("scheduler"):
             self._early = self.deadline = None
         elif self._tasks[index].role == "server" and self._early is None:

@@ -24,7 +24,7 @@ from launcher.supervisor import OnFailure, Supervisor
 from launcher.tasks import Task, members, words
 
 # News of pods comes by the second, and a pod is given its time to end by the cluster.
-LIMITS = Limits(window=12.0, linger=10.0, patience=20.0, grace=15.0, short_grace=15.0, kill=15.0)
+LIMITS = Limits(window=12.0, linger=10.0, patience=20.0, blame=20.0, grace=15.0, short_grace=15.0, kill=15.0)
 _TOKEN_BYTES = 3
 _PREFIX = 33  # with a dash and the token, 40 characters: so long may the name of a job be for all its processes
 

@@ -23,7 +23,7 @@ def in_haste(setattr: Any = setattr, server: str = WAITS) -> None:
     from launcher.job import Job
     from launcher.kinds import local
 
-    limits = Limits(window=0.3, linger=0.1, patience=0.3)
+    limits = Limits(window=0.3, linger=0.1, patience=0.3, blame=0.3)
     setattr(calls, "Job", functools.partial(Job, server_argv=(sys.executable, "-S", "-c", server)))
     setattr(local, "run", functools.partial(local.run, limits=limits))
 

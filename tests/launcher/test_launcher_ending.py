@@ -206,6 +206,22 @@ def test_who_says_that_another_has_failed_leaves_the_blame_to_that_one(run: Run)
     assert run.ending.exit_code == 7
 
 
+def test_who_has_failed_may_take_its_time_to_exit(run: Run) -> None:
+    run.exit(SERVER, code=JOB_FAILED_EXIT)
+    run.now += 9.9  # an interpreter with torch in it ends, on a busy machine
+    assert run.tick() == []
+    assert run.exit(WORKER_1, code=7)[0] == Say("worker 1 exited with code 7")
+    assert run.ending.exit_code == 7
+
+
+def test_a_server_that_leaves_in_order_changes_nothing_of_that(run: Run) -> None:
+    run.exit(SCHEDULER, code=JOB_FAILED_EXIT)
+    deadline = run.ending.deadline
+    assert run.exit(SERVER) == []
+    assert run.ending.deadline == deadline
+    assert run.pass_deadline()[0] == Say("scheduler ended because the job had failed")
+
+
 @pytest.mark.parametrize("workers_end", [True, False])
 def test_a_job_that_failed_without_a_culprit_has_failed_all_the_same(run: Run, workers_end: bool) -> None:
     assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT) == []

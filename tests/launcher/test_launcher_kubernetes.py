@@ -320,7 +320,7 @@ options["command"] = tuple(options["command"])
 options["env_names"] = tuple(options.get("env_names", ()))
 options["server_argv"] = tuple(options.get("server_argv", ()))
 cluster = Cluster(image="i", **options.pop("cluster", {}))
-limits = Limits(window=2.0, linger=10.0, patience=5.0, grace=3.0, short_grace=3.0, kill=2.0)
+limits = Limits(window=2.0, linger=10.0, patience=5.0, blame=5.0, grace=3.0, short_grace=3.0, kill=2.0)
 try:
     sys.exit(kubernetes.run(Job(**options, cluster=cluster), print, limits=limits))
 except LaunchError as error:
