@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -213,6 +214,19 @@ def _leave_at_exit() -> None:
     if _shared is None or _shared[0] != os.getpid():
         return
     session = _shared[1]
+    try:
+        _say_farewell(session)
+    except KeyboardInterrupt:  # Python would show it, go on, and end with 0
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with contextlib.suppress(KVStoreError):
+            session.leave("KeyboardInterrupt")
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # it may be closed, or none
+                stream.flush()
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _say_farewell(session: Session) -> None:
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # in a shell, errors are not the end
     text = None if error is None else "".join(traceback.format_exception_only(error)).strip()
     if text is None:

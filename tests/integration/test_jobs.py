@@ -163,6 +163,31 @@ def test_an_error_nobody_waited_for_fails_the_job(tmp_path: Path) -> None:
         assert "workers disagree on the learning rate" in running.output
 
 
+def test_a_worker_that_is_interrupted_while_it_leaves_has_not_left_in_order(tmp_path: Path) -> None:
+    """Its last pushes may not have arrived: others hear of it at once, and its exit code says so."""
+    script = """
+        import signal
+        import numpy as np
+        import kvstore as kv
+        from kvstore import session
+
+        store = kv.create("dist_sync")
+        weight = np.zeros(4, np.float32)
+        store.init("w", weight)
+        store.barrier()
+        if store.rank == 0:
+            print("the last words", end="")
+            session.shared(None).flushes.append(lambda timeout: signal.raise_signal(signal.SIGINT))
+        else:
+            store.pushpull("w", weight, out=weight)
+        """
+    with job(tmp_path, script, servers=1, KVSTORE_TIMEOUT_S="100", PYTHONUNBUFFERED="") as running:
+        assert running.wait() == 130, running.output
+    assert "[worker 0] the last words\n" in running.output
+    assert "NodeLost: worker 0 failed: KeyboardInterrupt" in running.output
+    assert "launch.py: worker 0 was killed by SIGINT" in running.output
+
+
 def test_a_worker_that_never_pushes_is_named_at_the_deadline(tmp_path: Path) -> None:
     script = """
         import time
