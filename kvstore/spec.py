@@ -27,6 +27,7 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 MAX_DIMS = 32
 MAX_ELEMENTS = 2**48
 MAX_KEY_CHARS = 1024
+MAX_SEGMENTS = 1 << 19  # that the keys of one call are cut into: what says where they are must fit a message
 
 
 @dataclass(frozen=True)

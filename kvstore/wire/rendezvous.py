@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from kvstore.spec import MAX_SEGMENTS
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
 from kvstore.wire.messages import (
@@ -104,7 +105,7 @@ class Placed(Reply):
 
     segments: Annotated[
         list[list[list[int]]],
-        f.list_of(f.list_of(f.tuple_of(f.integer(), f.integer(0, MAX_NODES), f.integer(), f.integer()), MAX_NODES)),
+        f.list_of(f.list_of(f.tuple_of(f.integer(), f.integer(0, MAX_NODES), f.integer(), f.integer()), MAX_SEGMENTS)),
     ]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvstore.errors import AlreadyInitialised, Mismatch, UsageError
-from kvstore.placement import place
+from kvstore.placement import place, require_few
 from kvstore.spec import Key, Spec
 from kvstore.tickets import shorten
 from kvstore.wire import Declare
@@ -75,7 +75,7 @@ class Keys:
                 error = Mismatch(f"key {key!r} is {known.spec} on worker 0, but {spec} on worker {request.rank}")
                 return [(asker, error)], error
         if self._ready(specs):
-            return [(asker, self._segments(specs))], None
+            return [self._outcome(asker, specs)], None
         self._waiting.append((asker, specs))
         return [], None
 
@@ -86,7 +86,7 @@ class Keys:
                 self._placed[key].ready = True
         done = [(asker, specs) for asker, specs in self._waiting if self._ready(specs)]
         self._waiting = [entry for entry in self._waiting if not self._ready(entry[1])]
-        return [(asker, self._segments(specs)) for asker, specs in done]
+        return [self._outcome(asker, specs) for asker, specs in done]
 
     def abandon(self) -> list[Asker]:
         """Return, and forget, those who wait for rank 0, because it has left."""
@@ -106,13 +106,17 @@ class Keys:
         for key in specs:
             if key in self._placed:
                 return [(asker, AlreadyInitialised(f"key {key!r} is initialised already"))]
-        for key, segments in place(specs, self._loads, asker.request.bound, asker.request.longest).items():
+        try:
+            placed = place(specs, self._loads, asker.request.bound, asker.request.longest)
+        except UsageError as exc:
+            return [(asker, exc)]
+        for key, segments in placed.items():
             numbered = []
             for segment in segments:
                 numbered.append([self._next_id, segment.server, segment.start, segment.stop])
                 self._next_id += 1
             self._placed[key] = _Placed(specs[key], numbered)
-        return [(asker, self._segments(specs))]
+        return [self._outcome(asker, specs)]
 
     def _contradicted(self, rank: int, specs: Mapping[Key, Spec]) -> list[tuple[Asker, Exception]]:
         """Those who wait, and said something else of a key."""
@@ -127,5 +131,10 @@ class Keys:
     def _ready(self, specs: Mapping[Key, Spec]) -> bool:
         return all(key in self._placed and self._placed[key].ready for key in specs)
 
-    def _segments(self, specs: Mapping[Key, Spec]) -> list[Segments]:
-        return [self._placed[key].segments for key in specs]
+    def _outcome(self, asker: Asker, specs: Mapping[Key, Spec]) -> Outcome:
+        segments = {key: self._placed[key].segments for key in specs}
+        try:
+            require_few({key: len(its) for key, its in segments.items()})  # others may have placed them call by call
+        except UsageError as exc:
+            return asker, exc
+        return asker, list(segments.values())

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.config import BIGARRAY_BOUND
+from kvstore.errors import UsageError
 from kvstore.placement import place, split
-from kvstore.spec import Spec
+from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS, Spec
 
 keys = st.integers(-5, 10**6) | st.text(min_size=1, max_size=5)
 specs = st.dictionaries(
@@ -80,6 +82,34 @@ def test_what_servers_hold_already_counts() -> None:
     loads = [1000, 0, 500]
     assert place({"w": Spec((10,), "float32")}, loads, 100)["w"][0].server == 1
     assert loads == [1000, 40, 500]
+
+
+@given(
+    st.lists(st.integers(0, MAX_ELEMENTS), min_size=1, max_size=4),
+    st.integers(1, 1000),
+    st.integers(1, 2**62),
+    st.integers(1, 2**62) | st.integers(1, 1 << 40),
+)
+@settings(deadline=None, max_examples=30)
+def test_whatever_is_asked_for_there_are_few_segments_or_none(sizes: list[int], servers: int, bound: int, longest: int):
+    loads = [0] * servers
+    specs: dict[int | str, Spec] = {i: Spec((size,), "float32") for i, size in enumerate(sizes)}
+    placed = None
+    with suppress(UsageError):
+        placed = place(specs, loads, bound, longest)
+    if placed is None:
+        assert not any(loads), "nothing is placed"
+        assert sum(size // max(1, longest // 4) + servers for size in sizes) > MAX_SEGMENTS
+    else:
+        assert sum(map(len, placed.values())) <= MAX_SEGMENTS
+        assert sum(loads) == sum(spec.nbytes for spec in specs.values())
+
+
+def test_as_many_segments_as_there_may_be():
+    placed = place({"w": Spec((MAX_SEGMENTS,), "float32")}, [0, 0], 1000, 4)
+    assert len(placed["w"]) == MAX_SEGMENTS
+    with pytest.raises(UsageError, match=f"{MAX_SEGMENTS} of them of key 'w', .* or init fewer keys at once"):
+        place({"b": Spec((1,), "float32"), "w": Spec((MAX_SEGMENTS,), "float32")}, [0, 0], 1000, 4)
 
 
 def resnet50() -> dict[int | str, Spec]:

@@ -47,6 +47,19 @@ def test_sums_in_pieces_have_the_bits_of_whole_arrays(servers: int) -> None:
         assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
+def test_an_array_of_thousands_of_pieces():
+    """More than there may be servers: the scheduler's answer once was refused for that."""
+
+    def large(store: DistStore) -> None:
+        store.init("w", torch.arange(1_100_000.0))
+        out = torch.empty(1_100_000)
+        store.pushpull("w", torch.ones(1_100_000), out)
+        assert (out == 2).all()
+
+    with ThreadedJob(2, 1, piece_bytes=1024) as cluster:
+        cluster.run(large)
+
+
 def test_calls_in_another_order_do_not_lock_up() -> None:
     """Each fills its window with what the other has not pushed yet, and waits for what comes behind it."""
 

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from kvstore.errors import AlreadyInitialised, Mismatch, UsageError
+from kvstore.spec import MAX_SEGMENTS
 from kvstore.wire import Declare
 from servers.scheduler.keys import Keys
 
@@ -18,7 +19,9 @@ class Said:
         self.seq = itertools.count(1)
         self.fault: Exception | None = None
 
-    def declare(self, rank: int, bound: int = 1000, **shapes: list[int] | tuple[list[int], str]) -> int:
+    def declare(
+        self, rank: int, bound: int = 1000, longest: int = 2**40, **shapes: list[int] | tuple[list[int], str]
+    ) -> int:
         seq = next(self.seq)
         specs = [shape if isinstance(shape, tuple) else (shape, "float32") for shape in shapes.values()]
         request = Declare(
@@ -28,7 +31,7 @@ class Said:
             shapes=[shape for shape, _ in specs],
             dtypes=[dtype for _, dtype in specs],
             bound=bound,
-            longest=2**40,
+            longest=longest,
         )
         outcomes, self.fault = self.keys.declare(b"peer %d" % rank, request)
         self._hear(outcomes)
@@ -173,3 +176,29 @@ def test_those_who_wait_in_vain_are_let_go():
     said.declare(2, a=[4])
     assert [asker.request.rank for asker in said.keys.abandon()] == [1, 2]
     assert said.keys.abandon() == []
+
+
+def test_who_asks_for_too_many_segments_is_told_and_nothing_is_placed():
+    said = Said()
+    said.declare(0, longest=1, a=[2**40])
+    said.declare(0, longest=1, a=[MAX_SEGMENTS // 2], b=[MAX_SEGMENTS // 2 + 1])
+    for error in said.heard[0]:
+        assert isinstance(error, UsageError)
+        assert "one call of init may have" in str(error)
+    said.declare(0, a=[4])
+    assert said.heard[0][2] == A
+
+
+def test_what_was_placed_call_by_call_may_be_too_much_for_one():
+    said = Said()
+    half = MAX_SEGMENTS // 2 + 1
+    said.declare(0, longest=1, a=([half], "int8"))
+    said.declare(0, longest=1, b=([half], "int8"))
+    said.declare(1, a=([half], "int8"), b=([half], "int8"))
+    said.ready("a", "b")
+    said.declare(2, a=([half], "int8"), b=([half], "int8"))
+    for rank in (1, 2):
+        (error,) = said.heard[rank]
+        assert isinstance(error, UsageError)
+    said.declare(1, a=([half], "int8"))
+    assert len(said.heard[1][1][0]) == half
