@@ -20,7 +20,7 @@ from kvstore.lanes import Lane
 from kvstore.memory import Memory
 from kvstore.tickets import Outstanding, Ticket
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Explain, Explanation, Failure, Message, Node, Reply, decode, encode
+from kvstore.wire import Buffer, Explain, Explanation, Failure, Message, Node, Reply, decode, encode, require_short
 
 log = logging.getLogger(__name__)
 
@@ -282,7 +282,9 @@ class Client:
 
     def _encoded(self, seq: int, make: Callable[[Me], Message]) -> list[Buffer]:
         node = self.node
-        return encode(make((node.role, node.rank, node.incarnation, seq, self._outstanding.done)))
+        frames = encode(make((node.role, node.rank, node.incarnation, seq, self._outstanding.done)))
+        require_short(frames)
+        return frames
 
     def _go_on(self, peer: Peer) -> None:
         """Send what may go by now."""

@@ -1,6 +1,6 @@
 """Messages and bytes: what crosses between processes, and nothing of how. Pure: no sockets, no clock, no torch."""
 
-from kvstore.wire.frames import VERSION, Buffer, decode, encode
+from kvstore.wire.frames import VERSION, Buffer, decode, encode, require_short
 from kvstore.wire.messages import (
     MAX_REASON,
     MAX_STORES,
@@ -96,5 +96,6 @@ __all__ = [
     "encode",
     "groups",
     "join",
+    "require_short",
     "tear",
 ]

@@ -6,17 +6,19 @@ nothing: every field passes the check its class declares before a message exists
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, get_type_hints
 
 import msgpack
 
-from kvstore.errors import WireError
-from kvstore.wire.fields import Check, shown
+from kvstore.errors import UsageError, WireError
+from kvstore.wire.fields import MAX_ITEMS, Check, shown
 
 VERSION = 1
-MAX_HEADER = 64 << 20
+MAX_HEADER = 16 << 20  # bytes: what says where MAX_SEGMENTS segments are, or names 100,000 keys, takes less
 MAX_FRAMES = 1 << 16
+_MANY = 1 << 18  # bytes of a header that may be so many objects that the garbage collector should not look meanwhile
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 T = TypeVar("T")
@@ -45,10 +47,16 @@ def message(code: int) -> Callable[[type[T]], type[T]]:
 
 
 def encode(msg: Any) -> list[Buffer]:
-    """Return the frames of ``msg``."""
+    """Return the frames of ``msg``; see ``require_short``."""
     cls = type(msg)
     header = [VERSION, _CODE[cls], *(getattr(msg, name) for name, _ in _FIELDS[cls])]
     return [msgpack.packb(header), *getattr(msg, "buffers", ())]
+
+
+def require_short(frames: Sequence[Buffer]) -> None:
+    """Raise ``UsageError`` if no peer would take a message of these frames: better at the call than at its deadline."""
+    if len(frames) > MAX_FRAMES or len(frames[0]) > MAX_HEADER:
+        raise UsageError("so many keys, or so long names, do not fit into one message; use fewer at once")
 
 
 def decode(frames: Sequence[Buffer]) -> Any:
@@ -62,7 +70,7 @@ def decode(frames: Sequence[Buffer]) -> Any:
     if len(frames[0]) > MAX_HEADER:
         raise WireError(f"a header of {len(frames[0])} bytes")
     try:
-        header = msgpack.unpackb(frames[0], ext_hook=_no_extensions)
+        header = _unpacked(frames[0])
     except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as exc:
         raise WireError(f"a header that is not msgpack: {exc}") from None
     if type(header) is not list or len(header) < 2:
@@ -85,6 +93,18 @@ def decode(frames: Sequence[Buffer]) -> Any:
     if len(frames) > 1:
         raise WireError(f"{cls.__name__} carries no buffers, but {len(frames) - 1} came")
     return cls(*values)
+
+
+def _unpacked(frame: Buffer) -> Any:
+    """Return what a header says; a container that is longer than any field's costs nothing."""
+    pause = len(frame) >= _MANY and gc.isenabled()  # else it goes through all objects again as they become more
+    if pause:
+        gc.disable()
+    try:
+        return msgpack.unpackb(frame, ext_hook=_no_extensions, max_array_len=MAX_ITEMS, max_map_len=0, max_ext_len=0)
+    finally:
+        if pause:
+            gc.enable()
 
 
 def _no_extensions(code: int, _data: bytes) -> Any:

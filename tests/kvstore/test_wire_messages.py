@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -11,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore import wire
-from kvstore.errors import WireError
-from kvstore.spec import ITEMSIZE
+from kvstore.errors import UsageError, WireError
+from kvstore.spec import ITEMSIZE, MAX_SEGMENTS
 from kvstore.wire import VERSION, decode, encode
+from kvstore.wire.fields import MAX_ITEMS
+from kvstore.wire.frames import MAX_HEADER
 
 COUNT = 6
 CONCRETE = [getattr(wire, name) for name in wire.__all__ if isinstance(getattr(wire, name), type)]
@@ -195,9 +198,57 @@ def test_too_many_frames_are_refused() -> None:
         decode(frames)
 
 
+def test_the_longest_answers_that_are_meant_are_not_too_long() -> None:
+    segment = [2**32 - 1, 4095, 2**48 - 1, 2**48]
+    for segments in ([[segment] * MAX_SEGMENTS], [[segment]] * MAX_SEGMENTS):
+        assert len(encode(wire.Placed(2**62, segments))[0]) < MAX_HEADER
+
+
+def test_a_key_of_many_segments_may_be_placed() -> None:
+    placed = wire.Placed(1, [[[i, i % 3, 7 * i, 7 * i + 7] for i in range(5000)]])
+    assert decode(encode(placed)) == placed
+
+
 def test_a_header_that_is_too_long_is_not_even_read() -> None:
     with pytest.raises(WireError, match="a header of"):
-        decode([bytes((64 << 20) + 1)])
+        decode([bytes(MAX_HEADER + 1)])
+
+
+def test_a_container_that_no_field_may_have_is_not_made() -> None:
+    with pytest.raises(WireError, match="exceeds max_array_len"):
+        decode([b"\x93\x01\x01\xdd" + (MAX_ITEMS + 1).to_bytes(4, "big") + b"\xc0" * (MAX_ITEMS + 1)])
+    with pytest.raises(WireError, match="exceeds max_map_len"):
+        decode([b"\x93\x01\x01\x81\xa1a\x01"])
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_the_collector_rests_only_while_a_long_header_is_unpacked(
+    before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    unpackb = msgpack.unpackb
+    monkeypatch.setattr(
+        msgpack, "unpackb", lambda *args, **kwargs: (seen.append(gc.isenabled()), unpackb(*args, **kwargs))[1]
+    )
+    was = gc.isenabled()
+    (gc.enable if before else gc.disable)()
+    try:
+        decode(encode(wire.Ack(1)))
+        decode(encode(wire.Values(1, clocks=[2**40] * 100_000)))
+        with pytest.raises(WireError):
+            decode([bytes(1 << 20)])
+        after = gc.isenabled()
+    finally:
+        (gc.enable if was else gc.disable)()
+    assert seen == [before, False, False]
+    assert after is before
+
+
+def test_what_no_peer_would_take_is_refused_by_the_sender() -> None:
+    wire.require_short(encode(wire.Values(1, buffers=[b""] * ((1 << 16) - 1))))
+    for message in (wire.Values(1, buffers=[b""] * (1 << 16)), wire.Ready(*ME, 0, ["k" * 1024] * (1 << 14))):
+        with pytest.raises(UsageError, match="use fewer at once"):
+            wire.require_short(encode(message))
 
 
 # A container or text that says it is larger than its frame must not be allocated: array32, map32, str32, bin32, ext32.
@@ -259,8 +310,8 @@ ME = ("worker", 0, 1, 1, 1)
 @pytest.mark.parametrize(
     "message",
     [
-        wire.Pull(*ME, 0, {"a": 1}, [1]),  # type: ignore[arg-type]
-        wire.Pull(*ME, 0, [1], {"a": 1}),  # type: ignore[arg-type]
+        wire.Pull(*ME, 0, {}, []),  # type: ignore[arg-type]
+        wire.Pull(*ME, 0, [], {}),  # type: ignore[arg-type]
         wire.Pull(*ME, 0, [3, 3], [1, 1]),
         wire.Pull(*ME, 0, [-1], [1]),
         wire.Pull(*ME, 0, [2**32], [1]),

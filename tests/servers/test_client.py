@@ -13,7 +13,7 @@ from kvstore import client as clients
 from kvstore.client import SLICE_S, Client
 from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, ServerError, UsageError
 from kvstore.tickets import Ticket
-from kvstore.wire import Ack, Alive, Barrier, Explain, Explanation, Failure, Message, Request, decode, encode
+from kvstore.wire import Ack, Alive, Barrier, Explain, Explanation, Failure, Message, Ready, Request, decode, encode
 
 WINDOW = 4 << 20
 Answers = Callable[[bytes, Request], "Sequence[Message | list[bytes]]"]
@@ -425,3 +425,13 @@ def test_polling_does_not_wait_for_one_who_waits():
     gate.arrive(a, Ack(2))
     assert waiting.end() == Ack(2)
     assert other.done()
+
+
+def test_a_request_that_no_peer_would_take_is_refused_at_the_call():
+    transport = Played(acknowledge)
+    client, server, _ = client_of(transport)
+    keys = [f"{number:01000}" for number in range(17_000)]
+    with pytest.raises(UsageError, match="use fewer at once"):
+        client.call(server, "telling", lambda me: Ready(*me, store=0, keys=keys))
+    assert not transport.asked
+    client.call(server, "telling", lambda me: Ready(*me, store=0, keys=keys[:100]))
