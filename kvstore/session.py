@@ -70,6 +70,10 @@ class Session:
         )
         try:
             self.scheduler = self.client.connect(config.root, "the scheduler")
+        except BaseException:
+            self.client.close()
+            raise
+        try:
             welcome = self._join(address)
             self.client.node = Node(config.role, welcome.rank, welcome.incarnation)
             self.num_workers = welcome.num_workers
@@ -78,8 +82,8 @@ class Session:
                 if config.role == "worker"
                 else []
             )
-        except BaseException:
-            self.client.close()
+        except BaseException as exc:
+            self._give_up(f"it gave up joining: {type(exc).__name__}: {exc}"[:MAX_REASON])
             raise
         self._heartbeat = Heartbeat(
             make_transport(),
@@ -123,6 +127,14 @@ class Session:
         except ConfigError as exc:
             return f": {exc}"
         return ""
+
+    def _give_up(self, error: str) -> None:
+        """Let the scheduler know, or it would count on this process, and take no other in its place."""
+        try:
+            with contextlib.suppress(KVStoreError):
+                self.client.tell(self.scheduler, lambda me: Leave(*me, error=error))
+        finally:
+            self.client.close(linger=1.0)
 
     @property
     def rank(self) -> int:

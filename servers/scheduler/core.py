@@ -42,6 +42,8 @@ from servers.scheduler.members import Event, Member, Members, State
 
 log = logging.getLogger(__name__)
 
+REMIND_S = 60.0  # as long as not all have joined, it is said so often who is missing
+
 
 class Scheduler:
     """One job's rendezvous.
@@ -60,6 +62,7 @@ class Scheduler:
         self._departed: set[int] = set()
         self._failed_at = 0.0
         self._now = self._ticked = 0.0
+        self._remind_at: float | None = None
         self._epoch = 0
         self._workers = range(num_workers)
         self._loads = [0] * num_servers
@@ -86,6 +89,8 @@ class Scheduler:
         if isinstance(message, Join):  # not in the ledger: whoever joins has no rank yet to be known by
             return self._flush(self._answers(peer, message, self._join))
         member = self.members.find(message.role, message.rank) if self.members.complete else None
+        if isinstance(message, Leave) and message.rank < 0:
+            return self._give_up(peer, message)
         if member is None or member.node != message.node:  # before the ledger, which strangers must not write in
             return [(peer, refuse(peer, message, UsageError(f"{message.node} is no member of this job")).reply)]
         verdict = self._ledger.admit(message)
@@ -105,6 +110,8 @@ class Scheduler:
         for member in self.members.overdue(now):
             member.happens(Event.DIES)
             self._fail(f"{member.node} is lost: it has been silent for {now - member.heard:.1f} s")
+        if not self.members.complete and self.failure is None:
+            self._remind()
         return self._flush(self._depart())
 
     @property
@@ -142,6 +149,26 @@ class Scheduler:
             num_workers=len(self._workers),
             servers=[server.address for server in self.members.of("server")],
         )
+
+    def _give_up(self, peer: bytes, message: Leave) -> Outbox:
+        """A member goes that has not been welcomed, or does not know it yet."""
+        member = self.members.by_nonce(message.incarnation)
+        if member is None:
+            return [(peer, refuse(peer, message, UsageError(f"{message.node} is no member of this job")).reply)]
+        if member.state is State.JOINED:
+            self.members.withdraw(member)
+            log.warning("a %s has left before all had joined: %s", member.role, message.error)
+        else:
+            self._leave(member, message)
+        return [(peer, Ack(message.seq)), *self._flush(self._depart())]
+
+    def _remind(self) -> None:
+        """Say now and then who is missing."""
+        if self._remind_at is None:
+            self._remind_at = self._now + REMIND_S
+        elif self._now >= self._remind_at:
+            self._remind_at = self._now + REMIND_S
+            log.warning("the scheduler waits for %s to join", self.members.absent())
 
     def _beat(self, peer: bytes, message: Beat) -> None:
         member = self.members.find(message.role, message.rank)

@@ -122,6 +122,10 @@ class Members:
             raise UsageError(f"the job has its {wanted} {member.role}s already")
         self.everyone.append(member)
 
+    def withdraw(self, member: Member) -> None:
+        """Let somebody else have the place of ``member``, which does not wait for the others any more."""
+        self.everyone.remove(member)
+
     def settle(self, now: float) -> bool:
         """Give ranks if all are here now: those asked for, then in the order of coming. Return whether it did."""
         if self.complete or len(self.everyone) < sum(self.wanted.values()):

@@ -31,6 +31,7 @@ from kvstore.wire import (
     Welcome,
 )
 from servers.scheduler import Scheduler
+from servers.scheduler.core import REMIND_S
 from servers.scheduler.members import State
 
 LIMIT = 10.0
@@ -183,6 +184,56 @@ def test_while_it_waits_it_explains_for_whom():
     job.say(w1, w1.join())
     job.say(s0, s0.join())
     assert job.reply(w0, w0.explain(1)).text == ""
+
+
+def test_who_gives_up_joining_leaves_its_place_to_another():
+    job = Job(2, 1, start=False)
+    w0, w1, s0 = job.everyone
+    for member in (w0, s0):
+        job.say(member, member.join())
+    hasty = Leave("worker", -1, w0.nonce, 2, 0, error="it gave up joining")
+    assert job.reply(w0, hasty) == Ack(2)
+    assert text_of(job.reply(w0, hasty), "UsageError").endswith("is no member of this job")
+    assert job.reply(s0, s0.explain(1)).text == "waits for worker 0, worker 1 to join"
+    again = job.workers[0] = Member("worker", 99, 0)
+    job.say(w1, w1.join())
+    assert {member: welcome.rank for member, welcome in job.say(again, again.join())} == {again: 0, w1: 1, s0: 0}
+    assert job.scheduler.failure is None
+
+
+def test_who_gives_up_when_it_has_just_been_welcomed_fails_the_job():
+    job = Job()
+    w0, w1, s0 = job.everyone
+    text = "worker 1 failed: it gave up joining"
+    told = job.say(w1, Leave("worker", -1, w1.nonce, 2, 0, error="it gave up joining"))
+    assert told == [(w1, Ack(2)), (w0, JobFailed(text)), (s0, JobFailed(text))]
+    assert job.scheduler.members.everyone[1].state is State.LEFT
+
+
+def test_who_gives_up_because_the_job_has_failed_stays_counted_as_gone():
+    job = Job(2, 1, start=False)
+    w0, _, _ = job.everyone
+    job.say(w0, w0.join())
+    job.handle(b"launcher", Lost("worker", 1, "ended with code 1"))
+    assert job.reply(w0, Leave("worker", -1, w0.nonce, 2, 0, error="NodeLost")) == Ack(2)
+    assert job.scheduler.failure == "worker 1 ended with code 1"
+    assert job.scheduler.finished
+
+
+def test_now_and_then_it_says_who_is_missing(caplog: pytest.LogCaptureFixture):
+    job = Job(2, 1, start=False)
+    job.tick(REMIND_S - 1)
+    assert not caplog.messages
+    job.say(job.servers[0], job.servers[0].join())
+    job.tick(1)
+    assert caplog.messages == ["the scheduler waits for worker 0, worker 1 to join"]
+    job.say(job.workers[0], job.workers[0].join())
+    job.tick(REMIND_S * 1.5)
+    assert caplog.messages[1:] == ["the scheduler waits for worker 1 to join"]
+    job.say(job.workers[1], job.workers[1].join())
+    job.tick(LIMIT / 2)
+    job.scheduler.tick(job.now + 2 * REMIND_S)
+    assert len(caplog.messages) == 2
 
 
 # ---- beats

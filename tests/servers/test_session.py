@@ -219,6 +219,26 @@ def test_joining_in_vain_names_the_absent():
         thread.join()
 
 
+def test_a_worker_that_gave_up_joining_may_come_back():
+    """The scheduler would count it as there for ever, and refuse its next attempt."""
+
+    class Hasty(ThreadedJob):
+        def _join(self, rank: int) -> None:
+            if rank == 0:
+                hasty = dataclasses.replace(self.config("worker", 0), timeout_s=0.05)
+                with pytest.raises(DeadlineExceeded, match=r"waits for .*worker 1"):
+                    Session(hasty, self.transport)
+                given_up.set()
+            else:
+                assert given_up.wait(LONG)
+            super()._join(rank)
+
+    given_up = threading.Event()
+    with Hasty(2, 1) as cluster:
+        assert cluster.run(lambda store: store.rank) == [0, 1]
+    assert set(cluster.exit_codes.values()) == {0}
+
+
 @pytest.mark.parametrize("role", ["worker", "server"])
 def test_joining_without_a_scheduler_ends_at_the_deadline(role: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("kvstore.client.EXPLAIN_S", 0.05)
