@@ -15,6 +15,7 @@ from kvstore.wire import Buffer
 
 MAX_FRAMES = 1 << 17  # in a message
 _ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit
+_STRANGERS_ROOM = 256  # bytes, until the greeting: whoever says nothing must not cost much
 _ENOUGH = 256 << 10  # bytes of a large frame that are worth waking up for: below, that costs more than the copy
 
 GREETING = b"kvstore\x01"  # the last byte is the number of this format
@@ -48,7 +49,7 @@ class Incoming:
 
     def __init__(self) -> None:
         self.greeted = False
-        self._bytes = bytearray(_ROOM)
+        self._bytes = bytearray(_STRANGERS_ROOM)
         self._start = self._stop = 0  # of what is in there and not taken yet
         self._lengths: list[int] = []  # of the message that is coming, last first
         self._frames: Frames = []
@@ -103,7 +104,8 @@ class Incoming:
             raise WireError("no greeting")
         if here < len(GREETING):
             return False
-        self._start += len(GREETING)
+        self._bytes = self._bytes[self._start + len(GREETING) : self._stop] + bytearray(_ROOM)
+        self._start, self._stop = 0, here - len(GREETING)
         self.greeted = True
         return True
 

@@ -83,6 +83,17 @@ def test_large_frames_are_sent_and_received_where_they_lie():
     assert not memoryview(message[0]).readonly, "torch takes no memory that it must not write"
 
 
+def test_who_has_not_greeted_takes_little_memory():
+    incoming = Incoming()
+    assert len(incoming.room()) < 1000
+    for at in range(len(GREETING)):
+        assert not incoming.greeted
+        incoming.room()[:1] = GREETING[at : at + 1]
+        assert incoming.take(1) == []
+    assert incoming.greeted
+    assert len(incoming.room()) > SMALL
+
+
 @pytest.mark.parametrize(
     "start",
     [
