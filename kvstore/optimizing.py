@@ -11,10 +11,11 @@ import torch
 from kvstore import states
 from kvstore.errors import DeadlineExceeded, UsageError
 from kvstore.optim import Changes, Optimizer, describe, finite, log_replaced, require_shapes
-from kvstore.placement import WHOLE
 from kvstore.remote import Hyper, Remote
 from kvstore.shares import Entry, Piece, parcels
 from kvstore.spec import Key
+
+AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
 
 
 class Optimizing:
@@ -116,7 +117,7 @@ class Optimizing:
         self._theirs = None  # it may be another by now
         optimizer = self.require("save_optimizer_states")
         pieces: dict[tuple[Piece, str], torch.Tensor] = {}
-        for parcel in parcels(entries, list(entries), WHOLE):
+        for parcel in parcels(entries, list(entries), AT_ONCE):
             pieces |= self._remote.get_states(parcel)
         states.write(path, optimizer, states.assemble(pieces, entries), residuals, note)
 
@@ -125,11 +126,13 @@ class Optimizing:
         found, loaded = states.read(path)
         states.require_optimizer(found, self.require("load_optimizer_states"), path)
         states.require_keys(loaded, {key: entry.spec for key, entry in entries.items()}, path)
-        by_server: dict[int, dict[tuple[Piece, str], torch.Tensor]] = {}
+        by_piece: dict[Piece, dict[tuple[Piece, str], torch.Tensor]] = {}
         for (piece, name), value in states.cut(loaded, entries).items():
-            by_server.setdefault(piece.server, {})[piece, name] = value
-        for server, its in by_server.items():
-            self._remote.put_states(server, its)
+            by_piece.setdefault(piece, {})[piece, name] = value
+        for parcel in parcels(entries, list(entries), AT_ONCE):
+            its = {which: value for piece in parcel.pieces for which, value in by_piece.get(piece, {}).items()}
+            if its:
+                self._remote.put_states(parcel.server, its)
 
 
 def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mapping[Key, Entry]) -> Optimizer:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from threaded import ThreadedJob
 
+from kvstore import optimizing, states
 from kvstore.client import STALL_S
 from kvstore.dist import DistStore
+from kvstore.remote import Remote
 
 SHAPES = {"a": (5000,), "b": (40, 100), "c": (3,), "d": (9000,)}
 PIECE = 2048  # bytes; four of them may be on their way to a server
@@ -109,3 +112,33 @@ def test_who_waits_for_one_pull_does_not_wait_for_the_others() -> None:
 
     with ThreadedJob(2, 1, piece_bytes=PIECE) as cluster:
         cluster.run(urgent)
+
+
+def test_the_states_of_many_pieces_are_saved_and_loaded_in_several_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All states of a server in one message would be more frames than it may have."""
+    put, get = [], []
+    put_states, get_states = Remote.put_states, Remote.get_states
+    monkeypatch.setattr(Remote, "put_states", lambda *args: (put.append(len(args[2])), put_states(*args))[1])
+    monkeypatch.setattr(Remote, "get_states", lambda *args: (get.append(1), get_states(*args))[1])
+    monkeypatch.setattr(optimizing, "AT_ONCE", 4 * PIECE)
+
+    def train(store: DistStore) -> None:
+        out = torch.empty(20_000)
+        store.set_optimizer("adam", learning_rate=0.1)
+        store.init("w", torch.zeros(20_000))
+        store.pushpull("w", torch.arange(20_000.0), out)
+        store.save_optimizer_states(tmp_path / "first")
+        assert len(get) == 10, "five for each server"
+        store.pushpull("w", torch.ones(20_000), out)
+        store.load_optimizer_states(tmp_path / "first")
+        assert len(put) == 10
+        assert sum(put) == 3 * 2 * 20, "three states of each piece"
+        store.save_optimizer_states(tmp_path / "second")
+
+    with ThreadedJob(1, 2, piece_bytes=PIECE) as cluster:
+        cluster.run(train)
+    (_, first), (_, second) = (states.read(tmp_path / name) for name in ("first", "second"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[which], second[which]) for which in first)
