@@ -241,6 +241,28 @@ def test_a_deadline_that_has_passed_is_no_end(pair: ThreadedJob) -> None:
     assert pair.run(work) == [1, 1]
 
 
+def test_whoever_learns_at_once_that_all_have_run_out(pair: ThreadedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    join = DistStore.join
+
+    def lucky(store: DistStore, timeout: float | None = None) -> int:
+        return join(store, LONG if timeout == 0 and store.rank == 1 else timeout)
+
+    def work(store: DistStore) -> tuple[list[int], int]:
+        model = network()
+        trainer = Trainer(model.named_parameters(), "sgd", SGD, store)
+        lasts = []
+        for epoch in range(2):
+            for step in range(STEPS[store.rank]):
+                trainer.zero_grad()
+                backward(model, epoch, step, store.rank)
+                trainer.step()
+            lasts.append(trainer.join())
+        return lasts, trainer.num_update
+
+    monkeypatch.setattr(DistStore, "join", lucky)
+    assert pair.run(work) == [([1, 1], 10)] * 2
+
+
 def test_a_schedule_of_mxnet(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> float:
         model = network()

@@ -22,6 +22,7 @@ class Peers:
         self._store = store
         self._companion: KVStore | None = None
         self._known: set[str] = set()
+        self._joined = False  # whether all have, since ``join`` was last over
 
     @property
     def alone(self) -> bool:
@@ -76,14 +77,16 @@ class Peers:
 
     def announce_join(self) -> None:
         """Take part in no more sums, for now: as ``join``, but return at once, so that the training's can be joined."""
-        if self._store is not None and not self.alone:
+        if self._store is not None and not self.alone and not self._joined:
             with suppress(DeadlineExceeded):  # it has been said all the same
                 self._beside(self._store).join(0)
+                self._joined = True
 
     def join(self, timeout: float | None = None) -> None:
         """Return when no other worker will ask for a sum of those who go on; see ``KVStore.join``."""
-        if self._store is not None and not self.alone:
+        if self._store is not None and not self.alone and not self._joined:
             self._beside(self._store).join(timeout)
+        self._joined = False
 
     def _beside(self, store: KVStore) -> KVStore:
         if self._companion is None:
