@@ -138,7 +138,10 @@ def require_optimizer(found: str, current: str, path: str | os.PathLike[str]) ->
 
 
 def require_keys(states: States, specs: Mapping[Key, Spec], path: str | os.PathLike[str]) -> None:
-    """Raise ``UsageError`` unless every key with state in ``path`` has been initialised, and its state can be its."""
+    """Raise ``UsageError`` unless every key with state in ``path`` has been initialised, and is of some such shape.
+
+    Who loads them looks closer; see ``Updater.load_states``.
+    """
     for (key, name), value in states.items():
         if key not in specs:
             raise UsageError(f"{path} holds state of key {key!r}, which has not been initialised")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from kvstore.errors import UsageError
+from kvstore.errors import Mismatch, UsageError
 from kvstore.optim import Changes, Optimizer, classes
-from kvstore.spec import Key
+from kvstore.spec import Key, Spec, require_floats
+from kvstore.values import spec_of
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -171,10 +173,17 @@ class Updater:
         return found
 
     def load_states(self, states: Mapping[tuple[Key, str], torch.Tensor], weights: Mapping[Key, torch.Tensor]) -> None:
-        """Take ``states`` as those of the ``weights`` they belong to, in place of what was there."""
+        """Take ``states`` as those of the ``weights`` they belong to, in place of what was there.
+
+        Raises:
+            Mismatch: they are not such as the optimizer makes itself.
+            UsageError: a weight cannot be updated in place. In either case nothing has changed.
+        """
         by_key: dict[Key, dict[str, torch.Tensor]] = {}
         for (key, name), value in states.items():
             by_key.setdefault(key, {})[name] = value
+        for key, state in by_key.items():
+            self._require_fitting(key, weights[key], state)
         for key, state in by_key.items():
             param = self._param(key, weights[key])
             master = state.pop("master", None)
@@ -188,6 +197,23 @@ class Updater:
             }
             self._torch.state[param] = self._beside(key, param, shaped)
 
+    def _require_fitting(self, key: Key, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """Raise ``Mismatch`` unless torch can go on with ``state``: its fused steps read and write without a look."""
+        name = self._name_of(key)
+        require_floats([(name, spec_of(weight))])
+        _require_dense(name, weight)
+        model = Updater(self.optimizer, lambda _: name)
+        model.update([(key, torch.zeros_like(weight), torch.zeros_like(weight))])
+        wanted = {which: spec_of(value) for (_, which), value in model.states([key]).items()}
+        given = {which: spec_of(value) for which, value in state.items()}
+        if given != wanted:
+            raise Mismatch(
+                f"these are not {self.optimizer.name}'s states of key {name!r}: "
+                f"{_words(given)} were given, {_words(wanted)} belong there"
+            )
+        if "step" in state and not 0 <= (step := float(state["step"])) < math.inf:
+            raise Mismatch(f"step of key {name!r} is {step}, and counts updates")
+
     def _param(self, key: Key, weight: torch.Tensor) -> torch.Tensor:
         """The tensor that torch.optim knows ``key`` by: the weight's own memory, or its float32 copy."""
         param = self._params.get(key)
@@ -200,8 +226,7 @@ class Updater:
             and (param.device == weight.device if half else param.data_ptr() == weight.data_ptr())
         ):
             return param
-        if torch.empty_like(weight).stride() != weight.stride():
-            raise UsageError(f"the weight of {key!r} is a view with gaps, which cannot be updated in place")
+        _require_dense(key, weight)
         state = self._torch.state.pop(param, None) if param is not None else None
         before = weight if param is None else param
         param = before.to(weight.device, torch.float32) if half else weight
@@ -276,6 +301,15 @@ def refusals(optimizer: Optimizer) -> Iterator[None]:
         yield
     except (ValueError, TypeError) as exc:
         raise UsageError(f"{optimizer.name}: {exc}") from None
+
+
+def _require_dense(key: Key, weight: torch.Tensor) -> None:
+    if torch.empty_like(weight).stride() != weight.stride():
+        raise UsageError(f"the weight of {key!r} is a view with gaps, which cannot be updated in place")
+
+
+def _words(specs: Mapping[str, Spec]) -> str:
+    return ", ".join(f"{name} {spec}" for name, spec in specs.items()) or "none"
 
 
 def _aligned(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
-from kvstore.errors import Mismatch, UsageError
-from kvstore.optim import Optimizer
+from kvstore.errors import UsageError
 from kvstore.spec import Key, Spec
-from kvstore.updater import Updater
-from kvstore.values import from_buffer, spec_of, to_buffer
+from kvstore.values import from_buffer, to_buffer
 from kvstore.wire import GetStates, PutStates, States, join, tear
-from servers.bucket import Slot
 from servers.buckets import Buckets
 from servers.updates import Updates
 
@@ -52,26 +47,7 @@ def put_states(message: PutStates, buckets: Buckets, updates: Updates) -> None:
         (number, name): from_buffer(part, spec.dtype).view(spec.shape)
         for number, name, spec, part in zip(message.ids, message.names, specs, parts, strict=True)
     }
-    for slot in slots:
-        _require_fitting(slot, updater.optimizer, states)
     for bucket in buckets.of(message.ids):
         bucket.writable()
     updates.regroup()
     updater.load_states(states, {slot.id: slot.value for slot in slots})
-
-
-def _require_fitting(slot: Slot, optimizer: Optimizer, states: Mapping[tuple[Key, str], torch.Tensor]) -> None:
-    """Raise ``Mismatch`` unless the states are such as the optimizer makes itself: torch's fused steps do not check."""
-    model = Updater(optimizer, lambda _: slot.key)
-    model.update([(slot.id, torch.zeros_like(slot.value), torch.zeros_like(slot.value))])
-    wanted = {name: spec_of(value) for (_, name), value in model.states([slot.id]).items()}
-    given = {name: spec_of(value) for (number, name), value in states.items() if number == slot.id}
-    if given != wanted:
-        raise Mismatch(
-            f"these are not {optimizer.name}'s states of key {slot.key!r}: "
-            f"{_words(given)} were given, {_words(wanted)} belong there"
-        )
-
-
-def _words(specs: Mapping[str, Spec]) -> str:
-    return ", ".join(f"{name} {spec}" for name, spec in specs.items()) or "none"

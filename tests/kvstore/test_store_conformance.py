@@ -14,6 +14,7 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
+from kvstore import states
 from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.spec import ITEMSIZE
@@ -882,6 +883,26 @@ def test_states_that_do_not_belong_here(run: Run, tmp_path: Path) -> None:
     run(refuse("adam", "w", (3,), r"of shape \[2\] for key 'w'"))
     path.write_bytes(b"nonsense")
     run(refuse("adam", "w", (2,), "damaged"))
+
+
+@pytest.mark.parametrize("shape", [(), (BOUND, 1)])
+@every
+def test_states_that_torch_would_read_past_are_refused(run: Run, shape: tuple[int, ...], tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    states.write(path, "sgd", {("w", "momentum_buffer"): torch.ones(shape)})
+
+    def work(store: kv.KVStore) -> Any:
+        store.init("w", torch.zeros(BOUND, 3))
+        store.set_optimizer("sgd", learning_rate=1.0, momentum=0.5)
+        if store.rank == 0:
+            with pytest.raises(kv.UsageError, match=r"momentum_buffer.* of key 'w'|states of key 'w': momentum_buffer"):
+                store.load_optimizer_states(path)
+        store.barrier()
+        if store.rank == 0 or "async" not in store.type:
+            store.push("w", torch.ones(BOUND, 3))
+        return pulled(store, "w", (BOUND, 3))
+
+    assert len(np.unique(run(work)[0])) == 1  # the state is none, so all elements were updated alike
 
 
 # ---- memory of the store's

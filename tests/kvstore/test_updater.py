@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvstore.errors import Mismatch, UsageError
 from kvstore.optim import describe, names
 from kvstore.spec import Key
 from kvstore.updater import Updater
@@ -267,6 +268,59 @@ def test_states_are_copied_when_they_are_loaded() -> None:
     updater.update([("w", weight, torch.zeros(1))])
     assert weight.item() == -0.5
     assert momentum.item() == 1
+
+
+OTHERS: dict[str, tuple[str, dict[str, torch.Tensor]]] = {  # states of b, which torch's steps would take unseen
+    "one number for all": ("adam", {"exp_avg": torch.tensor(1.0)}),
+    "a number, and no count": ("sgd", {"momentum_buffer": torch.tensor(1.0)}),
+    "one column": ("sgd", {"momentum_buffer": torch.ones(3, 1)}),
+    "one column of Adagrad": ("adagrad", {"sum": torch.ones(3, 1)}),
+    "transposed": ("adam", {"exp_avg_sq": torch.ones(4, 3)}),
+    "flat": ("adam", {"exp_avg_sq": torch.ones(12)}),
+    "another dtype": ("adam", {"exp_avg": torch.ones(3, 4, dtype=torch.float64)}),
+    "many counts": ("adam", {"step": torch.ones(3, 4)}),
+    "a whole count": ("adagrad", {"step": torch.tensor(1)}),
+    "a count below 0": ("adam", {"step": torch.tensor(-1.0)}),
+    "a count that is none": ("adam", {"step": torch.tensor(torch.nan)}),
+    "one more": ("sgd", {"other": torch.ones(3, 4)}),
+    "a copy that is not needed": ("adam", {"master": torch.ones(3, 4)}),
+}
+
+
+@pytest.mark.parametrize("which", OTHERS)
+def test_states_that_the_optimizer_does_not_make_change_nothing(which: str) -> None:
+    name, odd = OTHERS[which]
+    updater = Updater(describe(name, {"lr": 0.1, **({"momentum": 0.9} if name == "sgd" else {})}))
+    weights = updated(updater, numbers(1), 1)
+    before = {where: value.clone() for where, value in updater.states(SHAPES).items()}
+    given = {where: value + 1 for where, value in before.items()} | {("b", its): value for its, value in odd.items()}
+    with pytest.raises(Mismatch, match="key 'b'"):
+        updater.load_states(given, weights)
+    after = updater.states(SHAPES)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[where], before[where]) for where in before)
+
+
+@pytest.mark.parametrize("missing", ["step", "exp_avg_sq", "master"])
+def test_states_that_lack_something_change_nothing(missing: str) -> None:
+    updater = Updater(describe("adam", {}))
+    weights = updated(updater, numbers(1, torch.float16), 1)
+    given = {where: value.clone() for where, value in updater.states(SHAPES).items() if where != ("c", missing)}
+    fresh = Updater(describe("adam", {}))
+    with pytest.raises(Mismatch, match=rf"adam's states of key 'c': .* were given, .*{missing} float32.* belong there"):
+        fresh.load_states(given, weights)
+    assert fresh.states(SHAPES) == {}
+
+
+def test_states_of_a_weight_that_cannot_be_updated_change_nothing() -> None:
+    updater = Updater(describe("sgd", {"momentum": 0.9}))
+    given = {(key, "momentum_buffer"): torch.ones(2) for key in ("a", "b")}
+    good: dict[Key, torch.Tensor] = {"a": torch.zeros(2)}
+    with pytest.raises(UsageError, match="the weight of 'b' is a view with gaps"):
+        updater.load_states(given, good | {"b": torch.zeros(4)[::2]})
+    with pytest.raises(Mismatch, match=r"'b' is int64.*floating point only"):
+        updater.load_states(given, good | {"b": torch.zeros(2, dtype=torch.int64)})
+    assert updater.states(["a", "b"]) == {}
 
 
 def test_a_key_without_updates_has_no_state() -> None:

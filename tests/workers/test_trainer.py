@@ -12,6 +12,7 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
+from kvstore import states
 from kvstore.dist import DistStore
 from kvstore.session import Session
 from workers import Trainer
@@ -368,6 +369,22 @@ def test_states_are_saved_and_loaded(how: dict[str, Any], optimizer: Any, tmp_pa
     second.load_states(tmp_path / "s")
     steps(second, half, [0.25, 2.0])
     assert torch.equal(half, whole)
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_states_that_torch_would_read_past_are_refused(how: dict[str, Any], tmp_path: Path) -> None:
+    (param,) = weights(1.0)
+    trainer = Trainer({"w": param}, "adam", {"learning_rate": 0.1}, **how)
+    param.grad = torch.ones(2)
+    trainer.step()
+    trainer.save_states(tmp_path / "s")
+    name, found = states.read(tmp_path / "s")
+    one = {where: torch.tensor(1.0) for where in found}
+    states.write(tmp_path / "odd", name, one, note=states.read_note(tmp_path / "s"))
+    with pytest.raises(kv.Mismatch, match=r"these are not adam's states of key 'w': .*exp_avg float32\[\]"):
+        trainer.load_states(tmp_path / "odd")
+    trainer.save_states(tmp_path / "after")
+    assert all(torch.equal(value, found[where]) for where, value in states.read(tmp_path / "after")[1].items())
 
 
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
