@@ -127,7 +127,7 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     try:
         with safe_open(os.fspath(path), framework="pt") as file:
             yield file
-    except (SafetensorError, ValueError, KeyError, IndexError, TypeError) as exc:
+    except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as exc:
         raise UsageError(f"{path} is damaged: {exc}") from None
 
 

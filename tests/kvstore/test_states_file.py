@@ -17,7 +17,7 @@ from kvstore.optim import describe
 from kvstore.placement import place
 from kvstore.shares import Entry, Piece
 from kvstore.spec import Key, Spec
-from kvstore.states import FORMAT, assemble, cut, read, require_keys, require_optimizer, write
+from kvstore.states import FORMAT, assemble, cut, read, read_residuals, require_keys, require_optimizer, write
 from kvstore.updater import Updater
 
 STATES = {
@@ -103,6 +103,7 @@ def test_a_damaged_file_is_no_crash(data: st.DataObject, tmp_path_factory: pytes
         ({}, {"format": FORMAT, "keys": "3", "optimizer": "adam"}, "damaged"),
         ({}, {"format": FORMAT, "keys": "[1.5]", "optimizer": "adam"}, "a key is"),
         ({"0/sum": torch.ones(1)}, {"format": FORMAT, "keys": "[]", "optimizer": "adam"}, "damaged"),
+        ({}, {"format": FORMAT, "keys": "[" * 100_000, "optimizer": "adam"}, "damaged"),
         ({"-1/sum": torch.ones(1)}, {"format": FORMAT, "keys": "[1]", "optimizer": "adam"}, "damaged"),
         ({"sum": torch.ones(1)}, {"format": FORMAT, "keys": "[1]", "optimizer": "adam"}, "damaged"),
         ({"0/sum": torch.ones(1, dtype=torch.bool)}, {"format": FORMAT, "keys": "[1]", "optimizer": "a"}, "damaged"),
@@ -111,6 +112,23 @@ def test_a_damaged_file_is_no_crash(data: st.DataObject, tmp_path_factory: pytes
 def test_a_file_of_another_kind(tensors: Any, metadata: Any, text: str, tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "s", metadata)
     with pytest.raises(UsageError, match=text):
+        read(tmp_path / "s")
+
+
+@pytest.mark.parametrize("found", ["[1]", '{"rank": 1e999, "plain": {}}', '{"rank": 0, "plain": 5}', "[" * 100_000])
+def test_damaged_residuals(found: str, tmp_path: Path) -> None:
+    save_file({}, tmp_path / "s", {"format": FORMAT, "keys": "[]", "optimizer": "sgd", "residuals": found})
+    with pytest.raises(UsageError, match="damaged"):
+        read_residuals(tmp_path / "s")
+
+
+@pytest.mark.parametrize("shape", [[2**63, 0], [2**62, 4], [1] * 100])
+def test_shapes_that_cannot_be(shape: list[int], tmp_path: Path) -> None:
+    about = {"format": FORMAT, "keys": '["a"]', "optimizer": "sgd"}
+    size = 4 * (0 not in shape)
+    header = json.dumps({"__metadata__": about, "0/x": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}})
+    (tmp_path / "s").write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(size))
+    with pytest.raises(UsageError, match=r"damaged|cannot be stored"):
         read(tmp_path / "s")
 
 

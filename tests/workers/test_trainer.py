@@ -387,6 +387,34 @@ def test_states_that_torch_would_read_past_are_refused(how: dict[str, Any], tmp_
     assert all(torch.equal(value, found[where]) for where, value in states.read(tmp_path / "after")[1].items())
 
 
+DAMAGED = [
+    "no JSON",
+    "[" * 100_000,
+    '{"groups": [{}]}',
+    '{"num_update": 1e999, "groups": [{}]}',
+    '{"num_update": -1, "groups": [{}]}',
+    '{"num_update": 1, "groups": [5]}',
+    '{"num_update": 1, "groups": [{"lr": 0.5, "betas": ["x", 1]}]}',
+]
+
+
+@pytest.mark.parametrize("note", DAMAGED)
+@pytest.mark.parametrize("how", HOWS[:2], ids=str)
+def test_damaged_hyperparameters_change_nothing(how: dict[str, Any], note: str, tmp_path: Path) -> None:
+    (param,) = weights(1.0)
+    trainer = Trainer({"w": param}, "adam", {"learning_rate": 0.1}, **how)
+    param.grad = torch.ones(2)
+    trainer.step()
+    trainer.save_states(tmp_path / "s")
+    name, found = states.read(tmp_path / "s")
+    states.write(tmp_path / "odd", name, {where: value + 1 for where, value in found.items()}, note=note)
+    with pytest.raises(kv.UsageError, match=r"are damaged|betas='x'"):
+        trainer.load_states(tmp_path / "odd")
+    trainer.save_states(tmp_path / "after")
+    assert all(torch.equal(value, found[where]) for where, value in states.read(tmp_path / "after")[1].items())
+    assert trainer.learning_rate == 0.1
+
+
 @pytest.mark.parametrize("update_on_kvstore", [True, False])
 def test_states_of_a_dist_store(cluster: ThreadedJob, update_on_kvstore: bool, tmp_path: Path) -> None:
     def work(session: Session) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
@@ -16,6 +16,13 @@ Schedule: TypeAlias = Callable[[int], float]
 Snapshot: TypeAlias = "list[dict[str, Any]]"
 
 _NOT_NUMBERS = ("params", "initial_lr", "lr_mult", "wd_mult")
+
+
+class Loaded(NamedTuple):
+    """What a file says: how many updates were made, and the hyper-parameters of each group."""
+
+    num_update: int
+    groups: Snapshot
 
 
 class Updates(Protocol):
@@ -119,11 +126,11 @@ class Rates:
         return now
 
     def save(self) -> str:
-        """Return a text for ``load``."""
+        """Return a text for ``read``."""
         return json.dumps({"num_update": self.num_update, "groups": self._now()})
 
-    def load(self, text: str, path: str) -> None:
-        """Go on with the hyper-parameters of ``text``, which comes from ``path``, as far as they are numbers.
+    def read(self, text: str, path: str) -> Loaded:
+        """Return the hyper-parameters of ``text``, which comes from ``path``, as far as they are numbers; for ``take``.
 
         Raises:
             UsageError: it is not what ``save`` has made for such groups.
@@ -131,17 +138,23 @@ class Rates:
         try:
             found = json.loads(text)
             num_update, groups = int(found["num_update"]), [dict(group) for group in found["groups"]]
-        except (ValueError, KeyError, TypeError) as exc:
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as exc:
             raise UsageError(f"the hyper-parameters in {path} are damaged: {exc}") from None
+        if not 0 <= num_update < 2**53:
+            raise UsageError(f"the hyper-parameters in {path} are damaged: {num_update} updates")
         if len(groups) != len(self.groups):
             raise UsageError(f"{path} is of a run with {len(groups)} parameter groups, and here are {len(self.groups)}")
-        for mine, theirs in zip(self.groups, groups, strict=True):
-            for name in self._names:
-                if type(theirs.get(name)) in (int, float) and type(mine[name]) in (int, float):
-                    mine[name] = finite(name, theirs[name])
-                elif isinstance(mine[name], tuple) and isinstance(theirs.get(name), list):
-                    mine[name] = tuple(theirs[name])
-        self.num_update, self._scheduled = num_update, None
+        fresh = [
+            {name: _renewed(name, mine[name], theirs.get(name)) for name in self._names}
+            for mine, theirs in zip(self.groups, groups, strict=True)
+        ]
+        return Loaded(num_update, fresh)
+
+    def take(self, loaded: Loaded) -> None:
+        """Go on with these hyper-parameters."""
+        for mine, theirs in zip(self.groups, loaded.groups, strict=True):
+            mine.update(theirs)
+        self.num_update, self._scheduled = loaded.num_update, None
 
     def _set(self, lr: float) -> None:
         for group in self._following:
@@ -149,6 +162,15 @@ class Rates:
 
     def _now(self) -> Snapshot:
         return [{name: group[name] for name in self._names} for group in self.groups]
+
+
+def _renewed(name: str, mine: Any, theirs: Any) -> Any:
+    """``theirs``, from a file, if it can stand in the place of ``mine``; else ``mine``."""
+    if type(theirs) in (int, float) and type(mine) in (int, float):
+        return finite(name, theirs)
+    if isinstance(mine, tuple) and isinstance(theirs, list):
+        return tuple(each if each is None else finite(name, each) for each in theirs)
+    return mine
 
 
 def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule | None, int]:

@@ -329,12 +329,11 @@ class Trainer:
         theirs, which may be the same, and one without a file must set them as the others have them.
         """
         self._between_steps("load_states()")
+        note = states.read_note(path) if self._local is not None or Path(path).exists() else None
+        rates = None if note is None else self._rates.read(note, str(path))
         self._where.load_optimizer_states(path)
-        if self._local is None and not Path(path).exists():
-            return
-        note = states.read_note(path)
-        if note is not None:
-            self._rates.load(note, str(path))
+        if rates is not None:
+            self._rates.take(rates)
 
     def synchronize(self) -> None:
         """Return when the parameters have the values of the last step; only with ``wait_in_forward`` may they not yet.
