@@ -104,8 +104,9 @@ class EvalMetric:
 
     def load_totals(self, totals: Mapping[str, float]) -> None:
         """Take what ``totals`` returned, here or elsewhere, in place of what there is."""
+        total, count = float(totals["sum"]), float(totals["count"])
         self.reset()
-        self.sum_metric, self.num_inst = totals["sum"], totals["count"]
+        self.sum_metric, self.num_inst = total, count
 
     def reduce(self, reducer: Sums) -> None:
         """Become the metric of all workers, which all call it: sums and counts since the last ``reset`` are added."""

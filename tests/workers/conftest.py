@@ -1,13 +1,16 @@
-"""Running jobs for all tests of a file, and buckets that small networks have several of."""
+"""Running jobs for all tests of a file, buckets that small networks have several of, and a checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from fitted import SGD, loader, network
 from layers import BUCKET_BYTES
 from threaded import ThreadedJob
 
+from workers import Checkpoint, callbacks, fit
 from workers.common import buckets
 
 
@@ -28,3 +31,17 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """One for each layer; see ``layers``."""
     monkeypatch.setattr(buckets, "FIRST_BYTES", BUCKET_BYTES)
     monkeypatch.setattr(buckets, "BUCKET_BYTES", BUCKET_BYTES)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoint:
+    """A checkpoint after an epoch."""
+    prefix = str(tmp_path / "new" / "model")
+    fit(
+        *(network(), loader(8, 4)),
+        num_epoch=1,
+        optimizer_params=SGD,
+        epoch_end_callback=callbacks.do_checkpoint(prefix),
+        batch_end_callback=callbacks.do_batch_checkpoint(prefix, 1),
+    )
+    return Checkpoint(prefix, 1)

@@ -14,9 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.session import Session
-from workers import Reducer, SplitSampler
+from workers import Checkpoint, Reducer, SplitSampler, fit
 
 FEATURES, CLASSES = 6, 3
+SGD = {"learning_rate": 0.1, "momentum": 0.9}
 _seeding = Lock()  # the generator is everybody's, and workers are threads here
 
 
@@ -66,3 +67,9 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def same_bits(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def go_on(checkpoint: Checkpoint, model: nn.Module | None = None, **options: Any) -> None:
+    """Train on from a checkpoint of ``saved``."""
+    data = options.pop("data", loader(8, 4))
+    fit(model or network(), data, **{"num_epoch": 2, "optimizer_params": SGD, "resume": checkpoint, **options})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fitted import loader, network, run, same_bits, samples, state
+from fitted import SGD, go_on, loader, network, run, same_bits, samples, state
 from threaded import ThreadedJob
 from torch import nn
 from torch.optim.lr_scheduler import (
@@ -28,8 +28,6 @@ from torch.utils.data import DataLoader
 
 import kvstore as kv
 from workers import Checkpoint, CheckpointError, Reducer, SplitBatchSampler, callbacks, fit, schedules
-
-SGD = {"learning_rate": 0.1, "momentum": 0.9}
 
 
 @pytest.fixture(scope="module")
@@ -266,25 +264,6 @@ def test_what_is_no_scheduler_for_fit() -> None:
 
 
 # ---- files
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Checkpoint:
-    """A checkpoint after an epoch."""
-    prefix = str(tmp_path / "new" / "model")
-    fit(
-        *(network(), loader(8, 4)),
-        num_epoch=1,
-        optimizer_params=SGD,
-        epoch_end_callback=callbacks.do_checkpoint(prefix),
-        batch_end_callback=callbacks.do_batch_checkpoint(prefix, 1),
-    )
-    return Checkpoint(prefix, 1)
-
-
-def go_on(checkpoint: Checkpoint, model: nn.Module | None = None, **options: Any) -> None:
-    data = options.pop("data", loader(8, 4))
-    fit(model or network(), data, **{"num_epoch": 2, "optimizer_params": SGD, "resume": checkpoint, **options})
 
 
 def test_the_names_of_the_files(saved: Checkpoint) -> None:

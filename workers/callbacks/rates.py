@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from kvstore import UsageError
+from kvstore import UsageError, WireError
 from workers.callbacks.param import BatchEndParam
 from workers.common import bundle
 
@@ -86,9 +86,13 @@ class TorchScheduler:
             raise UsageError(f"TorchScheduler's function has made no scheduler, but a {type(self._scheduler).__name__}")
         if self._loaded is not None:
             state, groups = self._loaded
-            self._scheduler.load_state_dict(state)
-            for group, saved in zip(self._groups, groups, strict=True):
-                group.update(saved)  # the new scheduler has begun with first rates
+            try:
+                self._scheduler.load_state_dict(state)
+                for group, saved in zip(self._groups, groups, strict=True):
+                    group.update(saved)  # the new scheduler has begun with first rates
+            except (AttributeError, LookupError, TypeError, ValueError) as exc:
+                kind = type(self._scheduler).__name__
+                raise UsageError(f"the checkpoint's state is not that of such a {kind}: {exc!r}") from exc
             self._loaded = None
 
     def __call__(self, when: int | BatchEndParam, *_: Any) -> None:
@@ -114,6 +118,13 @@ class TorchScheduler:
         return {"bundle": base64.b64encode(packed).decode()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` returned, before ``begin``."""
-        scheduler, groups = bundle.unpack(base64.b64decode(state["bundle"]), [])
+        """Take what ``state_dict`` returned, before ``begin``.
+
+        Raises:
+            UsageError: it is damaged.
+        """
+        try:
+            scheduler, groups = bundle.unpack(base64.b64decode(state["bundle"]), [])
+        except (WireError, LookupError, TypeError, ValueError) as exc:
+            raise UsageError(f"the state of a scheduler is damaged: {exc!r}") from exc
         self._loaded = scheduler, groups

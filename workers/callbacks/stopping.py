@@ -87,7 +87,10 @@ class EarlyStopping:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take what ``state_dict`` returned."""
-        self.best, self.best_epoch, self._waited = state["best"], state["best_epoch"], int(state["waited"])
+        best, epoch, waited = state["best"], state["best_epoch"], int(state["waited"])
+        self.best = None if best is None else float(best)
+        self.best_epoch = None if epoch is None else int(epoch)
+        self._waited = waited
 
     def _better(self, name: str, value: float) -> bool:
         if math.isnan(value):

@@ -12,12 +12,16 @@ from kvstore import Mismatch
 from workers.callbacks.param import log
 from workers.fitting import randomness
 from workers.fitting.called import Called
-from workers.fitting.checkpoint import Checkpoint, CheckpointError
+from workers.fitting.checkpoint import Checkpoint, CheckpointError, reading, require_fields
 from workers.fitting.copies import Copies
 from workers.fitting.position import Position
 from workers.metrics import EvalMetric
 from workers.reducer import Reducer
 from workers.trainer import Trainer
+
+# What is read again of what ``save`` says; the place in the data has no kind, as it is the sampler's own business.
+_ABOUT: dict[str, type] = {"num_workers": int, "run": int}
+_OWN: dict[str, type] = {"run": int, "samples": int, "random": dict, "metric": dict, "callbacks": dict}
 
 
 class Archive:
@@ -103,8 +107,9 @@ class Archive:
             CheckpointError, Mismatch: it is missing, damaged or of another run.
         """
         about = checkpoint.read_about()
-        if not {"num_workers", "run"} <= about.keys():
+        if not _ABOUT.keys() <= about.keys():
             raise CheckpointError(f"{checkpoint.weights}: these weights were not saved by fit; load_weights reads them")
+        require_fields(checkpoint.weights, about, _ABOUT)
         if about["num_workers"] != self._num_workers:
             if checkpoint.batch:
                 raise Mismatch(
@@ -118,19 +123,26 @@ class Archive:
             checkpoint.load_states(self._trainer)
             return 0
         tensors, own = checkpoint.load_worker(self._rank)
+        path = checkpoint.worker(self._rank)
+        require_fields(path, own, _OWN)
         if own["run"] != about["run"]:
-            raise Mismatch(f"{checkpoint.worker(self._rank)}: of another run than {checkpoint.weights}")
+            raise Mismatch(f"{path}: of another run than {checkpoint.weights}")
+        random = {name.removeprefix("random/"): its for name, its in tensors.items() if name.startswith("random/")}
+        with reading(path):
+            randomness.require(random, own["random"], self._copies.devices)
         checkpoint.load_states(self._trainer, self._rank)
         with torch.no_grad():
             for name, buffer in self._copies.buffers().items():
                 if (saved := tensors.get(f"buffer/{name}")) is not None:
+                    if saved.shape != buffer.shape:
+                        raise Mismatch(f"{path}: of {name!r} it has {list(saved.shape)}, not {list(buffer.shape)}")
                     buffer.copy_(saved)
-        self._position.load(own["data"])
-        metric.reset()
-        if checkpoint.batch:
-            metric.load_totals(own["metric"])
-        self._called.load_state_dict(own["callbacks"])
-        random = {name.removeprefix("random/"): its for name, its in tensors.items() if name.startswith("random/")}
+        with reading(path):
+            self._position.load(own["data"])
+            metric.reset()
+            if checkpoint.batch:
+                metric.load_totals(own["metric"])
+            self._called.load_state_dict(own["callbacks"])
         self._random = random, own["random"]
         return int(own["samples"])
 

@@ -15,7 +15,8 @@ finds its rank's part whole, and of one run even where there were files of anoth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from kvstore import Mismatch, UsageError
+from kvstore import KVStoreError, Mismatch, UsageError
 from kvstore.files import replacing
 from kvstore.states import read_residuals
 
@@ -34,6 +35,25 @@ WEIGHTS, WORKER = "workers weights 1", "workers position 1"
 
 class CheckpointError(UsageError):
     """A file of a checkpoint is missing or damaged."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise ``CheckpointError`` for what goes wrong in the block with what ``path`` says; the package's errors stay."""
+    try:
+        yield
+    except KVStoreError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as exc:
+        raise CheckpointError(f"{path}: damaged, or made for something else: {type(exc).__name__}: {exc}") from exc
+
+
+def require_fields(path: Path, about: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+    """Raise ``CheckpointError`` unless ``about``, read from ``path``, has fields of these kinds, and counts from 0."""
+    for name, kind in kinds.items():
+        value = about.get(name)
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
+            raise CheckpointError(f"{path}: damaged: its {name} is no {kind.__name__} that was written there")
 
 
 class States(Protocol):
@@ -178,10 +198,10 @@ def _read(
     path: Path, wanted: str, names: Iterable[str] | None = None
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     try:
-        with safe_open(path, framework="pt") as file:
+        with reading(path), safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
             about = json.loads((file.metadata() or {}).get("about", "{}"))
-    except (OSError, SafetensorError, ValueError) as exc:
+    except (OSError, SafetensorError) as exc:
         raise CheckpointError(f"{path}: there is no whole checkpoint: {exc}") from exc
     if not isinstance(about, dict) or about.pop("format", None) != wanted:
         raise CheckpointError(f"{path}: this is not a file that Checkpoint wrote")
