@@ -103,9 +103,14 @@ class Compressing:
         """What the encodings have lacked so far; see ``Compressor.state``."""
         return self._compressor.state()
 
-    def load_state(self, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, object]) -> None:
-        """Take what ``state`` returned; see ``Compressor.load_state``."""
-        self._compressor.load_state(tensors, plain)
+    def load_state(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        plain: Mapping[str, object],
+        shapes: Mapping[Key, tuple[int, ...]],
+    ) -> None:
+        """Take what ``state`` returned, for arrays of these shapes; see ``Compressor.load_state``."""
+        self._compressor.load_state(tensors, plain, shapes)
 
 
 class _Compressed:

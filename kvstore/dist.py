@@ -208,7 +208,8 @@ class DistStore(KVStore):
         if self._exchange.compressing is not None:
             residuals = states.read_residuals(path)
             if residuals is not None and residuals.rank == self.rank:
-                self._exchange.compressing.load_state(residuals.tensors, residuals.plain)
+                shapes = {key: entry.spec.shape for key, entry in self._entries.items()}
+                self._exchange.compressing.load_state(residuals.tensors, residuals.plain, shapes)
         if self.rank != 0:
             return
         self._flush(self._timeout_s)

@@ -157,8 +157,17 @@ class Compressor:
         steps = [[memo.key, memo.step] for memo in self._memos.values()]
         return tensors, {"compression": self.compression.options(), "steps": steps}
 
-    def load_state(self, tensors: Mapping[str, torch.Tensor], plain: Mapping[str, object]) -> None:
+    def load_state(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        plain: Mapping[str, object],
+        shapes: Mapping[Key, tuple[int, ...]] | None = None,
+    ) -> None:
         """Take what ``state`` of another compressor returned, in place of all that is kept.
+
+        Args:
+            tensors, plain: what it returned.
+            shapes: of all arrays that there are, by key, if that is known.
 
         Raises:
             Mismatch: it compressed otherwise.
@@ -173,7 +182,9 @@ class Compressor:
         memos = {}
         for i, (key, step) in enumerate(steps):
             kept = {name: left.pop(f"{name}.{i}", None) for name in _KEPT}
-            memos[check_key(key)] = self._rebuilt(key, step, kept)
+            memo = memos[check_key(key)] = self._rebuilt(key, step, kept)
+            if shapes is not None and not _fits(memo, shapes.get(key)):
+                raise UsageError(f"what is kept of key {key!r} is not of an array of shape {shapes.get(key)}")
         if left or len(memos) != len(steps):
             raise UsageError("a state with more tensors than keys, or a key twice")
         self._memos = memos
@@ -185,7 +196,7 @@ class Compressor:
         if (
             residual is None
             or residual.dim() != 1
-            or any(tensor.dtype != torch.float32 for tensor in given)
+            or not all(tensor.dtype == torch.float32 and _finite(tensor) for tensor in given)
             or (velocity is None) == bool(self._momentum)
             or (velocity is not None and velocity.shape != residual.shape)
             or (basis is not None and (basis.dim() != 2 or basis.shape[0] != self.compression.number("rank")))
@@ -279,5 +290,12 @@ def _finite(values: torch.Tensor) -> bool:
     return bool(torch.isfinite(values.float()).all())
 
 
+def _fits(memo: Memo, shape: tuple[int, ...] | None) -> bool:
+    """Whether what is kept can be of an array of ``shape``; None if there is no such array."""
+    if shape is None or memo.residual.numel() != math.prod(shape):
+        return False
+    return memo.basis is None or memo.basis.shape[1] * math.prod(shape[:1]) == memo.residual.numel()
+
+
 def _is_step(entry: object) -> bool:
-    return isinstance(entry, list | tuple) and len(entry) == 2 and type(entry[1]) is int and entry[1] >= 0
+    return isinstance(entry, list | tuple) and len(entry) == 2 and type(entry[1]) is int and 0 <= entry[1] < 2**63

@@ -10,6 +10,7 @@ from coded import COMPRESSIONS, NAMES, same_bits, whole
 
 from kvstore.codecs import Compression, Compressor, parse
 from kvstore.errors import Mismatch, UsageError
+from kvstore.spec import Key
 
 
 def gradients(rounds: int, *shape: int) -> list[torch.Tensor]:
@@ -66,8 +67,10 @@ def test_states_of_others_are_refused() -> None:
         ({**tensors, "velocity.0": torch.ones(4)}, steps),
         ({"residual.0": torch.ones(5)}, steps),
         ({**tensors, "basis.0": torch.ones(2, 4)}, steps),
+        ({**tensors, "residual.0": torch.full((5,), torch.nan)}, steps),
         (tensors, None),
         (tensors, [["w", -1]]),
+        (tensors, [["w", 10**400]]),
         (tensors, [["w", True]]),
         (tensors, [["w"]]),
         (tensors, [[1.5, 1]]),
@@ -76,6 +79,18 @@ def test_states_of_others_are_refused() -> None:
         with pytest.raises(UsageError):
             compressor.load_state(given, {**plain, "steps": said})
     assert compressor.state()[1] == plain
+
+
+@pytest.mark.parametrize("shapes", [{"w": (30, 39)}, {"w": (40, 30)}, {"v": (30, 40)}, {"w": ()}, {}])
+def test_a_state_of_other_arrays_is_refused(shapes: dict[Key, tuple[int, ...]]) -> None:
+    compressor, other = (Compressor(parse({"type": "powersgd", "rank": 2})) for _ in range(2))
+    other.encode("w", torch.randn(30, 40))
+    tensors, plain = other.state()
+    with pytest.raises(UsageError, match="what is kept of key 'w' is not of an array of shape"):
+        compressor.load_state(tensors, plain, shapes)
+    assert compressor.state()[0] == {}
+    compressor.load_state(tensors, plain, {"w": (30, 40), "v": ()})
+    assert compressor.state()[0].keys() == {"residual.0", "basis.0"}
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=NAMES)

@@ -10,6 +10,7 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
+from kvstore import states
 from kvstore.codecs import Compressor, decode, parse
 from kvstore.compression import Compressing
 from kvstore.consistency import Rule
@@ -278,6 +279,29 @@ def test_a_worker_takes_no_residuals_of_another(tmp_path: Path) -> None:
 
     with ThreadedJob(2, 1) as job:
         assert job.run(work) == [-1.0, -1.0], "rank 0's 1.2 are enough to be sent, rank 1's 0.6 are not"
+
+
+@pytest.mark.parametrize("odd", [torch.ones(3), torch.full((4,), torch.nan)])
+def test_residuals_that_no_push_could_carry_are_refused_before_one(odd: torch.Tensor, tmp_path: Path) -> None:
+    """Else a push would fail when others wait for it already, and all that come after it."""
+
+    def work(store: Any) -> float:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.set_gradient_compression({"type": "2bit", "threshold": 1.0})
+        store.init("w", torch.zeros(4))
+        out = torch.empty(4)
+        store.pushpull("w", torch.full((4,), 0.6), out=out)
+        store.save_optimizer_states(tmp_path / "states")
+        residuals = states.read_residuals(tmp_path / "states")
+        assert residuals is not None
+        states.write(tmp_path / "odd", "sgd", {}, residuals._replace(tensors={"residual.0": odd}))
+        with pytest.raises(UsageError, match="what is kept of key 'w' is not"):
+            store.load_optimizer_states(tmp_path / "odd")
+        store.pushpull("w", torch.full((4,), 0.6), out=out)
+        return float(out[0])
+
+    with ThreadedJob(1, 1) as job:
+        assert job.run(work) == [-1.0]
 
 
 def test_what_is_no_compression() -> None:
