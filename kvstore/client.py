@@ -320,12 +320,10 @@ class Client:
         try:
             reply = decode(frames)
         except WireError as exc:
-            self._drops.note(f"a bad message from {self._names.get(peer, 'a stranger')}", exc)
+            self._drop("a bad message", peer, exc)
             return
         if not isinstance(reply, Reply):
-            self._drops.note(
-                f"a message from {self._names.get(peer, 'a stranger')}", f"{type(reply).__name__} is no answer"
-            )
+            self._drop("a message", peer, f"{type(reply).__name__} is no answer")
             return
         error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
         self._outstanding.settle(peer, reply, error)
@@ -334,6 +332,9 @@ class Client:
         if lane is not None:
             lane.answered(reply.seq)
             self._go_on(peer)
+
+    def _drop(self, what: str, peer: Peer, why: object) -> None:
+        self._drops.note(f"{what} from {self._names.get(peer, 'a stranger')}", why)
 
     def _overdue(self, ticket: Ticket, waited: float) -> DeadlineExceeded:
         """Ask those who have not answered what they wait for, and put it into words."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from kvstore.drops import worth_a_line
 from kvstore.errors import ConfigError
 from kvstore.keys import Keys
 
@@ -82,7 +83,7 @@ class Curve:
         known = key in self._members
         if not known:
             self._refused += 1
-            if str(self._refused).strip("0") == "1":  # 1, 10, 100, ...: strangers must not fill the disk
+            if worth_a_line(self._refused):
                 log.warning("refused a connection with a key that is not of this job (%d so far)", self._refused)
         return known
 

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvstore.drops import worth_a_line
 from launcher.errors import LaunchError
 from launcher.kinds.programs import tell
 from launcher.processes.signals import CHILD, SignalQueue
@@ -159,7 +160,7 @@ def _follow(
                 state, failures = job.state(), 0
             except LaunchError as error:
                 failures += 1
-                if str(failures).strip("0") == "1":  # 1, 10, 100: the manager may be restarted under a running job
+                if worth_a_line(failures):  # the manager may be restarted under a running job
                     print(f"launch.py: {error}", file=sys.stderr)
             if not state.running and not state.over and now >= noticed + _NOTICE_S:
                 noticed = now
