@@ -215,9 +215,14 @@ def _root(env: Mapping[str, str]) -> str:
     return tcp_endpoint(address, port)
 
 
+def job_name(text: str) -> str:
+    """Return what of ``text`` can name a job, as parts of files' names do; all of it if it was made here."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text)[:MAX_JOB]
+
+
 def _job(env: Mapping[str, str], root: str) -> str:
     """The launcher's name for the job, or one made from where its members meet."""
-    given = re.sub(r"[^A-Za-z0-9_.-]", "_", env.get("KVSTORE_JOB", ""))[:MAX_JOB]
+    given = job_name(env.get("KVSTORE_JOB", ""))
     return given or (hashlib.sha256(root.encode()).hexdigest()[:16] if root else Config.job)
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import re
 from dataclasses import asdict, dataclass
 
-from kvstore.config import MAX_JOB, Config
+from kvstore.config import Config, job_name
 from kvstore.errors import ConfigError
 from kvstore.keys import VARIABLES
 from kvstore.wire.messages import MAX_NODES
@@ -21,7 +20,6 @@ from kvstore.wire.messages import MAX_NODES
 LEAST_SECRET = 32  # characters; there is nothing else between the network and the job
 MOST_SERVERS = 2  # by default: they all are on rank 0's host
 MAX_URI = 255  # characters; no name of a host is longer, nor is the path of a unix socket
-_JOB = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_JOB}}}")
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Place:
             and "\0" not in self.uri
             and 0 <= self.port < 65536
             and 0 < self.servers <= MAX_NODES
-            and _JOB.fullmatch(self.job) is not None
+            and self.job == job_name(self.job) != ""
         )
 
     def variables(self, role: str, rank: int, workers: int, secret: str = "") -> dict[str, str]:
