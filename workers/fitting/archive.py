@@ -75,8 +75,6 @@ class Archive:
         checkpoint.begin(self._rank)
         if self._keeps_states:
             self._keeps_states = checkpoint.save_states(self._trainer, self._rank)
-        else:
-            checkpoint.states(self._rank).unlink(missing_ok=True)  # an earlier run's
         random, plain = randomness.state(self._copies.devices)
         own = {
             **about,

@@ -94,8 +94,9 @@ class Checkpoint:
         return self._path(f"worker.{rank}")
 
     def begin(self, rank: int) -> None:
-        """Take away the last file of a part that was saved before, and is to be saved anew."""
-        (self.weights if rank == 0 else self.worker(rank)).unlink(missing_ok=True)
+        """Take away a part that was saved before, its last file first: it is saved anew, maybe without states."""
+        for path in (self.weights if rank == 0 else self.worker(rank), self.states(rank)):
+            path.unlink(missing_ok=True)
 
     def save_weights(self, model: nn.Module, about: Mapping[str, Any] | None = None) -> None:
         """Write the model's state, and ``about``, which is fit for JSON, as metadata.
