@@ -371,14 +371,19 @@ def test_states_are_saved_and_loaded(how: dict[str, Any], optimizer: Any, tmp_pa
     assert torch.equal(half, whole)
 
 
-@pytest.mark.parametrize("how", HOWS, ids=str)
-def test_states_that_torch_would_read_past_are_refused(how: dict[str, Any], tmp_path: Path) -> None:
+def stepped_and_saved(how: dict[str, Any], path: Path) -> tuple[Trainer, str, states.States]:
+    """A Trainer after a step of Adam, and the optimizer's name and the states that it has written to ``path``."""
     (param,) = weights(1.0)
     trainer = Trainer({"w": param}, "adam", {"learning_rate": 0.1}, **how)
     param.grad = torch.ones(2)
     trainer.step()
-    trainer.save_states(tmp_path / "s")
-    name, found = states.read(tmp_path / "s")
+    trainer.save_states(path)
+    return trainer, *states.read(path)
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_states_that_torch_would_read_past_are_refused(how: dict[str, Any], tmp_path: Path) -> None:
+    trainer, name, found = stepped_and_saved(how, tmp_path / "s")
     one = {where: torch.tensor(1.0) for where in found}
     states.write(tmp_path / "odd", name, one, note=states.read_note(tmp_path / "s"))
     with pytest.raises(kv.Mismatch, match=r"these are not adam's states of key 'w': .*exp_avg float32\[\]"):
@@ -401,12 +406,7 @@ DAMAGED = [
 @pytest.mark.parametrize("note", DAMAGED)
 @pytest.mark.parametrize("how", HOWS[:2], ids=str)
 def test_damaged_hyperparameters_change_nothing(how: dict[str, Any], note: str, tmp_path: Path) -> None:
-    (param,) = weights(1.0)
-    trainer = Trainer({"w": param}, "adam", {"learning_rate": 0.1}, **how)
-    param.grad = torch.ones(2)
-    trainer.step()
-    trainer.save_states(tmp_path / "s")
-    name, found = states.read(tmp_path / "s")
+    trainer, name, found = stepped_and_saved(how, tmp_path / "s")
     states.write(tmp_path / "odd", name, {where: value + 1 for where, value in found.items()}, note=note)
     with pytest.raises(kv.UsageError, match=r"are damaged|betas='x'"):
         trainer.load_states(tmp_path / "odd")
