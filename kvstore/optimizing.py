@@ -14,6 +14,7 @@ from kvstore.optim import Changes, Optimizer, describe, finite, log_replaced, re
 from kvstore.remote import Hyper, Remote
 from kvstore.shares import Entry, Piece, parcels
 from kvstore.spec import Key
+from kvstore.updater import Updater
 
 AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
 
@@ -125,7 +126,11 @@ class Optimizing:
         """Give the servers the states in ``path``, if they are of this optimizer and of these keys."""
         found, loaded = states.read(path)
         states.require_optimizer(found, self.require("load_optimizer_states"), path)
-        states.require_keys(loaded, {key: entry.spec for key, entry in entries.items()}, path)
+        specs = {key: entry.spec for key, entry in entries.items()}
+        states.require_keys(loaded, specs, path)
+        if self.optimizer is not None:  # servers look too, but each at its own: others would have taken theirs
+            weights = {key: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for key, spec in specs.items()}
+            Updater(self.optimizer).require_states(loaded, weights)
         by_piece: dict[Piece, dict[tuple[Piece, str], torch.Tensor]] = {}
         for (piece, name), value in states.cut(loaded, entries).items():
             by_piece.setdefault(piece, {})[piece, name] = value

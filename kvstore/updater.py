@@ -179,12 +179,8 @@ class Updater:
             Mismatch: they are not such as the optimizer makes itself.
             UsageError: a weight cannot be updated in place. In either case nothing has changed.
         """
-        by_key: dict[Key, dict[str, torch.Tensor]] = {}
-        for (key, name), value in states.items():
-            by_key.setdefault(key, {})[name] = value
-        for key, state in by_key.items():
-            self._require_fitting(key, weights[key], state)
-        for key, state in by_key.items():
+        self.require_states(states, weights)
+        for key, state in _by_key(states).items():
             param = self._param(key, weights[key])
             master = state.pop("master", None)
             if master is not None:
@@ -196,6 +192,13 @@ class Updater:
                 for name, value in state.items()
             }
             self._torch.state[param] = self._beside(key, param, shaped)
+
+    def require_states(
+        self, states: Mapping[tuple[Key, str], torch.Tensor], weights: Mapping[Key, torch.Tensor]
+    ) -> None:
+        """Raise as ``load_states`` would; what is in the weights does not matter."""
+        for key, state in _by_key(states).items():
+            self._require_fitting(key, weights[key], state)
 
     def _require_fitting(self, key: Key, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
         """Raise ``Mismatch`` unless torch can go on with ``state``: its fused steps read and write without a look."""
@@ -306,6 +309,13 @@ def refusals(optimizer: Optimizer) -> Iterator[None]:
 def _require_dense(key: Key, weight: torch.Tensor) -> None:
     if torch.empty_like(weight).stride() != weight.stride():
         raise UsageError(f"the weight of {key!r} is a view with gaps, which cannot be updated in place")
+
+
+def _by_key(states: Mapping[tuple[Key, str], torch.Tensor]) -> dict[Key, dict[str, torch.Tensor]]:
+    found: dict[Key, dict[str, torch.Tensor]] = {}
+    for (key, name), value in states.items():
+        found.setdefault(key, {})[name] = value
+    return found
 
 
 def _words(specs: Mapping[str, Spec]) -> str:

@@ -905,6 +905,28 @@ def test_states_that_torch_would_read_past_are_refused(run: Run, shape: tuple[in
     assert len(np.unique(run(work)[0])) == 1  # the state is none, so all elements were updated alike
 
 
+@every
+def test_of_a_file_of_states_all_are_taken_or_none(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    keys = [f"k{number}" for number in range(6)]  # on several servers
+    good = {(key, "momentum_buffer"): torch.ones(4) for key in keys}
+    states.write(path, "sgd", good | {(keys[-1], "momentum_buffer"): torch.ones(())})
+
+    def work(store: kv.KVStore) -> Any:
+        store.init(keys, [torch.zeros(4)] * len(keys))
+        store.set_optimizer("sgd", learning_rate=1.0, momentum=0.5)
+        if store.rank == 0:
+            with pytest.raises(kv.UsageError, match="states of key 'k5': momentum_buffer"):
+                store.load_optimizer_states(path)
+        store.barrier()
+        if store.rank == 0 or "async" not in store.type:
+            store.push(keys, [torch.zeros(4)] * len(keys))  # moves what has a momentum
+        store.barrier()
+        return [pulled(store, key, (4,)) for key in keys]
+
+    assert not np.any(run(work)[0])
+
+
 # ---- memory of the store's
 
 
