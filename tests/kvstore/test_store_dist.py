@@ -463,9 +463,9 @@ def test_what_a_thread_pushes_while_another_waits_for_all_pushes(cluster: Thread
         store.push("a", torch.ones(3))
         client.wait_all = meanwhile  # type: ignore[method-assign]
         store._flush(LONG)
-        assert store.statistics().outstanding == 1  # b, for which the next barrier will wait
+        assert store.statistics().outstanding == 1  # b, which waits for the other worker
         counted.set()
-        store.barrier()
+        assert value_of(store, "b", 3).tolist() == [2, 2, 2]  # comes after the answer to the push
         assert store.statistics().outstanding == 0
 
     def one(store: DistStore) -> None:
@@ -473,7 +473,7 @@ def test_what_a_thread_pushes_while_another_waits_for_all_pushes(cluster: Thread
         store.push("a", torch.ones(3))
         assert counted.wait(LONG)
         store.push("b", torch.ones(3))
-        store.barrier()
+        store.pull("b", torch.zeros(3))
 
     cluster.run(by_rank(zero, one))
 
