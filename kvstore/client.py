@@ -18,7 +18,7 @@ from kvstore.drops import Drops
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, WireError, rebuild
 from kvstore.lanes import Lane
 from kvstore.memory import Memory
-from kvstore.tickets import Outstanding, Ticket
+from kvstore.tickets import Outstanding, Sent, Ticket
 from kvstore.transport import Peer, Transport
 from kvstore.wire import Buffer, Explain, Explanation, Failure, Message, Node, Reply, decode, encode, require_short
 
@@ -194,6 +194,7 @@ class Client:
         except BaseException:
             with self._turns.send():
                 self._transport.detach()
+                self._outstanding.detach()
             raise
 
     def call(self, peer: Peer, what: str, make: Callable[[Me], Message], timeout: float | None = None) -> Any:
@@ -278,7 +279,16 @@ class Client:
         except BaseException:
             self._outstanding.withdraw(seq)
             raise
+        self._transmit(peer, seq, frames, priority)
+
+    def _transmit(self, peer: Peer, seq: int, frames: list[Buffer], priority: int | None = None) -> None:
+        self._outstanding.sent(seq, Sent(frames, priority))
         self._transport.send(peer, frames, priority)
+
+    def _ask_again(self, peer: Peer) -> None:
+        """Send what has not been answered once more, for the link has been made anew; peers know a repeat as one."""
+        for frames, priority in self._outstanding.again(peer):
+            self._transport.send(peer, frames, priority)
 
     def _encoded(self, seq: int, make: Callable[[Me], Message]) -> list[Buffer]:
         node = self.node
@@ -289,7 +299,7 @@ class Client:
     def _go_on(self, peer: Peer) -> None:
         """Send what may go by now."""
         for seq, _, make in self._lanes[peer].ready():
-            self._transport.send(peer, self._encoded(seq, make))
+            self._transmit(peer, seq, self._encoded(seq, make))
 
     def _pace(self, ticket: Ticket, deadline: float) -> None:
         """Wait for ``ticket`` while requests go in their turn, as long as answers keep coming."""
@@ -309,7 +319,7 @@ class Client:
         with self._turns.send():
             for peer, lane in self._lanes.items():
                 for seq, _, make in lane.urgent(lambda waiting: waiting[1] is ticket):
-                    self._transport.send(peer, self._encoded(seq, make))
+                    self._transmit(peer, seq, self._encoded(seq, make))
 
     def _drain(self) -> None:
         while (received := self._transport.recv(0)) is not None:
@@ -317,6 +327,9 @@ class Client:
             del received
 
     def _take(self, peer: Peer, frames: list[Any]) -> None:
+        if not frames:
+            self._ask_again(peer)
+            return
         try:
             reply = decode(frames)
         except WireError as exc:

@@ -76,7 +76,7 @@ class Heartbeat:
                 due = self._clock() + self._interval_s
                 while not self._stop.is_set() and (left := due - self._clock()) > 0:
                     received = self._transport.recv(left)
-                    if received is not None:
+                    if received is not None and received[1]:  # else the link has been made anew
                         heard = self._clock()
                         self._take(received[1])
                 now = self._clock()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvstore.errors import KVStoreError
+from kvstore.memory import Parts
 from kvstore.spec import Key
-from kvstore.wire import Reply
+from kvstore.wire import Buffer, Reply
 
 
 class Waiter(Protocol):
@@ -104,11 +105,19 @@ def shorten(keys: Iterable[Key], most: int = 8) -> str:
     return ", ".join(repr(key) for key in listed[:most]) + more
 
 
-@dataclass(frozen=True)
+class Sent(NamedTuple):
+    """A request as it was sent; see ``Transport.send``."""
+
+    frames: Sequence[Buffer | Parts]
+    priority: int | None
+
+
+@dataclass
 class _Request:
     peer: bytes
     ticket: Ticket
     on_reply: Callable[[Any], None] | None
+    sent: Sent | None = None
 
 
 class Outstanding:
@@ -137,6 +146,20 @@ class Outstanding:
     def withdraw(self, seq: int) -> None:
         """Forget a request that could not be sent."""
         self._requests.pop(seq).ticket.open.discard(seq)
+
+    def sent(self, seq: int, sent: Sent) -> None:
+        """Keep what a request was sent as, to send it again."""
+        self._requests[seq].sent = sent
+
+    def again(self, peer: bytes) -> list[Sent]:
+        """Return what has been sent to ``peer`` and not answered, in order."""
+        return [its.sent for its in self._requests.values() if its.peer == peer and its.sent is not None]
+
+    def detach(self) -> None:
+        """Keep nothing that lies in callers' arrays: those may change."""
+        for request in self._requests.values():
+            if request.sent is not None and any(isinstance(frame, Parts) for frame in request.sent.frames):
+                request.sent = None
 
     def settle(self, peer: bytes, reply: Reply, error: KVStoreError | None) -> None:
         """Match ``reply`` with its request; a repeat, or a stranger's answer, matches none and is dropped."""

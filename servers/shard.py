@@ -30,6 +30,7 @@ from kvstore.wire import (
 from servers.agreement import Agreement
 from servers.ledger import Ledger, Verdict
 from servers.replies import Answer, Outbox, refuse
+from servers.senders import Senders
 from servers.table import Table
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Shard:
         self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
         self._departed: Collection[int] = ()
         self._ledger: Ledger[Reply | Pull] = Ledger()
+        self._senders = Senders()
 
     def handle(self, peer: bytes, message: Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
@@ -63,9 +65,10 @@ class Shard:
             log.debug("dropped a %s, which is nothing to tell a server", type(message).__name__)
             return []
         if message.role != "worker" or message.incarnation != self._incarnations.get(message.rank):
-            return _outbox([refuse(peer, message, UsageError(f"{message.node} is no worker of this job"))])
+            return [(peer, refuse(peer, message, UsageError(f"{message.node} is no worker of this job")).reply)]
         if isinstance(message, Explain):
             return [(peer, Explanation(message.seq, self._explain(message)[:MAX_REASON]))]
+        self._senders.note(peer, message)
         verdict = self._ledger.admit(message)
         if verdict is Verdict.REPEAT:
             return self._again(peer, message)
@@ -189,8 +192,4 @@ class Shard:
                 me = (request.role, request.rank, request.incarnation, request.seq, request.done)
                 remembered = Pull(*me, request.store, request.ids, request.clocks, request.back)
             self._ledger.note(request, remembered)
-        return _outbox(answers)
-
-
-def _outbox(answers: list[Answer]) -> Outbox:
-    return [(answer.peer, answer.reply) for answer in answers]
+        return self._senders.outbox(answers)

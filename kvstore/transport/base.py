@@ -62,7 +62,11 @@ class Transport(Memory, Protocol):
         ...
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
-        """Return the next message, or None after ``timeout`` seconds or an interrupt."""
+        """Return the next message, or None after ``timeout`` seconds or an interrupt.
+
+        No frames say that a link of ``connect`` was lost and has been made anew, if the transport can tell: what was
+        sent over it before, until now, may be lost. The other side knows it as another peer.
+        """
         ...
 
     def interrupt(self) -> None:

@@ -32,6 +32,7 @@ class Link:
         connected: whether it is there.
         queue: what has not left.
         incoming: takes messages out of what comes.
+        lost: whether a connection of this side's has ended, and nobody has been told yet that there is another.
         due: when to try to connect, if there is no connection.
         wakes_at: how many bytes must have come before the system says that there is something to read.
     """
@@ -43,6 +44,7 @@ class Link:
         self.connected = False
         self.queue = Outgoing()
         self.incoming = Incoming()
+        self.lost = False
         self.due = 0.0
         self.wakes_at = 1
         self._address: Any = None
@@ -134,6 +136,7 @@ class Link:
             self._fail(now)  # whoever has hung up without a word would do so again
         self.queue.clear()
         self.incoming = Incoming()
+        self.lost = True
 
     def _hang_up(self) -> None:
         if self.socket is not None:

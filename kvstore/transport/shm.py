@@ -147,6 +147,8 @@ class SharedMemoryTransport:
             if received is None:
                 return None
             peer, frames = received
+            if not frames and self._links.pop(peer, None) is not None:
+                self._greeted(peer)
             if not frames or not len(frames[0]) or frames[0][0] != MARK:
                 return received
             deadline = deadline or time.monotonic() + timeout
@@ -266,6 +268,8 @@ class SharedMemoryTransport:
                     raise WireError("references out of order")
                 message.append(link.mapped.view(*reference))
         message.extend(left)
+        if not message:
+            raise WireError("a message without frames")
         return message
 
 

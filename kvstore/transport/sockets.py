@@ -127,7 +127,7 @@ class SocketTransport(Heap):
     def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
         """Send ``frames``, or leave what does not fit to the courier, who reads it later: it must stay as it is."""
         link = self._links.get(peer)
-        if link is None or self._closed:
+        if link is None or self._closed or link.lost:  # whoever is told of that asks again, in order
             return
         parts = packed(frames)
         with self._changed:
@@ -168,7 +168,12 @@ class SocketTransport(Heap):
             if rung and not self._received:
                 return None
             timeout = max(0.0, deadline - time.monotonic())
-        return self._received.popleft() if self._received and not self._closed else None
+        if not self._received or self._closed:
+            return None
+        peer, frames = self._received.popleft()
+        if not frames:
+            self._links[peer].lost = False
+        return peer, frames
 
     def interrupt(self) -> None:
         """Wake ``recv``."""
@@ -284,3 +289,6 @@ class SocketTransport(Heap):
         self._places.admit(made)
         self._selector.register(made, selectors.EVENT_READ, link)
         link.flush()
+        if link.lost:
+            self._received.append((link.peer, []))
+            self._bell.ring()

@@ -39,6 +39,7 @@ from servers.scheduler.barriers import Barriers
 from servers.scheduler.joins import Joins
 from servers.scheduler.keys import Keys, Outcome
 from servers.scheduler.members import Event, Member, Members, State
+from servers.senders import Senders
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Scheduler:
         self._barriers: dict[int, Barriers] = {}
         self._joins: dict[int, Joins] = {}
         self._ledger: Ledger[Reply] = Ledger()
+        self._senders = Senders()
         self._notices: Outbox = []
 
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
@@ -93,6 +95,7 @@ class Scheduler:
             return self._give_up(peer, message)
         if member is None or member.node != message.node:  # before the ledger, which strangers must not write in
             return [(peer, refuse(peer, message, UsageError(f"{message.node} is no member of this job")).reply)]
+        self._senders.note(peer, message)
         verdict = self._ledger.admit(message)
         if verdict is Verdict.STALE:
             return []
@@ -324,8 +327,7 @@ class Scheduler:
         """Note the answers for repeats, and return them with the notices that have come up."""
         for _, request, reply in answers:
             self._ledger.note(request, reply)
-        outbox: Outbox = [(answer.peer, answer.reply) for answer in answers]
-        outbox += self._notices
+        outbox = self._senders.outbox(answers) + self._notices
         self._notices = []
         return outbox
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from kvstore.errors import KVStoreError, ServerError, WireError
-from kvstore.tickets import Outstanding, Ticket, shorten
+from kvstore.memory import Parts
+from kvstore.tickets import Outstanding, Sent, Ticket, shorten
 from kvstore.wire import Ack, Values
 
 S0, S1 = b"server 0", b"server 1"
@@ -29,6 +30,21 @@ class Answers:
         while self.coming:
             peer, seq = self.coming.pop(0)
             self.outstanding.settle(peer, Ack(seq), None)
+
+
+def test_what_was_sent_and_not_answered_can_be_sent_again() -> None:
+    outstanding, ticket = Outstanding(), Ticket("push", ["w"])
+    seqs = [outstanding.add(peer, ticket, None) for peer in (S0, S1, S0, S0, S0)]
+    sent = [Sent([b"%d" % seq], seq) for seq in seqs]
+    sent[3] = Sent([b"head", Parts([memoryview(b"callers"), memoryview(b"own")])], None)
+    for seq, its in list(zip(seqs, sent, strict=True))[:4]:
+        outstanding.sent(seq, its)
+    assert outstanding.again(S0) == [sent[0], sent[2], sent[3]]
+    outstanding.settle(S0, Ack(seqs[0]), None)
+    outstanding.detach()
+    assert outstanding.again(S0) == [sent[2]], "what lies in callers' arrays may have changed"
+    assert outstanding.again(S1) == [sent[1]]
+    assert len(ticket.open) == 4
 
 
 def test_a_ticket_is_done_when_all_its_requests_are() -> None:

@@ -104,6 +104,39 @@ def test_requests_are_numbered_and_say_what_is_done():
     assert [ticket.done() for ticket in tickets] == [True, True, False]
 
 
+def test_what_has_no_answer_is_asked_again_in_order_when_a_link_has_been_made_anew():
+    transport = Played()
+    client, a, b = client_of(transport)
+    tickets = [Ticket("x", (), client) for _ in range(4)]
+    for ticket, peer in zip(tickets, (a, b, a, a), strict=True):
+        client.ask(peer, ticket, barrier)
+    transport.arrive(a, Ack(3))
+    transport.arrive(a, [])
+    client.poll()
+    assert [(peer, request.seq) for peer, request in transport.asked[4:]] == [(a, 1), (a, 4)]
+    assert transport.asked[4] == transport.asked[0]
+    transport.answers = acknowledge
+    transport.arrive(b, [])
+    transport.arrive(a, [])
+    for ticket in tickets:
+        ticket.wait(1.0)
+    transport.arrive(a, [])
+    client.poll()
+    assert len(transport.asked) == 4 + 2 + 3, "all has been answered"
+
+
+def test_a_request_made_in_turn_is_asked_again_only_if_it_has_gone():
+    transport = Played()
+    client, a, _ = client_of(transport)
+    ticket = Ticket("x", (), client)
+    for _ in range(2):
+        client.ask_in_turn(a, ticket, barrier, ticket.take, WINDOW, 0)
+    assert [request.seq for _, request in transport.asked] == [1]
+    transport.arrive(a, [])
+    client.poll()
+    assert [request.seq for _, request in transport.asked] == [1, 1]
+
+
 def test_a_failure_is_raised_by_its_name_and_does_not_reach_the_taker():
     client, a, _ = client_of(Played(lambda _, request: [Failure(request.seq, "Mismatch", "not so")]))
     ticket = Ticket("x", (), client)
@@ -120,7 +153,7 @@ def test_what_makes_no_sense_is_dropped(caplog: pytest.LogCaptureFixture):
     client, a, b = client_of(transport)
     ticket = Ticket("x", (), client)
     client.ask(a, ticket, barrier)
-    for nonsense in ([b"\xc1"], [], [b"", b""], Alive(), barrier(("worker", 0, 0, 1, 1))):
+    for nonsense in ([b"\xc1"], [b""], [b"", b""], Alive(), barrier(("worker", 0, 0, 1, 1))):
         transport.arrive(a, nonsense)
     transport.arrive(b, Ack(1))  # not whom it was asked of
     transport.arrive(b"stranger", [b"?"])

@@ -478,6 +478,16 @@ def test_a_barrier_lets_all_go_and_stores_have_their_own():
     assert job.say(w0, other) == [], "and one that waits when it is time"
 
 
+def test_who_waits_is_answered_over_the_link_that_it_asks_again_over():
+    job = Job()
+    w0, w1 = job.workers
+    here = w0.barrier()
+    for link in (w0.peer, b"made anew", w0.peer):  # the last is what was left of the first
+        assert job.scheduler.handle(link, sent(here), job.now) == []
+    w0.peer = b"made anew"
+    assert {whom for whom, _ in job.say(w1, w1.barrier())} == {w0, w1}
+
+
 def test_a_barrier_without_those_who_have_left_fails():
     job = Job(3, 1)
     w0, w1, w2, _ = job.everyone

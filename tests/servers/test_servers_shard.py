@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from asking import Desk, Worker, floats, text_of, values_in
+from asking import Desk, Worker, floats, sent, text_of, values_in
 
 from kvstore.spec import Spec
 from kvstore.wire import Ack, Alive, Barrier, Beat, Census, Declare, Failure, Leave, Message, Stop, Values
@@ -64,6 +64,17 @@ def test_a_repeat_of_a_request_that_waits_is_answered_when_it_is_time_and_once()
     assert desk.ask(b, theirs).keys() == {(0, push.seq), (0, pull.seq), (1, theirs.seq)}
     for message in (push, pull):
         assert values_in(desk.reply(a, message), ONE)[0].tolist() == [3]
+
+
+def test_who_waits_is_answered_over_the_link_that_it_asks_again_over():
+    desk = Desk(2, values={1: floats(0)})
+    a, b = desk.workers
+    push = a.push({1: floats(1)}, want=True)
+    for link in (a.peer, b"made anew", a.peer):  # the last is what was left of the first
+        assert desk.shard.handle(link, sent(push)) == []
+    answers = dict(desk.shard.handle(b.peer, sent(b.push({1: floats(2)}))))
+    assert answers.keys() == {b"made anew", b.peer}
+    assert isinstance(answers[b"made anew"], Values)
 
 
 def test_a_repeated_set_optimizer_that_waits_is_answered_once():

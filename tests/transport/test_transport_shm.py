@@ -97,6 +97,24 @@ def test_small_messages_need_no_memory_at_all(ends: Ends, directory: Path):
     assert list(directory.iterdir()) == []
 
 
+def test_a_link_that_is_made_anew_begins_anew(ends: Ends):
+    ends.acquaint()
+    ends.inner._receive(ends.link, [])  # as a transport says that can tell
+    assert ends.other.recv(LONG) == (ends.link, [])
+    hello, *_ = ends.inner.sent
+    assert hello[0][:2] == b"\xc1\x01"
+    assert ends.send(b"head", BIG) == [b"head", BIG]
+    assert ends.inner.sent[1] == [b"head", BIG], "nothing goes by reference before the other side has said that it can"
+    assert ends.send(b"head", BIG) == [b"head", BIG]
+    assert len(ends.inner.sent[2][0]) == 2 + 24
+
+
+def test_a_link_that_never_carried_anything_large_needs_no_greeting(ends: Ends):
+    ends.inner._receive(ends.link, [])
+    assert ends.other.recv(LONG) == (ends.link, [])
+    assert ends.inner.sent == []
+
+
 def test_the_first_large_frame_asks_and_goes_as_it_is_the_next_by_reference(ends: Ends):
     assert ends.send(b"head", BIG) == [b"head", BIG]
     hello, first, *_ = ends.inner.sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import struct
 import tempfile
@@ -72,6 +73,48 @@ def test_what_fits_leaves_in_the_call_that_sends_it(ends: tuple[SocketTransport,
     listener.send(received[0], [b"head", b"x" * 1000])
     assert not listener._courier.needed, "no thread was needed"
     assert other.recv(LONG) is not None
+
+
+def test_a_link_that_is_lost_is_made_anew_and_says_so(ends: tuple[SocketTransport, SocketTransport, bytes]):
+    listener, other, link = ends
+    other.send(link, [b"before"])
+    received = listener.recv(LONG)
+    assert received is not None
+    (made,) = [its.socket for its in other._links.values()]
+    assert made is not None
+    listener.send(received[0], [b"read before the end"])
+    until(lambda: bool(select.select([made], [], [], 0)[0]), "the answer is here")
+    made.shutdown(socket.SHUT_RDWR)
+    assert other.recv(LONG) == (link, [b"read before the end"])
+    for _ in range(3):  # of which none can leave before it is told
+        other.send(link, [b"lost"])
+    assert other.recv(LONG) == (link, [])
+    other.send(link, [b"after"])
+    again = listener.recv(LONG)
+    assert again is not None
+    assert again[1] == [b"after"]
+    assert again[0] != received[0]
+    listener.send(received[0], [b"nobody reads this"])
+    listener.send(again[0], [b"answer"])
+    assert other.recv(LONG) == (link, [b"answer"])
+
+
+def test_a_link_may_be_lost_again_before_anybody_is_told(ends: tuple[SocketTransport, SocketTransport, bytes]):
+    listener, other, link = ends
+    (its,) = other._links.values()
+    for number in range(3):
+        other.send(link, [b"%d" % number])
+        received = listener.recv(LONG)
+        assert received is not None
+        assert received[1] == [b"%d" % number]
+        for _ in range(2):
+            before = its.socket
+            assert before is not None
+            before.shutdown(socket.SHUT_RDWR)
+            while its.socket is before:
+                other._read(its)  # sees the end, and nobody asks for messages
+            until(lambda: its.connected, "the link is made anew")
+        assert [other.recv(LONG), other.recv(LONG)] == [(link, [])] * 2
 
 
 def test_no_thread_is_started_after_connecting(
@@ -150,6 +193,7 @@ def test_a_link_goes_on_with_whoever_listens_next(kind: Kind):
     second = kind.listening()
 
     def comes() -> bool:
+        assert other.recv(0) in (None, (link, []))
         other.send(link, [b"2"])
         return second.recv(0.05) is not None
 
@@ -166,11 +210,11 @@ def test_who_hangs_up_without_a_word_is_not_called_all_the_time(kind: Kind):
 
     listener._places.admit = hang_up  # type: ignore[method-assign]
     other = kind.new()
-    other.connect(kind.endpoint)
+    link = other.connect(kind.endpoint)
     end = time.monotonic() + 0.6
     while time.monotonic() < end:
         assert listener.recv(0.005) is None
-        assert other.recv(0.005) is None
+        assert other.recv(0.005) in (None, (link, []))
     assert 2 <= len(calls) <= 8, "after 20 ms, 40, 80, ..."
 
 

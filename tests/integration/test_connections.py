@@ -1,0 +1,67 @@
+"""Connections that break while a job runs: what was under way is asked again, and takes effect once."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+from cutting import cut
+from jobs import job
+
+ROUNDS = 60
+CUTS = 20  # before the second half of the rounds
+SCRIPT = """
+    import pathlib, time
+    import numpy as np
+    import kvstore as kv
+
+    store = kv.create("{kind}")
+    sync = "async" not in store.type
+    keys, size = ["a", "b", "c"], {size}
+    if not sync:
+        store.set_optimizer("sgd", learning_rate=1.0)
+    store.init(keys, [np.zeros(size, "float32")] * 3)
+    outs = [np.empty(size, "float32") for _ in keys]
+    print("begun", flush=True)
+    for number in range(1, {rounds} + 1):
+        while number == {rounds} // 2 and not pathlib.Path("{enough}").exists():
+            time.sleep(0.01)
+        gradients = [np.full(size, number % 7, "float32") for _ in keys]
+        if number % 2:
+            store.pushpull(keys, gradients, out=outs)
+        else:
+            store.push(keys, gradients)
+            gradients = [gradient.fill(99) for gradient in gradients]
+            store.pull(keys, out=outs)
+        if sync:
+            assert all((out == 2 * (number % 7)).all() for out in outs), outs
+        store.barrier()
+    store.pull(keys, out=outs)
+    store.barrier()
+    print("ends with", sorted({{float(value) for out in outs for value in out[:: size // 9]}}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 20])
+@pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
+def test_nothing_is_lost_and_nothing_happens_twice(tmp_path: Path, kind: str, size: int) -> None:
+    enough = tmp_path / "enough"
+    script = SCRIPT.format(kind=kind, size=size, rounds=ROUNDS, enough=enough)
+    pushed = sum(2.0 * (number % 7) for number in range(1, ROUNDS + 1))
+    cuts = 0
+    with job(tmp_path, script, KVSTORE_TRANSPORT="tcp", KVSTORE_SHM="0") as running:
+        running.until(lambda: running.output.count("begun") == 2, "the first round")
+        workers = running.members("worker")
+        for number in itertools.count():
+            if running.process.poll() is not None:
+                break
+            cuts += cut(workers[number % 2], number // 2)
+            if cuts == CUTS:
+                enough.touch()
+            time.sleep(0.03)
+        assert running.wait() == 0, running.output
+    assert running.output.count(f"ends with [{-pushed if 'async' in kind else 2.0 * (ROUNDS % 7)}]") == 2, (
+        running.output
+    )
