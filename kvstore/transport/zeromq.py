@@ -3,12 +3,18 @@
 Each member has one ROUTER socket, which both listens and connects: a link it made has a name it chose, a link it
 accepted one that ZeroMQ chose, so no peer can pass for another by claiming a name. Large buffers are neither copied
 on the way out nor on the way in.
+
+When a connection is lost, ZeroMQ makes another, and sends over it what it still has, although what went before may be
+lost. So each link begins with a greeting, of which there is but one: what comes without it is dropped. Whoever made the
+link gives it up, with all that ZeroMQ has, makes it anew under another name, and says so (see ``Transport.recv``).
 """
 
 from __future__ import annotations
 
 import itertools
 import socket
+import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,10 +27,13 @@ from kvstore.memory import SMALL, Heap, Parts, keep_freed, whole
 from kvstore.transport.base import BACKLOG, MAX_FRAME, Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.curve import Curve
+from kvstore.transport.losses import Losses
 from kvstore.transport.place import require_private
+from kvstore.transport.stream import GREETING
 from kvstore.wire import Buffer
 
 HANDSHAKE_MS = 5000  # who has not shown by then that they speak the protocol, and with what key, is disconnected
+_CHOSEN = b"\0"  # what names of accepted links begin with, unless the other side has chosen them
 
 
 class ZmqTransport(Heap):
@@ -46,6 +55,7 @@ class ZmqTransport(Heap):
         self._public = public
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.LINGER, 0)  # but for `close`
         self._socket.set(zmq.SNDHWM, 0)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME)
@@ -60,6 +70,13 @@ class ZmqTransport(Heap):
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._bell, zmq.POLLIN)
         self._numbers = itertools.count()
+        self._losses: Losses | None = None  # once there are links of this side's
+        self._endpoints: dict[Peer, str] = {}  # of those, with keys
+        self._routes: dict[Peer, bytes] = {}  # what ZeroMQ calls them, now
+        self._peers: dict[bytes, Peer] = {}  # and the other way round
+        self._renewed: dict[Peer, None] = {}  # which of them have been made anew, and nobody has been told yet
+        self._received: deque[tuple[Peer, Frames]] = deque()  # before that
+        self._greeted: set[bytes] = set()  # accepted ones that have begun as they should
         self._closed = self._flowing = False
 
     def bind(self, endpoint: str) -> str:
@@ -103,17 +120,9 @@ class ZmqTransport(Heap):
         Raises:
             ConfigError: the endpoint is none, or has a key although this process has none, or the other way round.
         """
-        endpoint, key = split_key(endpoint)
-        if self._curve is None and key:
-            raise no_keys(endpoint)
-        if self._curve is not None:
-            self._curve.link(endpoint, key)
         peer = b"to:%d" % next(self._numbers)
-        self._socket.set(zmq.CONNECT_ROUTING_ID, peer)
-        try:
-            self._socket.connect(endpoint)
-        except zmq.ZMQError as exc:
-            raise ConfigError(f"cannot connect to {endpoint}: {exc}") from None
+        self._dial(peer, endpoint)
+        self._endpoints[peer] = endpoint
         return peer
 
     def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
@@ -121,9 +130,9 @@ class ZmqTransport(Heap):
 
         What ZeroMQ has been given leaves in order: it knows no priorities.
         """
-        if self._closed:
+        if self._closed or peer in self._renewed:  # whoever is told of that asks again, in order
             return
-        self._socket.send(peer, zmq.SNDMORE)
+        self._socket.send(self._routes.get(peer, peer), zmq.SNDMORE)
         last = len(frames) - 1
         for i, frame in enumerate(map(whole, frames)):
             self._socket.send(frame, zmq.SNDMORE if i < last else 0, copy=len(frame) < SMALL)
@@ -139,19 +148,20 @@ class ZmqTransport(Heap):
         """Return the next message; large frames are views of ZeroMQ's own buffers."""
         if self._closed:
             return None
+        deadline = time.monotonic() + timeout
         # One message is likely to follow another; else to ask first costs less than the exception.
-        if timeout > 0 and not self._flowing and not self._wait(timeout):
-            return None
-        while True:
-            try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        asks = timeout > 0 and not self._flowing
+        while not self._renewed and not self._received and (not asks or self._wait(deadline)):
+            received = self._next()
+            if received is not None:
+                return received
+            if timeout <= 0:
+                self._look()
                 break
-            except zmq.Again:
-                flowing, self._flowing = self._flowing, False
-                if not flowing or timeout <= 0 or not self._wait(timeout):
-                    return None
-        self._flowing = True
-        return parts[0].bytes, [part.buffer for part in parts[1:]]
+            asks = True
+        if self._received:
+            return self._received.popleft()
+        return (self._renewed.popitem()[0], []) if self._renewed else None
 
     def fileno(self) -> int:
         """For a selector: becomes readable when something may have come, of which ``recv(0)`` must then take all."""
@@ -167,17 +177,78 @@ class ZmqTransport(Heap):
             return
         self._closed = True
         self._socket.close(linger=int(linger * 1000))
+        if self._losses is not None:
+            self._losses.close()
         if self._curve is not None:
             self._curve.close()
         self._context.term()
         self._bell.close()
 
-    def _wait(self, timeout: float) -> bool:
-        """Wait for the socket or the bell; return whether the socket has something."""
-        ready = dict(self._poller.poll(max(1, int(timeout * 1000))))
-        if self._bell.fileno() in ready:
-            self._bell.silence()
-        return self._socket in ready
+    def _dial(self, peer: Peer, endpoint: str) -> None:
+        """Make a link, or make it anew, under a name that ZeroMQ has not heard yet."""
+        bare, key = split_key(endpoint)
+        if self._curve is None and key:
+            raise no_keys(bare)
+        if self._curve is not None:
+            self._curve.link(bare, key)
+        if self._losses is None:
+            self._losses = Losses(self._context, self._socket)
+            self._poller.register(self._losses.monitor, zmq.POLLIN)
+        route = b"%s/%d" % (peer, next(self._numbers))
+        self._socket.set(zmq.CONNECT_ROUTING_ID, route)
+        try:
+            self._socket.connect(bare)
+        except zmq.ZMQError as exc:
+            raise ConfigError(f"cannot connect to {bare}: {exc}") from None
+        self._losses.watch(bare)
+        self._peers.pop(self._routes.get(peer, b""), None)
+        self._routes[peer], self._peers[route] = route, peer
+        self._socket.send_multipart([route, GREETING])
+
+    def _look(self) -> None:
+        """See whether links of this side's are lost, and make them anew."""
+        found = self._losses.find() if self._losses is not None else set()
+        while found and (received := self._next()) is not None:
+            self._received.append(received)
+        for lost in found:  # ZeroMQ must not have begun with a message: it aborts when the rest of it is not there
+            self._socket.disconnect(lost)  # all links that lead there
+            for peer, endpoint in self._endpoints.items():
+                if split_key(endpoint)[0] == lost:
+                    self._dial(peer, endpoint)
+                    self._renewed[peer] = None
+
+    def _next(self) -> tuple[Peer, Frames] | None:
+        """Take the next message of a member's that is here."""
+        while True:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._flowing = False
+                return None
+            self._flowing = True
+            route = parts[0].bytes
+            frames: Frames = [part.buffer for part in parts[1:]]
+            if route in self._peers:
+                return self._peers[route], frames
+            if route in self._greeted:
+                return route, frames
+            if frames == [GREETING] and route.startswith(_CHOSEN):
+                self._greeted.add(route)
+
+    def _wait(self, deadline: float) -> bool:
+        """Wait until something has come, or been lost; return False if the deadline or the bell was first."""
+        while True:
+            left = deadline - time.monotonic()
+            ready = dict(self._poller.poll(max(1, int(left * 1000))))
+            if self._losses is not None and self._losses.monitor in ready:
+                self._look()
+            if self._socket in ready or self._renewed:
+                return True
+            if self._bell.fileno() in ready:
+                self._bell.silence()
+                return False
+            if not ready:
+                return False
 
 
 def _resolve(endpoint: str) -> str:

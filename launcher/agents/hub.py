@@ -185,6 +185,8 @@ class BackLink:
         """See `Link`."""
         while not self._closed and (received := self._transport.recv(0)) is not None:
             try:
+                if not received[1]:  # what was under way is lost, and launch.py takes the next connection for another
+                    raise WireError("the connection to launch.py has broken")
                 message = decode(received[1])
             except WireError as error:
                 self.close()

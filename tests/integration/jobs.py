@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobkeys import variables
 from proc import state
 from waiting import LONG, PROMPT, until
 
@@ -56,23 +59,42 @@ class Job:
         return lambda: text in self.output
 
 
+# Starts the processes that it is told of, by their words and environments, and ends with the worst of their exit codes.
+STARTER = """
+import json, subprocess, sys
+started = [subprocess.Popen(words, env=env) for words, env in json.load(sys.stdin)]
+sys.exit(max(abs(process.wait()) for process in started))
+"""
+
+
 @contextlib.contextmanager
-def job(tmp_path: Path, script: str, *, workers: int = 2, servers: int = 2, **env: str) -> Iterator[Job]:
-    """A job whose workers run ``script``; whatever happens, nothing of it is left."""
+def job(
+    tmp_path: Path, script: str, *, workers: int = 2, servers: int = 2, keys: bool = False, **env: str
+) -> Iterator[Job]:
+    """A job whose workers run ``script``; whatever happens, nothing of it is left.
+
+    With ``keys`` its links go over TCP and are encrypted, as between hosts, and launch.py has no part in it.
+    """
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(script))
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     log = tmp_path / "log"
+    words = [sys.executable, "-m", "launcher", "-n", f"{workers}", "-s", f"{servers}", f"python {path}"]
+    own = os.environ | FAST | {"TEST_MARK": mark} | env
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "launcher", "-n", f"{workers}", "-s", f"{servers}", f"python {path}"],
-            env=os.environ | FAST | {"TEST_MARK": mark} | env,
+            [sys.executable, "-c", STARTER] if keys else words,
+            env=own,
+            stdin=subprocess.PIPE if keys else None,
             stdout=out,
             stderr=subprocess.STDOUT,
             text=True,
         )
         running = Job(process, mark, log)
         try:
+            if process.stdin is not None:
+                json.dump(_processes(str(path), workers, servers, own), process.stdin)
+                process.stdin.close()
             yield running
         finally:
             if process.poll() is None:
@@ -84,3 +106,18 @@ def job(tmp_path: Path, script: str, *, workers: int = 2, servers: int = 2, **en
             for pid in running.members():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def _processes(script: str, workers: int, servers: int, env: dict[str, str]) -> list[tuple[list[str], dict[str, str]]]:
+    """The words and the environments of a job's processes, with keys."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    contract = {"DMLC_NUM_WORKER": f"{workers}", "DMLC_NUM_SERVER": f"{servers}"}
+    contract |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": f"{port}", "KVSTORE_TRANSPORT": "tcp"}
+    members = [("scheduler", 0)]
+    members += [("server", rank) for rank in range(servers)] + [("worker", rank) for rank in range(workers)]
+    found = []
+    for (role, rank), own in zip(members, variables(len(members)), strict=True):
+        words = [sys.executable, script] if role == "worker" else [sys.executable, "-m", "servers"]
+        found.append((words, env | contract | own | {"DMLC_ROLE": role, "DMLC_TASK_ID": f"{rank}"}))
+    return found

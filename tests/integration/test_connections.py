@@ -40,18 +40,20 @@ SCRIPT = """
         store.barrier()
     store.pull(keys, out=outs)
     store.barrier()
-    print("ends with", sorted({{float(value) for out in outs for value in out[:: size // 9]}}), flush=True)
+    found = sorted({{float(value) for out in outs for value in out[:: size // 9]}})
+    print(f"ends with {{found}}\\n", end="", flush=True)  # in one write: there may be nobody who keeps lines apart
 """
 
 
+@pytest.mark.parametrize("keys", [False, True], ids=["plain", "keys"])
 @pytest.mark.parametrize("size", [1000, 1 << 20])
 @pytest.mark.parametrize("kind", ["dist_sync", "dist_async"])
-def test_nothing_is_lost_and_nothing_happens_twice(tmp_path: Path, kind: str, size: int) -> None:
+def test_nothing_is_lost_and_nothing_happens_twice(tmp_path: Path, kind: str, size: int, keys: bool) -> None:
     enough = tmp_path / "enough"
     script = SCRIPT.format(kind=kind, size=size, rounds=ROUNDS, enough=enough)
     pushed = sum(2.0 * (number % 7) for number in range(1, ROUNDS + 1))
     cuts = 0
-    with job(tmp_path, script, KVSTORE_TRANSPORT="tcp", KVSTORE_SHM="0") as running:
+    with job(tmp_path, script, keys=keys, KVSTORE_TRANSPORT="tcp", KVSTORE_SHM="0") as running:
         running.until(lambda: running.output.count("begun") == 2, "the first round")
         workers = running.members("worker")
         for number in itertools.count():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import selectors
 import time
@@ -13,6 +14,7 @@ import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from line import Line
 from strangers import BYTES, attempt, throw
 from waiting import LONG
 
@@ -391,6 +393,26 @@ def test_strangers_are_refused(wide: Wide) -> None:
     agent.link.send(Note("still here"))
     wide.until(lambda: len(there.said) == 2)
     assert len(wide.links) == 1
+
+
+def test_an_agent_learns_that_its_connection_has_broken(wide: Wide) -> None:
+    """What was under way is lost, and launch.py does not know the next connection for the same."""
+    ticket = wide.hub.ticket
+    line = Line(ticket.endpoint)
+    try:
+        end = End(BackLink(dataclasses.replace(ticket, endpoint=line.endpoint)), wide.selector)
+        wide.ends.append(end)
+        end.link.send(Ping())
+        wide.until(lambda: wide.links and wide.links[0].said == [Ping()])
+        line.cut()
+        wide.until(lambda: end.ends)
+        assert end.ends == ["the connection to launch.py has broken"]
+        end.link.send(Note("nobody hears this"))
+        assert len(wide.links) == 1
+    finally:
+        for one in wide.ends:
+            one.link.close()
+        line.close()
 
 
 def test_an_agent_talks_to_launch_py_alone(wide: Wide) -> None:

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 import zmq
-from waiting import LONG
+from jobkeys import variables
+from line import Line
+from waiting import LONG, until
 
 from kvstore import memory
 from kvstore.errors import ConfigError
+from kvstore.keys import Keys
 from kvstore.memory import SMALL
+from kvstore.transport.stream import GREETING
 from kvstore.transport.zeromq import ZmqTransport
 
 
@@ -118,32 +122,149 @@ def test_large_frames_are_handed_over_and_small_ones_copied(monkeypatch: pytest.
         other.close()
 
 
-def test_a_peer_cannot_take_the_name_of_another(directory: Path):
+def test_a_peer_that_takes_a_name_is_not_heard(directory: Path):
     listener, honest = ZmqTransport(), ZmqTransport()
     context = zmq.Context()
-    stranger = context.socket(zmq.DEALER)
+    strangers = [context.socket(zmq.DEALER) for _ in range(2)]
     try:
         endpoint = listener.bind(f"ipc://{directory}/s")
+        strangers[0].set(zmq.ROUTING_ID, b"to:0")
+        for stranger in strangers:
+            stranger.set(zmq.LINGER, 0)
+            stranger.connect(endpoint)
+            stranger.send(GREETING)
+            stranger.send(b"me too")
+        other = listener.recv(LONG)
+        assert other is not None, "whom ZeroMQ has named is heard"
         link = honest.connect(endpoint)
         honest.send(link, [b"me"])
         received = listener.recv(LONG)
         assert received is not None
-        name = received[0]
-        stranger.set(zmq.LINGER, 0)
-        stranger.set(zmq.ROUTING_ID, b"to:0")
-        stranger.connect(endpoint)
-        stranger.send(b"me too")
-        other = listener.recv(LONG)
-        assert other is not None
-        assert other[0] != name
-        listener.send(name, [b"for the honest"])
-        assert honest.recv(10) == (link, [b"for the honest"])
-        assert not stranger.poll(50)
+        assert received[1] == [b"me"]
+        assert received[0] != other[0]
+        listener.send(received[0], [b"for the honest"])
+        assert honest.recv(LONG) == (link, [b"for the honest"])
+        assert listener.recv(0) is None
+        assert not any(stranger.poll(50) for stranger in strangers)
+    finally:
+        for stranger in strangers:
+            stranger.close()
+        context.term()
+        listener.close()
+        honest.close()
+
+
+def test_who_does_not_greet_is_not_heard(directory: Path):
+    listener = ZmqTransport()
+    context = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    try:
+        stranger.connect(listener.bind(f"ipc://{directory}/s"))
+        for message in ([b"hello"], [GREETING, b"more"], [b""], [GREETING], [b"heard"]):
+            stranger.send_multipart(message)
+        received = listener.recv(LONG)
+        assert received is not None
+        assert received[1] == [b"heard"]
     finally:
         stranger.close()
         context.term()
         listener.close()
-        honest.close()
+
+
+# ---- connections that break
+
+
+@pytest.fixture(params=["plain", "keys"])
+def ends(request: pytest.FixtureRequest) -> Iterator[tuple[ZmqTransport, ZmqTransport, bytes, Line]]:
+    """A listener, another that has a link to it, that link, and the line in between."""
+    keys = [Keys.from_env(env) for env in variables(2)] if request.param == "keys" else [None, None]
+    listener, other = (ZmqTransport(keys=one) for one in keys)
+    line = Line(listener.bind("tcp://127.0.0.1:0"))
+    yield listener, other, other.connect(line.endpoint), line
+    other.close()
+    listener.close()
+    line.close()
+
+
+def hear(transport: ZmqTransport) -> tuple[bytes, bytes]:
+    received = transport.recv(LONG)
+    assert received is not None
+    return received[0], b" ".join(map(bytes, received[1]))
+
+
+def test_a_link_that_is_lost_is_made_anew_and_says_so(ends: tuple[ZmqTransport, ZmqTransport, bytes, Line]):
+    listener, other, link, line = ends
+    names = set()
+    for number in range(4):
+        other.send(link, [b"%d" % number])
+        name, said = hear(listener)
+        assert said == b"%d" % number
+        names.add(name)
+        listener.send(name, [b"answer"])
+        assert hear(other) == (link, b"answer")
+        line.cut()
+        assert other.recv(LONG) == (link, [])
+    assert len(names) == 4
+    until(lambda: line.alive == 1, "the end of those that ZeroMQ has made")
+
+
+def test_what_came_before_a_link_was_lost_is_taken_first(ends: tuple[ZmqTransport, ZmqTransport, bytes, Line]):
+    listener, other, link, line = ends
+    other.send(link, [b"first"])
+    name, _ = hear(listener)
+    assert other.recv(0) is None, "news of the connection has been taken"
+    listener.send(name, [b"answer", b"in two frames"])
+    assert other._socket.poll(LONG * 1000), "of which ZeroMQ has taken the first by now"
+    line.cut()
+    assert other._losses is not None
+    assert other._losses.monitor.poll(LONG * 1000)
+    assert hear(other) == (link, b"answer in two frames")
+    assert other.recv(LONG) == (link, [])
+    assert other.recv(0) is None
+
+
+def test_what_waits_to_leave_when_a_link_is_lost_does_not_overtake_what_is_asked_again(
+    ends: tuple[ZmqTransport, ZmqTransport, bytes, Line],
+):
+    """ZeroMQ makes the connection again by itself, and sends what it still has, before anybody looks at the monitor."""
+    listener, other, link, line = ends
+    other.send(link, [b"first"])
+    assert hear(listener)[1] == b"first"
+    line.stop()
+    for _ in range(64):
+        other.send(link, [bytes(1 << 20)])
+    line.cut()
+    until(lambda: len(line.passed) == 2 and line.passed[1] > 16 << 20, "what was left of it has come by itself")
+    other.send(link, [b"nor this"])
+    assert other.recv(LONG) == (link, [])
+    other.send(link, [b"again"])
+    assert hear(listener)[1] == b"again"
+
+
+def test_what_is_sent_before_somebody_has_been_told_of_all_losses_is_dropped(
+    ends: tuple[ZmqTransport, ZmqTransport, bytes, Line],
+):
+    listener, other, link, line = ends
+    second = other.connect(line.endpoint)
+    for one in (link, second):
+        other.send(one, [b"first"])
+        assert hear(listener)[1] == b"first"
+    line.cut()
+    told = [other.recv(LONG)]
+    left = second if told == [(link, [])] else link
+    other.send(left, [b"too early"])
+    told.append(other.recv(LONG))
+    assert sorted(filter(None, told)) == [(link, []), (second, [])]
+    other.send(left, [b"again"])
+    assert hear(listener)[1] == b"again"
+
+
+def test_who_only_looks_now_and_then_is_told_too(ends: tuple[ZmqTransport, ZmqTransport, bytes, Line]):
+    listener, other, link, line = ends
+    other.send(link, [b"first"])
+    assert hear(listener)[1] == b"first"
+    line.cut()
+    assert until(lambda: other.recv(0), "news of the loss") == (link, [])
 
 
 def test_memory_settings_are_made_once_and_do_without_glibc(monkeypatch: pytest.MonkeyPatch):
