@@ -18,7 +18,7 @@ _PIDFD_GETFD = 438  # of Linux, on every architecture; Python has no name for it
 def cut(pid: int, number: int) -> bool:
     """End one of the connections of a process, the ``number``-th modulo how many it has; False if it has none."""
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(made) for made in _connections(pid)]
+        found = [stack.enter_context(made) for made in connections(pid)]
         if not found:
             return False
         with contextlib.suppress(OSError):  # the other side was faster
@@ -26,8 +26,8 @@ def cut(pid: int, number: int) -> bool:
         return True
 
 
-def _connections(pid: int) -> Iterator[socket.socket]:
-    """Duplicates of the connected TCP sockets of a process."""
+def connections(pid: int) -> Iterator[socket.socket]:
+    """Duplicates of the connected TCP sockets of a process, for the caller to close."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -12,6 +12,9 @@ Peer: TypeAlias = bytes
 Frames: TypeAlias = "list[Buffer]"
 
 BACKLOG = 1024  # connections that wait to be accepted
+# Firewalls forget connections over which nothing has gone for some minutes, and say so to nobody. So after IDLE_S the
+# system asks the other side whether it is there, and ASKS times more, every ASK_S; who does not answer is gone.
+IDLE_S, ASK_S, ASKS = 60, 15, 4
 MAX_FRAME = 1 << 36  # bytes; a peer that announces more is disconnected
 
 

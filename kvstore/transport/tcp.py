@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from kvstore.address import host_and_port, tcp_endpoint
 from kvstore.errors import ConfigError
 from kvstore.keys import no_keys, split_key
-from kvstore.transport.base import BACKLOG
+from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S
 from kvstore.transport.link import Address
 from kvstore.transport.pacing import Pacing, Seen
 from kvstore.transport.sockets import SocketTransport
@@ -77,10 +77,13 @@ class TcpPlaces:
         return [] if isinstance(found, str) else found
 
     def admit(self, made: socket.socket) -> bool:
-        """Anyone may come; messages leave at once, and a host that vanishes is noticed, if late."""
+        """Anyone may come; messages leave at once, and a connection that is idle stays known on its way."""
         with contextlib.suppress(OSError):  # it has ended already
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in (("TCP_KEEPIDLE", IDLE_S), ("TCP_KEEPINTVL", ASK_S), ("TCP_KEEPCNT", ASKS)):
+                if hasattr(socket, name):
+                    made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             if self._congestion:
                 made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self._congestion)
         return True

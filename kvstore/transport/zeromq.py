@@ -24,7 +24,7 @@ from kvstore.address import host_and_port, tcp_endpoint
 from kvstore.errors import ConfigError
 from kvstore.keys import Keys, no_keys, split_key, with_key
 from kvstore.memory import SMALL, Heap, Parts, keep_freed, whole
-from kvstore.transport.base import BACKLOG, MAX_FRAME, Frames, Peer
+from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.curve import Curve
 from kvstore.transport.losses import Losses
@@ -64,6 +64,10 @@ class ZmqTransport(Heap):
         self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.set(zmq.BACKLOG, BACKLOG)
+        self._socket.set(zmq.TCP_KEEPALIVE, 1)
+        self._socket.set(zmq.TCP_KEEPALIVE_IDLE, IDLE_S)
+        self._socket.set(zmq.TCP_KEEPALIVE_INTVL, ASK_S)
+        self._socket.set(zmq.TCP_KEEPALIVE_CNT, ASKS)
         self._curve = None if keys is None else Curve(self._context, self._socket, keys)
         self._bell = Bell()
         self._poller = zmq.Poller()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import threading
@@ -10,12 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pytest
+from cutting import connections
 from waiting import LONG, until
 
 from kvstore.config import Config
 from kvstore.errors import ConfigError
 from kvstore.keys import Keys
 from kvstore.transport import Transport, courier
+from kvstore.transport.base import ASK_S, ASKS, IDLE_S
 from kvstore.transport.link import Link
 from kvstore.transport.links import links
 from kvstore.transport.stream import GREETING, packed
@@ -52,6 +55,22 @@ def hear(transport: Transport) -> list[bytes]:
     received = transport.recv(LONG)
     assert received is not None
     return [bytes(frame) for frame in received[1]]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="this system has no such settings")
+def test_idle_connections_are_kept_known_at_both_ends(either: Callable[..., Transport]):
+    listener, other = either(), either()
+    endpoint = listener.bind("tcp://127.0.0.1:0")
+    other.send(other.connect(endpoint), [b"hello"])
+    assert hear(listener) == [b"hello"]
+    found = []
+    for made in connections(os.getpid()):
+        with made:
+            if str(made.getsockname()[1]) in endpoint or str(made.getpeername()[1]) in endpoint:
+                assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                options = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
+                found.append([made.getsockopt(socket.IPPROTO_TCP, option) for option in options])
+    assert found == [[IDLE_S, ASK_S, ASKS]] * 2
 
 
 @pytest.mark.parametrize(
