@@ -1,14 +1,13 @@
 """Requests out, replies in: what a member does with the links to the scheduler and the servers.
 
 Callers' own threads do the work: a request is sent by the thread that makes it, and replies are taken in by whoever
-waits, so nothing is handed between threads on the way. ``_Turns`` makes sure that one thread at a time is at the
+waits, so nothing is handed between threads on the way. ``Turns`` makes sure that one thread at a time is at the
 transport; a sender interrupts a waiting one.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +19,7 @@ from kvstore.lanes import Lane
 from kvstore.memory import Memory
 from kvstore.tickets import Outstanding, Sent, Ticket
 from kvstore.transport import Peer, Transport
+from kvstore.turns import Turns
 from kvstore.wire import Buffer, Explain, Explanation, Failure, Message, Node, Reply, decode, encode, require_short
 
 log = logging.getLogger(__name__)
@@ -31,58 +31,6 @@ Me: TypeAlias = tuple[str, int, int, int, int]  # a request's role, rank, incarn
 STALL_S = 0.1  # without an answer for so long, what somebody waits for goes whether or not it is its turn
 FEW = 4  # requests; with more of them outstanding, replies are taken in between two that are sent
 EXPLAIN_S = 1.0  # how long a peer may take to say what a late request waits for
-
-
-class _Turns:
-    """One thread at a time; those who want to send go before those who wait for messages."""
-
-    def __init__(self, interrupt: Callable[[], None]) -> None:
-        self._interrupt = interrupt
-        self._changed = threading.Condition()
-        self._busy = self._receiving = False
-        self._senders = 0
-
-    @contextmanager
-    def send(self) -> Iterator[None]:
-        with self._changed:
-            self._senders += 1
-            if self._receiving:
-                self._interrupt()
-            while self._busy:
-                self._changed.wait()
-            self._busy = True
-        try:
-            yield
-        finally:
-            self._end(sender=True)
-
-    @contextmanager
-    def receive(self, timeout: float) -> Iterator[bool]:
-        """Yields whether it is this thread's turn; if not, something may have arrived through another's."""
-        with self._changed:
-            mine = not self._busy and not self._senders
-            if mine:
-                self._busy = self._receiving = True
-            else:
-                self._changed.wait(timeout)
-        try:
-            yield mine
-        finally:
-            if mine:
-                self._end(sender=False)
-
-    def wake(self) -> None:
-        """Let everybody look again."""
-        with self._changed:
-            if self._receiving:
-                self._interrupt()
-            self._changed.notify_all()
-
-    def _end(self, *, sender: bool) -> None:
-        with self._changed:
-            self._busy = self._receiving = False
-            self._senders -= sender
-            self._changed.notify_all()
 
 
 class Client:
@@ -111,7 +59,7 @@ class Client:
         self.memory: Memory = transport
         self._transport = transport
         self._clock = clock
-        self._turns = _Turns(transport.interrupt)
+        self._turns = Turns(transport.interrupt)
         self._outstanding = Outstanding()
         self._names: dict[Peer, str] = {}
         self._lanes: dict[Peer, Lane[_Waiting]] = {}
