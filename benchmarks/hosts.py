@@ -20,18 +20,20 @@ from benchmarks.jobs import Place, Unavailable
 
 INTERFACE = "eth0"
 NETWORK = "10.77.0"
+MTU = 1500
 SHM = Path("/dev/shm")  # noqa: S108
 # So large a bucket that a full-speed sender is never starved by the timer; no packet is dropped in 0.1 s of queue.
 LIMIT = ("burst", "512kb", "latency", "100ms")
 
 
 @contextlib.contextmanager
-def hosts(count: int, rate: str = "1gbit") -> Iterator[list[Place]]:
+def hosts(count: int, rate: str = "1gbit", mtu: int = MTU) -> Iterator[list[Place]]:
     """So many hosts, which are gone at the end together with all that runs in them.
 
     Args:
         count: how many.
         rate: how much each may send, in the words of ``tc``.
+        mtu: bytes of a packet, but for Ethernet's header.
 
     Raises:
         Unavailable: they cannot be made here; the message says why.
@@ -47,7 +49,7 @@ def hosts(count: int, rate: str = "1gbit") -> Iterator[list[Place]]:
         _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
         _ip("-n", switch, "link", "set", "bridge", "up")
         for number, name in enumerate(names, 1):
-            _add_host(switch, name, number, rate)
+            _add_host(switch, name, number, rate, mtu)
         yield [Place(f"{NETWORK}.{number}", name, str(SHM / name)) for number, name in enumerate(names, 1)]
     finally:
         for name in [*names, switch]:
@@ -73,14 +75,14 @@ def sent(host: Place) -> int:
     return int(_run(*host.wrap(["cat", path])))
 
 
-def _add_host(switch: str, name: str, number: int, rate: str) -> None:
+def _add_host(switch: str, name: str, number: int, rate: str, mtu: int) -> None:
     port = f"port{number}"
     _ip("netns", "add", name)
     _ip("-n", switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", name)
-    _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+    _ip("-n", switch, "link", "set", port, "mtu", f"{mtu}", "master", "bridge", "up")
     _ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", INTERFACE)
     _ip("-n", name, "link", "set", "lo", "up")
-    _ip("-n", name, "link", "set", INTERFACE, "up")
+    _ip("-n", name, "link", "set", INTERFACE, "mtu", f"{mtu}", "up")
     _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", "rate", rate, *LIMIT)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from benchmarks.contenders import TRANSPORTS
+from benchmarks.hosts import MTU
 from benchmarks.networks import shapes_of
 from benchmarks.peers import PEERS
 
@@ -35,6 +36,7 @@ class Options:
         workers, servers: how many, on this machine.
         rounds: how many are counted.
         repeats: how often each contender's processes are started.
+        mtu: bytes of a packet between hosts.
         peers: some of ``PEERS``.
         out: the directory for ``json`` and ``plot``.
     """
@@ -49,6 +51,7 @@ class Options:
     kind: str | None = None
     memory: str | None = None
     transport: str | None = None
+    mtu: int = MTU
     peers: Sequence[str] = PEERS
     out: Path = Path("bench-results")
     json: Path | None = None
@@ -83,6 +86,13 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     add("--type", dest="kind", choices=["dist_sync", "dist_async"])
     add("--memory", choices=["ordinary", "arena"], help="the caller's own arrays, or memory from the store")
     add("--transport", choices=list(TRANSPORTS), help="sockets: no shared memory; tcp: over the loopback interface")
+    add(
+        "--mtu",
+        type=_mtu,
+        default=MTU,
+        metavar="BYTES",
+        help=f"of a packet between hosts; {MTU}, as Ethernet's, by default",
+    )
     add("--peers", type=_peers, default=PEERS, metavar="NAMES", help=f"some of {','.join(PEERS)}, or none; default all")
     add("--out", type=Path, default=Path("bench-results"), metavar="DIR", help="for figures and pictures")
     add("--json", type=Path, metavar="FILE", help="by default WHAT.json in DIR")
@@ -102,6 +112,12 @@ def _net(text: str) -> str:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def _mtu(text: str) -> int:
+    if not text.isdecimal() or not 576 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 576 to 65535")
     return int(text)
 
 

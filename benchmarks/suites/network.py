@@ -9,7 +9,7 @@ from functools import partial
 from benchmarks.contenders import Contender, Gloo, Limit, Mxnet, Ours, Samples, Steps, Work
 from benchmarks.dmlc import Layout
 from benchmarks.figures import Result, Row
-from benchmarks.hosts import hosts, require, sent
+from benchmarks.hosts import MTU, hosts, require, sent
 from benchmarks.jobs import JobFailed, Place, Unavailable
 from benchmarks.models import build
 from benchmarks.networks import elements, shapes_of
@@ -87,6 +87,11 @@ def network(session: Session, brief: bool = False) -> None:
     _training(session, brief)
 
 
+def line(session: Session) -> str:
+    """What the hosts' lines are like."""
+    return RATE if session.options.mtu == MTU else f"{RATE}, packets of {session.options.mtu:,} bytes"
+
+
 def wire_ms(nbytes: int, workers: int, servers_apart: bool) -> float:
     """What a round must take when each host sends 1 Gbit/s.
 
@@ -102,7 +107,7 @@ def wire_ms(nbytes: int, workers: int, servers_apart: bool) -> float:
 def _rounds(session: Session, name: str, servers_apart: bool, workers: int = 4) -> None:
     work = Work(workers=workers, servers=workers, rounds=session.options.rounds or ROUNDS)
     wire = Limit("wire", wire_ms(4 * elements(shapes_of(work.net)), workers, servers_apart))
-    with hosts(2 * workers if servers_apart else workers, RATE) as places:
+    with hosts(2 * workers if servers_apart else workers, RATE, session.options.mtu) as places:
         layout = Layout(places[:workers], places[workers:] if servers_apart else places)
         contenders: list[Contender] = [Ours(work, layout=layout)]
         if "mxnet" in session.peers:
@@ -112,7 +117,7 @@ def _rounds(session: Session, name: str, servers_apart: bool, workers: int = 4) 
         counted = [Counted(contender, places[0], work.rounds, wire.ms * BYTES_A_MS) for contender in contenders]
 
         where = f"{workers} worker hosts and {workers} server hosts" if servers_apart else f"{workers} hosts"
-        title = f"ResNet-50's arrays, {where}, {RATE}"
+        title = f"ResNet-50's arrays, {where}, {line(session)}"
         session.measure(Case(name, title, [*counted, wire], ("mxnet", "gloo", "wire"), partial(note_bytes, counted)))
 
 
@@ -127,7 +132,7 @@ def note_bytes(counted: Sequence[Counted], result: Result) -> None:
 def _training(session: Session, brief: bool, model: str = "resnet18") -> None:
     steps = session.options.rounds or STEPS
     nbytes = 4 * sum(parameter.numel() for parameter in build(model).parameters())
-    with hosts(2, RATE) as places:
+    with hosts(2, RATE, session.options.mtu) as places:
         layout = Layout(places, places)
         wire = Limit("wire", wire_ms(nbytes, 2, servers_apart=False))
         sending = [Steps(model, "ours", steps, "kvstore", layout)]
@@ -137,7 +142,7 @@ def _training(session: Session, brief: bool, model: str = "resnet18") -> None:
             sending.append(Steps(model, "ddp", steps, "ddp", layout))
         counted = [Counted(contender, places[0], steps, nbytes, STEPS_WARM_UP) for contender in sending]
         contenders: list[Contender] = [*counted, Steps(model, "alone", steps, ALONE), wire]
-        title = f"A training step of ResNet-18, batch 16, a worker and a server on each of 2 hosts, {RATE}"
+        title = f"A training step of ResNet-18, batch 16, a worker and a server on each of 2 hosts, {line(session)}"
         session.measure(Case("hosts-train", title, contenders, ("ddp", "limit"), add_limit))
 
 

@@ -14,7 +14,7 @@ from benchmarks import peers as peers_module
 from benchmarks.contenders import Limit, ranks
 from benchmarks.dmlc import Layout, members
 from benchmarks.figures import Result, Row
-from benchmarks.hosts import hosts, require
+from benchmarks.hosts import INTERFACE, hosts, require
 from benchmarks.jobs import HERE, JobFailed, Member, Place, Unavailable, run, scratch
 from benchmarks.peers import Peers, default_cache
 from benchmarks.suites import network as network_module
@@ -179,10 +179,13 @@ def test_what_did_not_cross_the_wire_is_no_measurement(monkeypatch, fake, megaby
             counted.run()
 
 
-def test_hosts_share_no_memory_and_leave_nothing_behind():
+def test_hosts_are_as_they_should_be_share_no_memory_and_leave_nothing_behind():
     need("ip", "tc")
     try:
-        with hosts(2) as (one, other):
+        with hosts(2, mtu=9000) as (one, other):
+            for host in (one, other):
+                words = host.wrap(["cat", f"/sys/class/net/{INTERFACE}/mtu"])
+                assert subprocess.run(words, check=True, capture_output=True, text=True).stdout == "9000\n"
             subprocess.run(one.wrap(["touch", "/dev/shm/mine"]), check=True)
             assert subprocess.run(one.wrap(["test", "-e", "/dev/shm/mine"]), check=False).returncode == 0
             assert subprocess.run(other.wrap(["test", "-e", "/dev/shm/mine"]), check=False).returncode == 1

@@ -11,6 +11,7 @@ from benchmarks.options import WHATS, parse
 def test_defaults():
     options = parse(["pushpull"])
     assert options.peers == ("mxnet", "gloo", "sockets")
+    assert options.mtu == 1500
     assert (options.workers, options.servers, options.rounds, options.repeats) == (2, 2, None, None)
     assert not options.one_line
 
@@ -29,6 +30,10 @@ def test_everything_can_be_said():
     assert options.one_line
 
 
+def test_the_size_of_packets():
+    assert parse(["network", "--mtu", "9000"]).mtu == 9000
+
+
 @pytest.mark.parametrize(
     ("text", "names"), [("none", ()), ("gloo", ("gloo",)), ("sockets,mxnet", ("sockets", "mxnet"))]
 )
@@ -42,6 +47,8 @@ def test_peers(text, names):
         ("pushpull --peers horovod", "no peer 'horovod'; choose from mxnet, gloo, sockets, or none"),
         ("pushpull --net alexnet", "no network 'alexnet'"),
         ("pushpull --rounds 0", "'0' is not a number from 1"),
+        ("network --mtu 100", "'100' is not a number from 576 to 65535"),
+        ("network --mtu 1e4", "'1e4' is not a number from 576 to 65535"),
         ("sparse", "invalid choice: 'sparse'"),
     ],
 )
