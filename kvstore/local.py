@@ -11,7 +11,8 @@ import torch
 from kvstore import states
 from kvstore.base import KVStore
 from kvstore.errors import AlreadyInitialised, KeyNotInitialised, UsageError
-from kvstore.optim import describe, finite, log_replaced, require_shapes
+from kvstore.hyperparameters import finite
+from kvstore.optim import describe, log_replaced, require_shapes
 from kvstore.registry import require_options
 from kvstore.spec import Key, Spec, require_floats, require_same
 from kvstore.statistics import Statistics

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -13,8 +12,8 @@ from typing import Any, TypeAlias
 import torch
 
 from kvstore.errors import UnknownName, UsageError, choices
+from kvstore.hyperparameters import finite, is_number, plain, positive
 from kvstore.spec import Key, Spec, check_key
-from kvstore.wire.fields import MAX_HYPER_LIST, MAX_HYPER_TEXT
 from kvstore.wire.parameters import MAX_GROUPS
 
 log = logging.getLogger(__name__)
@@ -122,7 +121,7 @@ class Optimizer:
         if len(groups) > len(self.groups):
             raise UsageError(f"{len(groups)} groups were given, but set_optimizer had {len(self.groups)}")
         changed = {
-            (number, name): _plain(name, value)
+            (number, name): plain(name, value)
             for number, given in enumerate([base, *groups])
             for name, value in _torch_names(self.name, given, self.hyper_of(number)).items()
         }
@@ -139,7 +138,7 @@ class Optimizer:
                 raise UnknownName(f"{self.name} has no hyper-parameter {name!r}; choose from {choices(valid)}")
             before = valid[name]
             fits = (
-                _is_number(value) and _is_number(before)
+                is_number(value) and is_number(before)
                 if not isinstance(before, list | tuple)
                 else isinstance(value, list | tuple) and len(value) == len(before)
             )
@@ -187,13 +186,13 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
     if name == "nag":
         hyper = {"momentum": 0.9, "nesterov": True} | hyper
     lr = finite("learning_rate", hyper.pop("lr", valid["lr"]))
-    hyper = {key: _plain(key, value) for key, value in sorted(hyper.items())}
+    hyper = {key: plain(key, value) for key, value in sorted(hyper.items())}
     return Optimizer(
         name,
         lr,
         hyper,
         finite("rescale_grad", rescale),
-        None if clip is None else _positive("clip_gradient", clip),
+        None if clip is None else positive("clip_gradient", clip),
         lr_mult,
         wd_mult,
         _groups(name, groups, valid | {"lr": lr} | hyper, lr_mult, wd_mult),
@@ -234,7 +233,7 @@ def _groups(
                 factor = finite(which, own.pop(which))
                 mults.update({key: factor for key in keys if key not in mults})
         hyper = _torch_names(name, own, base)
-        groups.append(Group(keys, {key: _plain(key, value) for key, value in sorted(hyper.items())}))
+        groups.append(Group(keys, {key: plain(key, value) for key, value in sorted(hyper.items())}))
         if "lr" in hyper:
             finite("learning_rate", hyper["lr"])
     return tuple(groups)
@@ -304,45 +303,6 @@ def _multipliers(given: dict[str, Any], name: str) -> dict[Key, float]:
     if not isinstance(mults, Mapping):
         raise UsageError(f"{name} maps keys to factors, it is not {type(mults).__name__}")
     return {check_key(key): finite(f"{name}[{key!r}]", value) for key, value in mults.items()}
-
-
-def _plain(name: str, value: Any) -> Any:
-    """``value`` as the wire can carry it: a number, bool, text, None, or a list of numbers."""
-    if isinstance(value, str | list | tuple) and len(value) > (
-        MAX_HYPER_TEXT if isinstance(value, str) else MAX_HYPER_LIST
-    ):
-        raise UsageError(f"{name} is too long: at most {MAX_HYPER_TEXT} characters, or {MAX_HYPER_LIST} numbers")
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [None if item is None else finite(name, item) for item in value]
-    return finite(name, value)
-
-
-def finite(name: str, value: Any) -> float | int:
-    """Return ``value`` as a finite Python number.
-
-    Raises:
-        UsageError: it is none; the message calls it ``name``.
-    """
-    if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
-        value = value.item()
-    if isinstance(value, int) and abs(value) >= 2**63:  # more than the wire has for one
-        value = float(value) if abs(value) < 2**1000 else math.inf
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"{name}={value!r} is not a finite number")
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _positive(name: str, value: Any) -> float | int:
-    number = finite(name, value)
-    if number <= 0:
-        raise UsageError(f"{name}={number!r} must be positive; None does without")
-    return number
 
 
 def log_replaced(old: Optimizer | None, new: Optimizer) -> None:

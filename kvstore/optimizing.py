@@ -10,7 +10,8 @@ import torch
 
 from kvstore import states
 from kvstore.errors import DeadlineExceeded, UsageError
-from kvstore.optim import Changes, Optimizer, describe, finite, log_replaced, require_shapes
+from kvstore.hyperparameters import finite
+from kvstore.optim import Changes, Optimizer, describe, log_replaced, require_shapes
 from kvstore.remote import Hyper, Remote
 from kvstore.shares import Entry, Piece, parcels
 from kvstore.spec import Key

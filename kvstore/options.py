@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from kvstore.consistency import LATE, Rule
 from kvstore.errors import UsageError
-from kvstore.optim import finite
+from kvstore.hyperparameters import finite
 from kvstore.registry import require_options
 
 SSP_STALENESS = 3  # of a 'dist_ssp' store that is not told

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kvstore import states
-from kvstore.optim import Optimizer, finite, require_shapes
+from kvstore.hyperparameters import finite
+from kvstore.optim import Optimizer, require_shapes
 from kvstore.updater import Updater, refusals
 from kvstore.values import spec_of
 from workers.trainer.parameters import Parameter

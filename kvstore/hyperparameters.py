@@ -1,0 +1,54 @@
+"""The values of hyper-parameters, as users give them and as the wire can carry them. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kvstore.errors import UsageError
+from kvstore.wire.fields import MAX_HYPER_LIST, MAX_HYPER_TEXT
+
+
+def finite(name: str, value: Any) -> float | int:
+    """Return ``value`` as a finite Python number.
+
+    Raises:
+        UsageError: it is none; the message calls it ``name``.
+    """
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
+        value = value.item()
+    if isinstance(value, int) and abs(value) >= 2**63:  # more than the wire has for one
+        value = float(value) if abs(value) < 2**1000 else math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"{name}={value!r} is not a finite number")
+    return value
+
+
+def positive(name: str, value: Any) -> float | int:
+    """Return ``value`` as a finite number above 0; raise ``UsageError`` otherwise."""
+    number = finite(name, value)
+    if number <= 0:
+        raise UsageError(f"{name}={number!r} must be positive; None does without")
+    return number
+
+
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is a number; a bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def plain(name: str, value: Any) -> Any:
+    """Return ``value`` as the wire can carry it: a number, bool, text, None, or a list of numbers.
+
+    Raises:
+        UsageError: it is none of these, or too long; the message calls it ``name``.
+    """
+    if isinstance(value, str | list | tuple) and len(value) > (
+        MAX_HYPER_TEXT if isinstance(value, str) else MAX_HYPER_LIST
+    ):
+        raise UsageError(f"{name} is too long: at most {MAX_HYPER_TEXT} characters, or {MAX_HYPER_LIST} numbers")
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [None if item is None else finite(name, item) for item in value]
+    return finite(name, value)
