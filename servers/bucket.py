@@ -15,7 +15,7 @@ import torch
 
 from kvstore.memory import Memory
 from kvstore.spec import ITEMSIZE, Key, Spec
-from kvstore.values import Part, from_buffer, split_like, sum_runs
+from kvstore.values import Part, copy_each, from_buffer, split_like, sum_runs
 from kvstore.wire import Node, Pull, Push
 from servers.clocks import Clocks
 from servers.hyper import Hyper
@@ -114,7 +114,7 @@ class Bucket:
         if self._read:
             before = self.value
             self._move()
-            self.value.copy_(before)
+            copy_each([self.value], [before])
         self._sent = False
         self.state = object()
         self.point()
