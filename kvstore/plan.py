@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvstore.shares import Entry, Parcel, parcels
@@ -28,8 +29,9 @@ class Plan:
         self.keys = tuple(keys)
         self.entries = [entries[key] for key in keys]
         self.parcels = parcels(entries, keys, most, small)
-        self.lengths = [entry.spec.nbytes for entry in self.entries]
-        self.nbytes = sum(self.lengths)
+        self.lengths = np.array([entry.spec.nbytes for entry in self.entries], np.int64)
+        self.nbytes = int(self.lengths.sum())
+        self.size = sum(entry.spec.size for entry in self.entries)
         self.floats = all(entry.spec.dtype in FLOATS for entry in self.entries)
         self._shapes = [entry.spec.shape for entry in self.entries]
         self._dtypes = [getattr(torch, entry.spec.dtype) for entry in self.entries]

@@ -35,8 +35,8 @@ class Writer:
         self._copy = copy
         self._staged: dict[int, torch.Tensor] = {}
         self._moving: set[torch.cuda.Stream] = set()
-        self._left = sum(entry.spec.size for entry in plan.entries)
-        self._missing = {position: entry.spec.size for position, entry in enumerate(plan.entries)}
+        self._missing: dict[int, int] = {}  # elements of what is staged
+        self._left = plan.size
 
     def disturbs(self, values: Sequence[torch.Tensor]) -> bool:
         """Whether ``values``, one for each key, can change before they are sent, because others are written already."""
@@ -116,6 +116,7 @@ class Writer:
             staged = self._staged.get(position)
             if staged is None:
                 staged = self._staged[position] = torch.empty(size, dtype=part.dtype)
+                self._missing[position] = size
             staged[start:stop] = part
             self._missing[position] -= part.numel()
             if not self._missing[position]:

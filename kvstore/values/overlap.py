@@ -8,14 +8,16 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-_Spans: TypeAlias = "tuple[np.ndarray[tuple[int], np.dtype[np.int64]], np.ndarray[tuple[int], np.dtype[np.int64]]]"
+Lengths: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+_Spans: TypeAlias = "tuple[Lengths, Lengths]"
 
 
 def crossed(
     values: Sequence[torch.Tensor],
     outs: Sequence[torch.Tensor],
     owners: Sequence[int] | None = None,
-    lengths: Sequence[int] | None = None,
+    lengths: Lengths | None = None,
 ) -> bool:
     """Return whether to write one of ``outs`` is to change a value that is not its own, or another of them.
 
@@ -42,10 +44,12 @@ def crossed(
     return bool((own[its] != touched).any() or (starts[its] != begins[touched]).any())
 
 
-def _spans(tensors: Sequence[torch.Tensor], lengths: Sequence[int] | None) -> _Spans:
+def _spans(tensors: Sequence[torch.Tensor], lengths: Lengths | None) -> _Spans:
     """The first byte of each, and the one behind its last."""
     starts = np.fromiter(map(torch.Tensor.data_ptr, tensors), np.int64, len(tensors))
-    return starts, starts + np.asarray([_length(tensor) for tensor in tensors] if lengths is None else lengths)
+    if lengths is None:
+        lengths = np.array([_length(tensor) for tensor in tensors], np.int64)
+    return starts, starts + lengths
 
 
 def _length(tensor: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -29,7 +30,7 @@ def test_it_is_what_it_says(spans: list[tuple[int, int]], data: st.DataObject):
         for i, value in enumerate(values)
         for j, out in enumerate(outs)
     )
-    lengths = data.draw(st.sampled_from([None, [4 * size for _, size in spans]]))
+    lengths = data.draw(st.sampled_from([None, np.array([4 * size for _, size in spans])]))
     if both or others:
         assert crossed(values, outs, lengths=lengths)
     elif all(size for _, size in spans):  # the place of nothing may count as one
