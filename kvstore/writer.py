@@ -9,7 +9,7 @@ import torch
 
 from kvstore.plan import Plan, parts_of
 from kvstore.shares import Parcel, Stretch
-from kvstore.values import Run, copy_each, crossed, cut, from_host, runs_of
+from kvstore.values import Run, crossed, cut, from_host, runs_of, spread
 from kvstore.wire import Values
 
 Decode: TypeAlias = Callable[[Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
@@ -77,11 +77,10 @@ class Writer:
         outs: Sequence[torch.Tensor] = self._outs  # type: ignore[assignment]
         sizes = [stretch.stop - stretch.start for stretch in parcel.stretches]
         if len(runs) == 1:
-            parts = torch.split_with_sizes(runs[0].values, sizes)
-            if not self._copy:
-                self._share(parcel.stretches, parts)
-                return
-            copy_each(parts_of(parcel, outs), parts)
+            if self._copy:
+                spread(runs[0].values, sizes, parts_of(parcel, outs))
+            else:
+                self._share(parcel.stretches, torch.split_with_sizes(runs[0].values, sizes))
             return
         at = 0
         for out, size in zip(parts_of(parcel, outs), sizes, strict=True):

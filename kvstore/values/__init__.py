@@ -10,7 +10,7 @@ from kvstore.values.arrays import (
     split_like,
     to_buffer,
 )
-from kvstore.values.copying import copy_each
+from kvstore.values.copying import copy_each, spread
 from kvstore.values.overlap import crossed
 from kvstore.values.reduce import reduce_to, sum_in_order
 from kvstore.values.runs import Part, Run, cut, runs_of, sum_runs
@@ -33,6 +33,7 @@ __all__ = [
     "runs_of",
     "spec_of",
     "split_like",
+    "spread",
     "sum_in_order",
     "sum_runs",
     "to_buffer",

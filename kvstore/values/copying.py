@@ -29,3 +29,11 @@ def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) 
             increment_version(target)
     if small:
         torch._foreach_copy_(small, those)
+
+
+def spread(flat: torch.Tensor, sizes: Sequence[int], targets: list[torch.Tensor]) -> None:
+    """Copy ``flat`` into ``targets``, one after the other: flat and contiguous, of its dtype and these ``sizes``."""
+    if max(sizes, default=0) * flat.itemsize < LARGE:
+        torch.split_with_sizes_copy(flat, sizes, out=targets)  # a third less than to split and to copy
+    else:
+        copy_each(targets, flat.split_with_sizes(sizes))
