@@ -4,40 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from kvstore.errors import Mismatch, UsageError
 from kvstore.optim import Changes, Optimizer, classes
 from kvstore.spec import Key, Spec, require_floats
-from kvstore.values import spec_of
+from kvstore.strips import Group, Kind, Strip, alike, joined
+from kvstore.values import spec_of, split_like
 
 _HALF = (torch.float16, torch.bfloat16)
-
-Kind: TypeAlias = tuple[int, float, float, bool]  # see ``Group.members``
-
-
-@dataclass
-class Group:
-    """Weights that are updated together.
-
-    Attributes:
-        params: the tensors that torch.optim knows them by.
-        members: the same, by the number of their group of hyper-parameters, their multipliers of learning rate and
-            weight decay, and whether they have state already: torch's fused SGD takes the first momentum it finds for
-            all.
-        halves: (weight, param) where the param is a float32 copy.
-        stepped: whether they have been updated; then all have state.
-    """
-
-    params: list[torch.Tensor]
-    members: dict[Kind, list[torch.Tensor]]
-    halves: list[tuple[torch.Tensor, torch.Tensor]]
-    stepped: bool = False
 
 
 class Updater:
@@ -64,8 +43,8 @@ class Updater:
         self.rescale_grad = optimizer.rescale_grad
         self.changes: Changes = {}
         self._name_of = name_of or (lambda key: key)
-        self._params: dict[Key, torch.Tensor] = {}
-        self._masters: set[Key] = set()
+        self._strips: dict[Key, Strip] = {}
+        self._loose: dict[Key, dict[str, torch.Tensor]] = {}  # states of keys that are in no strip
         self._templates = self._settings_of(optimizer)
         self._torch = self._build(optimizer, 0, torch.zeros(1, 1))
         self._torch.state.clear()
@@ -80,12 +59,14 @@ class Updater:
         templates = self._settings_of(optimizer)
         fresh = [self._fresh(optimizer, number, torch.device("cpu")) for number in range(len(templates))]
         rebuilt = self._build(optimizer, 0, torch.zeros(1, 1))
-        rebuilt.state = self._torch.state
-        for key, param in self._params.items():  # RMSprop that has a momentum now, Adam that becomes AMSGrad
-            state = rebuilt.state.get(param)
-            if state is not None:
-                for name in fresh[optimizer.number_of(self._name_of(key))].keys() - state.keys():
-                    state[name] = torch.zeros_like(param)
+        rebuilt.state.clear()
+        for strip in dict.fromkeys(self._strips.values()):  # numbers of groups and multipliers are other ones now
+            self._loosen(strip)
+        for key, state in self._loose.items():
+            its = fresh[optimizer.number_of(self._name_of(key))]
+            like = [state[name] for name in state.keys() & its.keys() if torch.is_tensor(its[name]) and its[name].dim()]
+            for name in its.keys() - state.keys() if like else ():
+                state[name] = torch.zeros_like(like[0])  # RMSprop that has a momentum now, Adam that becomes AMSGrad
         self._torch, self._templates, self.optimizer = rebuilt, templates, optimizer
         self.lr, self.rescale_grad, self.changes = optimizer.lr, optimizer.rescale_grad, {}
 
@@ -95,26 +76,42 @@ class Updater:
         Args:
             items: (key, weight, gradient) of one shape and dtype each, floating point; the gradients are overwritten.
         """
-        group = self.group([key for key, _, _ in items], [weight for _, weight, _ in items])
+        strips = [self._alone(key, weight) for key, weight, _ in items]
+        group = Group(strips, [self._kind(strip) for strip in strips], [weight for _, weight, _ in items])
         grads = [
             _aligned(grad.to(param.dtype).view(param.shape), param)
             for (_, _, grad), param in zip(items, group.params, strict=True)
         ]
         self.step([group], grads, grads)
 
-    def group(self, keys: Sequence[Key], weights: Sequence[torch.Tensor]) -> Group:
-        """Prepare the update of some weights; what comes back can be used until ``configure`` is called.
+    def group(self, keys: Sequence[Key], shapes: Sequence[Sequence[int]], flat: torch.Tensor) -> Group:
+        """Prepare the update of weights that lie back to back, those that are updated alike as one.
+
+        What comes back can be used until another is made with one of ``keys``, or ``configure`` or ``load_states`` is
+        called.
 
         Args:
             keys: by which this updater knows the weights.
-            weights: of floating point; updated in place.
+            shapes: theirs.
+            flat: the weights, flat and contiguous, of floating point; updated in place.
         """
-        params = [self._param(key, weight) for key, weight in zip(keys, weights, strict=True)]
-        members: dict[Kind, list[torch.Tensor]] = {}
-        for key, param in zip(keys, params, strict=True):
-            members.setdefault((*self._kind(key), param in self._torch.state), []).append(param)
-        halves = [(weight, param) for weight, param in zip(weights, params, strict=True) if param.dtype != weight.dtype]
-        return Group(params, members, halves)
+        for key in keys:
+            if key in self._strips:
+                self._loosen(self._strips[key])
+        sizes = [math.prod(shape) for shape in shapes]
+        ranges = [(place, place + 1) for place in range(len(keys))]
+        if not self.optimizer.whole:
+            ranges = alike([self._likeness(key) for key in keys], sizes)
+        parts = split_like(flat, [sum(sizes[start:stop]) for start, stop in ranges])
+        weights = [
+            part.view(shapes[start]) if stop - start == 1 else part
+            for (start, stop), part in zip(ranges, parts, strict=True)
+        ]
+        strips = [
+            self._strip(keys[start:stop], shapes[start:stop], weight)
+            for (start, stop), weight in zip(ranges, weights, strict=True)
+        ]
+        return Group(strips, [self._kind(strip) for strip in strips], weights)
 
     def reads_only(self) -> bool:
         """Whether ``step`` leaves gradients as they are."""
@@ -154,22 +151,17 @@ class Updater:
             for param in params:
                 param.grad = None
         for group in groups:
-            group.stepped = True
-            for weight, param in group.halves:
-                weight.copy_(param)
+            group.finish()
 
     def states(self, keys: Iterable[Key]) -> dict[tuple[Key, str], torch.Tensor]:
         """Return the state of ``keys``, those that have any, by (key, name of the state); numbers are 0-dim."""
         found: dict[tuple[Key, str], torch.Tensor] = {}
         for key in keys:
-            param = self._params.get(key)
-            if param is None:
-                continue
-            if key in self._masters:
-                found[key, "master"] = param
-            for name, value in self._torch.state.get(param, {}).items():
-                if value is not None:
-                    found[key, name] = torch.as_tensor(value)
+            its = self._loose.get(key, {})
+            strip = self._strips.get(key)
+            if strip is not None:
+                its = strip.state(key, self._torch.state.get(strip.param, {}))
+            found |= {(key, name): value for name, value in its.items()}
         return found
 
     def load_states(self, states: Mapping[tuple[Key, str], torch.Tensor], weights: Mapping[Key, torch.Tensor]) -> None:
@@ -181,17 +173,9 @@ class Updater:
         """
         self.require_states(states, weights)
         for key, state in _by_key(states).items():
-            param = self._param(key, weights[key])
-            master = state.pop("master", None)
-            if master is not None:
-                param.copy_(master.view(param.shape))
-            shaped = {
-                name: _aligned(value.clone().view(param.shape), param)
-                if value.numel() == param.numel() and value.dim()
-                else value.clone()
-                for name, value in state.items()
-            }
-            self._torch.state[param] = self._beside(key, param, shaped)
+            if key in self._strips:
+                self._loosen(self._strips[key])
+            self._loose[key] = {name: value.clone() for name, value in state.items()}
 
     def require_states(
         self, states: Mapping[tuple[Key, str], torch.Tensor], weights: Mapping[Key, torch.Tensor]
@@ -217,30 +201,45 @@ class Updater:
         if "step" in state and not 0 <= (step := float(state["step"])) < math.inf:
             raise Mismatch(f"step of key {name!r} is {step}, and counts updates")
 
-    def _param(self, key: Key, weight: torch.Tensor) -> torch.Tensor:
-        """The tensor that torch.optim knows ``key`` by: the weight's own memory, or its float32 copy."""
-        param = self._params.get(key)
-        half = weight.dtype in _HALF
-        if param is weight:
-            return param
-        if (
-            param is not None
-            and param.stride() == weight.stride()
-            and (param.device == weight.device if half else param.data_ptr() == weight.data_ptr())
-        ):
-            return param
+    def _alone(self, key: Key, weight: torch.Tensor) -> Strip:
+        """The strip of ``key`` over its weight, wherever that is now."""
+        strip = self._strips.get(key)
+        if strip is not None and len(strip.keys) == 1:
+            param = strip.param
+            if param is weight:
+                return strip
+            if param.stride() == weight.stride() and (
+                param.device == weight.device if strip.master else param.data_ptr() == weight.data_ptr()
+            ):
+                return strip
         _require_dense(key, weight)
-        state = self._torch.state.pop(param, None) if param is not None else None
-        before = weight if param is None else param
-        param = before.to(weight.device, torch.float32) if half else weight
-        self._params[key] = param
-        if half:
-            self._masters.add(key)
-        if state is None:  # Adagrad makes its state at construction
-            state = self._build(self.optimizer, self._number(key), param).state.get(param)
-        if state is not None:
-            self._torch.state[param] = self._beside(key, param, state)
-        return param
+        if strip is not None:
+            self._loosen(strip)
+        return self._strip([key], [weight.shape], weight)
+
+    def _strip(self, keys: Sequence[Key], shapes: Sequence[Sequence[int]], weight: torch.Tensor) -> Strip:
+        """Make a strip of ``keys``, which are in none, with the states they have: their own memory, or a master."""
+        given = [self._loose.pop(key, {}) for key in keys]
+        state: dict[str, Any] = {name: joined([its[name] for its in given]) for name in given[0]}
+        master = weight.dtype in _HALF
+        param = weight
+        if master:
+            param = _aligned(state.pop("master", weight).to(weight.device, torch.float32), weight)
+        if not state:  # Adagrad makes its state at construction
+            state = self._build(self.optimizer, self._number(keys[0]), param).state.get(param, {})
+        if state:
+            own = {n: _aligned(v, param) if v.shape == param.shape else v for n, v in state.items()}
+            self._torch.state[param] = self._beside(keys[0], param, own)
+        strip = Strip(tuple(keys), tuple(torch.Size(shape) for shape in shapes), param, master)
+        self._strips.update(dict.fromkeys(keys, strip))
+        return strip
+
+    def _loosen(self, strip: Strip) -> None:
+        """Take a strip apart: each of its keys has its own state again."""
+        state = self._torch.state.pop(strip.param, {})
+        for key in strip.keys:
+            if self._strips.pop(key, None) is not None and (its := strip.state(key, state)):
+                self._loose[key] = its
 
     def _beside(self, key: Key, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """``state`` where torch wants that of ``param``: on its device, but for counts that steps read on the CPU."""
@@ -263,7 +262,17 @@ class Updater:
     def _number(self, key: Key) -> int:
         return self.optimizer.number_of(self._name_of(key))
 
-    def _kind(self, key: Key) -> tuple[int, float, float]:
+    def _likeness(self, key: Key) -> Hashable:
+        """What keys must have in common to be updated as one; of a key that is in no strip."""
+        state = self._loose.get(key, {})
+        counts = sorted((name, float(value)) for name, value in state.items() if not value.dim())
+        return *self._rates(key), frozenset(state), tuple(counts)
+
+    def _kind(self, strip: Strip) -> Kind:
+        return *self._rates(strip.keys[0]), strip.param in self._torch.state
+
+    def _rates(self, key: Key) -> tuple[int, float, float]:
+        """The number of its group of hyper-parameters, and its multipliers of learning rate and weight decay."""
         name = self._name_of(key)
         return (
             self.optimizer.number_of(name),

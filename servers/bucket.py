@@ -15,7 +15,7 @@ import torch
 
 from kvstore.memory import Memory
 from kvstore.spec import ITEMSIZE, Key, Spec
-from kvstore.values import Part, copy_each, from_buffer, split_like, sum_runs
+from kvstore.values import Part, copy_each, from_buffer, sum_runs
 from kvstore.wire import Node, Pull, Push
 from servers.clocks import Clocks
 from servers.hyper import Hyper
@@ -47,12 +47,11 @@ class Parked:
 
 @dataclass(eq=False)
 class Slot:
-    """A segment: ``value`` is one tensor for ever, over its bucket's memory; see ``Bucket.point``."""
+    """A segment."""
 
     id: int
     key: Key
     spec: Spec
-    value: torch.Tensor
     splits: int = 0
 
 
@@ -73,6 +72,7 @@ class Bucket:
         self.slots = list(slots)
         self.ids = tuple(slot.id for slot in slots)
         self.dtype = dtype
+        self.shapes = [slot.spec.shape for slot in slots]
         self.sizes = [slot.spec.size for slot in slots]
         self.starts = list(itertools.accumulate(self.sizes, initial=0))
         self.size = self.starts.pop()
@@ -80,7 +80,6 @@ class Bucket:
         self.read_by: dict[int, torch.Tensor] = {}  # the values that workers have, where that matters
         self.parked: list[tuple[int, Parked]] = []
         self._memory = memory
-        self._flat = all(len(slot.spec.shape) == 1 for slot in slots)
         self.state = object()  # another one whenever the value has changed
         self._sent = False
         self._move()
@@ -93,13 +92,6 @@ class Bucket:
     def load(self, runs: Sequence[Part]) -> None:
         """Take first values."""
         sum_runs([runs], self.value)
-        self.point()
-
-    def gather(self) -> None:
-        """Take the values that the segments have where they were before."""
-        for mine, slot in zip(self.split(self.value), self.slots, strict=True):
-            mine.copy_(slot.value)
-        self.point()
 
     def assign(self, payloads: Sequence[Sequence[Part]]) -> None:
         """Make the sum of ``payloads`` the value."""
@@ -110,24 +102,19 @@ class Bucket:
         self.state = object()
 
     def writable(self) -> None:
-        """Make memory and tensors such that they may be changed in place: what has been sent stays as it was."""
+        """Make the value such that it may be changed in place: what has been sent stays as it was."""
         if self._read:
             before = self.value
             self._move()
             copy_each([self.value], [before])
         self._sent = False
         self.state = object()
-        self.point()
 
     def readable(self, start: int, stop: int) -> memoryview:
         """Return the bytes of elements ``start`` to ``stop``, to be sent; they will not change."""
         self._sent = True
         itemsize = ITEMSIZE[self.dtype]
         return self._buffer[start * itemsize : stop * itemsize]
-
-    def split(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Return the parts of ``flat`` that belong to the segments, in their shapes."""
-        return split_like(flat, self.sizes, None if self._flat else [slot.value for slot in self.slots])
 
     def release(self, error: Exception | None) -> list[Parked]:
         """Let go those who waited for the round that is now complete; return the ones that wait for nothing more."""
@@ -161,11 +148,3 @@ class Bucket:
         """Take other memory."""
         self._buffer = self._memory.allocate(self.size * ITEMSIZE[self.dtype])
         self.value = from_buffer(self._buffer, self.dtype)
-        self._pointed = False
-
-    def point(self) -> None:
-        """Let the segments' tensors be over this bucket's memory, if it has changed since."""
-        if not self._pointed:
-            for slot, part in zip(self.slots, self.split(self.value), strict=True):
-                slot.value.data = part
-            self._pointed = True

@@ -6,6 +6,7 @@ bucket takes it apart. Values, rounds and who waits for them are the same before
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -47,10 +48,7 @@ class Buckets:
                 raise AlreadyInitialised(f"key {self.slot(number).key!r} is initialised already")
         if not ids:
             return
-        slots = [
-            Slot(number, key, spec, torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)))
-            for number, key, spec in zip(ids, keys, specs, strict=True)
-        ]
+        slots = [Slot(number, key, spec) for number, key, spec in zip(ids, keys, specs, strict=True)]
         bucket = Bucket(slots, specs[0].dtype, self._rounds(), self._memory)
         bucket.load(runs)
         self._put(bucket)
@@ -59,6 +57,12 @@ class Buckets:
         """Return segment ``number``."""
         bucket, place = self.find(number)
         return bucket.slots[place]
+
+    def value(self, number: int) -> torch.Tensor:
+        """Return the value of segment ``number`` where it lies, in its shape."""
+        bucket, place = self.find(number)
+        start = bucket.starts[place]
+        return bucket.value[start : start + bucket.sizes[place]].view(bucket.shapes[place])
 
     def find(self, number: int) -> tuple[Bucket, int]:
         """Return the bucket of segment ``number``, and its place therein."""
@@ -141,11 +145,10 @@ class Buckets:
         return all(b.idle and b.rounds.state == state and b.slots[0].splits < MAX_SPLITS for b in buckets)
 
     def _merge(self, buckets: Sequence[Bucket]) -> Bucket:
-        for bucket in buckets:
-            bucket.point()
         slots = [slot for bucket in buckets for slot in bucket.slots]
         merged = Bucket(slots, buckets[0].dtype, buckets[0].rounds.copy(), self._memory)
-        merged.gather()
+        starts = list(itertools.accumulate((bucket.size for bucket in buckets), initial=0))[:-1]
+        merged.load([Run(start, bucket.value) for start, bucket in zip(starts, buckets, strict=True)])
         for rank in set.intersection(*(set(bucket.read_by) for bucket in buckets)):
             merged.read_by[rank] = torch.cat([bucket.read_by[rank] for bucket in buckets])
         self._put(merged)
@@ -153,13 +156,12 @@ class Buckets:
 
     def _split(self, bucket: Bucket) -> None:
         waiting = [(*entry, set(entry[1].request.ids)) for entry in bucket.parked]
-        bucket.point()
         for place, slot in enumerate(bucket.slots):
             slot.splits += 1
-            single = Bucket([slot], bucket.dtype, bucket.rounds.copy(), self._memory)
-            single.gather()
             start = bucket.starts[place]
             stop = start + bucket.sizes[place]
+            single = Bucket([slot], bucket.dtype, bucket.rounds.copy(), self._memory)
+            single.load([Run(0, bucket.value[start:stop])])
             for clock, rank, item in bucket.rounds.open():
                 part = Contribution(item.node, cut(item.runs, start, stop), item.hyper)
                 single.rounds.contribute(rank, clock, part)

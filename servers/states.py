@@ -40,14 +40,11 @@ def put_states(message: PutStates, buckets: Buckets, updates: Updates) -> None:
     updater = updates.updater
     if updater is None:
         raise UsageError("the servers have no optimizer whose state this could be; call set_optimizer first")
-    slots = [buckets.slot(number) for number in dict.fromkeys(message.ids)]
     specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
     parts = tear(message.buffers, [spec.nbytes for spec in specs])
     states: dict[tuple[Key, str], torch.Tensor] = {
         (number, name): from_buffer(part, spec.dtype).view(spec.shape)
         for number, name, spec, part in zip(message.ids, message.names, specs, parts, strict=True)
     }
-    for bucket in buckets.of(message.ids):
-        bucket.writable()
     updates.regroup()
-    updater.load_states(states, {slot.id: slot.value for slot in slots})
+    updater.load_states(states, {number: buckets.value(number) for number in message.ids})

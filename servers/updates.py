@@ -13,7 +13,8 @@ from kvstore.errors import Mismatch, UsageError
 from kvstore.memory import Memory
 from kvstore.optim import Optimizer, log_replaced
 from kvstore.spec import Key, require_floats
-from kvstore.updater import Group, Updater
+from kvstore.strips import Group
+from kvstore.updater import Updater
 from kvstore.values import from_buffer, sum_runs
 from servers.bucket import Bucket, Contribution
 from servers.buckets import Buckets
@@ -108,12 +109,12 @@ class Updates:
             bucket.writable()
             group = self._groups.get(bucket)
             if group is None:
-                group = updater.group(bucket.ids, [slot.value for slot in bucket.slots])
-                self._groups[bucket] = group
+                group = self._groups[bucket] = updater.group(bucket.ids, bucket.shapes, bucket.value)
+            group.point(bucket.value)
             total = self._corrected(updater, bucket, items, group.params[0].dtype)
             groups.append(group)
             totals.append(total)
-            grads += bucket.split(total)
+            grads += group.split(total)
         updater.step(groups, grads, totals)
 
     def _corrected(

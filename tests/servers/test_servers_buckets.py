@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvstore.memory import Heap
 from kvstore.spec import Spec
+from kvstore.strips import LANE
 from kvstore.values import Run, from_buffer
 from kvstore.wire import Ack, Values
 from servers.bucket import Bucket, Slot
@@ -19,6 +20,8 @@ from servers.buckets import MAX_SPLITS, Buckets
 from servers.rounds import Rounds
 
 SIZES = {1: 2, 2: 3, 3: 1, 4: 4}
+LANES = {1: LANE, 2: 2 * LANE, 3: LANE + 1, 4: LANE}  # some of them are updated as one
+HYPER = {"sgd": {"momentum": 0.9}, "adam": {"amsgrad": True}}
 
 
 class Watched(Heap):
@@ -31,10 +34,7 @@ class Watched(Heap):
 
 
 def bucket(*values: torch.Tensor, memory: Heap | None = None) -> Bucket:
-    slots = [
-        Slot(number, f"k{number}", Spec(tuple(value.shape), "float32"), torch.empty_like(value))
-        for number, value in enumerate(values)
-    ]
+    slots = [Slot(number, f"k{number}", Spec(tuple(value.shape), "float32")) for number, value in enumerate(values)]
     made = Bucket(slots, "float32", Rounds(frozenset({0})), memory or Heap())
     made.load([Run(0, torch.cat([value.reshape(-1) for value in values]))])
     return made
@@ -44,12 +44,11 @@ def sent(of: Bucket) -> torch.Tensor:
     return from_buffer(of.readable(0, of.size), "float32")
 
 
-def test_segments_have_their_shapes_and_share_the_memory():
+def test_segments_lie_one_after_the_other():
     made = bucket(floats(1, 2), torch.full((2, 2), 3.0), floats(), torch.tensor(4.0))
-    assert [slot.value.tolist() for slot in made.slots] == [[1, 2], [[3, 3], [3, 3]], [], 4]
-    made.slots[1].value.zero_()
-    assert made.value.tolist() == [1, 2, 0, 0, 0, 0, 4]
-    assert from_buffer(made.readable(2, 7), "float32").tolist() == [0, 0, 0, 0, 4]
+    assert made.value.tolist() == [1, 2, 3, 3, 3, 3, 4]
+    assert (made.starts, made.sizes, made.shapes) == ([0, 2, 6, 6], [2, 4, 0, 1], [(2,), (2, 2), (0,), ()])
+    assert from_buffer(made.readable(2, 7), "float32").tolist() == [3, 3, 3, 3, 4]
 
 
 @pytest.mark.parametrize("change", ["assign", "update"])
@@ -57,18 +56,14 @@ def test_segments_have_their_shapes_and_share_the_memory():
 def test_what_is_being_read_does_not_change(change: str, reading: bool):
     memory = Watched()
     made = bucket(floats(1, 2), floats(3), memory=memory)
-    tensors = [slot.value for slot in made.slots]
     view, memory.reading = sent(made), reading
     if change == "assign":
         made.assign([[Run(0, floats(4, 5, 6))]])
-        made.point()
     else:
         made.writable()
-        for tensor in tensors:
-            tensor += 3
+        made.value += 3
     assert sent(made).tolist() == [4, 5, 6]
     assert view.tolist() == ([1, 2, 3] if reading else [4, 5, 6]), "memory that nobody reads is used again"
-    assert [tensor.tolist() for tensor in tensors] == [[4, 5], [6]], "a segment's tensor is the same for ever"
 
 
 def test_memory_that_has_never_been_sent_is_used_again():
@@ -95,7 +90,7 @@ def test_a_list_that_is_pushed_becomes_one_bucket_and_keeps_its_values():
     assert one.value.tolist() == [2, 2, 2, 4, 4, 4, 4, 1, 1]
     assert made.pushed([2, 4, 1], [2, 2, 2]) == [one]
     assert made.spans([4, 1, 3]) == [(one, 3, 9), (made.find(3)[0], 0, 1)]
-    assert made.slot(4).value.tolist() == [4] * 4
+    assert made.value(4).tolist() == [4] * 4
 
 
 def test_a_part_takes_a_bucket_apart_and_different_lists_for_ever_leave_it_so():
@@ -104,7 +99,7 @@ def test_a_part_takes_a_bucket_apart_and_different_lists_for_ever_leave_it_so():
         assert len(made.pushed([1, 2, 3, 4], [1] * 4)) == 1
         assert [b.ids for b in made.pushed([2], [1])] == [(2,)]
     assert [b.ids for b in made.pushed([1, 2, 3, 4], [1] * 4)] == [(1,), (2,), (3,), (4,)]
-    assert [made.slot(number).value.tolist() for number in SIZES] == [[n] * size for n, size in SIZES.items()]
+    assert [made.value(number).tolist() for number in SIZES] == [[n] * size for n, size in SIZES.items()]
 
 
 def test_a_bucket_has_one_clock():
@@ -125,17 +120,23 @@ lists = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(lists, lists, st.randoms(use_true_random=False), st.booleans())
+@given(
+    lists,
+    lists,
+    st.randoms(use_true_random=False),
+    st.sampled_from([None, *HYPER]),
+    st.sampled_from([SIZES, LANES]),
+)
 def test_lists_of_any_kind_give_what_single_keys_give(
-    one: list[list[int]], two: list[list[int]], random: Any, updating: bool
+    one: list[list[int]], two: list[list[int]], random: Any, optimizer: str | None, sizes: dict[int, int]
 ):
     """Two workers push lists of their own, interleaved at random; the values are those of a shard that saw no lists."""
-    together, alone = (Desk(2, values={n: torch.zeros(size) for n, size in SIZES.items()}) for _ in range(2))
-    if updating:
+    together, alone = (Desk(2, values={n: torch.zeros(size) for n, size in sizes.items()}) for _ in range(2))
+    if optimizer is not None:
         for desk in (together, alone):
-            first = desk.workers[0]
-            assert desk.reply(first, first.set_optimizer("sgd", 0.5, momentum=0.9)) == Ack(first.seq)
-    clocks = [dict.fromkeys(SIZES, 0) for _ in range(2)]
+            asked = desk.workers[0].set_optimizer(optimizer, 0.5, **HYPER[optimizer])
+            assert desk.reply(desk.workers[0], asked) == Ack(asked.seq)
+    clocks = [dict.fromkeys(sizes, 0) for _ in range(2)]
     left = {0: list(one), 1: list(two)}
     answered: list[int] = []
     while any(left.values()):
@@ -143,20 +144,23 @@ def test_lists_of_any_kind_give_what_single_keys_give(
         ids = left[rank].pop(0)
         for number in ids:
             clocks[rank][number] += 1
-        values = {n: torch.full((SIZES[n],), 0.1 * (rank + n + clocks[rank][n])) for n in ids}
+        values = {n: torch.linspace(0.1 * rank, n + clocks[rank][n], sizes[n]) for n in ids}
         numbers = [clocks[rank][n] for n in ids]
         replies = together.ask(together.workers[rank], together.workers[rank].push(values, numbers))
         answered += [rank for rank, _ in replies]
         for n in random.sample(ids, len(ids)):
             single: Worker = alone.workers[rank]
             alone.ask(single, single.push({n: values[n]}, clocks[rank][n]))
-    for number, size in SIZES.items():
+    for number, size in sizes.items():
         over = min(clocks[0][number], clocks[1][number])
         values = [
             values_in(desk.reply(desk.workers[0], desk.workers[0].pull([number], over)), [Spec((size,), "float32")])[0]
             for desk in (together, alone)
         ]
         assert torch.equal(*values), number
+    states = [desk.reply(desk.workers[0], desk.workers[0].get_states(list(sizes))) for desk in (together, alone)]
+    assert states[0].names == states[1].names
+    assert b"".join(states[0].buffers) == b"".join(states[1].buffers)
 
 
 def test_who_waits_for_a_bucket_that_is_taken_apart_is_answered():

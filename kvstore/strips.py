@@ -1,0 +1,124 @@
+"""Arrays that lie back to back and are updated alike: torch.optim takes them for one parameter. No torch.optim here.
+
+A step looks at each parameter with Python's speed, and at thousands of small ones for longer than it computes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from kvstore.spec import Key
+from kvstore.values import split_like
+
+# Elements. Arrays whose sizes are multiples of it are computed to the same bits alone and one after the other: no
+# processor's vectors are longer, so none of them holds elements of two.
+LANE = 64
+
+Kind: TypeAlias = tuple[int, float, float, bool]  # see ``Group.members``
+
+
+@dataclass(eq=False)
+class Strip:
+    """Arrays that are updated as one.
+
+    Attributes:
+        keys: theirs, in the order in which they lie.
+        shapes: theirs.
+        param: the tensor that torch.optim knows: of the only array's shape, or flat.
+        master: whether ``param`` is a float32 copy of weights of half precision.
+    """
+
+    keys: tuple[Key, ...]
+    shapes: tuple[torch.Size, ...]
+    param: torch.Tensor
+    master: bool
+
+    def __post_init__(self) -> None:
+        sizes = [math.prod(shape) for shape in self.shapes]
+        starts = list(itertools.accumulate(sizes, initial=0))[:-1]
+        self._spans = dict(zip(self.keys, zip(starts, sizes, self.shapes, strict=True), strict=True))
+
+    def state(self, key: Key, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Return the state of one of the keys, by name, given that of ``param``: views of it; the master is first."""
+        every = {"master": self.param} if self.master else {}
+        every |= {name: torch.as_tensor(value) for name, value in state.items() if value is not None}
+        return {name: self._part(key, value) for name, value in every.items()}
+
+    def _part(self, key: Key, value: torch.Tensor) -> torch.Tensor:
+        if len(self.keys) == 1 or not value.dim():  # a count of updates, which all have made
+            return value
+        start, size, shape = self._spans[key]
+        return value[start : start + size].view(shape)
+
+
+class Group:
+    """Strips that are updated together.
+
+    Args:
+        strips: which.
+        kinds: for each strip the number of its group of hyper-parameters, its multipliers of learning rate and weight
+            decay, and whether it has state already: torch's fused SGD takes the first momentum it finds for all.
+        weights: for each strip its weights, where they are now.
+
+    Attributes:
+        params: what torch.optim knows, a tensor for each strip.
+        members: the same, by kind.
+        stepped: whether they have been updated; then all have state.
+    """
+
+    def __init__(self, strips: Sequence[Strip], kinds: Sequence[Kind], weights: Sequence[torch.Tensor]) -> None:
+        self.params = [strip.param for strip in strips]
+        self.members: dict[Kind, list[torch.Tensor]] = {}
+        for param, kind in zip(self.params, kinds, strict=True):
+            self.members.setdefault(kind, []).append(param)
+        self.stepped = False
+        self._weights = {place: weights[place] for place, strip in enumerate(strips) if strip.master}
+        self._sizes = [param.numel() for param in self.params]
+        self._shaped = self.params if any(param.dim() != 1 for param in self.params) else None
+        self._flat: torch.Tensor | None = None
+
+    def point(self, flat: torch.Tensor) -> None:
+        """Let the weights be those in ``flat``, back to back, from now on."""
+        if flat is self._flat:
+            return
+        for place, (param, part) in enumerate(zip(self.params, self.split(flat), strict=True)):
+            if place in self._weights:
+                self._weights[place] = part
+            else:
+                param.data = part
+        self._flat = flat
+
+    def split(self, flat: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the parts of ``flat`` that belong to the params, in their shapes."""
+        return split_like(flat, self._sizes, self._shaped)
+
+    def finish(self) -> None:
+        """Note that the params have been updated; weights follow their masters."""
+        self.stepped = True
+        for place, weight in self._weights.items():
+            weight.copy_(self.params[place])
+
+
+def alike(kinds: Sequence[Hashable], sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return which arrays can be one strip: ranges of places, that are all places."""
+    ranges: list[tuple[int, int]] = []
+    for place, kind in enumerate(kinds):
+        if place and kind == kinds[place - 1] and sizes[place - 1] % LANE == 0:
+            ranges[-1] = (ranges[-1][0], place + 1)
+        else:
+            ranges.append((place, place + 1))
+    return ranges
+
+
+def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what a strip has of a state of which each of its arrays has one of ``values``."""
+    first = values[0]
+    if not first.dim():  # a count, or a number; an array that others follow in a strip has dimensions
+        return first.clone()
+    return first if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])
