@@ -108,7 +108,7 @@ def test_what_is_alike_is_one_parameter() -> None:
 
 
 def test_weights_that_must_be_whole_are_not_put_together() -> None:
-    flat = Flat(Updater(describe("muon", {})), MATRICES, torch.float32)
+    flat = Flat(Updater(describe("adafactor", {})), MATRICES, torch.float32)
     assert flat.update(["a", "b", "c"], 0) == 3
 
 
