@@ -20,7 +20,7 @@ from kvstore.values import split_like
 # processor's vectors are longer, so none of them holds elements of two.
 LANE = 64
 
-Kind: TypeAlias = tuple[int, float, float, bool]  # see ``Group.members``
+Kind: TypeAlias = tuple[int, float, float, bool]  # see ``Group``
 
 
 @dataclass(eq=False)
@@ -35,7 +35,7 @@ class Strip:
     """
 
     keys: tuple[Key, ...]
-    shapes: tuple[torch.Size, ...]
+    shapes: tuple[Sequence[int], ...]
     param: torch.Tensor
     master: bool
 

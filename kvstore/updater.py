@@ -60,8 +60,8 @@ class Updater:
         fresh = [self._fresh(optimizer, number, torch.device("cpu")) for number in range(len(templates))]
         rebuilt = self._build(optimizer, 0, torch.zeros(1, 1))
         rebuilt.state.clear()
-        for strip in dict.fromkeys(self._strips.values()):  # numbers of groups and multipliers are other ones now
-            self._loosen(strip)
+        for key in list(self._strips):  # numbers of groups and multipliers are other ones now
+            self._loosen(key)
         for key, state in self._loose.items():
             its = fresh[optimizer.number_of(self._name_of(key))]
             like = [state[name] for name in state.keys() & its.keys() if torch.is_tensor(its[name]) and its[name].dim()]
@@ -96,8 +96,7 @@ class Updater:
             flat: the weights, flat and contiguous, of floating point; updated in place.
         """
         for key in keys:
-            if key in self._strips:
-                self._loosen(self._strips[key])
+            self._loosen(key)
         sizes = [math.prod(shape) for shape in shapes]
         ranges = [(place, place + 1) for place in range(len(keys))]
         if not self.optimizer.whole:
@@ -173,8 +172,7 @@ class Updater:
         """
         self.require_states(states, weights)
         for key, state in _by_key(states).items():
-            if key in self._strips:
-                self._loosen(self._strips[key])
+            self._loosen(key)
             self._loose[key] = {name: value.clone() for name, value in state.items()}
 
     def require_states(
@@ -213,8 +211,7 @@ class Updater:
             ):
                 return strip
         _require_dense(key, weight)
-        if strip is not None:
-            self._loosen(strip)
+        self._loosen(key)
         return self._strip([key], [weight.shape], weight)
 
     def _strip(self, keys: Sequence[Key], shapes: Sequence[Sequence[int]], weight: torch.Tensor) -> Strip:
@@ -230,16 +227,20 @@ class Updater:
         if state:
             own = {n: _aligned(v, param) if v.shape == param.shape else v for n, v in state.items()}
             self._torch.state[param] = self._beside(keys[0], param, own)
-        strip = Strip(tuple(keys), tuple(torch.Size(shape) for shape in shapes), param, master)
+        strip = Strip(tuple(keys), tuple(shapes), param, master)
         self._strips.update(dict.fromkeys(keys, strip))
         return strip
 
-    def _loosen(self, strip: Strip) -> None:
-        """Take a strip apart: each of its keys has its own state again."""
+    def _loosen(self, key: Key) -> None:
+        """Take the strip apart that ``key`` is in, if it is in one: each of its keys has its own state again."""
+        strip = self._strips.get(key)
+        if strip is None:
+            return
         state = self._torch.state.pop(strip.param, {})
-        for key in strip.keys:
-            if self._strips.pop(key, None) is not None and (its := strip.state(key, state)):
-                self._loose[key] = its
+        for member in strip.keys:
+            del self._strips[member]
+            if its := strip.state(member, state):
+                self._loose[member] = its
 
     def _beside(self, key: Key, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """``state`` where torch wants that of ``param``: on its device, but for counts that steps read on the CPU."""

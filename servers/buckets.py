@@ -6,7 +6,6 @@ bucket takes it apart. Values, rounds and who waits for them are the same before
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -147,8 +146,7 @@ class Buckets:
     def _merge(self, buckets: Sequence[Bucket]) -> Bucket:
         slots = [slot for bucket in buckets for slot in bucket.slots]
         merged = Bucket(slots, buckets[0].dtype, buckets[0].rounds.copy(), self._memory)
-        starts = list(itertools.accumulate((bucket.size for bucket in buckets), initial=0))[:-1]
-        merged.load([Run(start, bucket.value) for start, bucket in zip(starts, buckets, strict=True)])
+        torch.cat([bucket.value for bucket in buckets], out=merged.value)
         for rank in set.intersection(*(set(bucket.read_by) for bucket in buckets)):
             merged.read_by[rank] = torch.cat([bucket.read_by[rank] for bucket in buckets])
         self._put(merged)

@@ -40,6 +40,7 @@ def put_states(message: PutStates, buckets: Buckets, updates: Updates) -> None:
     updater = updates.updater
     if updater is None:
         raise UsageError("the servers have no optimizer whose state this could be; call set_optimizer first")
+    weights: dict[Key, torch.Tensor] = {number: buckets.value(number) for number in dict.fromkeys(message.ids)}
     specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
     parts = tear(message.buffers, [spec.nbytes for spec in specs])
     states: dict[tuple[Key, str], torch.Tensor] = {
@@ -47,4 +48,4 @@ def put_states(message: PutStates, buckets: Buckets, updates: Updates) -> None:
         for number, name, spec, part in zip(message.ids, message.names, specs, parts, strict=True)
     }
     updates.regroup()
-    updater.load_states(states, {number: buckets.value(number) for number in message.ids})
+    updater.load_states(states, weights)
