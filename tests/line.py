@@ -63,7 +63,11 @@ class Line:
                 client, _ = self._listening.accept()
             except OSError:
                 return
-            server = socket.create_connection(self._target, timeout=LONG)
+            try:
+                server = socket.create_connection(self._target, timeout=LONG)
+            except OSError:  # it has gone; clients come again until they are closed
+                client.close()
+                continue
             server.settimeout(None)
             self._sockets += [client, server]
             self.passed.append(0)
