@@ -41,7 +41,7 @@ class Line:
 
     def cut(self) -> None:
         """End all connections; those that are made from now on are as good as new."""
-        for sock in self._sockets:
+        for sock in list(self._sockets):  # those that are made meanwhile are none of them
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         self._open.set()
