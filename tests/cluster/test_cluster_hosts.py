@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -152,13 +153,14 @@ def test_nothing_is_left_of_a_run_that_is_killed(hosts: Hosts, how: signal.Signa
 
 
 def test_watch_ps_sees_what_stands_on_a_command_line_anywhere(hosts: Hosts) -> None:
-    with watch_ps(["whisper-1", "whisper-2", "whisper-3"]) as seen:
-        hosts.run(0, ["sh", "-c", "sleep 0.2; : whisper-1"])
-        hosts.run(1, ["sleep", "0.2"], env=os.environ | {"SECRET": "whisper-2"})
-        hosts.run(2, ["sh"], text="sleep 0.2 # whisper-3")
+    words = [uuid.uuid4().hex for _ in range(3)]
+    with watch_ps(words) as seen:
+        hosts.run(0, ["sh", "-c", f"sleep 0.2; : {words[0]}"])
+        hosts.run(1, ["sleep", "0.2"], env=os.environ | {"SECRET": words[1]})
+        hosts.run(2, ["sh"], text=f"sleep 0.2 # {words[2]}")
     assert seen
-    assert all("whisper-1" in line for line in seen)
-    assert not any("whisper-2" in line or "whisper-3" in line for line in seen)
+    assert all(words[0] in line for line in seen)
+    assert not any(words[1] in line or words[2] in line for line in seen)
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

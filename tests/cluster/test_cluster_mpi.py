@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import uuid
 from pathlib import Path
 
 from cluster.mpi import Mpi
@@ -24,12 +25,13 @@ def test_it_is_the_one_that_was_asked_for(mpirun: Mpi) -> None:
 
 
 def test_variables_are_passed_by_name_and_nobody_sees_them(mpirun: Mpi) -> None:
-    mpirun.env["SECRET"] = 'a "whisper" of $x'
+    word = uuid.uuid4().hex  # no other test's processes have it
+    mpirun.env["SECRET"] = f'a "{word}" of $x'
     by_name = {"openmpi": ["-x", "SECRET"], "mpich": ["-genvlist", "SECRET"]}[mpirun.kind]
     words = ["-n", "4", "--hostfile", f"{mpirun.hostfile(slots=1)}", *by_name]
-    with watch_ps(["whisper"]) as seen:
+    with watch_ps([word]) as seen:
         done = mpirun.run(*words, "sh", "-c", 'sleep 0.2; echo "$SECRET"')
-    assert done.stdout.splitlines() == ['a "whisper" of $x'] * 4
+    assert done.stdout.splitlines() == [f'a "{word}" of $x'] * 4
     assert seen == []
 
 

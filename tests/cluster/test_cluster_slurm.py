@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import uuid
 from pathlib import Path
 
 from cluster.namespaces import child
@@ -19,10 +20,11 @@ def test_srun_runs_on_all_nodes(slurm: Slurm) -> None:
 
 
 def test_srun_passes_the_environment_and_nobody_sees_it(slurm: Slurm) -> None:
-    slurm.env["SECRET"] = 'a "whisper", of $x'
-    with watch_ps(["whisper"]) as seen:
+    word = uuid.uuid4().hex  # no other test's processes have it
+    slurm.env["SECRET"] = f'a "{word}", of $x'
+    with watch_ps([word]) as seen:
         done = slurm.run("srun", "-N", "2", "sh", "-c", 'sleep 0.2; echo "$SECRET"')
-    assert done.stdout.splitlines() == ['a "whisper", of $x'] * 2
+    assert done.stdout.splitlines() == [f'a "{word}", of $x'] * 2
     assert seen == []
 
 
