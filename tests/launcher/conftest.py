@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -21,6 +22,14 @@ def short() -> Iterator[Path]:
     """A temporary directory with a name short enough for sockets in it; pytest's are long."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         yield Path(directory)
+
+
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """A hangup ends who has not been told to ignore it, even in `nohup make test`, where all have been."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

@@ -145,6 +145,7 @@ def test_stubborn_servers_do_not_hold_up_a_finished_job(start: Start, tmp_path: 
     assert launched.family() == {}
 
 
+@pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_everything(start: Start, tmp_path: Path, short: Path, signum: int, code: int) -> None:
     launched = start("-n", "2", "-s", "1", "python", "-S", "-c", FAMILY)
