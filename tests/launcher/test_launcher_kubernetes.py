@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -479,7 +480,7 @@ def test_the_variables_of_an_mxjob_are_enough(tmp_path: Path) -> None:
         "cluster": {role: [{"url": "127.0.0.1", "port": int(port)}] * count for role, count in roles},
         "labels": {role: "" for role, _ in roles},
     }
-    processes = []
+    processes, logs = [], []
     for role, count in roles:
         for index in range(count):
             environ = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
@@ -492,25 +493,22 @@ def test_the_variables_of_an_mxjob_are_enough(tmp_path: Path) -> None:
                 "DMLC_NUM_WORKER": "2",
                 "DMLC_ROLE": role,
                 "DMLC_USE_KUBERNETES": "1",
+                "KVSTORE_TIMEOUT_S": str(LONG),  # who waits for longer says for whom, and that is in `outputs`
                 "HOSTILE": "",
                 "RAW": "",
             }
             words = ["-c", WORKER] if role == "worker" else ["-m", "servers"]
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, *words],
-                    env=environ,
-                    cwd=tmp_path,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
+            logs.append(tmp_path / f"{role}-{index}.log")
+            with logs[-1].open("w") as log:
+                processes.append(
+                    subprocess.Popen([sys.executable, *words], env=environ, cwd=tmp_path, stdout=log, stderr=log)
                 )
-            )
-    try:
-        outputs = [process.communicate(timeout=LONG)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    deadline = time.monotonic() + 2 * LONG
+    for process in processes:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.wait()
+    outputs = [log.read_text() for log in logs]
     assert [process.returncode for process in processes] == [0] * 4, outputs
     assert [output.splitlines()[0] for output in outputs[2:]] == ["sum 2.0"] * 2
