@@ -176,6 +176,14 @@ class Hosts:
         """Take a host off the network: all is lost, in silence."""
         self._network.cut(i + 1)
 
+    def answers(self, i: int) -> bool:
+        """Whether host ``i``'s sshd can be reached now."""
+        try:
+            with socket.create_connection((self.addresses[i], self.ports[i]), 1.0) as connection:
+                return connection.recv(4) == b"SSH-"
+        except OSError:
+            return False
+
     def mend(self, i: int) -> None:
         """Put a host back on the network."""
         self._network.mend(i + 1)
@@ -226,19 +234,12 @@ class Hosts:
             logins.append(login)
         self._ssh.write(logins)
         for i in range(len(self)):
-            until(partial(self._answers, i), f"the sshd of host {i}")
+            until(partial(self.answers, i), f"the sshd of host {i}")
             self._servers += self._hosts[i].children()
             until(partial(self._idle, i), f"the sshd of host {i} to be done with us")
 
     def _idle(self, i: int) -> bool:
         return not self.processes(i)
-
-    def _answers(self, i: int) -> bool:
-        try:
-            with socket.create_connection((self.addresses[i], self.ports[i]), 1.0) as connection:
-                return connection.recv(4) == b"SSH-"
-        except OSError:
-            return False
 
     def _end(self) -> None:
         for host in self._hosts:

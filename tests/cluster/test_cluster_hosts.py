@@ -69,14 +69,6 @@ def test_they_import_what_we_do(hosts: Hosts) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def answers(address: str) -> bool:
-    try:
-        socket.create_connection((address, 22), 5).close()
-    except OSError:
-        return False
-    return True
-
-
 def test_a_cut_is_silent_and_can_be_mended(hosts: Hosts) -> None:
     hosts.cut(2)
     with pytest.raises(TimeoutError):
@@ -84,7 +76,7 @@ def test_a_cut_is_silent_and_can_be_mended(hosts: Hosts) -> None:
     assert ssh(hosts.ssh_config, hosts.addresses[1], "hostname").returncode == 0
     hosts.mend(2)
     # After seconds without an answer Linux takes the host for gone, and asks for it anew only now and then.
-    until(lambda: answers(hosts.addresses[2]), "the host to be there again")
+    until(lambda: hosts.answers(2), "the host to be there again")
 
 
 def test_three_ways_not_to_answer(hosts: Hosts) -> None:

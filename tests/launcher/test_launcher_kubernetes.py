@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ from typing import Any
 import goldens
 import pytest
 import yaml
-from launched import WAITS
+from launched import WAITS, Launched, launch
 from waiting import LONG
 
 from launcher.cluster import Cluster
@@ -480,7 +481,7 @@ def test_the_variables_of_an_mxjob_are_enough(tmp_path: Path) -> None:
         "cluster": {role: [{"url": "127.0.0.1", "port": int(port)}] * count for role, count in roles},
         "labels": {role: "" for role, _ in roles},
     }
-    processes, logs = [], []
+    running = []
     for role, count in roles:
         for index in range(count):
             environ = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
@@ -498,17 +499,17 @@ def test_the_variables_of_an_mxjob_are_enough(tmp_path: Path) -> None:
                 "RAW": "",
             }
             words = ["-c", WORKER] if role == "worker" else ["-m", "servers"]
-            logs.append(tmp_path / f"{role}-{index}.log")
-            with logs[-1].open("w") as log:
-                processes.append(
-                    subprocess.Popen([sys.executable, *words], env=environ, cwd=tmp_path, stdout=log, stderr=log)
-                )
+            directory, token = tmp_path / f"{role}-{index}", uuid.uuid4().hex
+            process = launch([sys.executable, *words], environ, token, tmp_path, directory)
+            running.append(Launched(process, directory, token))
     deadline = time.monotonic() + 2 * LONG
-    for process in processes:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(max(0.0, deadline - time.monotonic()))
-        process.kill()
-        process.wait()
-    outputs = [log.read_text() for log in logs]
-    assert [process.returncode for process in processes] == [0] * 4, outputs
+    try:
+        for one in running:
+            with suppress(subprocess.TimeoutExpired):
+                one.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for one in running:
+            one.end()
+    outputs = [one.err + one.out for one in running]
+    assert [one.process.returncode for one in running] == [0] * 4, outputs
     assert [output.splitlines()[0] for output in outputs[2:]] == ["sum 2.0"] * 2
