@@ -26,7 +26,7 @@ from kvstore.errors import (
 )
 from kvstore.factory import create
 from kvstore.statistics import Statistics
-from kvstore.tickets import Ticket
+from kvstore.ticket import Ticket
 
 __version__ = "0.1.0"
 

@@ -11,7 +11,7 @@ from kvstore.errors import UnknownName, Unsupported, UsageError
 from kvstore.registry import register
 from kvstore.spec import Key, as_shape
 from kvstore.statistics import Statistics
-from kvstore.tickets import Ticket, finish
+from kvstore.ticket import Ticket, finish
 
 T = TypeVar("T", bound="type[KVStore]")
 

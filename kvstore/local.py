@@ -16,7 +16,7 @@ from kvstore.optim import describe, log_replaced, require_shapes
 from kvstore.registry import require_options
 from kvstore.spec import Key, Spec, require_floats, require_same
 from kvstore.statistics import Statistics
-from kvstore.tickets import Ticket
+from kvstore.ticket import Ticket
 from kvstore.updater import Updater, refusals
 from kvstore.values import as_output, as_tensors, reduce_to, spec_of
 

@@ -114,3 +114,10 @@ def require_floats(specs: Iterable[tuple[Key, Spec]]) -> None:
     for key, spec in specs:
         if spec.dtype not in FLOATS:
             raise Mismatch(f"key {key!r} is {spec}; an optimizer updates floating point only")
+
+
+def shorten(keys: Iterable[Key], most: int = 8) -> str:
+    """Render keys for a message: the first few, and how many more."""
+    listed = list(keys)
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(repr(key) for key in listed[:most]) + more

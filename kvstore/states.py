@@ -15,7 +15,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from kvstore.errors import UsageError
-from kvstore.shares import Entry, Piece
 from kvstore.spec import Key, Spec, check_key
 from kvstore.values import spec_of
 
@@ -152,38 +151,3 @@ def require_keys(states: States, specs: Mapping[Key, Spec], path: str | os.PathL
 def _shapes(shape: tuple[int, ...]) -> set[tuple[int, ...]]:
     """The shapes that state of an array of ``shape`` may have: its own, or (Adafactor) one dimension summed up."""
     return {shape, (*shape[:-1], 1), (*shape[:-2], 1, *shape[-1:])} if len(shape) > 1 else {shape}
-
-
-def assemble(pieces: Mapping[tuple[Piece, str], torch.Tensor], entries: Mapping[Key, Entry]) -> States:
-    """Put the states of pieces together to those of whole arrays, as if one server had held all."""
-    by_state: dict[tuple[Key, str], list[tuple[Piece, torch.Tensor]]] = {}
-    for (piece, name), value in pieces.items():
-        by_state.setdefault((piece.key, name), []).append((piece, value))
-    whole: States = {}
-    for (key, name), parts in by_state.items():
-        parts.sort(key=lambda part: part[0].start)
-        values = [value for _, value in parts]
-        if len(values) > 1 and values[0].dim():
-            whole[key, name] = torch.cat([value.reshape(-1) for value in values]).view(entries[key].spec.shape)
-        else:  # one piece, or a number that all pieces have alike (a step count)
-            whole[key, name] = values[0]
-    return whole
-
-
-def cut(states: States, entries: Mapping[Key, Entry]) -> dict[tuple[Piece, str], torch.Tensor]:
-    """Cut the states of whole arrays into those of their pieces; the inverse of ``assemble`` for any placement.
-
-    Raises:
-        UsageError: a state is not element by element, and its array is held in pieces.
-    """
-    pieces: dict[tuple[Piece, str], torch.Tensor] = {}
-    for (key, name), value in states.items():
-        entry = entries[key]
-        for piece in entry.pieces:
-            if not entry.cut or not value.dim():
-                pieces[piece, name] = value
-            elif value.numel() == entry.spec.size:
-                pieces[piece, name] = value.reshape(-1)[piece.start : piece.stop]
-            else:
-                raise UsageError(f"{name} of key {key!r} cannot be cut over {entry.servers} servers")
-    return pieces

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from kvstore.errors import Mismatch, UsageError
 from kvstore.optim import Optimizer
-from kvstore.spec import Key
-from kvstore.tickets import shorten
+from kvstore.spec import Key, shorten
 from kvstore.wire import Push
 
 

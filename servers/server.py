@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from kvstore.config import Config
 from kvstore.errors import JOB_FAILED_EXIT
-from kvstore.session import Session
+from kvstore.member.session import Session
 from kvstore.transport import Transport
 from kvstore.wire import Message, Roster, Stop
 from servers.places import scheduler_endpoint, warn_if_open

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from kvstore.codecs import CLOSE, Compression, Compressor, Encoded, Opened, parse
-from kvstore.compression import opened_each
+from kvstore.codecs.payloads import opened_each
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS, Key
 from kvstore.values import Part, Run, to_buffer

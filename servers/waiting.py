@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.consistency import Rule
 from kvstore.errors import NodeLost, UsageError
-from kvstore.spec import Key
-from kvstore.tickets import shorten
+from kvstore.spec import Key, shorten
 from kvstore.wire import Pull, Push, Reply, Resume
 from servers.bucket import Bucket, Parked
 from servers.buckets import Buckets

@@ -23,7 +23,7 @@ from kvstore.config import Config
 from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.errors import KVStoreError
-from kvstore.session import Session
+from kvstore.member.session import Session
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.unix import UnixTransport
 from servers.server import run_scheduler, run_server

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from kvstore.errors import AlreadyInitialised, Mismatch, UsageError
 from kvstore.placement import place, require_few
-from kvstore.spec import Key, Spec
-from kvstore.tickets import shorten
+from kvstore.spec import Key, Spec, shorten
 from kvstore.wire import Declare
 
 

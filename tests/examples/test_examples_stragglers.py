@@ -13,8 +13,8 @@ import async_stragglers
 import pytest
 from cifar.settings import parse_setting
 
+from kvstore.dist.options import parse
 from kvstore.errors import UnknownName
-from kvstore.options import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 

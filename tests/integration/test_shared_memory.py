@@ -173,7 +173,7 @@ def test_an_array_of_the_stores_is_pushed_from_where_it_is(tmp_path: Path) -> No
     script = """
         import torch
         import kvstore as kv
-        from kvstore.packer import Packer
+        from kvstore.dist.outgoing import Packer
 
         store = kv.create("dist_sync")
         ours, plain = store.empty((300, 400)), torch.ones(300, 400)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvstore.dist.parcels import Entry, Piece, Stretch, parcels
 from kvstore.placement import place
-from kvstore.shares import Entry, Piece, Stretch, parcels
 from kvstore.spec import Key, Spec
 
 specs = st.dictionaries(

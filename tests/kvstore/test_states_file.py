@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from kvstore.dist.parcels import Entry, Piece
+from kvstore.dist.states import assemble, cut
 from kvstore.errors import UsageError
 from kvstore.optim import describe
 from kvstore.placement import place
-from kvstore.shares import Entry, Piece
 from kvstore.spec import Key, Spec
-from kvstore.states import FORMAT, assemble, cut, read, read_residuals, require_keys, require_optimizer, write
+from kvstore.states import FORMAT, read, read_residuals, require_keys, require_optimizer, write
 from kvstore.updater import Updater
 
 STATES = {

@@ -12,8 +12,8 @@ from threaded import ThreadedJob
 import kvstore as kv
 from kvstore import states
 from kvstore.codecs import Compressor, decode, parse
-from kvstore.compression import Compressing
 from kvstore.consistency import Rule
+from kvstore.dist.compression import Compressing
 from kvstore.errors import UnknownName, Unsupported, UsageError
 
 SHAPES = {"small": (5,), "matrix": (40, 60), "large": (5001,)}  # the larger ones are cut over the servers

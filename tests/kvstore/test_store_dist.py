@@ -15,7 +15,7 @@ from waiting import LONG
 import kvstore as kv
 from kvstore.consistency import Rule
 from kvstore.dist import DistStore
-from kvstore.session import Session
+from kvstore.member.session import Session
 
 BOUND = 10  # elements: arrays of so many are cut over the servers
 SOON = 0.05  # seconds: the deadline of what cannot come

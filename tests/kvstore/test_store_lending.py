@@ -13,9 +13,9 @@ import torch
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore import client
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded
+from kvstore.member import client
 from kvstore.transport.link import Link
 from kvstore.transport.sockets import SocketTransport
 

@@ -28,7 +28,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process is the only worker of a job."""
     with ThreadedJob(workers=1, servers=1) as cluster:
         session = cluster.run_sessions(lambda session: session)[0]
-        monkeypatch.setattr("kvstore.dist.shared", lambda config: session)
+        monkeypatch.setattr("kvstore.dist.store.shared", lambda config: session)
         yield
 
 

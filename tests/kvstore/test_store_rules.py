@@ -11,8 +11,8 @@ from threaded import ThreadedJob
 from waiting import LONG
 
 from kvstore.consistency import Rule
+from kvstore.dist.options import parse
 from kvstore.errors import UnknownName, UsageError
-from kvstore.options import parse
 
 SIZES = {"small": 3, "large": 3000}  # the second is cut over the servers
 

@@ -21,7 +21,7 @@ from waiting import LONG
 
 from kvstore.config import Config
 from kvstore.dist import DistStore
-from kvstore.session import Session
+from kvstore.member.session import Session
 from kvstore.transport.unix import UnixTransport
 from kvstore.wire import Explain, encode
 

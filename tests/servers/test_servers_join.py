@@ -16,7 +16,7 @@ import kvstore as kv
 from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded, NodeLost, UsageError
-from kvstore.session import Session
+from kvstore.member.session import Session
 from workers import Trainer
 
 SHAPES = {"cut": (40, 20), "odd": (211,), "tiny": (3,)}

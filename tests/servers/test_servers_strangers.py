@@ -23,7 +23,7 @@ from kvstore.config import Config
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.keys import Keys, pair, split_key, with_key
-from kvstore.session import Session
+from kvstore.member.session import Session
 from kvstore.transport.links import links
 from kvstore.transport.shm import sharing
 from kvstore.transport.zeromq import ZmqTransport
@@ -169,7 +169,7 @@ def test_a_thousand_idle_connections_change_nothing(job: SecuredJob):
 
 def test_a_stranger_does_not_get_into_the_job(job: SecuredJob, monkeypatch: pytest.MonkeyPatch):
     """With the code and the scheduler's public key, and a key of its own that it has put on its own list."""
-    monkeypatch.setattr("kvstore.client.EXPLAIN_S", 1.0)
+    monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", 1.0)
     public, secret = pair()
     keys = Keys(secret, job.keys["scheduler"].root, job.keys["scheduler"].members | {public})
     config = Config("worker", job.config("worker").root, 2, 2, timeout_s=1.0, keys=keys)

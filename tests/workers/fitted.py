@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from kvstore.consistency import Rule
 from kvstore.dist import DistStore
-from kvstore.session import Session
+from kvstore.member.session import Session
 from workers import Checkpoint, Reducer, SplitSampler, fit
 
 FEATURES, CLASSES = 6, 3

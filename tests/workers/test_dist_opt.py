@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import kvstore as kv
 from kvstore.dist import DistStore
-from kvstore.session import Session
+from kvstore.member.session import Session
 from workers import DistOpt, group
 from workers.dist_opt.channel import fuse
 

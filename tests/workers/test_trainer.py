@@ -14,7 +14,7 @@ from torch import nn
 import kvstore as kv
 from kvstore import states
 from kvstore.dist import DistStore
-from kvstore.session import Session
+from kvstore.member.session import Session
 from workers import Trainer
 
 HOWS: list[dict[str, Any]] = [

@@ -20,7 +20,7 @@ import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.errors import NodeLost
 from kvstore.local import LocalStore
-from kvstore.tickets import Ticket
+from kvstore.ticket import Ticket
 from workers import Trainer
 from workers.common import buckets
 

@@ -19,7 +19,7 @@ from torch import nn
 import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.local import LocalStore
-from kvstore.tickets import Ticket
+from kvstore.ticket import Ticket
 from workers import Trainer
 from workers.common import buckets
 from workers.trainer import overlap

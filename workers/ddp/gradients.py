@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvstore import KVStore, UsageError
-from kvstore.tickets import Ticket
+from kvstore.ticket import Ticket
 from workers.common.buckets import Progress, divide
 from workers.common.hooks import Hooks
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from kvstore import UsageError
-from kvstore.tickets import Ticket
+from kvstore.ticket import Ticket
 
 
 class Arrivals:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from kvstore import DeadlineExceeded, KVStore, KVStoreError, UsageError
-from kvstore.tickets import Ticket
+from kvstore.ticket import Ticket
 from workers.common.buckets import Progress
 from workers.common.hooks import Hooks
 from workers.trainer.arrivals import Arrivals, write

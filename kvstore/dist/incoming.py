@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from kvstore.plan import Plan, parts_of
-from kvstore.shares import Parcel, Stretch
+from kvstore.dist.plans import Plan, parts_of
+from kvstore.dist.parcels import Parcel, Stretch
 from kvstore.values import Run, crossed, cut, from_host, runs_of, spread
 from kvstore.wire import Values
 

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias
 
 from kvstore.drops import Drops
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, WireError, rebuild
-from kvstore.lanes import Lane
+from kvstore.member.io_lock import Turns
+from kvstore.member.outstanding import Outstanding, Sent
+from kvstore.member.window import Lane
 from kvstore.memory import Memory
-from kvstore.tickets import Outstanding, Sent, Ticket
+from kvstore.ticket import Ticket
 from kvstore.transport import Peer, Transport
-from kvstore.turns import Turns
 from kvstore.wire import Buffer, Explain, Explanation, Failure, Message, Node, Reply, decode, encode, require_short
 
 log = logging.getLogger(__name__)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvstore.errors import DeadlineExceeded, KVStoreError
-from kvstore.remote import Remote
-from kvstore.shares import Entry
+from kvstore.dist.requests import Remote
+from kvstore.dist.parcels import Entry
 from kvstore.spec import Key
-from kvstore.tickets import Ticket
+from kvstore.ticket import Ticket
 from kvstore.wire import Resume
 
 

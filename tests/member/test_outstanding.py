@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from kvstore.errors import KVStoreError, ServerError, WireError
+from kvstore.member.outstanding import Outstanding, Sent
 from kvstore.memory import Parts
-from kvstore.tickets import Outstanding, Sent, Ticket, shorten
+from kvstore.spec import shorten
+from kvstore.ticket import Ticket
 from kvstore.wire import Ack, Values
 
 S0, S1 = b"server 0", b"server 1"

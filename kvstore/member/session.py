@@ -20,12 +20,12 @@ from collections.abc import Callable
 
 from kvstore.address import host_and_port, resolve
 from kvstore.bootstrap import joining
-from kvstore.client import Client, Me
 from kvstore.config import Config
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
-from kvstore.heartbeat import Heartbeat
 from kvstore.keys import split_key
-from kvstore.tickets import Ticket
+from kvstore.member.client import Client, Me
+from kvstore.member.heartbeat import Heartbeat
+from kvstore.ticket import Ticket
 from kvstore.transport import Transport
 from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Node, Welcome
 

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.client import Me
+from kvstore.member.client import Me
 from kvstore.consistency import Rule
 from kvstore.errors import UsageError
 from kvstore.optim import Optimizer
-from kvstore.packer import Load, Packer
-from kvstore.plan import Plan
-from kvstore.session import Session
-from kvstore.shares import Entry, Parcel, Piece
+from kvstore.dist.outgoing import Load, Packer
+from kvstore.dist.plans import Plan
+from kvstore.member.session import Session
+from kvstore.dist.parcels import Entry, Parcel, Piece
 from kvstore.spec import Key, Spec
-from kvstore.tickets import Ticket
+from kvstore.ticket import Ticket
 from kvstore.values import Leaving, from_buffer, spec_of, to_buffer
 from kvstore.wire import (
     MAX_STORES,

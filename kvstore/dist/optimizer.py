@@ -12,8 +12,9 @@ from kvstore import states
 from kvstore.errors import DeadlineExceeded, UsageError
 from kvstore.hyperparameters import finite
 from kvstore.optim import Changes, Optimizer, describe, log_replaced, require_shapes
-from kvstore.remote import Hyper, Remote
-from kvstore.shares import Entry, Piece, parcels
+from kvstore.dist.requests import Hyper, Remote
+from kvstore.dist.states import assemble, cut
+from kvstore.dist.parcels import Entry, Piece, parcels
 from kvstore.spec import Key
 from kvstore.updater import Updater
 
@@ -121,7 +122,7 @@ class Optimizing:
         pieces: dict[tuple[Piece, str], torch.Tensor] = {}
         for parcel in parcels(entries, list(entries), AT_ONCE):
             pieces |= self._remote.get_states(parcel)
-        states.write(path, optimizer, states.assemble(pieces, entries), residuals, note)
+        states.write(path, optimizer, assemble(pieces, entries), residuals, note)
 
     def load(self, path: str | os.PathLike[str], entries: Mapping[Key, Entry]) -> None:
         """Give the servers the states in ``path``, if they are of this optimizer and of these keys."""
@@ -133,7 +134,7 @@ class Optimizing:
             weights = {key: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for key, spec in specs.items()}
             Updater(self.optimizer).require_states(loaded, weights)
         by_piece: dict[Piece, dict[tuple[Piece, str], torch.Tensor]] = {}
-        for (piece, name), value in states.cut(loaded, entries).items():
+        for (piece, name), value in cut(loaded, entries).items():
             by_piece.setdefault(piece, {})[piece, name] = value
         for parcel in parcels(entries, list(entries), AT_ONCE):
             its = {which: value for piece in parcel.pieces for which, value in by_piece.get(piece, {}).items()}

@@ -10,26 +10,26 @@ import torch
 
 from kvstore import states
 from kvstore.base import KVStore
-from kvstore.compression import Compressing
-from kvstore.compression import describe as describe_compression
+from kvstore.dist.compression import Compressing
+from kvstore.dist.compression import describe as describe_compression
 from kvstore.config import Config
 from kvstore.consistency import Rule
 from kvstore.errors import AlreadyInitialised, Unsupported, UsageError
-from kvstore.exchange import Exchange
-from kvstore.joining import Joining
+from kvstore.dist.pushes import Exchange
+from kvstore.dist.join import Joining
 from kvstore.optim import require_shapes
-from kvstore.optimizing import Optimizing, described
-from kvstore.options import parse
+from kvstore.dist.optimizer import Optimizing, described
+from kvstore.dist.options import parse
 from kvstore.placement import WHOLE
-from kvstore.plan import Plan
-from kvstore.plans import Plans
-from kvstore.remote import Remote
-from kvstore.session import Session, shared
+from kvstore.dist.plans import Plan
+from kvstore.dist.plans import Plans
+from kvstore.dist.requests import Remote
+from kvstore.member.session import Session, shared
 from kvstore.spec import Key, as_shape, require_same
 from kvstore.statistics import Statistics
-from kvstore.tickets import Ticket, finish
+from kvstore.ticket import Ticket, finish
 from kvstore.values import Leaving, as_dtype, as_output, as_tensors, reduce_to, spec_of
-from kvstore.writer import Writer
+from kvstore.dist.incoming import Writer
 
 CPU = torch.device("cpu")
 

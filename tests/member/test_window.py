@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.lanes import Lane
+from kvstore.member.window import Lane
 
 
 def test_what_fits_goes_and_the_rest_waits_for_answers():

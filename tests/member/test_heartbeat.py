@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import KVStoreError, NodeLost
-from kvstore.heartbeat import Heartbeat
+from kvstore.member.heartbeat import Heartbeat
 from kvstore.transport import InprocNetwork
 from kvstore.wire import Alive, Beat, JobFailed, Message, Node, Stop, decode, encode
 

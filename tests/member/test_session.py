@@ -15,7 +15,6 @@ import torch
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore import session as sessions
 from kvstore.config import Config
 from kvstore.dist import DistStore
 from kvstore.errors import (
@@ -28,7 +27,8 @@ from kvstore.errors import (
     ServerError,
     UsageError,
 )
-from kvstore.session import Session
+from kvstore.member import session as sessions
+from kvstore.member.session import Session
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.tcp import TcpTransport
 from kvstore.wire import Alive, Join, decode, encode
@@ -241,7 +241,7 @@ def test_a_worker_that_gave_up_joining_may_come_back():
 
 @pytest.mark.parametrize("role", ["worker", "server"])
 def test_joining_without_a_scheduler_ends_at_the_deadline(role: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvstore.client.EXPLAIN_S", 0.05)
+    monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", 0.05)
     network = InprocNetwork()
     config = Config(role, "inproc://scheduler", 1, 1, timeout_s=0.05)
     joins: dict[str, Callable[[], Any]] = {
@@ -405,7 +405,7 @@ def test_two_threads_push_the_same_key_and_every_push_is_a_round_of_its_own():
 
 @pytest.fixture
 def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ThreadedJob], Session]]:
-    """``kvstore.session.shared`` as a worker process has it, over an in-process network."""
+    """``kvstore.member.session.shared`` as a worker process has it, over an in-process network."""
     from kvstore.transport import links
 
     hooks: list[Any] = []
@@ -515,7 +515,7 @@ def test_a_scheduler_whose_name_nobody_knows_is_not_only_silent(monkeypatch: pyt
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    monkeypatch.setattr("kvstore.client.EXPLAIN_S", 0.05)
+    monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", 0.05)
     config = Config("worker", "tcp://nosuch.invalid:9091", 1, 1, join_timeout_s=0.05)
     with pytest.raises(
         DeadlineExceeded, match=r"does not answer: nosuch\.invalid .*cannot be resolved: .*not known"
@@ -533,7 +533,7 @@ def test_leaving_without_the_schedulers_answer_says_so_and_goes(
     from kvstore.wire import Welcome
 
     monkeypatch.setattr(sessions, "LEAVE_S", 0.05)
-    monkeypatch.setattr("kvstore.client.EXPLAIN_S", 0.05)
+    monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", 0.05)
     network = InprocNetwork()
     far = network.transport()
     far.bind("inproc://scheduler")

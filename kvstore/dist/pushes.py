@@ -8,21 +8,21 @@ from collections.abc import Sequence
 
 import torch
 
-from kvstore.compression import Compressing
+from kvstore.dist.compression import Compressing
 from kvstore.consistency import Rule
 from kvstore.errors import UsageError
-from kvstore.joining import Joining
-from kvstore.optimizing import Optimizing
-from kvstore.packer import Load, Plain
-from kvstore.plan import Plan
-from kvstore.remote import Back, Remote
-from kvstore.session import Session
-from kvstore.shares import Parcel
+from kvstore.dist.join import Joining
+from kvstore.dist.optimizer import Optimizing
+from kvstore.dist.outgoing import Load, Plain
+from kvstore.dist.plans import Plan
+from kvstore.dist.requests import Back, Remote
+from kvstore.member.session import Session
+from kvstore.dist.parcels import Parcel
 from kvstore.spec import require_floats
-from kvstore.tickets import Ticket
+from kvstore.ticket import Ticket
 from kvstore.values import Leaving
 from kvstore.wire import MAX_PRIORITY, Ack, Values
-from kvstore.writer import Writer
+from kvstore.dist.incoming import Writer
 
 
 class Exchange:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from kvstore.codecs import Compression, Compressor, Encoded, Opened, opened, parse
-from kvstore.errors import WireError
-from kvstore.packer import Contents, Load, Packer, Plain
-from kvstore.plan import Plan
-from kvstore.shares import Parcel, Span
+from kvstore.codecs import Compression, Compressor, Encoded, parse
+from kvstore.codecs.payloads import opened_each
+from kvstore.dist.outgoing import Contents, Load, Packer, Plain
+from kvstore.dist.plans import Plan
+from kvstore.dist.parcels import Parcel, Span
 from kvstore.spec import FLOATS, Key
 from kvstore.values import Leaving, from_buffer, to_buffer
 from kvstore.wire import Codec, Push, Values, join, tear
@@ -142,29 +142,6 @@ class _Compressed:
         if found is None:
             found = self._encoded[key] = self._compressor.encode(key, self._values[key])
         return found
-
-
-def opened_each(compression: Compression, message: Push | Values, sizes: Sequence[int]) -> list[tuple[int, Opened]]:
-    """Return the elements that each of a message's payloads has, and what decodes it.
-
-    Args:
-        compression: how they were encoded.
-        message: checked as far as messages are.
-        sizes: the elements of each segment that it is about.
-
-    Raises:
-        WireError: they are no such payloads.
-    """
-    spans = message.spans or [1] * len(message.lengths)
-    if sum(spans) != len(sizes) or len(spans) != len(message.lengths):
-        raise WireError(f"{len(message.lengths)} payloads of {sum(spans)} segments, where there are {len(sizes)}")
-    ends = itertools.accumulate(spans)
-    totals = [sum(sizes[end - count : end]) for end, count in zip(ends, spans, strict=True)]
-    payloads = tear(message.buffers, message.lengths)
-    return [
-        (total, opened(compression, from_buffer(payload, "uint8"), total))
-        for total, payload in zip(totals, payloads, strict=True)
-    ]
 
 
 def _dealt(targets: Sequence[torch.Tensor], sizes: Sequence[int]) -> Iterator[list[torch.Tensor]]:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 
 from kvstore.memory import SMALL, Memory, Parts
-from kvstore.plan import parts_of
-from kvstore.shares import Parcel
+from kvstore.dist.plans import parts_of
+from kvstore.dist.parcels import Parcel
 from kvstore.values import Leaving, from_buffer, to_buffer
 from kvstore.wire import Buffer, Codec
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvstore import client as clients
-from kvstore.client import SLICE_S, Client
 from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, ServerError, UsageError
-from kvstore.tickets import Ticket
+from kvstore.member import client as clients
+from kvstore.member.client import SLICE_S, Client
+from kvstore.ticket import Ticket
 from kvstore.wire import Ack, Alive, Barrier, Explain, Explanation, Failure, Message, Ready, Request, decode, encode
 
 WINDOW = 4 << 20
