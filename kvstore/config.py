@@ -46,7 +46,8 @@ class Config:
         local_rank, local_size: which of its host's members of its role this is, and how many there are; -1 and 0 where
             nobody has said.
         root_fd: a listening socket that was opened for the scheduler, -1 for none.
-        timeout_s: the deadline of every wait, in seconds.
+        timeout_s: how long a peer may take to answer, or to say what it waits for itself, in seconds.
+        patience_s: how long a wait goes on whose peers say that; 0 for ever.
         join_timeout_s: how long a worker waits for the others to be there; 0 for ``timeout_s``.
         heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.
         bigarray_bound: arrays of at least so many elements are cut across all servers.
@@ -74,6 +75,7 @@ class Config:
     local_size: int = 0
     root_fd: int = -1
     timeout_s: float = 60.0
+    patience_s: float = 1800.0
     join_timeout_s: float = 0.0
     heartbeat_s: float = 1.0
     heartbeat_timeout_s: float = 10.0
@@ -129,6 +131,7 @@ class Config:
             local_size=_number(env, ("KVSTORE_LOCAL_SIZE",), int, ranks.local_size if ranks else 0, 0),
             root_fd=_number(env, ("KVSTORE_ROOT_FD",), int, -1, -1),
             timeout_s=_number(env, ("KVSTORE_TIMEOUT_S",), float, cls.timeout_s, 0.001),
+            patience_s=_number(env, ("KVSTORE_PATIENCE_S",), float, cls.patience_s, 0.0),
             join_timeout_s=_number(env, ("KVSTORE_JOIN_TIMEOUT_S",), float, cls.join_timeout_s, 0.0),
             heartbeat_s=_number(env, ("KVSTORE_HEARTBEAT_S",), float, cls.heartbeat_s, 0.01),
             heartbeat_timeout_s=_number(env, ("KVSTORE_HEARTBEAT_TIMEOUT_S",), float, cls.heartbeat_timeout_s, 0.02),

@@ -19,6 +19,8 @@ Errors cross the wire as a name from ``BY_NAME`` and a text; nothing else is reb
 
 from __future__ import annotations
 
+import copy
+
 # With this exit code a server or scheduler says that it has ended because the job failed elsewhere.
 JOB_FAILED_EXIT = 3
 
@@ -107,6 +109,13 @@ BY_NAME: dict[str, type[KVStoreError]] = {
 def rebuild(name: str, text: str) -> KVStoreError:
     """Return the error that a peer described as ``name`` and ``text``; unknown names become ``ServerError``."""
     return BY_NAME.get(name, ServerError)(text)
+
+
+def again(error: KVStoreError) -> KVStoreError:
+    """Return a copy of ``error`` to raise: one that is raised again and again keeps the frames of all who did."""
+    made = copy.copy(error)
+    made.__cause__ = error.__cause__
+    return made
 
 
 def choices(valid: object) -> str:

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from kvstore.errors import KVStoreError
+from kvstore.errors import KVStoreError, again
 from kvstore.spec import Key, shorten
+
+
+class Limits(NamedTuple):
+    """How long a wait may take, in seconds.
+
+    Attributes:
+        answer_s: a peer may take so long to answer, or at least to say what it waits for itself.
+        patience_s: as long as all of them do, a wait goes on until then.
+    """
+
+    answer_s: float
+    patience_s: float
 
 
 class Waiter(Protocol):
@@ -33,7 +45,7 @@ class Ticket:
         keys: Sequence[Key] = (),
         waiter: Waiter | None = None,
         on_error: Callable[[Ticket], None] | None = None,
-        timeout_s: float | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.what = what
         self.keys = list(keys)
@@ -41,9 +53,9 @@ class Ticket:
         self.raised = False
         self.result: Any = None
         self.open: set[int] = set()
+        self.limits = limits
         self._waiter = waiter
         self._on_error = on_error
-        self._timeout_s = timeout_s
 
     def done(self) -> bool:
         """Whether it has come true or failed; takes in what has arrived, and does not wait.
@@ -56,17 +68,17 @@ class Ticket:
         return not self.open
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait until it has come true, for at most ``timeout`` seconds (the store's deadline by default).
+        """Wait until it has come true, for at most ``timeout`` seconds; by default as long as the store does.
 
         Raises:
             DeadlineExceeded: it has not; it may still, and ``wait`` may be called again.
             KVStoreError: it failed, here or on a server.
         """
         if self.open and self._waiter is not None:
-            self._waiter.wait(self, self._timeout_s if timeout is None else timeout)
+            self._waiter.wait(self, timeout)
         if self.error is not None:
             self.raised = True
-            raise self.error
+            raise again(self.error)
         return self.result
 
     def take(self, reply: Any) -> None:
@@ -74,11 +86,11 @@ class Ticket:
         self.result = reply
 
     def fail(self, error: KVStoreError) -> None:
-        """Note that part of the work failed; the first error stays."""
+        """Note that part of the work failed; the first error stays. May be called again."""
+        if self._on_error is not None:
+            self._on_error(self)
         if self.error is None:
             self.error = error
-            if self._on_error is not None:
-                self._on_error(self)
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "waiting" if self.open else "done"

@@ -42,10 +42,15 @@ class Buckets:
 
     def add(self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], runs: Sequence[Run]) -> None:
         """Take new segments of one dtype, and their first values, back to back in ``runs``."""
-        for number in ids:
-            if number in self._at:
-                raise AlreadyInitialised(f"key {self.slot(number).key!r} is initialised already")
         if not ids:
+            return
+        known = [number for number in ids if number in self._at]
+        if known:
+            bucket, _ = self._at[known[0]]
+            same = bucket.ids == tuple(ids) and [slot.spec for slot in bucket.slots] == list(specs)
+            if not same or not bucket.rounds.untouched:
+                raise AlreadyInitialised(f"key {self.slot(known[0]).key!r} is initialised already")
+            bucket.assign([runs])  # an earlier init was interrupted before anybody knew of it
             return
         slots = [Slot(number, key, spec) for number, key, spec in zip(ids, keys, specs, strict=True)]
         bucket = Bucket(slots, specs[0].dtype, self._rounds(), self._memory)

@@ -24,6 +24,11 @@ class Clocks(Generic[T]):
         self.version = min(self._clocks.values(), default=0)
 
     @property
+    def untouched(self) -> bool:
+        """Whether nobody has pushed anything yet."""
+        return not any(self._clocks.values()) and not self._paused
+
+    @property
     def state(self) -> tuple[dict[int, int], dict[int, int]]:
         """What two buckets must have in common to become one."""
         return self._clocks, self._paused

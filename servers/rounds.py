@@ -38,6 +38,11 @@ class Rounds(Generic[T]):
         self._late: list[tuple[int, int, T]] = []
 
     @property
+    def untouched(self) -> bool:
+        """Whether nobody has contributed anything yet."""
+        return not self.version and self.idle
+
+    @property
     def idle(self) -> bool:
         """Whether nobody has contributed to a round that is not over."""
         return not self._open and not self._late

@@ -46,7 +46,7 @@ class Server:
                 self._transport.bind(endpoint),
                 clock,
                 lambda notice: self._service.post(lambda: self._take(notice)),
-            )
+            ).join()
         except BaseException:
             self._transport.close()
             raise

@@ -12,6 +12,7 @@ from kvstore.optim import Optimizer, describe
 from kvstore.wire import (
     MAX_REASON,
     Ack,
+    Close,
     Explain,
     Explanation,
     GetStates,
@@ -53,7 +54,8 @@ class Shard:
         self._incarnations = dict.fromkeys(self._workers, 1)  # what the scheduler gave; nobody is replaced yet
         self._memory = memory or Heap()
         self._tables: dict[int, Table] = {}
-        self._opened_by: dict[int, int] = {}
+        self._opened_by: dict[int, set[int]] = {}
+        self._closed_by: dict[int, set[int]] = {}
         self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
         self._departed: Collection[int] = ()
         self._ledger: Ledger[Reply | Pull] = Ledger()
@@ -92,6 +94,8 @@ class Shard:
         if isinstance(message, Open):
             self._open(message)
             return [Answer(peer, message, Ack(message.seq))]
+        if isinstance(message, Close):
+            return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
         if not isinstance(message, Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates):
             raise UsageError(f"a {type(message).__name__} is nothing to ask a server")
         table = self._tables.get(message.store)
@@ -118,16 +122,30 @@ class Shard:
     def _open(self, message: Open) -> None:
         rule = Rule(message.mode, message.staleness, message.quorum, message.late, message.compensation)
         table = self._tables.get(message.store)
-        if table is None:
+        others = self._opened_by.setdefault(message.store, set()) - {message.rank}
+        if table is None or (table.rule != rule and not others):  # it may have been interrupted, and made another one
             table = self._tables[message.store] = Table(rule, self._workers, self._memory)
             table.depart(self._departed)
-            self._opened_by[message.store] = message.rank
+            self._closed_by[message.store] = set()
             self._agreements[message.store] = Agreement("set_optimizer")
         elif table.rule != rule:
             raise Mismatch(
-                f"worker {message.rank} made its store number {message.store} {rule}, "
-                f"worker {self._opened_by[message.store]} {table.rule}"
+                f"worker {message.rank} made its store number {message.store} {rule}, worker {min(others)} {table.rule}"
             )
+        self._opened_by[message.store].add(message.rank)
+
+    def _close(self, message: Close) -> list[Answer]:
+        """Note that a worker does not use a store any more; when all have said so, its values go."""
+        closed_by = self._closed_by.get(message.store)
+        if closed_by is None:
+            return []
+        closed_by.add(message.rank)
+        if closed_by < set(self._workers):
+            return []
+        error = UsageError("this store has been closed by all workers")
+        table, agreement = self._tables.pop(message.store), self._agreements.pop(message.store)
+        del self._opened_by[message.store], self._closed_by[message.store]
+        return table.close(error) + [refuse(*asker, error) for asker in agreement.abandon()]
 
     def _set_optimizer(self, peer: bytes, message: SetOptimizer, table: Table) -> list[Answer]:
         given = dict(message.hyper) | {
@@ -182,7 +200,10 @@ class Shard:
         """Answer a repeat: as before, but with the values of now, for those of then are not kept."""
         before = self._ledger.recall(message)
         if isinstance(before, Pull):
-            before = self._tables[before.store].read(before)
+            table = self._tables.get(before.store)
+            if table is None:
+                return [(peer, refuse(peer, message, UsageError(f"store {before.store} has been closed")).reply)]
+            before = table.read(before)
         return [] if before is None else [(peer, before)]
 
     def _note(self, answers: list[Answer]) -> Outbox:

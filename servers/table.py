@@ -101,6 +101,10 @@ class Table:
         """Take the optimizer's states of some segments."""
         put_states(message, self.buckets, self._updates)
 
+    def close(self, error: Exception) -> list[Answer]:
+        """Return the failure of whoever still waits: the store ends."""
+        return self._waiting.close(error)
+
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note who has left in order; requests that wait for them fail, or are answered, if that is the rule."""
         self._waiting.departed = frozenset(workers)

@@ -85,6 +85,12 @@ class Waiting:
             for peer, request in self.pauses.end()
         ]
 
+    def close(self, error: Exception) -> list[Answer]:
+        """Fail everybody."""
+        answers = [refuse(parked.peer, parked.request, error) for parked in self._parked.values()]
+        self._parked.clear()
+        return answers + [refuse(peer, request, error) for peer, request in self.pauses.end()]
+
     def explain(self, rank: int, about: int) -> str:
         """Say what request ``about`` of worker ``rank`` waits for; nothing if it does not."""
         parked = self._parked.get((rank, about))

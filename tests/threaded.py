@@ -11,28 +11,42 @@ Leaving the block ends the job and checks that every thread ended.
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jobkeys
 from waiting import LONG
 
 from kvstore.config import Config
 from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.errors import KVStoreError
+from kvstore.keys import Keys, with_key
 from kvstore.member.session import Session
+from kvstore.ticket import Limits
 from kvstore.transport import InprocNetwork, Transport
-from kvstore.transport.unix import UnixTransport
+from kvstore.transport.links import links
+from kvstore.transport.shm import sharing
 from servers.server import run_scheduler, run_server
 
 
-class ThreadedJob:
-    """See the module. ``transport`` makes a new end for links; other arguments go to ``Config``.
+def set_limits(store: DistStore, seconds: float) -> None:
+    """Give every later wait of ``store`` so many seconds, however patient it was made."""
+    store._requests.limits = Limits(seconds, seconds)
 
-    With a private ``directory`` the links are unix sockets in it.
+
+class ThreadedJob:
+    """See the module; other arguments go to ``Config``.
+
+    Args:
+        kind: what the links are: ``inproc``, over ``network``; ``unix`` and, with shared memory, ``shm``, which need a
+            private ``directory`` for the sockets; ``tcp``; or, with keys, ``curve``.
     """
 
     def __init__(
@@ -42,20 +56,30 @@ class ThreadedJob:
         *,
         network: InprocNetwork | None = None,
         timeout_s: float = LONG,
+        patience_s: float | None = None,
         heartbeat_s: float = 0.1,
         heartbeat_timeout_s: float = LONG,
         bigarray_bound: int = 1000,
         piece_bytes: int = 1 << 20,
         directory: Path | None = None,
+        kind: str = "inproc",
     ) -> None:
         self.network = network or InprocNetwork()
-        self.transport: Callable[[], Transport] = self.network.transport if directory is None else UnixTransport
+        self.kind = "unix" if directory is not None and kind == "inproc" else kind
         self._place = "inproc://" if directory is None else f"ipc://{directory}/"
+        root, self._root = f"{self._place}scheduler", None
+        if kind in ("tcp", "curve"):
+            self._root = socket.create_server(("127.0.0.1", 0))
+            root = f"tcp://127.0.0.1:{self._root.getsockname()[1]}"
+        self._keys = jobkeys.variables(1 + servers + workers) if kind == "curve" else []
         self._options = {
-            "root": f"{self._place}scheduler",
+            "root": with_key(root, self._keys[0]["KVSTORE_ROOT_KEY"]) if self._keys else root,
+            "job": f"threaded-{os.getpid()}-{secrets.token_hex(4)}",
+            "shm": kind == "shm",
             "num_workers": workers,
             "num_servers": servers,
             "timeout_s": timeout_s,
+            "patience_s": timeout_s if patience_s is None else patience_s,
             "heartbeat_s": heartbeat_s,
             "heartbeat_timeout_s": heartbeat_timeout_s,
             "bigarray_bound": bigarray_bound,
@@ -69,16 +93,27 @@ class ThreadedJob:
 
     def config(self, role: str, rank: int = -1) -> Config:
         """What a member of the job is configured with."""
-        return Config(role=role, rank_hint=rank, **self._options)  # type: ignore[arg-type]
+        options = dict(self._options)
+        if self._keys:
+            number = {"scheduler": 0, "server": 1 + rank, "worker": 1 + self.servers + rank}[role]
+            options["keys"] = Keys.from_env(self._keys[number])
+        if self._root is not None and role == "scheduler":
+            options["root_fd"] = self._root.detach()
+        return Config(role=role, rank_hint=rank, **options)  # type: ignore[arg-type]
+
+    def ends(self, config: Config) -> Callable[[], Transport]:
+        """Return what makes a member's ends of links."""
+        return self.network.transport if self.kind == "inproc" else sharing(links(config), config)
 
     def __enter__(self) -> ThreadedJob:
-        self._start("scheduler", lambda: run_scheduler(self.config("scheduler"), self.transport()))
+        config = self.config("scheduler")
+        self._start("scheduler", lambda: run_scheduler(config, self.ends(config)()))
         for rank in range(self.servers):
+            endpoint = "tcp://127.0.0.1:0" if config.root.startswith("tcp") else f"{self._place}server-{rank}"
+            config_of = self.config("server", rank)
             self._start(
                 f"server {rank}",
-                lambda rank=rank: run_server(
-                    self.config("server", rank), self.transport, f"{self._place}server-{rank}"
-                ),
+                lambda config=config_of, endpoint=endpoint: run_server(config, self.ends(config), endpoint),
             )
         threads = [
             threading.Thread(target=self._join, args=(rank,), name=f"worker {rank} joins")
@@ -135,13 +170,18 @@ class ThreadedJob:
         for session in self._sessions:
             if session.client.failure is failed:
                 session.client.failure = None  # the job is as good as before, for other tests
+        if errors:  # one may have failed before it had made its store, and the other after that
+            most = max(session.stores for session in self._sessions)
+            for session in self._sessions:
+                session.stores = most
         if errors:
             raise errors[0]
         assert not alive, f"hanging: {alive}"
         return results
 
     def _join(self, rank: int) -> None:
-        self._sessions.append(Session(self.config("worker", rank), self.transport))
+        config = self.config("worker", rank)
+        self._sessions.append(Session(config, self.ends(config)).join())
 
     def _start(self, name: str, target: Callable[[], int]) -> None:
         def run() -> None:

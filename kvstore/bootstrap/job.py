@@ -40,6 +40,7 @@ def joining(config: Config) -> Iterator[Config]:
             yield _settings(Place.loads(met.hear()), ranks, one_host, secret)
             return
         crew = Crew(config, ranks, one_host, secret, met.path if isinstance(met, FileMeeting) else None)
+        atexit.register(crew.wait)  # first: whoever joins registers its farewell later, which is said before
         try:
             met.tell(crew.place.dumps())
             yield _settings(crew.place, ranks, one_host, secret)
@@ -48,7 +49,6 @@ def joining(config: Config) -> Iterator[Config]:
             raise
         finally:
             met.forget()
-        atexit.register(crew.wait)
 
 
 def _settings(place: Place, ranks: Ranks, one_host: bool, secret: str) -> Config:

@@ -6,9 +6,10 @@ the other end, which keeps nothing and trusts no payload.
 """
 
 from kvstore.codecs.base import Encoded, Opened
-from kvstore.codecs.compressor import Compressor, Statistics
+from kvstore.codecs.compressor import Compressor
 from kvstore.codecs.options import CLOSE, Compression, names, parse
 from kvstore.codecs.table import add, assign, decode, opened
+from kvstore.codecs.work import Statistics, Works
 
 __all__ = [
     "CLOSE",
@@ -17,6 +18,7 @@ __all__ = [
     "Encoded",
     "Opened",
     "Statistics",
+    "Works",
     "add",
     "assign",
     "decode",

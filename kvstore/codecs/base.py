@@ -30,7 +30,11 @@ class Encoded(ABC):
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.clipped = 0
+
+    @property
+    def clipped(self) -> int:
+        """How many elements were beyond what the encoding can hold."""
+        return 0
 
     @property
     @abstractmethod
@@ -56,12 +60,12 @@ class Encoded(ABC):
         """Encode flat float32 ``values``, chunk ``number`` of the elements; all of them if the codec is ``whole``."""
 
     @abstractmethod
-    def take(self, number: int, values: torch.Tensor) -> None:
-        """``put``, and take from ``values`` what their payload decodes to, in place."""
+    def take(self, number: int, values: torch.Tensor, left: torch.Tensor) -> None:
+        """``put``, and write to ``left``, which may be ``values``, what their payload lacks. May be repeated."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Bring what ``cut`` needs to the CPU."""
+        """Bring what ``cut`` needs to the CPU. May be repeated."""
 
     def clear(self, values: torch.Tensor) -> None:
         """Make ``values``, one for each element, zero where an element was chosen to be sent."""

@@ -49,9 +49,11 @@ class _Signs(PlaneCodec):
         self._pack(values, planes)
         return 0
 
-    def take(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
+    def take(
+        self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None, left: torch.Tensor
+    ) -> int:
         """See ``PlaneCodec``."""
-        self._add(self.signs([_bytes(mask) for mask in self._pack(values, planes)]), values, -self.step)
+        self._add(self.signs([_bytes(mask) for mask in self._pack(values, planes)]), values, -self.step, left)
         return 0
 
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -62,7 +64,7 @@ class _Signs(PlaneCodec):
 
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """See ``PlaneCodec``."""
-        self._add(self._unpacked_signs(planes, out), out, self.step)
+        self._add(self._unpacked_signs(planes, out), out, self.step, out)
 
     def _pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor]) -> list[Native]:
         masks = self.masks(values)
@@ -75,9 +77,9 @@ class _Signs(PlaneCodec):
         return self.signs([unpack_bits(plane, count) for plane in planes])
 
     @staticmethod
-    def _add(signs: Native, out: torch.Tensor, step: float) -> None:
+    def _add(signs: Native, values: torch.Tensor, step: float, out: torch.Tensor) -> None:
         # As floats first: torch's addition of integers to floats takes twice as long as both.
-        out.add_(scratch("decoded", out).copy_(_tensor(signs)), alpha=step)
+        torch.add(values, scratch("decoded", values).copy_(_tensor(signs)), alpha=step, out=out)
 
 
 class OneBit(_Signs):

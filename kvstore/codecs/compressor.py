@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,27 +18,11 @@ from kvstore.codecs.base import Encoded, chunks
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.options import Compression
 from kvstore.codecs.table import codec
+from kvstore.codecs.work import Statistics, Work, Works, finite
 from kvstore.errors import Mismatch, UsageError
 from kvstore.spec import Key, check_key
 
 _KEPT = ("residual", "velocity", "basis")
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What a compressor has done.
-
-    Attributes:
-        arrays: how often it has encoded.
-        bytes_in: of the arrays, as they came.
-        bytes_out: of their payloads, uncut.
-        clipped: elements that were beyond what the encoding can hold.
-    """
-
-    arrays: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    clipped: int = 0
 
 
 class Compressor:
@@ -57,20 +40,22 @@ class Compressor:
         self._momentum = float(compression.number("momentum") or 0.0)
         self._memos: dict[Key, Memo] = {}
         self._joints: dict[tuple[Key, ...], _Joint] = {}
-        self._arrays = self._bytes_in = self._bytes_out = self._clipped = 0
+        self._done = Statistics()
 
     @property
     def joins(self) -> bool:
         """Whether arrays can be encoded as one, to the same bits; see ``encode_joined``."""
         return self._codec.single and not self._momentum
 
-    def encode(self, key: Key, values: torch.Tensor) -> Encoded:
+    def encode(self, key: Key, values: torch.Tensor, works: Works | None = None) -> Encoded:
         """Return the encoding of ``values`` and of what earlier ones of ``key`` have lacked.
 
         Args:
             key: any; a server may use the ids of its segments.
             values: floating point, on any device, of the same size each time; float64 is rounded to float32. Its shape
                 matters to ``powersgd`` only.
+            works: what an exception has ended goes on from where it was if it is called again with the same ``works``,
+                and what has come to its end is returned again.
 
         Raises:
             UsageError: integers; or elements that are infinite or NaN in float32, and what was kept of ``key`` is
@@ -78,47 +63,52 @@ class Compressor:
             Mismatch: another size than before.
         """
         self._require_floating(key, values)
-        flat = _flat(values)
-        memo = self._memo(key, flat)
-        if memo.velocity is not None:
-            flat = memo.velocity.mul_(self._momentum).add_(flat)
-        encoded = self._codec.begin(values.shape, flat.device, memo)
-        if not self._take(encoded, memo.residual, flat):
+        work = None if works is None else works.get((key,))
+        if work is None:
+            flat = _flat(values)
+            memo = self._memo(key, flat)
+            velocity = None if memo.velocity is None else torch.mul(memo.velocity, self._momentum).add_(flat)
+            flat = flat if velocity is None else velocity
+            encoded = self._codec.begin(values.shape, flat.device, memo)
+            work = Work(encoded, flat, memo.residual, [memo], velocity)
+            if works is not None:
+                works[key,] = work
+        if not self._complete(work, values):
             self.drop(key)
             raise self._infinite(key)
-        if memo.velocity is not None and flat.numel():
-            encoded.clear(memo.velocity)
-        encoded.finish()
-        memo.step += 1
-        self._count(1, values, encoded)
-        return encoded
+        return work.encoded
 
-    def encode_joined(self, keys: Sequence[Key], sizes: Sequence[int], values: torch.Tensor) -> Encoded:
+    def encode_joined(
+        self, keys: Sequence[Key], sizes: Sequence[int], values: torch.Tensor, works: Works | None = None
+    ) -> Encoded:
         """Return one encoding of several arrays, of what those of ``encode`` would be, back to back: if it ``joins``.
 
         Args:
             keys: theirs.
             sizes: theirs.
             values: of all, one after the other.
+            works: as for ``encode``.
 
         Raises:
             UsageError: as from ``encode``; what was kept of all these keys is dropped.
             Mismatch: as from ``encode``.
         """
         self._require_floating(keys[0], values)
-        flat = _flat(values)
-        joint = self._joint(tuple(keys), list(sizes), flat)
-        encoded = self._codec.begin(flat.shape, flat.device, Memo(keys[0], joint.residual))
-        if not self._take(encoded, joint.residual, flat):
-            found = next((key for key, part in zip(keys, joint.parts, strict=True) if not _finite(part)), keys[0])
+        work = None if works is None else works.get(tuple(keys))
+        if work is None:
+            flat = _flat(values)
+            joint = self._joint(tuple(keys), list(sizes), flat)
+            encoded = self._codec.begin(flat.shape, flat.device, Memo(keys[0], joint.residual))
+            work = Work(encoded, flat, joint.residual, joint.memos, None)
+            if works is not None:
+                works[tuple(keys)] = work
+        if not self._complete(work, values):
+            parts = _flat(values).split_with_sizes(list(sizes))
+            unfit = next((key for key, part in zip(keys, parts, strict=True) if not finite(part)), keys[0])
             for key in keys:
                 self.drop(key)
-            raise self._infinite(found)
-        encoded.finish()
-        for memo in joint.memos:
-            memo.step += 1
-        self._count(len(keys), values, encoded)
-        return encoded
+            raise self._infinite(unfit)
+        return work.encoded
 
     def once(self, key: Key, values: torch.Tensor) -> Encoded:
         """Return the encoding of ``values`` alone; nothing is kept. See ``encode`` for arguments and errors."""
@@ -129,13 +119,12 @@ class Compressor:
         for number, part in enumerate((flat,) if self._codec.whole and flat.numel() else chunks(flat)):
             encoded.put(number, part.float())
         encoded.finish()
-        self._count(1, values, encoded)
+        self._done = self._counted(1, values, encoded)
         return encoded
 
     def require_finite(self, key: Key, values: torch.Tensor) -> None:
-        """Raise ``UsageError`` unless all ``values`` are finite in float32; what was kept of ``key`` is dropped."""
-        if not _finite(values):
-            self.drop(key)
+        """Raise ``UsageError`` unless all ``values`` are finite in float32."""
+        if not finite(values):
             raise self._infinite(key)
 
     def drop(self, key: Key) -> None:
@@ -144,7 +133,7 @@ class Compressor:
 
     def statistics(self) -> Statistics:
         """Return what has been done so far."""
-        return Statistics(self._arrays, self._bytes_in, self._bytes_out, self._clipped)
+        return self._done
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
         """Return what is kept: tensors on the CPU that nothing changes, and plain data that goes with them."""
@@ -196,7 +185,7 @@ class Compressor:
         if (
             residual is None
             or residual.dim() != 1
-            or not all(tensor.dtype == torch.float32 and _finite(tensor) for tensor in given)
+            or not all(tensor.dtype == torch.float32 and finite(tensor) for tensor in given)
             or (velocity is None) == bool(self._momentum)
             or (velocity is not None and velocity.shape != residual.shape)
             or (basis is not None and (basis.dim() != 2 or basis.shape[0] != self.compression.number("rank")))
@@ -240,16 +229,19 @@ class Compressor:
             for key, memo, part in zip(keys, joint.memos, joint.parts, strict=True)
         )
 
-    def _take(self, encoded: Encoded, residual: torch.Tensor, flat: torch.Tensor) -> bool:
-        """Encode ``flat`` and ``residual``, which then is what the encoding lacks; False if they are not finite."""
-        for number, (part, given) in enumerate(zip(chunks(residual), chunks(flat), strict=True)):
-            part.add_(given)
-            if not _finite(part):
-                return False
-            if not self._codec.whole:
-                encoded.take(number, part)
-        if self._codec.whole and flat.numel():
-            encoded.take(0, residual)
+    def _complete(self, work: Work, values: torch.Tensor) -> bool:
+        """Do what is left of ``work``; False if its values are not finite. May be called again after any exception."""
+        if work.over:
+            return True
+        if not (work.take_whole() if self._codec.whole else work.take_chunks()):
+            return False
+        if work.velocity is not None and work.velocity.numel():
+            work.encoded.clear(work.velocity)
+        work.encoded.finish()
+        if work.done is None:
+            work.done = self._counted(len(work.memos), values, work.encoded)
+        self._done = work.done
+        work.keep()
         return True
 
     def _require_floating(self, key: Key, values: torch.Tensor) -> None:
@@ -262,11 +254,14 @@ class Compressor:
     def _called(self, key: Key) -> Key:
         return key if self._name is None else self._name(key)
 
-    def _count(self, arrays: int, values: torch.Tensor, encoded: Encoded) -> None:
-        self._arrays += arrays
-        self._bytes_in += values.numel() * values.itemsize
-        self._bytes_out += encoded.nbytes
-        self._clipped += encoded.clipped
+    def _counted(self, arrays: int, values: torch.Tensor, encoded: Encoded) -> Statistics:
+        done = self._done
+        return Statistics(
+            done.arrays + arrays,
+            done.bytes_in + values.numel() * values.itemsize,
+            done.bytes_out + encoded.nbytes,
+            done.clipped + encoded.clipped,
+        )
 
 
 class _Joint(NamedTuple):
@@ -281,13 +276,6 @@ class _Joint(NamedTuple):
 def _flat(values: torch.Tensor) -> torch.Tensor:
     flat = values.detach().reshape(-1)
     return flat.float() if flat.dtype == torch.float64 else flat
-
-
-def _finite(values: torch.Tensor) -> bool:
-    # A sum is NaN or infinite if an element is, and thirty times as fast as to look at each; it may also overflow.
-    if math.isfinite(values.sum(dtype=torch.float32).item()):
-        return True
-    return bool(torch.isfinite(values.float()).all())
 
 
 def _fits(memo: Memo, shape: tuple[int, ...] | None) -> bool:

@@ -40,10 +40,12 @@ class _Half(PlaneCodec):
         """See ``PlaneCodec``."""
         out.copy_(planes[0])
 
-    def take(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
+    def take(
+        self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None, left: torch.Tensor
+    ) -> int:
         """See ``PlaneCodec``."""
         clipped = self.pack(values, planes, noise)
-        values.sub_(planes[0])
+        torch.sub(values, planes[0], out=left)
         return clipped
 
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:

@@ -59,10 +59,12 @@ class PlaneCodec(Codec):
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Write the first elements of ``planes``, which begin with a block, to all of ``out``."""
 
-    def take(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
-        """``pack``, and take from ``values`` what ``unpack`` would make of ``planes``."""
+    def take(
+        self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None, left: torch.Tensor
+    ) -> int:
+        """``pack``, and write to ``left`` the ``values`` less what ``unpack`` would make of ``planes``."""
         clipped = self.pack(values, planes, noise)
-        values.sub_(self._decoded(planes, values))
+        torch.sub(values, self._decoded(planes, values), out=left)
         return clipped
 
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
@@ -142,16 +144,21 @@ class _Planes(Encoded):
         self._codec, self._noise = codec, noise
         self._planes = [torch.empty(plane.items(size), dtype=plane.dtype, device=device) for plane in codec.planes]
         self._chunks = list(codec.chunks(self._planes))
+        self._clipped: dict[int, int] = {}  # by chunk
+
+    @property
+    def clipped(self) -> int:
+        return sum(self._clipped.values())
 
     @property
     def nbytes(self) -> int:
         return sum(plane.numel() * plane.itemsize for plane in self._planes) + (self._codec.block > 1 and self.size > 0)
 
     def put(self, number: int, values: torch.Tensor) -> None:
-        self.clipped += self._codec.pack(values, self._chunks[number], self._noise)
+        self._clipped[number] = self._codec.pack(values, self._chunks[number], self._noise)
 
-    def take(self, number: int, values: torch.Tensor) -> None:
-        self.clipped += self._codec.take(values, self._chunks[number], self._noise)
+    def take(self, number: int, values: torch.Tensor, left: torch.Tensor) -> None:
+        self._clipped[number] = self._codec.take(values, self._chunks[number], self._noise, left)
 
     def finish(self) -> None:
         self._planes = [plane.cpu() for plane in self._planes]

@@ -73,6 +73,7 @@ class _Factors(Encoded):
         self._columns = self.size // max(1, self._rows)
         self._left = self._right = torch.empty(0)
         self._all: torch.Tensor | None = None  # float32, where factors are no good
+        self._basis: torch.Tensor | None = None  # where to begin next time, if not where this time began
 
     @property
     def nbytes(self) -> int:
@@ -97,20 +98,24 @@ class _Factors(Encoded):
         if not bool(torch.isfinite(self._right).all()):
             return False
         if bool(self._right.any(1).all()):  # what has shrunk to nothing is no place to begin at
-            self._memo.basis = self._right
+            self._basis = self._right
         return True
 
-    def take(self, start: int, values: torch.Tensor) -> None:
+    def take(self, start: int, values: torch.Tensor, left: torch.Tensor) -> None:
         self.put(start, values)
         if self._all is not None:
-            values.zero_()
+            left.zero_()
             return
-        matrix, step = values.view(self._rows, self._columns), _rows(self._columns)
+        matrix, lacking = (flat.view(self._rows, self._columns) for flat in (values, left))
+        step = _rows(self._columns)
         for row in range(0, self._rows, step):
             part = matrix[row : row + step]
-            part.sub_(_product(self._left[row : row + step], self._right).view_as(part))
+            product = _product(self._left[row : row + step], self._right).view_as(part)
+            torch.sub(part, product, out=lacking[row : row + step])
 
     def finish(self) -> None:
+        if self._basis is not None:
+            self._memo.basis = self._basis
         self._left, self._right = self._left.cpu(), self._right.cpu()
         self._all = None if self._all is None else self._all.cpu()
 

@@ -74,9 +74,11 @@ class _Sparse(Encoded):
         self._positions = host.native(self._codec.choose(values, self._memo))
         self._values = host.native(values)[self._positions]
 
-    def take(self, number: int, values: torch.Tensor) -> None:
+    def take(self, number: int, values: torch.Tensor, left: torch.Tensor) -> None:
         self.put(number, values)
-        self.clear(values)
+        if left is not values:
+            left.copy_(values)
+        self.clear(left)
 
     def clear(self, values: torch.Tensor) -> None:
         host.native(values)[self._positions] = 0.0

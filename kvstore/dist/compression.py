@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from kvstore.codecs import Compression, Compressor, Encoded, parse
+from kvstore.codecs import Compression, Compressor, Works, parse
 from kvstore.codecs.payloads import opened_each
 from kvstore.dist.outgoing import Contents, Load, Packer, Plain
 from kvstore.dist.plans import Plan
@@ -119,7 +119,7 @@ class _Compressed:
     def __init__(self, compressor: Compressor, codec: Codec, values: Mapping[Key, torch.Tensor], others: Load) -> None:
         self._compressor, self._codec, self._others = compressor, codec, others
         self._values = values
-        self._encoded: dict[Key, Encoded] = {}
+        self._works: Works = {}
 
     def pack(self, parcel: Parcel, gather: bool) -> Contents:
         """See ``Load``."""
@@ -131,17 +131,12 @@ class _Compressed:
 
     def _payload(self, span: Span) -> torch.Tensor:
         if len(span.keys) == 1:
-            return self._encoding(span.keys[0]).cut(span.start, span.stop)
+            (key,) = span.keys
+            return self._compressor.encode(key, self._values[key], self._works).cut(span.start, span.stop)
         arrays = [self._values[key].detach().reshape(-1) for key in span.keys]
         flat = torch.cat([array.to(arrays[0].device) for array in arrays])
-        encoded = self._compressor.encode_joined(span.keys, [array.numel() for array in arrays], flat)
+        encoded = self._compressor.encode_joined(span.keys, [array.numel() for array in arrays], flat, self._works)
         return encoded.cut(0, encoded.size)
-
-    def _encoding(self, key: Key) -> Encoded:
-        found = self._encoded.get(key)
-        if found is None:
-            found = self._encoded[key] = self._compressor.encode(key, self._values[key])
-        return found
 
 
 def _dealt(targets: Sequence[torch.Tensor], sizes: Sequence[int]) -> Iterator[list[torch.Tensor]]:

@@ -9,7 +9,7 @@ import torch
 
 from kvstore.dist.plans import Plan, parts_of
 from kvstore.dist.parcels import Parcel, Stretch
-from kvstore.values import Run, crossed, cut, from_host, runs_of, spread
+from kvstore.values import Run, crossed, cut, from_host, runs_of, spread, without_grad
 from kvstore.wire import Values
 
 Decode: TypeAlias = Callable[[Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
@@ -30,13 +30,14 @@ class Writer:
     ) -> None:
         self._entries = plan.entries
         self._lengths = plan.lengths
+        self._replies = len(plan.parcels)
         self._outs = outs
         self._plain = plain
         self._copy = copy
-        self._staged: dict[int, torch.Tensor] = {}
+        self._staged: dict[int, torch.Tensor] = {}  # by position: arrays that are written when all of them is here
+        self._here: dict[int, dict[int, int]] = {}  # by position, how many elements of those are, by where they begin
         self._moving: set[torch.cuda.Stream] = set()
-        self._missing: dict[int, int] = {}  # elements of what is staged
-        self._left = plan.size
+        self._taken: set[int] = set()  # replies
 
     def disturbs(self, values: Sequence[torch.Tensor]) -> bool:
         """Whether ``values``, one for each key, can change before they are sent, because others are written already."""
@@ -48,30 +49,28 @@ class Writer:
         owners = [position for position, its in enumerate(outs) for _ in its]
         return crossed(values, [out for its in outs for out in its], owners)
 
-    def taker(self, parcel: Parcel, decode: Decode | None = None) -> Callable[[Values], None]:
-        """Return what takes the reply to the request for ``parcel``.
+    def take(self, parcel: Parcel, reply: Values, decode: Decode | None = None) -> None:
+        """Write what a reply has of ``parcel``. May be called again for the same one.
 
         Args:
             decode: writes compressed values; None for values as they are.
         """
+        without_grad(self._take, parcel, reply, decode)
+        self._taken.add(reply.seq)
+        if len(self._taken) == self._replies:  # copies to devices go on while other replies come
+            for stream in self._moving:
+                stream.synchronize()
 
-        def take(reply: Values) -> None:
-            with torch.no_grad():
-                if decode is not None and self._plain and self._copy and parcel.dtype == "float32":
-                    outs: Sequence[torch.Tensor] = self._outs  # type: ignore[assignment]
-                    decode(reply, parts_of(parcel, outs))
-                    return
-                runs = _runs(parcel, reply, decode)
-                if self._plain:
-                    self._write_plain(parcel, runs)
-                else:
-                    self._write(parcel, runs)
-            self._left -= parcel.size
-            if not self._left:  # copies to devices go on while other replies come
-                for stream in self._moving:
-                    stream.synchronize()
-
-        return take
+    def _take(self, parcel: Parcel, reply: Values, decode: Decode | None) -> None:
+        if decode is not None and self._plain and self._copy and parcel.dtype == "float32":
+            outs: Sequence[torch.Tensor] = self._outs  # type: ignore[assignment]
+            decode(reply, parts_of(parcel, outs))
+            return
+        runs = _runs(parcel, reply, decode)
+        if self._plain:
+            self._write_plain(parcel, runs)
+        else:
+            self._write(parcel, runs)
 
     def _write_plain(self, parcel: Parcel, runs: Sequence[Run]) -> None:
         outs: Sequence[torch.Tensor] = self._outs  # type: ignore[assignment]
@@ -115,12 +114,12 @@ class Writer:
             staged = self._staged.get(position)
             if staged is None:
                 staged = self._staged[position] = torch.empty(size, dtype=part.dtype)
-                self._missing[position] = size
             staged[start:stop] = part
-            self._missing[position] -= part.numel()
-            if not self._missing[position]:
+            here = self._here.setdefault(position, {})
+            here[start] = part.numel()
+            if sum(here.values()) == size:
                 strided = [out for out in outs if not out.is_contiguous()]
-                self._moving |= from_host(self._staged.pop(position), strided)
+                self._moving |= from_host(staged, strided)
 
 
 def _runs(parcel: Parcel, reply: Values, decode: Decode | None) -> Sequence[Run]:

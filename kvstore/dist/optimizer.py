@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
 from kvstore import states
-from kvstore.errors import DeadlineExceeded, UsageError
+from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.hyperparameters import finite
 from kvstore.optim import Changes, Optimizer, describe, log_replaced, require_shapes
-from kvstore.dist.requests import Hyper, Remote
+from kvstore.dist.requests import Requests
 from kvstore.dist.states import assemble, cut
 from kvstore.dist.parcels import Entry, Piece, parcels
 from kvstore.spec import Key
@@ -21,26 +22,42 @@ from kvstore.updater import Updater
 AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
 
 
+class Hyper(NamedTuple):
+    """The numbers of a push: ``changes``, as messages carry them, are those that differ from the optimizer's."""
+
+    lr: float | None = None
+    rescale: float | None = None
+    changes: list[list[Any]] = []  # noqa: RUF012 - nobody changes it
+
+
+class _Set(NamedTuple):
+    """What this worker has set: with which call, and what its pushes ask for since."""
+
+    version: int = 0
+    optimizer: Optimizer | None = None
+    lr: float | None = None
+    rescale: float | None = None
+    changes: Changes = {}  # noqa: RUF012 - nobody changes it
+
+
 class Optimizing:
     """One worker's view of the optimizer that servers update with.
 
     Args:
-        remote: the servers.
+        requests: to the servers.
         store: the name of the store, for messages.
-
-    Attributes:
-        optimizer: what this worker has set.
     """
 
-    def __init__(self, remote: Remote, store: str) -> None:
-        self.optimizer: Optimizer | None = None
-        self._remote = remote
+    def __init__(self, requests: Requests, store: str) -> None:
+        self._requests = requests
         self._store = store
-        self._version = 0
+        self._set = _Set()  # replaced as a whole: whatever exception comes, there is one or the other
         self._theirs: str | None = None  # the servers' optimizer, if another worker has set it
-        self._lr: float | None = None
-        self._rescale: float | None = None
-        self._changes: Changes = {}
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """What this worker has set."""
+        return self._set.optimizer
 
     @property
     def whole(self) -> bool:
@@ -48,23 +65,29 @@ class Optimizing:
         return self.optimizer is not None and self.optimizer.whole
 
     def set(self, new: Optimizer) -> None:
-        """Have the servers update with ``new``; what pushes were to ask for is forgotten."""
-        self._version += 1
+        """Have the servers update with ``new``; what pushes were to ask for is forgotten.
+
+        It is so when the last server has answered, whatever becomes of the call. Until then another try is the same call.
+        """
+        version = self._set.version + 1
         try:
-            self._remote.set_optimizer(self._version, new)
+            self._requests.set_optimizer(version, new, partial(self._is_set, version, new))
         except DeadlineExceeded:
-            self._version -= 1  # so that another try is the same call
             raise
-        log_replaced(self.optimizer, new)
-        self.optimizer = new
-        self._lr = self._rescale = None
-        self._changes = {}
+        except KVStoreError:  # it was refused, as the same call of the other workers was
+            self._set = self._set._replace(version=version)
+            raise
+
+    def _is_set(self, version: int, new: Optimizer) -> None:
+        if self._set.version < version:
+            log_replaced(self.optimizer, new)
+            self._set = _Set(version, new)
 
     @property
     def learning_rate(self) -> float:
         """The learning rate that this worker has set."""
-        if self._lr is not None:
-            return self._lr
+        if self._set.lr is not None:
+            return self._set.lr
         if self.optimizer is None:
             raise UsageError("this worker has set no optimizer and no learning rate")
         return self.optimizer.lr
@@ -82,15 +105,18 @@ class Optimizing:
             if self.optimizer is None:
                 raise UsageError("this worker has set no optimizer, whose hyper-parameters these could be")
             changes = self.optimizer.changes(others, groups)
+        lr, rescale = self._set.lr, self._set.rescale
         if learning_rate is not None:
-            self._lr = float(finite("learning_rate", learning_rate))
+            lr = float(finite("learning_rate", learning_rate))
         if rescale_grad is not None:
-            self._rescale = float(finite("rescale_grad", rescale_grad))
-        self._changes = {**self._changes, **changes}
+            rescale = float(finite("rescale_grad", rescale_grad))
+        self._set = self._set._replace(lr=lr, rescale=rescale, changes={**self._set.changes, **changes})
 
     def hyper(self) -> Hyper:
         """Return the numbers of the next push."""
-        return Hyper(self._lr, self._rescale, [[*which, value] for which, value in self._changes.items()])
+        return Hyper(
+            self._set.lr, self._set.rescale, [[*which, value] for which, value in self._set.changes.items()]
+        )
 
     def require(self, what: str) -> str:
         """Return the optimizer's name; a worker that has not set it asks the servers, once.
@@ -101,7 +127,7 @@ class Optimizing:
         if self.optimizer is not None:
             return self.optimizer.name
         if self._theirs is None:
-            self._theirs = self._remote.optimizer()
+            self._theirs = self._requests.optimizer()
         if self._theirs is None:
             raise UsageError(
                 f"{what} on a {self._store!r} store needs an optimizer: call set_optimizer(name, ...) first, "
@@ -121,7 +147,7 @@ class Optimizing:
         optimizer = self.require("save_optimizer_states")
         pieces: dict[tuple[Piece, str], torch.Tensor] = {}
         for parcel in parcels(entries, list(entries), AT_ONCE):
-            pieces |= self._remote.get_states(parcel)
+            pieces |= self._requests.get_states(parcel)
         states.write(path, optimizer, assemble(pieces, entries), residuals, note)
 
     def load(self, path: str | os.PathLike[str], entries: Mapping[Key, Entry]) -> None:
@@ -139,7 +165,7 @@ class Optimizing:
         for parcel in parcels(entries, list(entries), AT_ONCE):
             its = {which: value for piece in parcel.pieces for which, value in by_piece.get(piece, {}).items()}
             if its:
-                self._remote.put_states(parcel.server, its)
+                self._requests.put_states(parcel.server, its)
 
 
 def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mapping[Key, Entry]) -> Optimizer:

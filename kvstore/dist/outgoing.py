@@ -12,9 +12,10 @@ import torch
 from kvstore.memory import SMALL, Memory, Parts
 from kvstore.dist.plans import parts_of
 from kvstore.dist.parcels import Parcel
-from kvstore.values import Leaving, from_buffer, to_buffer
+from kvstore.values import Leaving, from_buffer, to_buffer, without_grad
 from kvstore.wire import Buffer, Codec
 
+MOST_VIEWS = 1 << 10  # frames of a message; more of them are cheaper to copy than to send, and a message has a limit
 PART = 4 << 10  # bytes; what has smaller parts on average is cheaper to copy than to send from where it lies
 
 
@@ -76,12 +77,11 @@ class Packer:
             return [cast("Buffer", Parts(map(to_buffer, parts)))]  # at the other end it is one
         small = parcel.nbytes < SMALL
         buffer = memoryview(bytearray(parcel.nbytes)) if small else self._memory.allocate(parcel.nbytes)
-        with torch.no_grad():
-            torch.cat(parts, out=from_buffer(buffer, parcel.dtype))
+        without_grad(torch.cat, parts, out=from_buffer(buffer, parcel.dtype))
         return [buffer]
 
     def _views(self, parts: Sequence[torch.Tensor]) -> list[Buffer] | None:
-        """``parts`` where they lie, those that follow each other as one; None if not all can be sent from there."""
+        """``parts`` where they lie, those that follow each other as one; None if not all can be sent from there, or well."""
         spans: list[tuple[int, int, int]] = []  # whose memory, from where, to where
         for part in parts:
             base = part.untyped_storage().data_ptr()
@@ -92,6 +92,8 @@ class Packer:
             if spans and spans[-1][0] == base and spans[-1][2] == start:
                 start = spans.pop()[1]
             spans.append((base, start, stop))
+        if len(spans) > MOST_VIEWS:
+            return None
         return [self._made[base][start:stop].data for base, start, stop in spans]
 
 

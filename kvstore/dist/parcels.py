@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+import numpy as np
 
 from kvstore.spec import Key, Spec
+
+
+MOST_PIECES = 1 << 17  # in one message; what says which they are, or what their states are, must fit its header
 
 
 class Piece(NamedTuple):
@@ -21,34 +26,18 @@ class Piece(NamedTuple):
     stop: int
 
 
-class Receipt(Protocol):
-    """Of a push: see ``Ticket``."""
-
-    @property
-    def open(self) -> Collection[int]:
-        """The requests that have not been answered."""
-        ...
-
-
-@dataclass
+@dataclass(frozen=True)
 class Entry:
-    """What a worker knows of a key: ``clock`` is how often it has pushed it, ``pushed`` the last push's receipt."""
+    """What a worker knows of a key; ``place`` is its number among the store's keys, by which its clock is found."""
 
     spec: Spec
     pieces: list[Piece]
-    clock: int = 0
-    pushed: Receipt | None = None
-    versions: dict[int, int] = field(default_factory=dict)  # by piece, of the values that were last read
+    place: int = 0
 
     @property
     def cut(self) -> bool:
         """Whether it is several segments."""
         return len(self.pieces) > 1
-
-    @property
-    def on_way(self) -> bool:
-        """Whether the last push has not taken effect yet."""
-        return self.pushed is not None and bool(self.pushed.open)
 
     @property
     def servers(self) -> int:
@@ -91,7 +80,12 @@ class Parcel:
         self.sizes: list[int] = []
         self.positions: list[int] = []  # of the arrays that pieces are of, in the list
 
-    @property
+    @cached_property
+    def places(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Of the keys of its pieces, among those of the store."""
+        return np.fromiter((entry.place for entry in self.entries), np.int64, len(self.entries))
+
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return sum(stretch.stop - stretch.start for stretch in self.stretches)
@@ -139,25 +133,11 @@ class Parcel:
             yield first.key, start, stop, small, count
             at += count
 
-    def advance(self, versions: Sequence[int]) -> None:
-        """Note the rounds of values that have come: who is behind them goes on from there.
-
-        Pieces of one key may be at different rounds; the earliest counts, or a round might wait for this worker.
-        """
-        for piece, entry, version in zip(self.pieces, self.entries, versions, strict=True):
-            entry.versions[piece.id] = version
-            if len(entry.versions) == len(entry.pieces):
-                entry.clock = max(entry.clock, min(entry.versions.values()))
-
-    def clocks(self) -> list[int]:
-        """How often each piece has been pushed."""
-        return [entry.clock for entry in self.entries]
-
 
 def parcels(entries: Mapping[Key, Entry], keys: Sequence[Key], most: int, small: int = 0) -> list[Parcel]:
     """Return the messages that ``keys`` take: each of at most ``most`` bytes or a single piece, servers in turns.
 
-    In each, whole arrays of at most ``small`` elements come first, so that they can share a payload.
+    None has more than ``MOST_PIECES``. In each, whole arrays of at most ``small`` elements come first, so that they can share a payload.
     """
     by_server: dict[int, list[Parcel]] = {}
     latest: dict[tuple[int, str], Parcel] = {}
@@ -167,7 +147,8 @@ def parcels(entries: Mapping[Key, Entry], keys: Sequence[Key], most: int, small:
             where = piece.server, entry.spec.dtype
             parcel = latest.get(where)
             nbytes = (piece.stop - piece.start) * entry.spec.itemsize
-            if parcel is None or (parcel.nbytes and parcel.nbytes + nbytes > most):
+            full = parcel is not None and len(parcel.ids) >= MOST_PIECES
+            if parcel is None or full or (parcel.nbytes and parcel.nbytes + nbytes > most):
                 parcel = latest[where] = Parcel(*where, small=small)
                 by_server.setdefault(piece.server, []).append(parcel)
             parcel.add(position, piece, entry)

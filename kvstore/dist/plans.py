@@ -33,6 +33,7 @@ class Plan:
     def __init__(self, entries: Mapping[Key, Entry], keys: Sequence[Key], most: int, small: int = 0) -> None:
         self.keys = tuple(keys)
         self.entries = [entries[key] for key in keys]
+        self.places = np.fromiter((entry.place for entry in self.entries), np.int64, len(self.entries))
         self.parcels = parcels(entries, keys, most, small)
         self.lengths = np.array([entry.spec.nbytes for entry in self.entries], np.int64)
         self.nbytes = int(self.lengths.sum())
@@ -44,7 +45,7 @@ class Plan:
     def plain(self, values: Any) -> Sequence[torch.Tensor] | None:
         """Return ``values`` if they are what most callers have: a list of contiguous CPU tensors that fit the keys.
 
-        Checks thousands at once. None says that they may be right all the same, or wrong.
+        Checks thousands at once. None: they are to be looked at one by one.
         """
         if type(values) not in (list, tuple) or not _PLAIN.issuperset(map(type, values)):
             return None
@@ -83,9 +84,8 @@ class Plans:
         self._made: dict[tuple[Key, ...], Plan] = {}
 
     def add(self, entries: Mapping[Key, Entry]) -> None:
-        """Take new keys."""
+        """Take new keys. May be repeated."""
         self.entries.update(entries)
-        self._made.clear()
 
     def fold(self, times: int, small: int) -> None:
         """From now on let messages be of so many times more bytes, and arrays of so few elements share payloads."""
@@ -109,20 +109,15 @@ class Plans:
             plan = self._made[listed] = Plan(self.entries, listed, self._piece * self._fold, self._small)
         return plan
 
-    def plain(self, key: Any, *arrays: Any) -> tuple[Plan, list[Sequence[torch.Tensor]]] | None:
+    def plain(self, key: Any, arrays: Any) -> tuple[Plan, Sequence[torch.Tensor]] | None:
         """Return the plan for ``key``, or a list of them, and ``arrays``: if it is kept, and they are plain.
 
-        None says that all may be right all the same, or wrong.
+        None: not on this fast way; they are to be looked at one by one.
         """
         several = isinstance(key, list | tuple)
         listed = tuple(key) if several else (key,)
         plan = self._made.get(listed) if _KEYS.issuperset(map(type, listed)) else None
         if plan is None:
             return None
-        found: list[Sequence[torch.Tensor]] = []
-        for its in arrays:
-            tensors = plan.plain(its if several else [its])
-            if tensors is None:
-                return None
-            found.append(tensors)
-        return plan, found
+        tensors = plan.plain(arrays if several else [arrays])
+        return None if tensors is None else (plan, tensors)

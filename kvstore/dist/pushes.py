@@ -1,89 +1,112 @@
-"""What goes between one worker and its store's servers: contributions out, values in, and who waits for which."""
+"""Contributions out, values in: what one worker pushes and pulls, and what its clocks are meanwhile.
+
+A push is one transaction. All that can be wrong with it is found before anything has changed; then its clocks and its
+requests are taken in as one, and from there on it is made, whatever happens to the call.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, deque
 from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.dist.compression import Compressing
 from kvstore.consistency import Rule
-from kvstore.errors import UsageError
+from kvstore.dist.clocks import Clocks
+from kvstore.dist.compression import Compressing
+from kvstore.dist.incoming import Decode, Writer
 from kvstore.dist.join import Joining
-from kvstore.dist.optimizer import Optimizing
+from kvstore.dist.optimizer import Hyper, Optimizing
 from kvstore.dist.outgoing import Load, Plain
-from kvstore.dist.plans import Plan
-from kvstore.dist.requests import Back, Remote
-from kvstore.member.session import Session
 from kvstore.dist.parcels import Parcel
+from kvstore.dist.plans import Plan
+from kvstore.dist.requests import Requests
+from kvstore.errors import UsageError
+from kvstore.member.outstanding import Effect, Request, Sender, Turn
+from kvstore.member.session import Session
 from kvstore.spec import require_floats
 from kvstore.ticket import Ticket
 from kvstore.values import Leaving
-from kvstore.wire import MAX_PRIORITY, Ack, Values
-from kvstore.dist.incoming import Writer
+from kvstore.wire import MAX_PRIORITY, Ack, Codec, Pull, Push, Values
 
 
-class Exchange:
-    """Sends and asks for what plans say; keeps the tickets of pushes until they have taken effect.
+class Counts(NamedTuple):
+    """What has been counted so far; see ``Statistics``."""
+
+    pushes: int = 0
+    pulls: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    late: int = 0
+    staleness: tuple[tuple[int, int], ...] = ()
+
+
+class Pushes:
+    """The pushes and pulls of one store.
 
     Args:
         session: this process's membership in the job.
-        remote: the servers.
+        requests: the store's.
         rule: how updates and reads go together.
-        timeout_s: the deadline of every wait.
+        clocks: of this worker's keys.
         optimizing: what updates are to be made with.
         joining: whether this worker may push.
 
     Attributes:
-        lock: of all here, and of the clocks of entries: they must be sent in the order in which they are taken.
         compressing: how values are encoded; None for as they are.
-        pushes, pulls, bytes_pulled, late, staleness: see ``Statistics``.
+        counts: what has been counted.
     """
 
     def __init__(
-        self, session: Session, remote: Remote, rule: Rule, timeout_s: float, optimizing: Optimizing, joining: Joining
+        self,
+        session: Session,
+        requests: Requests,
+        rule: Rule,
+        clocks: Clocks,
+        optimizing: Optimizing,
+        joining: Joining,
     ) -> None:
-        self.lock = threading.RLock()
         self.compressing: Compressing | None = None
-        self.pushes = self.pulls = self.bytes_pulled = self.late = 0
-        self.staleness: Counter[int] = Counter()
-        self._session = session
-        self._remote = remote
-        self._rule = rule
-        self._timeout_s = timeout_s
+        self.counts = Counts()
+        self.session = session
+        self.store = requests.store
+        self.rule = rule
+        self.clocks = clocks
+        self._requests = requests
+        self._client = session.client
         self._optimizing = optimizing
         self._joining = joining
-        self._pushed: deque[Ticket] = deque()
-        self._failed: deque[Ticket] = deque()
+        self._number = 0  # of the last push
+        self._pushed: dict[int, Ticket] = {}  # by number, those that may not have taken effect yet
+        self._failed: dict[Ticket, None] = {}
 
     @property
     def outstanding(self) -> int:
         """How many pushes have not taken effect yet."""
-        with self.lock:
-            return sum(1 for ticket in self._pushed if ticket.open)
+        return sum(1 for ticket in list(self._pushed.values()) if ticket.open)
+
+    @property
+    def bytes_pushed(self) -> int:
+        """Bytes of gradients that have been sent."""
+        return self.counts.bytes_pushed + sum(
+            request.sent for request in self._client.of(_Push) if request.pushes is self
+        )
 
     def pushpull(self, plan: Plan, values: Sequence[torch.Tensor], writer: Writer, priority: int, wait: bool) -> Ticket:
         """Send ``values``, contiguous tensors, and take the new values into what may be the same memory."""
         if writer.disturbs(values):
             values = [value.clone() for value in values]
-        if not wait:
-            return self.push("pushpull", plan, values, writer, priority)
-        with self._session.client.lending():
-            ticket = self.push("pushpull", plan, values, writer, priority, in_turn=True)
-            ticket.wait()
-        return ticket
+        return self.push("pushpull", plan, values, writer, priority, wait)
 
     def push(
         self,
         what: str,
         plan: Plan,
         values: Sequence[torch.Tensor],
-        writer: Writer | None,
+        writer: Writer | None = None,
         priority: int = 0,
-        *,
-        in_turn: bool = False,
+        wait: bool = False,
     ) -> Ticket:
         """Send ``values``, contiguous tensors, as this worker's next contribution.
 
@@ -91,93 +114,257 @@ class Exchange:
             what: the call, for messages.
             writer: takes the new values; None if they are not wanted.
             priority: of its messages among those that wait to be sent; but no push overtakes another of the same key.
-            in_turn: they may wait for their turn, for a caller that waits for them, leaves the values as they are
-                until then, and is in ``Client.lending``.
+            wait: return when it has taken effect. Until then messages may wait for their turn, and read the values when
+                they leave.
         """
-        if self._rule.mode == "async":
+        if self.rule.mode == "async":
             self._optimizing.require("push")
         if not plan.floats and self._optimizing.optimizer is not None:
             require_floats((key, entry.spec) for key, entry in zip(plan.keys, plan.entries, strict=True))
         ticket = self._ticket(what, plan)
-        with self.lock:
-            if self._joining.under_way:
-                raise UsageError("this worker has joined, and others have not yet: call join() again, which waits on")
-            load: Load
-            if self.compressing is None:
-                load = Plain(self._remote.packer, Leaving(values))
-            else:
-                load = self.compressing.load(plan, values, self._remote.packer)
-            self.pushes += len(plan.keys)
-            if writer is not None:
-                self.pulls += len(plan.keys)
-            priority = max(-MAX_PRIORITY, min(int(priority), MAX_PRIORITY))
-            self._forget()
-            # The pushes of a key stay in order, and so do their answers, which may go into the same array.
-            order = None if self._pushed and any(entry.on_way for entry in plan.entries) else priority
-            turn = priority if in_turn else None
-            for entry in plan.entries:
-                entry.clock += 1
-                entry.pushed = ticket
-            note = None if self._rule.quorum is None else self._note
-            hyper = self._optimizing.hyper()
-            for parcel in plan.parcels:
-                back = None if writer is None else self._back(parcel, writer)
-                self._remote.push(ticket, parcel, load, hyper, back, note, order, turn)
-            self._pushed.append(ticket)
+        load: Load
+        if self.compressing is None:
+            load = Plain(self._requests.packer, Leaving(values))
+        else:
+            load = self.compressing.load(plan, values, self._requests.packer)
+        work = partial(self._push, ticket, plan, load, writer, priority, wait)
+        if wait:
+            self._client.exchange(work, ticket)
+        else:
+            self._client.submit(work, ticket)
         return ticket
 
-    def pull(self, plan: Plan, writer: Writer, priority: int) -> Ticket:
+    def pull(self, plan: Plan, writer: Writer, priority: int, wait: bool) -> Ticket:
         """Ask for values that include this worker's contributions so far."""
         ticket = self._ticket("pull", plan)
-        with self.lock:
-            self.pulls += len(plan.keys)
-            for parcel in plan.parcels:
-                self._remote.pull(ticket, parcel, priority, self._back(parcel, writer))
+        work = partial(self._pull, ticket, plan, writer, priority)
+        if wait:
+            self._client.exchange(work, ticket)
+        else:
+            self._client.submit(work, ticket)
         return ticket
 
-    def flush(self, timeout_s: float) -> None:
+    def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every push has taken effect; raise what has gone wrong."""
-        with self.lock:
-            waited = list(self._pushed)
-        self._session.client.wait_all(waited, timeout_s)
-        with self.lock:  # meanwhile another thread may have pushed
-            self._forget()
+        self._client.wait_all(list(self._pushed.values()), timeout_s)
         self.check()
 
     def check(self) -> None:
         """Raise what has gone wrong since the last call."""
-        self._session.check(self._remote.number)
-        with self.lock:
-            while self._failed:
-                ticket = self._failed.popleft()
-                if not ticket.raised:
-                    ticket.wait()
+        self.session.check(self.store)
+        for ticket in list(self._failed):
+            if not ticket.raised:
+                ticket.wait()
+            self._failed.pop(ticket, None)
+
+    # ---- alone at the links
+
+    def _push(
+        self, ticket: Ticket, plan: Plan, load: Load, writer: Writer | None, priority: int, wait: bool
+    ) -> tuple[Sequence[Request], Effect]:
+        if self._joining.under_way:
+            raise UsageError("this worker has joined, and others have not yet: call join() again, which waits on")
+        self._forget()
+        priority = max(-MAX_PRIORITY, min(int(priority), MAX_PRIORITY))
+        # The pushes of a key stay in order, and so do their answers, which may go into the same array.
+        order = None if self._on_way(plan) else priority
+        clocks = self.clocks.pushed[plan.places] + 1
+        hyper = self._optimizing.hyper()
+        requests = []
+        for parcel in plan.parcels:
+            back = None if writer is None else self._back(parcel, writer)
+            turn = Turn(back.nbytes, priority) if wait and back is not None else None
+            after = [clock + 1 for clock in self.clocks.of(parcel)]
+            requests.append(_Push(self, ticket, parcel, after, load, hyper, back, order, turn))
+        counts = self.counts._replace(
+            pushes=self.counts.pushes + len(plan.keys),
+            pulls=self.counts.pulls + (0 if writer is None else len(plan.keys)),
+        )
+        return requests, partial(self._made, self._number + 1, ticket, plan, clocks, counts)
+
+    def _made(self, number: int, ticket: Ticket, plan: Plan, clocks: Any, counts: Counts) -> None:
+        self.clocks.note(plan.places, clocks, number)
+        self._pushed[number] = ticket
+        self._number = number
+        self.counts = counts
+
+    def _pull(self, ticket: Ticket, plan: Plan, writer: Writer, priority: int) -> tuple[Sequence[Request], Effect]:
+        requests = []
+        for parcel in plan.parcels:
+            back = self._back(parcel, writer)
+            requests.append(_Pull(self, ticket, parcel, self.clocks.of(parcel), back, Turn(back.nbytes, int(priority))))
+        counts = self.counts._replace(pulls=self.counts.pulls + len(plan.keys))
+        return requests, partial(self._count, counts)
+
+    def _count(self, counts: Counts) -> None:
+        self.counts = counts
+
+    def _on_way(self, plan: Plan) -> bool:
+        """Whether the last push of one of the plan's keys has not taken effect yet."""
+        if not self._pushed:
+            return False
+        numbers = set(self.clocks.last[plan.places].tolist())
+        return any(number in self._pushed and self._pushed[number].open for number in numbers)
 
     def _forget(self) -> None:
         """Let go of the oldest pushes, those that have taken effect."""
-        while self._pushed and not self._pushed[0].open:
-            self._pushed.popleft()
+        for number, ticket in list(self._pushed.items()):
+            if ticket.open:
+                return
+            self._pushed.pop(number, None)
 
-    def _back(self, parcel: Parcel, writer: Writer) -> Back:
-        """How the values of ``parcel`` come back, and into what."""
+    def _back(self, parcel: Parcel, writer: Writer) -> _Back:
         how = self.compressing
-        write = writer.taker(parcel, None if how is None else how.decoder(parcel))
-
-        def take(reply: Values) -> None:
-            self.bytes_pulled += sum(reply.lengths) or parcel.nbytes
-            write(reply)
-            self._note(reply)
-            if reply.clocks:
-                parcel.advance(reply.clocks)
-            if self._rule.mode == "async":
-                self.staleness[reply.ahead] += 1
-
         if how is None:
-            return Back(take, None, parcel.nbytes)
-        return Back(take, how.asked(parcel), parcel.nbytes // how.fold)
+            return _Back(writer, None, None, parcel.nbytes)
+        return _Back(writer, how.decoder(parcel), how.asked(parcel), parcel.nbytes // how.fold)
 
-    def _note(self, reply: Ack | Values) -> None:
-        self.late += reply.missed
+    def noted(self, parcel: Parcel, reply: Ack | Values, pushed: int, pulled: bool) -> Effect:
+        """Return what an answer changes: of ``pushed`` bytes, and of values that were ``pulled`` if they were."""
+        counts = self.counts
+        staleness = counts.staleness
+        if pulled and self.rule.mode == "async" and isinstance(reply, Values):
+            seen = dict(staleness)
+            seen[reply.ahead] = seen.get(reply.ahead, 0) + 1
+            staleness = tuple(seen.items())
+        counts = Counts(
+            counts.pushes,
+            counts.pulls,
+            counts.bytes_pushed + pushed,
+            counts.bytes_pulled + (sum(reply.lengths) or parcel.nbytes if pulled and isinstance(reply, Values) else 0),
+            counts.late + (reply.missed if self.rule.quorum is not None else 0),
+            staleness,
+        )
+        versions = reply.clocks if pulled and isinstance(reply, Values) else []
+        return partial(self._noted, counts, parcel, versions)
+
+    def _noted(self, counts: Counts, parcel: Parcel, versions: Sequence[int]) -> None:
+        if versions:
+            self.clocks.advance(parcel, versions)
+        self.counts = counts
 
     def _ticket(self, what: str, plan: Plan) -> Ticket:
-        return Ticket(what, plan.keys, self._session.client, self._failed.append, self._timeout_s)
+        return Ticket(what, plan.keys, self._client, self._fail, self._requests.limits)
+
+    def _fail(self, ticket: Ticket) -> None:
+        self._failed[ticket] = None
+
+
+class _Back(NamedTuple):
+    """How values come back: into what, encoded how, and how many bytes of the window they take."""
+
+    writer: Writer
+    decode: Decode | None
+    codec: Codec
+    nbytes: int
+
+
+class _Values(Request):
+    """Asks for values of a parcel's pieces; ``back`` is None where they are not wanted, or no longer."""
+
+    __slots__ = ("back", "clocks", "parcel", "pushes")
+
+    def __init__(
+        self,
+        pushes: Pushes,
+        ticket: Ticket,
+        parcel: Parcel,
+        clocks: list[int],
+        back: _Back | None,
+        priority: int | None,
+        turn: Turn | None,
+    ) -> None:
+        super().__init__(pushes.session.servers[parcel.server], ticket, priority, turn)
+        self.pushes = pushes
+        self.parcel = parcel
+        self.clocks = clocks
+        self.back = back
+
+    def take(self, reply: Any) -> Effect:
+        """See ``Request``."""
+        back = self.back
+        if back is not None:
+            back.writer.take(self.parcel, reply, back.decode)
+        return self.pushes.noted(self.parcel, reply, self._sent, back is not None)
+
+    def forsake(self) -> None:
+        """See ``Request``."""
+        self.back = None
+
+    @property
+    def _sent(self) -> int:
+        return 0
+
+
+class _Pull(_Values):
+    """The values that include this worker's contributions so far."""
+
+    __slots__ = ("codec",)
+
+    def __init__(
+        self, pushes: Pushes, ticket: Ticket, parcel: Parcel, clocks: list[int], back: _Back, turn: Turn
+    ) -> None:
+        super().__init__(pushes, ticket, parcel, clocks, back, None, turn)
+        self.codec = back.codec
+
+    def message(self, sender: Sender) -> Pull:
+        """See ``Request``."""
+        return Pull(*sender, self.pushes.store, self.parcel.ids, self.clocks, self.codec)
+
+    def forsake(self) -> None:
+        """See ``Request``; whether it fails does not matter any more either."""
+        super().forsake()
+        self.ticket.raised = True
+
+
+class _Push(_Values):
+    """This worker's contribution to a parcel's pieces. Its values are packed, or encoded, when it goes."""
+
+    __slots__ = ("codec", "hyper", "load", "order", "sent", "want")
+    early = False
+
+    def __init__(
+        self,
+        pushes: Pushes,
+        ticket: Ticket,
+        parcel: Parcel,
+        clocks: list[int],
+        load: Load,
+        hyper: Hyper,
+        back: _Back | None,
+        order: int | None,
+        turn: Turn | None,
+    ) -> None:
+        super().__init__(pushes, ticket, parcel, clocks, back, order if turn is None else None, turn)
+        self.load = load
+        self.hyper = hyper
+        self.order = order
+        self.want = back is not None
+        self.codec = None if back is None else back.codec
+        self.sent = 0  # bytes of gradients
+
+    def message(self, sender: Sender) -> Push:
+        """See ``Request``."""
+        gather = self.turn is not None and self.pushes.session.client.gathers(self.peer)
+        buffers, codec, lengths, spans = self.load.pack(self.parcel, gather)
+        self.sent = self.parcel.nbytes if codec is None else sum(lengths)
+        return Push(
+            *sender,
+            store=self.pushes.store,
+            ids=self.parcel.ids,
+            clocks=self.clocks,
+            want=self.want,
+            lr=self.hyper.lr,
+            rescale=self.hyper.rescale,
+            codec=codec,
+            lengths=list(lengths),
+            spans=list(spans),
+            back=self.codec,
+            changes=self.hyper.changes,
+            priority=self.order,
+            buffers=buffers,
+        )
+
+    @property
+    def _sent(self) -> int:
+        return self.sent

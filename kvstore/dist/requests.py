@@ -1,101 +1,95 @@
-"""A store's messages: what a worker says to the scheduler and the servers about one store, and what it gets back."""
+"""What a worker says to the scheduler and the servers about one store, apart from pushes and pulls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
-from kvstore.member.client import Me
 from kvstore.consistency import Rule
-from kvstore.errors import UsageError
-from kvstore.optim import Optimizer
-from kvstore.dist.outgoing import Load, Packer
-from kvstore.dist.plans import Plan
-from kvstore.member.session import Session
+from kvstore.dist.outgoing import Packer
 from kvstore.dist.parcels import Entry, Parcel, Piece
+from kvstore.dist.plans import Plan
+from kvstore.member.outstanding import Effect, Question, Request, Sender
+from kvstore.member.session import Session
+from kvstore.optim import Optimizer
 from kvstore.spec import Key, Spec
-from kvstore.ticket import Ticket
+from kvstore.ticket import Limits, Ticket
 from kvstore.values import Leaving, from_buffer, spec_of, to_buffer
 from kvstore.wire import (
-    MAX_STORES,
-    Ack,
     Barrier,
-    Buffer,
-    Codec,
+    Close,
+    CloseStore,
     Declare,
     GetStates,
     Init,
     Message,
     Open,
+    Opened,
+    OpenStore,
     Pause,
     Placed,
-    Pull,
-    Push,
     PutStates,
     Ready,
+    Reply,
     Resume,
     SetOptimizer,
     States,
-    Values,
     join,
     tear,
 )
 
-
-class Hyper(NamedTuple):
-    """The numbers of a push: ``changes``, as messages carry them, are those that differ from the optimizer's."""
-
-    lr: float | None
-    rescale: float | None
-    changes: list[list[Any]]
+Make = Callable[[Sender], Message]
 
 
-class Back(NamedTuple):
-    """Values on their way back: who takes them, how they are to come, and how many bytes of the window they take."""
-
-    take: Callable[[Values], None]
-    codec: Codec
-    nbytes: int
-
-
-class Remote:
-    """The far side of one store. Methods that take or give a ticket return at once; the others wait for the answer.
+class Requests:
+    """The requests of one store. Those that return no ticket wait for the answer.
 
     Args:
         session: this process's membership in the job.
-        timeout_s: the deadline of every wait.
+        ordinal: which of this worker's stores it is: the n-th store of one worker is the n-th of the others.
+        rule: how updates and reads go together; all servers are told.
+        limits: of every wait.
+
+    Attributes:
+        store: its number on the wire.
     """
 
-    def __init__(self, session: Session, timeout_s: float) -> None:
-        self.number = session.new_store()
-        if self.number >= MAX_STORES:
-            raise UsageError(f"this process has made {MAX_STORES} dist stores, which is the most a job can have")
+    def __init__(self, session: Session, ordinal: int, rule: Rule, limits: Limits) -> None:
         self._session = session
         self._client = session.client
-        self._timeout_s = timeout_s
-        self.packer = Packer(session.client.memory)
-        self.sent = 0  # bytes of gradients
-
-    def open(self, rule: Rule) -> None:
-        """Tell all servers that this worker uses the store, and by which rule."""
+        self.limits = limits
+        self.packer = Packer(session.client)
+        opened: Opened = self._one(
+            session.scheduler, "opening the store", (), lambda sender: OpenStore(*sender, ordinal=ordinal)
+        )
+        self.store = opened.store
         self._all(
-            Ticket("opening the store", (), self._client),
-            lambda me: Open(
-                *me, self.number, rule.mode, rule.staleness, rule.quorum, rule.late, float(rule.compensation)
+            "opening the store",
+            lambda sender: Open(
+                *sender, self.store, rule.mode, rule.staleness, rule.quorum, rule.late, float(rule.compensation)
             ),
         )
 
-    def declare(self, specs: Mapping[Key, Spec], bound: int, longest: int) -> dict[Key, Entry]:
+    def close(self) -> None:
+        """Tell the servers, and then the scheduler, that this worker does not use the store any more."""
+        self._all("closing the store", lambda sender: Close(*sender, store=self.store))
+        self._one(
+            self._session.scheduler, "closing the store", (), lambda sender: CloseStore(*sender, store=self.store)
+        )
+
+    def declare(self, specs: Mapping[Key, Spec], bound: int, longest: int) -> dict[Key, list[Piece]]:
         """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers."""
         keys = list(specs)
         placed: Placed = self._one(
             self._session.scheduler,
-            Ticket("init", keys, self._client),
-            lambda me: Declare(
-                *me,
-                store=self.number,
+            "init",
+            keys,
+            lambda sender: Declare(
+                *sender,
+                store=self.store,
                 keys=keys,
                 shapes=[list(spec.shape) for spec in specs.values()],
                 dtypes=[spec.dtype for spec in specs.values()],
@@ -104,109 +98,43 @@ class Remote:
             ),
         )
         return {
-            key: Entry(spec, [Piece(number, server, key, start, stop) for number, server, start, stop in segments])
-            for (key, spec), segments in zip(specs.items(), placed.segments, strict=True)
+            key: [Piece(number, server, key, start, stop) for number, server, start, stop in segments]
+            for key, segments in zip(keys, placed.segments, strict=True)
         }
 
-    def put_values(self, plan: Plan, values: Leaving) -> None:
-        """Give the servers the first values of a plan's keys, then tell the scheduler."""
-        ticket = Ticket("init", plan.keys, self._client)
+    def put_values(self, plan: Plan, values: Leaving, effect: Effect) -> None:
+        """Give the servers the first values of a plan's keys, then tell the scheduler, of which ``effect`` is a part."""
+        ticket = self._ticket("init", plan.keys)
         for parcel in plan.parcels:
-            self._init(ticket, parcel, self.packer.pack(parcel, values))
-        ticket.wait(self._timeout_s)
-        self._one(
-            self._session.scheduler,
-            Ticket("init", plan.keys, self._client),
-            lambda me: Ready(*me, store=self.number, keys=list(plan.keys)),
+            self._client.ask(self._session.servers[parcel.server], ticket, partial(self._init, parcel, values))
+        ticket.wait()
+        self._exchange(
+            self._ticket("init", plan.keys),
+            [(self._session.scheduler, lambda sender: Ready(*sender, store=self.store, keys=list(plan.keys)))],
+            effect,
         )
 
-    def _init(self, ticket: Ticket, parcel: Parcel, buffers: Sequence[Buffer]) -> None:
-        self._client.ask(
-            self._session.servers[parcel.server],
-            ticket,
-            lambda me: Init(
-                *me,
-                store=self.number,
-                ids=parcel.ids,
-                keys=[piece.key for piece in parcel.pieces],
-                shapes=[
-                    [piece.stop - piece.start] if entry.cut else list(entry.spec.shape)
-                    for piece, entry in zip(parcel.pieces, parcel.entries, strict=True)
-                ],
-                dtype=parcel.dtype,
-                buffers=buffers,
-            ),
+    def _init(self, parcel: Parcel, values: Leaving, sender: Sender) -> Init:
+        return Init(
+            *sender,
+            store=self.store,
+            ids=parcel.ids,
+            keys=[piece.key for piece in parcel.pieces],
+            shapes=[
+                [piece.stop - piece.start] if entry.cut else list(entry.spec.shape)
+                for piece, entry in zip(parcel.pieces, parcel.entries, strict=True)
+            ],
+            dtype=parcel.dtype,
+            buffers=self.packer.pack(parcel, values),
         )
 
-    def push(
-        self,
-        ticket: Ticket,
-        parcel: Parcel,
-        load: Load,
-        hyper: Hyper,
-        back: Back | None,
-        note: Callable[[Ack], None] | None = None,
-        priority: int | None = None,
-        in_turn: int | None = None,
-    ) -> None:
-        """Send this worker's contribution to a parcel's pieces.
+    def set_optimizer(self, version: int, optimizer: Optimizer, effect: Effect) -> None:
+        """Have all servers update with ``optimizer``; when the last of them does, ``effect`` follows."""
 
-        Args:
-            load: is packed when the message goes.
-            hyper: what to update with in this round.
-            back: what is to become of the new values; None if they are not wanted.
-            note: gets the answer, if it has no values.
-            priority: of this message, and of its answer, among those that wait to leave; see ``Transport.send``.
-            in_turn: None sends it at once; else it may wait for its turn, with this priority, and be read when it
-                leaves: see ``Client.lending``.
-        """
-        clocks, peer = parcel.clocks(), self._session.servers[parcel.server]
-        way = None if back is None else back.codec
-
-        def make(me: Me) -> Push:
-            buffers, codec, lengths, spans = load.pack(parcel, in_turn is not None and self._client.gathers(peer))
-            self.sent += parcel.nbytes if codec is None else sum(lengths)
-            return Push(
-                *me,
-                store=self.number,
-                ids=parcel.ids,
-                clocks=clocks,
-                want=back is not None,
-                lr=hyper.lr,
-                rescale=hyper.rescale,
-                codec=codec,
-                lengths=list(lengths),
-                spans=list(spans),
-                back=way,
-                changes=hyper.changes,
-                priority=priority,
-                buffers=buffers,
-            )
-
-        if in_turn is None or back is None:
-            self._client.ask(peer, ticket, make, note if back is None else back.take, priority)
-        else:
-            self._client.ask_in_turn(peer, ticket, make, back.take, back.nbytes, in_turn)
-
-    def pull(self, ticket: Ticket, parcel: Parcel, priority: int, back: Back) -> None:
-        """Ask, in turn, for the values of a parcel's pieces that include this worker's contributions so far."""
-        clocks = parcel.clocks()
-        self._client.ask_in_turn(
-            self._session.servers[parcel.server],
-            ticket,
-            lambda me: Pull(*me, self.number, parcel.ids, clocks, back.codec),
-            back.take,
-            back.nbytes,
-            priority,
-        )
-
-    def set_optimizer(self, version: int, optimizer: Optimizer) -> None:
-        """Have all servers update with ``optimizer``."""
-        self._all(
-            Ticket("set_optimizer", (), self._client),
-            lambda me: SetOptimizer(
-                *me,
-                store=self.number,
+        def make(sender: Sender) -> SetOptimizer:
+            return SetOptimizer(
+                *sender,
+                store=self.store,
                 version=version,
                 name=optimizer.name,
                 hyper=[[name, value] for name, value in optimizer.hyper.items()],
@@ -216,15 +144,19 @@ class Remote:
                 lr=optimizer.lr,
                 rescale=optimizer.rescale_grad,
                 groups=[[list(group.keys), [[*pair] for pair in group.hyper.items()]] for group in optimizer.groups],
-            ),
-        )
+            )
+
+        ticket = self._ticket("set_optimizer")
+        questions = [_Last(peer, ticket, make, effect) for peer in self._session.servers]
+        self._client.exchange(lambda: (questions, None), ticket)
 
     def optimizer(self) -> str | None:
         """Return the name of the optimizer that the servers have, or None."""
         reply: States = self._one(
             self._session.servers[0],
-            Ticket("asking for the optimizer", (), self._client),
-            lambda me: GetStates(*me, store=self.number, ids=[]),
+            "asking for the optimizer",
+            (),
+            lambda sender: GetStates(*sender, store=self.store, ids=[]),
         )
         return reply.optimizer
 
@@ -232,8 +164,9 @@ class Remote:
         """Return the optimizer's states of a parcel's pieces, by (piece, name of the state)."""
         reply: States = self._one(
             self._session.servers[parcel.server],
-            Ticket("save_optimizer_states", (), self._client),
-            lambda me: GetStates(*me, store=self.number, ids=parcel.ids),
+            "save_optimizer_states",
+            (),
+            lambda sender: GetStates(*sender, store=self.store, ids=parcel.ids),
         )
         by_id = {piece.id: piece for piece in parcel.pieces}
         specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(reply.shapes, reply.dtypes, strict=True)]
@@ -248,10 +181,11 @@ class Remote:
         specs = [spec_of(value) for value in states.values()]
         self._one(
             self._session.servers[server],
-            Ticket("load_optimizer_states", (), self._client),
-            lambda me: PutStates(
-                *me,
-                store=self.number,
+            "load_optimizer_states",
+            (),
+            lambda sender: PutStates(
+                *sender,
+                store=self.store,
                 ids=[piece.id for piece, _ in states],
                 names=[name for _, name in states],
                 shapes=[list(spec.shape) for spec in specs],
@@ -260,50 +194,94 @@ class Remote:
             ),
         )
 
-    def barrier(self, number: int) -> Ticket:
-        """Return a ticket that is done when all workers have come to the store's barrier ``number``."""
-        ticket = Ticket("barrier", (), self._client)
-        self._client.ask(self._session.scheduler, ticket, lambda me: Barrier(*me, store=self.number, number=number))
-        return ticket
+    def barrier(self, number: int, begun: Callable[[Ticket], None]) -> None:
+        """Come to the store's barrier ``number``; ``begun`` gets the ticket that is done when all workers have come."""
+        ticket = self._ticket("barrier")
+        question = Question(
+            self._session.scheduler, ticket, lambda sender: Barrier(*sender, store=self.store, number=number)
+        )
+        self._client.submit(lambda: ([question], partial(begun, ticket)), ticket)
 
     def announce_pause(self, number: int) -> None:
         """Tell the scheduler of this worker's pause ``number``, before any server lets others go on because of it."""
         self._one(
             self._session.scheduler,
-            Ticket("join", (), self._client),
-            lambda me: Pause(*me, store=self.number, number=number, pushes=0, ids=[], clocks=[]),
+            "join",
+            (),
+            lambda sender: Pause(*sender, store=self.store, number=number, pushes=0, ids=[], clocks=[]),
         )
 
-    def pause(self, number: int, entries: Mapping[Key, Entry], take: Callable[[Sequence[int], Resume], None]) -> Ticket:
-        """Tell all servers that this worker has nothing more to contribute; done when they let it go on.
+    def pause(
+        self,
+        number: int,
+        clocks: Callable[[], Mapping[Piece, int]],
+        take: Callable[[Sequence[int], Resume], None],
+        begun: Callable[[Ticket], None],
+    ) -> None:
+        """Tell all servers that this worker has nothing more to contribute.
 
         Args:
+            clocks: returns how often each piece has been pushed.
             take: is given each server's answer, with the pieces that it is about.
+            begun: gets the ticket that is done when the servers let this worker go on.
         """
-        ticket = Ticket("join", (), self._client, timeout_s=self._timeout_s)
-        pushes = sum(entry.clock for entry in entries.values())
-        clocks: list[dict[int, int]] = [{} for _ in self._session.servers]
-        for entry in entries.values():
-            for piece in entry.pieces:
-                clocks[piece.server][piece.id] = entry.clock
-        for peer, its in zip(self._session.servers, clocks, strict=True):
-            self._client.ask(peer, ticket, *self._pausing(number, pushes, its, take))
-        return ticket
+        ticket = self._ticket("join")
+
+        def work() -> tuple[Sequence[Request], Effect]:
+            by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
+            pushes: dict[Key, int] = {}
+            for piece, clock in clocks().items():
+                by_server[piece.server][piece.id] = clock
+                pushes[piece.key] = clock
+            questions = [
+                self._pausing(peer, ticket, number, sum(pushes.values()), pushed, take)
+                for peer, pushed in zip(self._session.servers, by_server, strict=True)
+            ]
+            return questions, partial(begun, ticket)
+
+        self._client.submit(work, ticket)
 
     def _pausing(
-        self, number: int, pushes: int, clocks: dict[int, int], take: Callable[[Sequence[int], Resume], None]
-    ) -> tuple[Callable[[Me], Message], Callable[[Resume], None]]:
-        ids = list(clocks)
-        return (
-            lambda me: Pause(*me, self.number, number, pushes, ids, list(clocks.values())),
-            lambda reply: take(ids, reply),
+        self,
+        peer: bytes,
+        ticket: Ticket,
+        number: int,
+        pushes: int,
+        pushed: Mapping[int, int],
+        take: Callable[[Sequence[int], Resume], None],
+    ) -> Question:
+        ids = list(pushed)
+        return Question(
+            peer,
+            ticket,
+            lambda sender: Pause(*sender, self.store, number, pushes, ids, list(pushed.values())),
+            partial(take, ids),
         )
 
-    def _one(self, peer: bytes, ticket: Ticket, make: Callable[[Me], Message]) -> Any:
-        self._client.ask(peer, ticket, make, ticket.take)
-        return ticket.wait(self._timeout_s)
+    def _one(self, peer: bytes, what: str, keys: Iterable[Key], make: Make) -> Any:
+        ticket = self._ticket(what, keys)
+        return self._exchange(ticket, [(peer, make)])
 
-    def _all(self, ticket: Ticket, make: Callable[[Me], Message]) -> None:
-        for peer in self._session.servers:
-            self._client.ask(peer, ticket, make)
-        ticket.wait(self._timeout_s)
+    def _all(self, what: str, make: Make) -> None:
+        self._exchange(self._ticket(what), [(peer, make) for peer in self._session.servers])
+
+    def _exchange(self, ticket: Ticket, asked: Sequence[tuple[bytes, Make]], effect: Effect | None = None) -> Any:
+        questions = [Question(peer, ticket, make, ticket.take) for peer, make in asked]
+        return self._client.exchange(lambda: (questions, effect), ticket)
+
+    def _ticket(self, what: str, keys: Iterable[Key] = ()) -> Ticket:
+        return Ticket(what, list(keys), self._client, limits=self.limits)
+
+
+class _Last(Question):
+    """One of several questions; the last one that is answered well has an effect."""
+
+    __slots__ = ("effect",)
+
+    def __init__(self, peer: bytes, ticket: Ticket, make: Make, effect: Effect) -> None:
+        super().__init__(peer, ticket, make)
+        self.effect = effect
+
+    def take(self, reply: Reply) -> Effect | None:
+        """See ``Request``."""
+        return self.effect if self.ticket.open == {self.seq} and self.ticket.error is None else None

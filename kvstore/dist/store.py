@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
 from kvstore import states
 from kvstore.base import KVStore
-from kvstore.dist.compression import Compressing
-from kvstore.dist.compression import describe as describe_compression
 from kvstore.config import Config
 from kvstore.consistency import Rule
-from kvstore.errors import AlreadyInitialised, Unsupported, UsageError
-from kvstore.dist.pushes import Exchange
+from kvstore.dist.clocks import Clocks
+from kvstore.dist.compression import Compressing
+from kvstore.dist.compression import describe as describe_compression
+from kvstore.dist.incoming import Writer
 from kvstore.dist.join import Joining
-from kvstore.optim import require_shapes
 from kvstore.dist.optimizer import Optimizing, described
 from kvstore.dist.options import parse
-from kvstore.placement import WHOLE
-from kvstore.dist.plans import Plan
-from kvstore.dist.plans import Plans
-from kvstore.dist.requests import Remote
+from kvstore.dist.parcels import Entry
+from kvstore.dist.plans import Plan, Plans
+from kvstore.dist.pushes import Pushes
+from kvstore.dist.requests import Requests
+from kvstore.errors import AlreadyInitialised, Unsupported, UsageError
 from kvstore.member.session import Session, shared
+from kvstore.optim import require_shapes
+from kvstore.placement import WHOLE
 from kvstore.spec import Key, as_shape, require_same
 from kvstore.statistics import Statistics
-from kvstore.ticket import Ticket, finish
+from kvstore.ticket import Limits, Ticket
 from kvstore.values import Leaving, as_dtype, as_output, as_tensors, reduce_to, spec_of
-from kvstore.dist.incoming import Writer
 
 CPU = torch.device("cpu")
+
+
+class _Barrier(NamedTuple):
+    """Where a worker is with barriers: how many it has passed, and the ticket of one that it has come to."""
+
+    passed: int = 0
+    ticket: Ticket | None = None
 
 
 class DistStore(KVStore):
@@ -60,19 +70,21 @@ class DistStore(KVStore):
         self._rule = Rule() if rule is None else rule
         self._rule.require_workers(session.num_workers)
         self._on_device = on_device
-        self._timeout_s = session.config.timeout_s if timeout_s is None else timeout_s
+        self._timeout_s = timeout_s
+        limits = session.limits if timeout_s is None else Limits(timeout_s, timeout_s)
         self._bound = session.config.bigarray_bound if bound is None else bound
-        self._remote = Remote(session, self._timeout_s)
         self._plans = Plans(session.config.piece_bytes)
         self._entries = self._plans.entries
-        self._optimizing = Optimizing(self._remote, name)
-        self._barriers = 0
-        self._at_barrier: Ticket | None = None
-        self._joining = Joining(self._remote)
-        self._exchange = Exchange(session, self._remote, self._rule, self._timeout_s, self._optimizing, self._joining)
+        self._clocks = Clocks()
+        self._at_barrier = _Barrier()
         self._closed = False
-        self._remote.open(self._rule)
-        session.flushes.append(self._flush)
+        ordinal = session.stores + 1
+        self._requests = Requests(session, ordinal, self._rule, limits)
+        self._optimizing = Optimizing(self._requests, name)
+        self._joining = Joining(self._requests, self._clocks)
+        self._pushes = Pushes(session, self._requests, self._rule, self._clocks, self._optimizing, self._joining)
+        session.flushes.append(self._pushes.flush)
+        session.stores = ordinal  # last: if an exception has ended this before, the next store is made in its place
 
     @classmethod
     def create(cls, name: str, canonical: str, options: Mapping[str, Any]) -> KVStore:
@@ -89,68 +101,56 @@ class DistStore(KVStore):
         for key in values:
             if key in self._entries:
                 raise AlreadyInitialised(f"key {key!r} is initialised already; push a new value instead")
-        firsts = {key: as_tensors(its)[0] for key, its in values.items()}
-        require_shapes(self._optimizing.optimizer, ((key, spec_of(first)) for key, first in firsts.items()))
+        firsts = {key: as_tensors(arrays)[0] for key, arrays in values.items()}
+        specs = {key: spec_of(first) for key, first in firsts.items()}
+        require_shapes(self._optimizing.optimizer, specs.items())
         whole = self._optimizing.whole
-        entries = self._remote.declare(
-            {key: spec_of(first) for key, first in firsts.items()},
-            WHOLE if whole else self._bound,
-            WHOLE if whole else self._session.config.piece_bytes,
-        )
+        piece_bytes = self._session.config.piece_bytes
+        pieces = self._requests.declare(specs, WHOLE if whole else self._bound, WHOLE if whole else piece_bytes)
+        places = range(len(self._entries), len(self._entries) + len(specs))
+        entries = {
+            key: Entry(spec, pieces[key], place) for (key, spec), place in zip(specs.items(), places, strict=True)
+        }
         if self.rank == 0:
-            plan = Plan(entries, list(entries), self._session.config.piece_bytes)
-            self._remote.put_values(plan, Leaving([first.contiguous() for first in firsts.values()]))
-        with self._exchange.lock:
-            self._plans.add(entries)
+            plan = Plan(entries, list(entries), piece_bytes)
+            first_values = Leaving([first.contiguous() for first in firsts.values()])
+            self._requests.put_values(plan, first_values, partial(self._add, entries))
+        else:
+            self._session.client.alone(self._add, entries)
+
+    def _add(self, entries: Mapping[Key, Entry]) -> None:
+        self._clocks.grow(len(self._entries.keys() | entries.keys()))
+        self._plans.add(entries)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> Ticket:
         """See ``KVStore``."""
-        found = self._plans.plain(key, value)
-        if found is None:
-            return super().push(key, value, priority)
         self._check()
-        plan, (values,) = found
-        return self._exchange.push("push", plan, values, None, priority)
+        plan, values, _ = self._given(key, value)
+        return self._pushes.push("push", plan, values, None, priority)
 
     def pull(
         self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True, *, wait: bool = True, copy: bool = True
     ) -> Ticket:
         """See ``KVStore``."""
-        found = self._plans.plain(key, out)
-        if found is None:
-            return super().pull(key, out, priority, wait=wait, copy=copy)
         self._check()
-        plan, (outs,) = found
-        return finish(self._exchange.pull(plan, Writer(plan, outs, True, copy), priority), wait)
+        plan, writer = self._wanted(key, out, copy)
+        return self._pushes.pull(plan, writer, priority, wait)
 
     def pushpull(
         self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
     ) -> Ticket:
         """See ``KVStore``."""
-        found = self._plans.plain(key, value) if out is None else self._plans.plain(key, value, out)
-        if found is None:
-            return super().pushpull(key, value, out, priority, wait=wait, copy=copy)
         self._check()
-        plan, tensors = found
-        writer = Writer(plan, tensors[-1], True, copy)
-        return self._exchange.pushpull(plan, tensors[0], writer, priority, wait)
-
-    def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
-        self._check()
-        return self._exchange.push("push", self._plans.of(values), self._sums(values), None, priority)
-
-    def _pull(self, outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
-        self._check()
-        return self._exchange.pull(self._plans.of(outs), self._writer(outs, copy), priority)
-
-    def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
-        self._check()
-        plan, writer = self._plans.of(values), self._writer(outs, copy)
-        return self._exchange.pushpull(plan, self._sums(values), writer, priority, False)
+        plan, values, plain = self._given(key, value)
+        if out is None and plain:
+            writer = Writer(plan, values, True, copy)
+        else:
+            _, writer = self._wanted(key, value if out is None else out, copy)
+        return self._pushes.pushpull(plan, values, writer, priority, wait)
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
         """See ``KVStore``."""
-        return self._remote.packer.empty(as_shape(shape), as_dtype(dtype))
+        return self._session.client.alone(self._requests.packer.empty, as_shape(shape), as_dtype(dtype))
 
     # ---- updates
 
@@ -158,7 +158,7 @@ class DistStore(KVStore):
         """See ``KVStore``."""
         self._check()
         new = described(optimizer, hyperparameters, self._entries)
-        self._flush(self._timeout_s)  # what was pushed before is updated as before
+        self._pushes.flush()  # what was pushed before is updated as before
         self._optimizing.set(new)
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
@@ -169,13 +169,16 @@ class DistStore(KVStore):
         """See ``KVStore``."""
         self._check()
         wanted = describe_compression(compression)
-        with self._exchange.lock:
-            if wanted is None:
-                self._exchange.compressing = None
-            elif self._exchange.compressing is None or self._exchange.compressing.compression != wanted:
-                self._exchange.compressing = Compressing(wanted)
-            how = self._exchange.compressing
-            self._plans.fold(*((1, 0) if how is None else (how.fold, how.small)))
+        now = self._pushes.compressing
+        if wanted is None:
+            how = None
+        else:
+            how = now if now is not None and now.compression == wanted else Compressing(wanted)
+        self._session.client.alone(self._compress, how)
+
+    def _compress(self, how: Compressing | None) -> None:
+        self._plans.fold(*((1, 0) if how is None else (how.fold, how.small)))
+        self._pushes.compressing = how
 
     @property
     def learning_rate(self) -> float:
@@ -197,22 +200,22 @@ class DistStore(KVStore):
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """See ``KVStore``."""
         self._check()
-        self._flush(self._timeout_s)
-        squeezed = self._exchange.compressing
+        self._pushes.flush()
+        squeezed = self._pushes.compressing
         residuals = None if squeezed is None else states.Residuals(self.rank, *squeezed.state())
         self._optimizing.save(path, self._entries, residuals, note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
         self._check()
-        if self._exchange.compressing is not None:
+        if self._pushes.compressing is not None:
             residuals = states.read_residuals(path)
             if residuals is not None and residuals.rank == self.rank:
                 shapes = {key: entry.spec.shape for key, entry in self._entries.items()}
-                self._exchange.compressing.load_state(residuals.tensors, residuals.plain, shapes)
+                self._pushes.compressing.load_state(residuals.tensors, residuals.plain, shapes)
         if self.rank != 0:
             return
-        self._flush(self._timeout_s)
+        self._pushes.flush()
         self._optimizing.load(path, self._entries)
 
     # ---- the job
@@ -236,31 +239,34 @@ class DistStore(KVStore):
     def barrier(self) -> None:
         """See ``KVStore``."""
         self._check()
-        if self._at_barrier is None:
-            self._barriers += 1
-            self._at_barrier = self._remote.barrier(self._barriers)
+        if self._rule.mode == "async":  # no round waits for these, so nothing else says that they are in
+            self._pushes.flush()
+        passed, ticket = self._at_barrier
+        if ticket is None:
+            self._requests.barrier(passed + 1, self._arrived)
+            ticket = self._at_barrier.ticket
         # Should the others be late, this worker has come all the same: another call waits on at the same barrier.
         try:
-            self._at_barrier.wait(self._timeout_s)
+            if ticket is not None:
+                ticket.wait()
         except UsageError:  # somebody has joined: nobody was let through
-            self._barriers -= 1
-            self._at_barrier = None
+            self._at_barrier = _Barrier(passed)
             raise
-        self._at_barrier = None
+        self._at_barrier = _Barrier(passed + 1)
+
+    def _arrived(self, ticket: Ticket) -> None:
+        self._at_barrier = self._at_barrier._replace(ticket=ticket)
 
     def join(self, timeout: float | None = None) -> int:
         """See ``KVStore``."""
         self._check()
         if not self._joining.under_way:
-            if self._rule.mode == "async":  # no round waits for these, so nothing else says that they are in
-                self._flush(self._timeout_s if timeout is None else timeout)
-            self._joining.announce()
-            with self._exchange.lock:
-                self._joining.begin(self._entries)
+            if self._rule.mode == "async":
+                self._pushes.flush(timeout)
+            self._joining.begin(self._entries)
         self._joining.wait(timeout)  # should others be late, this worker has joined: another call waits on
-        with self._exchange.lock:
-            last = self._joining.end(self._entries)
-        self._flush(self._timeout_s)
+        last = self._session.client.alone(self._joining.end, self._entries)
+        self._pushes.flush()
         return last
 
     def num_dead_nodes(self) -> int:
@@ -274,15 +280,16 @@ class DistStore(KVStore):
         for entry in self._entries.values():
             for piece in entry.pieces:
                 held[piece.server] += (piece.stop - piece.start) * entry.spec.itemsize
+        counts = self._pushes.counts
         return Statistics(
             keys=len(self._entries),
-            pushes=self._exchange.pushes,
-            pulls=self._exchange.pulls,
-            bytes_pushed=self._remote.sent,
-            bytes_pulled=self._exchange.bytes_pulled,
-            outstanding=self._exchange.outstanding,
-            staleness=dict(self._exchange.staleness),
-            late=self._exchange.late,
+            pushes=counts.pushes,
+            pulls=counts.pulls,
+            bytes_pushed=self._pushes.bytes_pushed,
+            bytes_pulled=counts.bytes_pulled,
+            outstanding=self._pushes.outstanding,
+            staleness=dict(counts.staleness),
+            late=counts.late,
             server_bytes=tuple(held),
         )
 
@@ -290,9 +297,11 @@ class DistStore(KVStore):
         """See ``KVStore``."""
         if self._closed:
             return
-        self._flush(self._timeout_s)
+        self._pushes.flush()
+        self._requests.close()
         self._closed = True
-        self._session.flushes.remove(self._flush)
+        with suppress(ValueError):
+            self._session.flushes.remove(self._pushes.flush)
 
     # ---- helpers
 
@@ -300,26 +309,38 @@ class DistStore(KVStore):
         """Raise what has gone wrong since the last call."""
         if self._closed:
             raise UsageError("this store is closed")
-        self._exchange.check()
+        self._pushes.check()
 
-    def _flush(self, timeout_s: float) -> None:
-        """Wait until every push has taken effect; raise what has gone wrong."""
-        self._exchange.flush(timeout_s)
+    def _given(self, key: Any, value: Any) -> tuple[Plan, Sequence[torch.Tensor], bool]:
+        """Return what ``key`` means, the sum over devices of each key's values, contiguous, and if they are plain.
+
+        A sum is on the first value's device or on the CPU.
+        """
+        plain = self._plans.plain(key, value)
+        if plain is not None:
+            return *plain, True
+        pairs = self._pairs(key, value)
+        plan = self._plans.of(pairs)
+        given = [self._checked(key, as_tensors(arrays)) for key, arrays in pairs.items()]
+        sums = [
+            reduce_to(tensors, tensors[0].device if self._on_device or len(tensors) == 1 else CPU).contiguous()
+            for tensors in given
+        ]
+        return plan, sums, False
+
+    def _wanted(self, key: Any, out: Any, copy: bool) -> tuple[Plan, Writer]:
+        """Return what ``key`` means, and what writes its values into ``out``."""
+        plain = self._plans.plain(key, out)
+        if plain is not None:
+            plan, outs = plain
+            return plan, Writer(plan, outs, True, copy)
+        pairs = self._pairs(key, out)
+        plan = self._plans.of(pairs)
+        targets = [self._checked(key, [as_output(array) for array in arrays]) for key, arrays in pairs.items()]
+        return plan, Writer(plan, targets, False, copy)
 
     def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         entry = self._entries[key]
         for tensor in tensors:
             require_same(key, entry.spec, spec_of(tensor), "this call has")
         return tensors
-
-    def _writer(self, outs: dict[Key, list[Any]], copy: bool) -> Writer:
-        plan = self._plans.of(outs)
-        targets = [self._checked(key, [as_output(out) for out in its]) for key, its in outs.items()]
-        return Writer(plan, targets, False, copy)
-
-    def _sums(self, values: dict[Key, list[Any]]) -> list[torch.Tensor]:
-        """The sum over devices of each key's values, on the first one's device or on the CPU, contiguous."""
-        given = [self._checked(key, as_tensors(its)) for key, its in values.items()]
-        return [
-            reduce_to(its, its[0].device if self._on_device or len(its) == 1 else CPU).contiguous() for its in given
-        ]

@@ -1,201 +1,206 @@
 """Requests out, replies in: what a member does with the links to the scheduler and the servers.
 
 Callers' own threads do the work: a request is sent by the thread that makes it, and replies are taken in by whoever
-waits, so nothing is handed between threads on the way. ``Turns`` makes sure that one thread at a time is at the
-transport; a sender interrupts a waiting one.
+waits, so nothing is handed between threads on the way. ``IOLock`` lets one thread at a time do so.
+
+An exception may come at any moment, for the handlers of signals run in the middle of whatever the main thread does. A
+request has then not been made at all, or it is noted as outstanding. Nobody looks at what state the links are in: they
+are dropped and made anew, and what has not been answered is asked again. Servers know a repeat as one.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeVar
 
-from kvstore.drops import Drops
-from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, WireError, rebuild
-from kvstore.member.io_lock import Turns
-from kvstore.member.outstanding import Outstanding, Sent
-from kvstore.member.window import Lane
-from kvstore.memory import Memory
-from kvstore.ticket import Ticket
+from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
+from kvstore.member.io_lock import IOLock, under_way
+from kvstore.member.links import Links
+from kvstore.member.outstanding import Effect, Question, Request, Sender
+from kvstore.ticket import Limits, Ticket
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Explain, Explanation, Failure, Message, Node, Reply, decode, encode, require_short
+from kvstore.wire import Buffer, Explain, Explanation, Message, Node
 
 log = logging.getLogger(__name__)
 
-SLICE_S = 0.5  # the longest single wait on the transport
-_Waiting: TypeAlias = "tuple[int, Ticket, Callable[[Me], Message]]"  # its number, on whose behalf, the request
-Me: TypeAlias = tuple[str, int, int, int, int]  # a request's role, rank, incarnation, seq and done
+T = TypeVar("T")
 
+SLICE_S = 0.5  # the longest single wait on the transport
 STALL_S = 0.1  # without an answer for so long, what somebody waits for goes whether or not it is its turn
-FEW = 4  # requests; with more of them outstanding, replies are taken in between two that are sent
-EXPLAIN_S = 1.0  # how long a peer may take to say what a late request waits for
+EXPLAIN_S = 5.0  # how long a peer may take to say what a late request waits for
+NEWS_S = 60.0  # a wait that goes on says so often what it waits for
+
+
+class Work(Protocol):
+    """Requests that are made together or not at all."""
+
+    def __call__(self) -> tuple[Sequence[Request], Effect | None]:
+        """Return the requests, and what is to change when they are made. Changes nothing; runs alone at the links."""
+        ...
 
 
 class Client:
-    """Asks peers over one transport, and waits for their answers.
+    """Asks peers, and waits for their answers.
 
     Args:
-        transport: the links; only this object uses it from now on.
+        make_transport: returns a new end for links; only this object uses it.
         clock: seconds, monotonic.
-        timeout_s: the deadline of a wait that gives none.
+        limits: of a wait that gives none.
         incarnation: who this is until the scheduler has said it.
         window: bytes of answers that may be on their way from one peer, of requests that are made in turn.
     """
 
     def __init__(
         self,
-        transport: Transport,
+        make_transport: Callable[[], Transport],
         clock: Callable[[], float],
-        timeout_s: float,
+        limits: Limits,
         role: str,
         incarnation: int,
         window: int,
     ) -> None:
-        self.node = Node(role, -1, incarnation)
-        self.timeout_s = timeout_s
+        self.limits = limits
         self.failure: KVStoreError | None = None
-        self.memory: Memory = transport
-        self._transport = transport
         self._clock = clock
-        self._turns = Turns(transport.interrupt)
-        self._outstanding = Outstanding()
-        self._names: dict[Peer, str] = {}
-        self._lanes: dict[Peer, Lane[_Waiting]] = {}
-        self._window = window
-        self._answers = 0
-        self._drops = Drops(log)
-        self._closed = False
+        self._links = Links(make_transport, Node(role, -1, incarnation), window)
+        self._lock = IOLock(self._links.interrupt)
+
+    @property
+    def node(self) -> Node:
+        """Who this is, in every request."""
+        return self._links.node
+
+    @node.setter
+    def node(self, node: Node) -> None:
+        self._links.node = node
+
+    # ---- links
 
     def connect(self, endpoint: str, name: str, *, bulk: bool = False) -> Peer:
         """Make a link to ``name``, which is what messages call it; see ``Transport.connect``."""
-        with self._turns.send():
-            peer = self._transport.connect(endpoint, bulk=bulk)
-        self._names[peer] = name
-        self._lanes[peer] = Lane(self._window)
-        return peer
+        return self.alone(self._links.connect, name.encode(), endpoint, bulk)
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """See ``Memory``; for who is alone at the links."""
+        return self._links.allocate(nbytes)
+
+    def busy(self, buffer: Buffer) -> bool:
+        """See ``Memory``."""
+        return self._links.busy(buffer)
+
+    def gathers(self, peer: Peer) -> bool:
+        """See ``Transport.gathers``."""
+        return self._links.gathers(peer)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close the links."""
+        self.alone(self._links.close, linger)
+
+    # ---- requests
+
+    def submit(self, work: Work, ticket: Ticket) -> None:
+        """Make requests on behalf of ``ticket``: all of them or, if this raises before they are noted, none.
+
+        If it raises later they are made all the same, and what they bring is not taken.
+        """
+        try:
+            self.check()
+            self._require_returned()
+            self.alone(self._links.submit, work)
+        except BaseException:
+            self.give_up(ticket)
+            raise
+
+    def exchange(self, work: Work, ticket: Ticket) -> Any:
+        """``submit``, and wait for ``ticket``: meanwhile requests may read the caller's arrays."""
+        try:
+            self.submit(work, ticket)
+            result = ticket.wait()
+        except BaseException:
+            self.give_up(ticket)
+            raise
+        self._links.lent.pop(ticket, None)
+        return result
 
     def ask(
         self,
         peer: Peer,
         ticket: Ticket,
-        make: Callable[[Me], Message],
+        make: Callable[[Sender], Message],
         on_reply: Callable[[Any], None] | None = None,
-        priority: int | None = None,
     ) -> None:
-        """Send a request on behalf of ``ticket``.
+        """Ask ``peer`` a single thing on behalf of ``ticket``; see ``Question``."""
+        question = Question(peer, ticket, make, on_reply)
+        self.submit(lambda: ([question], None), ticket)
 
-        Args:
-            peer: whom to ask.
-            ticket: is done when all its requests are answered.
-            make: the message, from its first five fields.
-            on_reply: takes the answer, unless it is a failure, in the thread that received it.
-            priority: see ``Transport.send``.
-        """
-        self.check()
-        with self._turns.send():
-            self._send(peer, ticket, make, on_reply, priority)
-            if len(self._outstanding) > FEW:
-                self._drain()
-
-    def ask_in_turn(
-        self,
-        peer: Peer,
-        ticket: Ticket,
-        make: Callable[[Me], Message],
-        on_reply: Callable[[Any], None],
-        nbytes: int,
-        priority: int,
-    ) -> None:
-        """Send a request when it is its turn, or answers stall while somebody waits; see ``ask`` and ``Lane``.
-
-        Somebody must wait for ``ticket`` soon, or its requests may stay here.
-
-        Args:
-            make: is called when the request goes.
-            nbytes: how large the answer will be.
-            priority: the highest goes first.
-        """
-        self.check()
-        with self._turns.send():
-            seq = self._outstanding.add(peer, ticket, on_reply)
-            self._lanes[peer].add(seq, nbytes, priority, (seq, ticket, make))
-            self._go_on(peer)
-            if len(self._outstanding) > FEW:
-                self._drain()
-
-    def tell(self, peer: Peer, make: Callable[[Me], Message]) -> None:
-        """Send a request whose answer nobody waits for, even if the job has failed."""
-        with self._turns.send():
-            self._send(peer, Ticket("farewell"), make, None)
-
-    def gathers(self, peer: Peer) -> bool:
-        """See ``Transport.gathers``."""
-        return self._transport.gathers(peer)
-
-    @contextmanager
-    def lending(self) -> Iterator[None]:
-        """Send what stays as it is until it is answered, and wait for that, in this block; if it fails, it need not."""
-        try:
-            yield
-        except BaseException:
-            with self._turns.send():
-                self._transport.detach()
-                self._outstanding.detach()
-            raise
-
-    def call(self, peer: Peer, what: str, make: Callable[[Me], Message], timeout: float | None = None) -> Any:
+    def call(self, peer: Peer, what: str, make: Callable[[Sender], Message], timeout: float | None = None) -> Any:
         """Ask and wait; return the reply."""
         ticket = Ticket(what, (), self)
         self.ask(peer, ticket, make, ticket.take)
         return ticket.wait(timeout)
 
+    def tell(self, peer: Peer, make: Callable[[Sender], Message]) -> None:
+        """Send a request whose answer nobody waits for, even if the job has failed."""
+        question = Question(peer, Ticket("farewell"), make)
+        self.alone(self._links.submit, lambda: ([question], None))
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Do without the rest of ``ticket``: from now on its caller's arrays are neither read nor written."""
+        if ticket.open:
+            self.alone(self._links.give_up, ticket)
+        self._links.lent.pop(ticket, None)
+
+    def of(self, kind: type[T]) -> list[T]:
+        """Return the requests of a kind that have not been answered."""
+        return [request for request in self._links.outstanding if isinstance(request, kind)]
+
+    # ---- the job
+
     def check(self) -> None:
         """Raise what has ended the job, if anything has."""
         if self.failure is not None:
-            raise self.failure
-        if self._closed:
+            raise again(self.failure)
+        if self._links.closed:
             raise UsageError("this process has left the job")
 
     def fail(self, error: KVStoreError) -> None:
         """Make all waits, now and later, raise ``error``. Any thread may call it; the first error stays."""
         if self.failure is None:
             self.failure = error
-        self._turns.wake()
+        self._lock.wake()
+
+    # ---- waiting
 
     def poll(self) -> None:
         """Take in what has arrived, unless the job has ended."""
         self.check()
-        with self._turns.send():
-            self._drain()
+        self.alone(self._links.receive, self._failed, 0.0)
 
     def wait(self, ticket: Ticket, timeout: float | None = None) -> None:
         """Return when ``ticket`` is done; see ``Ticket.wait``."""
-        timeout = self.timeout_s if timeout is None else timeout
-        deadline = self._clock() + timeout
-        if ticket.open and any(self._lanes.values()):
-            try:
-                self._pace(ticket, deadline)
-            finally:
-                self._hurry(ticket)
-        if not self._wait_until(lambda: not ticket.open, max(0.0, deadline - self._clock())):
-            overdue = self._overdue(ticket, timeout)
-            if ticket.open:  # or the answer came while this was found out
-                raise overdue
+        answer_s, patience_s = ticket.limits or self.limits
+        began, waited = self._clock(), answer_s if timeout is None else timeout
+        if ticket.open and self._links.congested:
+            self._pace(ticket, began + waited)
+            self._hurry(ticket)
+        while not self._wait_until(lambda: not ticket.open, began + waited - self._clock()):
+            reasons, silent = self._reasons(ticket)
+            if not ticket.open:  # the answer came while this was found out
+                return
+            if timeout is not None or silent or waited >= patience_s:
+                raise DeadlineExceeded(f"{ticket} is not done after {waited:.3g} s: {reasons}", silent)
+            log.warning("%s is not done after %.0f s: %s", ticket, waited, reasons)
+            waited = min(waited + NEWS_S, patience_s)
 
-    def wait_all(self, tickets: list[Ticket], timeout: float | None = None) -> None:
-        """Return when all ``tickets`` are done, without raising their errors."""
-        deadline = self._clock() + (self.timeout_s if timeout is None else timeout)
+    def wait_all(self, tickets: Sequence[Ticket], timeout: float | None = None) -> None:
+        """Return when all ``tickets`` are done, without raising their errors; ``timeout`` is for all together."""
+        deadline = None if timeout is None else self._clock() + timeout
         for ticket in tickets:
-            self.wait(ticket, max(0.0, deadline - self._clock()))
-
-    def close(self, linger: float = 0.0) -> None:
-        """Close the links."""
-        with self._turns.send():
-            self._closed = True
-            self._transport.close(linger)
+            self.wait(ticket, None if deadline is None else max(0.0, deadline - self._clock()))
 
     def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         deadline = self._clock() + timeout
@@ -204,118 +209,131 @@ class Client:
             left = deadline - self._clock()
             if left <= 0:
                 return False
-            with self._turns.receive(min(left, SLICE_S)) as mine:
-                if mine and not condition() and self.failure is None:
-                    received = self._transport.recv(min(left, SLICE_S))
-                    if received is not None:
-                        self._take(*received)
-                        del received  # its sender waits for the memory
-                        if not condition():
-                            self._drain()
+            left = min(left, SLICE_S)
+            self.alone(self._links.receive, lambda: condition() or self._failed(), left, yielding_s=left)
         return True
-
-    def _send(
-        self,
-        peer: Peer,
-        ticket: Ticket,
-        make: Callable[[Me], Message],
-        on_reply: Callable[[Any], None] | None,
-        priority: int | None = None,
-    ) -> None:
-        seq = self._outstanding.add(peer, ticket, on_reply)
-        try:
-            frames = self._encoded(seq, make)
-        except BaseException:
-            self._outstanding.withdraw(seq)
-            raise
-        self._transmit(peer, seq, frames, priority)
-
-    def _transmit(self, peer: Peer, seq: int, frames: list[Buffer], priority: int | None = None) -> None:
-        self._outstanding.sent(seq, Sent(frames, priority))
-        self._transport.send(peer, frames, priority)
-
-    def _ask_again(self, peer: Peer) -> None:
-        """Send what has not been answered once more, for the link has been made anew; peers know a repeat as one."""
-        for frames, priority in self._outstanding.again(peer):
-            self._transport.send(peer, frames, priority)
-
-    def _encoded(self, seq: int, make: Callable[[Me], Message]) -> list[Buffer]:
-        node = self.node
-        frames = encode(make((node.role, node.rank, node.incarnation, seq, self._outstanding.done)))
-        require_short(frames)
-        return frames
-
-    def _go_on(self, peer: Peer) -> None:
-        """Send what may go by now."""
-        for seq, _, make in self._lanes[peer].ready():
-            self._transmit(peer, seq, self._encoded(seq, make))
 
     def _pace(self, ticket: Ticket, deadline: float) -> None:
         """Wait for ``ticket`` while requests go in their turn, as long as answers keep coming."""
-        while ticket.open and any(self._lanes.values()) and (left := deadline - self._clock()) > 0:
-            before = self._answers
+        while ticket.open and self._links.congested and (left := deadline - self._clock()) > 0:
+            before = self._links.answers
             self._wait_until(partial(self._answered_since, before), min(STALL_S, left))
-            if self._answers == before:
+            if self._links.answers == before:
                 return
 
     def _answered_since(self, before: int) -> bool:
-        return self._answers > before
+        return self._links.answers > before
 
     def _hurry(self, ticket: Ticket) -> None:
         """Send what ``ticket`` still waits to ask, for somebody waits for it: that must not depend on other answers."""
-        if self.failure is not None:
-            return
-        with self._turns.send():
-            for peer, lane in self._lanes.items():
-                for seq, _, make in lane.urgent(lambda waiting: waiting[1] is ticket):
-                    self._transmit(peer, seq, self._encoded(seq, make))
+        if self.failure is None:
+            self.alone(self._links.hurry, ticket)
 
-    def _drain(self) -> None:
-        while (received := self._transport.recv(0)) is not None:
-            self._take(*received)
-            del received
-
-    def _take(self, peer: Peer, frames: list[Any]) -> None:
-        if not frames:
-            self._ask_again(peer)
-            return
-        try:
-            reply = decode(frames)
-        except WireError as exc:
-            self._drop("a bad message", peer, exc)
-            return
-        if not isinstance(reply, Reply):
-            self._drop("a message", peer, f"{type(reply).__name__} is no answer")
-            return
-        error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
-        self._outstanding.settle(peer, reply, error)
-        self._answers += 1
-        lane = self._lanes.get(peer)
-        if lane is not None:
-            lane.answered(reply.seq)
-            self._go_on(peer)
-
-    def _drop(self, what: str, peer: Peer, why: object) -> None:
-        self._drops.note(f"{what} from {self._names.get(peer, 'a stranger')}", why)
-
-    def _overdue(self, ticket: Ticket, waited: float) -> DeadlineExceeded:
-        """Ask those who have not answered what they wait for, and put it into words."""
-        missing = self._outstanding.of(ticket)
-        silence = "does not answer"
-        answers: dict[Peer, str] = {}
+    def _reasons(self, ticket: Ticket) -> tuple[str, tuple[str, ...]]:
+        """Ask those who have not answered what they wait for; return it in words, and who does not even say that."""
+        missing = self.alone(self._links.outstanding.of, ticket)
+        answers: dict[Peer, str | None] = {}
         question = Ticket("explanation", (), self)
 
         def ask_about(seq: int, peer: Peer) -> None:
             def take(reply: Explanation) -> None:
                 answers[peer] = reply.text or "has not answered yet"
 
-            answers[peer] = silence
-            self.ask(peer, question, lambda me: Explain(*me, about=seq), take)
+            answers[peer] = None
+            self.ask(peer, question, lambda sender: Explain(*sender, about=seq), take)
 
         for seq, peer in missing.items():
             if peer not in answers:
                 ask_about(seq, peer)
         self._wait_until(lambda: not question.open, EXPLAIN_S)
-        reasons = "; ".join(f"{self._names[peer]} {text}" for peer, text in answers.items())
-        silent = tuple(self._names[peer] for peer, text in answers.items() if text is silence)
-        return DeadlineExceeded(f"{ticket} is not done after {waited:.3g} s: {reasons}", silent)
+        silent = tuple(peer.decode() for peer, text in answers.items() if text is None)
+        return "; ".join(f"{peer.decode()} {text or 'does not answer'}" for peer, text in answers.items()), silent
+
+    # ---- alone at the links
+
+    def alone(self, action: Callable[..., T], *args: Any, yielding_s: float | None = None) -> T:
+        """Return what ``action`` returns, which is called while no other thread is at the links.
+
+        Args:
+            yielding_s: if another thread is there, wait until it has done something, at most so many seconds; call
+                nothing then, and return None. By default that thread is interrupted.
+
+        Raises:
+            UsageError: this thread is there already: the handler of a signal, or a destructor, has called.
+        """
+        if self._lock.entered and under_way(_ALONE):
+            raise UsageError(
+                "a call of a store came in the middle of another one of the same thread: the handler of a signal "
+                "must not use stores; let it set a flag, or raise an exception"
+            )
+        collecting = gc.isenabled()  # decode() may pause the garbage collector, which belongs to the whole process
+        try:
+            if self._lock.entered:  # an exception has thrown this thread out, and its handling was cut short
+                self._lock.let_go()
+            if yielding_s is None:
+                self._acquire()
+            elif not self._lock.try_acquire():
+                self._lock.sleep(yielding_s)
+                return None  # type: ignore[return-value]
+            if self._links.torn:
+                self._mend()
+            result = action(*args)
+            self._lock.release()
+        except BaseException as exc:
+            if collecting:
+                gc.enable()
+            self._recover()
+            if exc is not self._links.blamed:
+                raise
+            self._links.blamed = None
+            return None  # type: ignore[return-value]
+        return result
+
+    def _acquire(self) -> None:
+        if not self._lock.acquire(self.limits.answer_s):
+            raise DeadlineExceeded(
+                f"another thread of this process has been at the links for {self.limits.answer_s:g} s, and still is"
+            )
+
+    def _recover(self) -> None:
+        """An exception leaves ``alone``: let nothing be half done."""
+        self._lock.let_go()
+        if not self._links.torn:
+            return
+        self._acquire()
+        if self._links.torn:  # else another thread has seen to it
+            self._mend()
+        self._lock.release()
+
+    def _mend(self) -> None:
+        try:
+            self._links.mend()
+        except Exception as exc:
+            self.fail(KVStoreError(f"the links could not be made anew after an interrupt: {exc!r}"))
+
+    # ---- helpers
+
+    def _failed(self) -> bool:
+        return self.failure is not None
+
+    def _require_returned(self) -> None:
+        """Fail if a call of this thread has been cut short so often that what it lent may have changed, unnoticed."""
+        if self._links.lent and not under_way(_EXCHANGE):
+            self.alone(self._look_for_lent)
+            self.check()
+
+    def _look_for_lent(self) -> None:
+        me = threading.get_ident()
+        for ticket in [ticket for ticket, thread in self._links.lent.items() if thread == me]:
+            if any(request.borrows for request in self._links.outstanding.requests_of(ticket)):
+                self.fail(
+                    KVStoreError(
+                        f"a {ticket} was interrupted, and what cleans up after it was interrupted too: its arrays may "
+                        "have changed since, so this worker cannot go on"
+                    )
+                )
+            del self._links.lent[ticket]
+
+
+_ALONE = Client.alone.__code__
+_EXCHANGE = Client.exchange.__code__

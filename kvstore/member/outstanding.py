@@ -1,30 +1,127 @@
-"""Outstanding requests: who has been asked what, and who waits for it. No sockets, no clock."""
+"""Outstanding requests: who has been asked what, and what becomes of the answers. No sockets, no clock.
+
+An exception may end any function here between two of its lines. So whatever changes several things is a function that
+may run twice, is noted before it runs, and is run again by ``finish`` if it has not come to its end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.errors import KVStoreError
-from kvstore.memory import Parts
+from kvstore.memory import Parts, whole
 from kvstore.ticket import Ticket
-from kvstore.wire import Buffer, Reply
+from kvstore.wire import Buffer, Message, Reply
+
+Sender: TypeAlias = tuple[str, int, int, int, int]  # what every request begins with: see ``kvstore.wire.Request``
+Effect: TypeAlias = Callable[[], None]  # of a request that is made, or an answer that counts; may run twice
 
 
-class Sent(NamedTuple):
-    """A request as it was sent; see ``Transport.send``."""
+class Turn(NamedTuple):
+    """When a request may go: the highest ``priority`` first, while the answers to come are few; see ``Window``."""
 
-    frames: Sequence[Buffer | Parts]
-    priority: int | None
+    nbytes: int
+    priority: int
 
 
-@dataclass
-class _Request:
-    peer: bytes
-    ticket: Ticket
-    on_reply: Callable[[Any], None] | None
-    sent: Sent | None = None
+class Request:
+    """Something to ask of ``peer`` on behalf of ``ticket``.
+
+    Args:
+        priority: of its message among those that wait to leave; see ``Transport.send``.
+        turn: None sends it at once.
+
+    Attributes:
+        seq: its number, which the answer has.
+        frames: the message, kept to be sent again; None until it is made.
+        gone: whether it has been sent.
+        failure: what was raised when its message was first made.
+        early: whether the message is made before anything is sent, so that one that cannot be is an error of the call.
+            Else it is made when it goes, from arrays of the caller's, and that must not fail.
+    """
+
+    __slots__ = ("failure", "frames", "gone", "peer", "priority", "seq", "ticket", "turn")
+    early = True
+
+    def __init__(self, peer: bytes, ticket: Ticket, priority: int | None = None, turn: Turn | None = None) -> None:
+        self.peer = peer
+        self.ticket = ticket
+        self.priority = priority
+        self.turn = turn
+        self.seq = 0
+        self.gone = False
+        self.failure: Exception | None = None
+        self.frames: Sequence[Buffer | Parts] | None = None
+
+    def message(self, sender: Sender) -> Message:
+        """Return the message; ``sender`` is what it begins with."""
+        raise NotImplementedError
+
+    def take(self, reply: Any) -> Effect | None:
+        """Take what the answer brings; return what is to follow when it counts. May be called again, for a repeat.
+
+        Raises:
+            KVStoreError: it cannot be taken, which fails the ticket.
+        """
+        return None
+
+    def forsake(self) -> None:
+        """Take nothing from now on: the caller's arrays are the caller's again."""
+
+    @property
+    def borrows(self) -> bool:
+        """Whether it depends on arrays of the caller's, which may change once the call is over."""
+        if self.frames is None:
+            return not self.early
+        return any(isinstance(frame, Parts) for frame in self.frames)
+
+    def own(self) -> None:
+        """Keep copies of the caller's arrays; the message has been made."""
+        if self.frames is not None:
+            self.frames = list(map(whole, self.frames))
+
+
+class Question(Request):
+    """A request of its own.
+
+    Args:
+        make: returns the message.
+        on_reply: takes the answer, unless it is a failure.
+    """
+
+    __slots__ = ("make", "on_reply")
+
+    def __init__(
+        self,
+        peer: bytes,
+        ticket: Ticket,
+        make: Callable[[Sender], Message],
+        on_reply: Callable[[Any], None] | None = None,
+    ) -> None:
+        super().__init__(peer, ticket)
+        self.make = make
+        self.on_reply = on_reply
+
+    def message(self, sender: Sender) -> Message:
+        """See ``Request``."""
+        return self.make(sender)
+
+    def take(self, reply: Any) -> Effect | None:
+        """See ``Request``."""
+        if self.on_reply is not None:
+            self.on_reply(reply)
+        return None
+
+
+def _refusal(exc: Exception) -> KVStoreError:
+    """Return the error of a ticket whose answer could not be taken."""
+    if isinstance(exc, KVStoreError):
+        return exc
+    error = KVStoreError(f"the answer could not be taken: {type(exc).__name__}: {exc}")
+    error.__cause__ = exc
+    return error
 
 
 class Outstanding:
@@ -32,61 +129,88 @@ class Outstanding:
 
     def __init__(self) -> None:
         self._next = 1
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, Request] = {}
+        self._unfinished: Effect | None = None
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """In the order in which they were made."""
+        return iter(list(self._requests.values()))
 
     @property
     def done(self) -> int:
         """Every request below this number has been answered."""
         return next(iter(self._requests), self._next)  # numbers grow, and dicts keep their order
 
-    def add(self, peer: bytes, ticket: Ticket, on_reply: Callable[[Any], None] | None) -> int:
-        """Note a request to ``peer`` on behalf of ``ticket``; return its sequence number."""
-        seq = self._next
-        self._next += 1
-        self._requests[seq] = _Request(peer, ticket, on_reply)
-        ticket.open.add(seq)
-        return seq
+    @property
+    def torn(self) -> bool:
+        """Whether an exception has ended a change before it was complete."""
+        return self._unfinished is not None
 
-    def withdraw(self, seq: int) -> None:
-        """Forget a request that could not be sent."""
-        self._requests.pop(seq).ticket.open.discard(seq)
+    def number(self, requests: Sequence[Request]) -> None:
+        """Give ``requests`` the numbers that they will have if ``add`` is called next."""
+        for seq, request in enumerate(requests, self._next):
+            request.seq = seq
 
-    def sent(self, seq: int, sent: Sent) -> None:
-        """Keep what a request was sent as, to send it again."""
-        self._requests[seq].sent = sent
+    def add(self, requests: Sequence[Request], effect: Effect | None = None) -> None:
+        """Take in ``requests``, all of them, and do ``effect``, which belongs to them."""
+        self._do(partial(self._add, requests, effect))
 
-    def again(self, peer: bytes) -> list[Sent]:
-        """Return what has been sent to ``peer`` and not answered, in order."""
-        return [its.sent for its in self._requests.values() if its.peer == peer and its.sent is not None]
+    def find(self, peer: bytes, seq: int) -> Request | None:
+        """Return the request that an answer of ``peer`` is for; None if it is a repeat, or not its to answer."""
+        request = self._requests.get(seq)
+        return None if request is None or request.peer != peer else request
 
-    def detach(self) -> None:
-        """Keep nothing that lies in callers' arrays: those may change."""
-        for request in self._requests.values():
-            if request.sent is not None and any(isinstance(frame, Parts) for frame in request.sent.frames):
-                request.sent = None
-
-    def settle(self, peer: bytes, reply: Reply, error: KVStoreError | None) -> None:
-        """Match ``reply`` with its request; a repeat, or a stranger's answer, matches none and is dropped."""
-        request = self._requests.get(reply.seq)
-        if request is None or request.peer != peer:
-            return
-        del self._requests[reply.seq]
-        ticket = request.ticket
-        if error is None and request.on_reply is not None:
+    def settle(self, request: Request, reply: Reply | None, error: KVStoreError | None) -> None:
+        """Hand ``reply`` to ``request`` and let it go; its ticket fails with ``error``, or if that cannot be done."""
+        effect: Effect | None = None
+        interrupt: Exception | None = None
+        if error is None and reply is not None:
             try:
-                request.on_reply(reply)
-            except KVStoreError as exc:
-                error = exc
-            except Exception as exc:  # it is the ticket's, not that of the thread that happened to receive the answer
-                error = KVStoreError(f"the answer could not be taken: {type(exc).__name__}: {exc}")
-                error.__cause__ = exc
-        if error is not None:
-            ticket.fail(error)
-        ticket.open.discard(reply.seq)  # last: from here on another thread may take the ticket for done
+                effect = request.take(reply)
+            except Exception as exc:
+                interrupt = exc
+            if interrupt is not None:
+                try:
+                    effect = request.take(reply)
+                except Exception as exc:  # again: it is the answer's own, not the handler's of a signal
+                    error, interrupt = _refusal(exc), None
+        self._do(partial(self._settle, request, effect, error))
+        if interrupt is not None:
+            raise interrupt
+
+    def finish(self) -> None:
+        """Complete what an exception has ended."""
+        if self._unfinished is not None:
+            self._do(self._unfinished)
 
     def of(self, ticket: Ticket) -> dict[int, bytes]:
         """Return the unanswered requests of ``ticket``: sequence number to peer."""
-        return {seq: self._requests[seq].peer for seq in sorted(ticket.open) if seq in self._requests}
+        return {request.seq: request.peer for request in self.requests_of(ticket)}
+
+    def requests_of(self, ticket: Ticket) -> list[Request]:
+        """Return the unanswered requests of ``ticket``, in order."""
+        return [self._requests[seq] for seq in sorted(ticket.open) if seq in self._requests]
+
+    def _do(self, effect: Effect) -> None:
+        self._unfinished = effect
+        effect()
+        self._unfinished = None
+
+    def _add(self, requests: Sequence[Request], effect: Effect | None) -> None:
+        if effect is not None:
+            effect()
+        for request in requests:
+            self._requests[request.seq] = request
+            request.ticket.open.add(request.seq)
+        self._next = requests[-1].seq + 1
+
+    def _settle(self, request: Request, effect: Effect | None, error: KVStoreError | None) -> None:
+        if effect is not None:
+            effect()
+        if error is not None:
+            request.ticket.fail(error)
+        self._requests.pop(request.seq, None)
+        request.ticket.open.discard(request.seq)  # last: from here on another thread may take the ticket for done

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import secrets
 import signal
@@ -17,16 +18,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 from kvstore.address import host_and_port, resolve
 from kvstore.bootstrap import joining
 from kvstore.config import Config
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
 from kvstore.keys import split_key
-from kvstore.member.client import Client, Me
+from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat
-from kvstore.ticket import Ticket
-from kvstore.transport import Transport
+from kvstore.member.outstanding import Question, Sender
+from kvstore.ticket import Limits, Ticket
+from kvstore.transport import Peer, Transport
 from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Node, Welcome
 
 log = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ EXIT_GRACE_S = 2.0  # how long a process that ends waits for pushes nobody waite
 
 
 class Session:
-    """Membership of this process in a job. Joins on construction.
+    """Membership of this process in a job, from ``join`` to ``leave``.
 
     Args:
         config: the job, and this process's role in it.
@@ -46,9 +49,9 @@ class Session:
         clock: seconds, monotonic.
         on_notice: takes the scheduler's notices to servers, in the heartbeat's thread.
 
-    Raises:
-        DeadlineExceeded: not all members came in time; the message names the missing.
-        ConfigError: the scheduler would not have it.
+    Attributes:
+        stores: how many this process has made.
+        flushes: what is to be done before it leaves.
     """
 
     def __init__(
@@ -60,56 +63,66 @@ class Session:
         on_notice: Callable[[Message], None] | None = None,
     ) -> None:
         self.config = config
+        self.limits = Limits(config.timeout_s, config.patience_s or math.inf)
+        self.stores = 0
+        self.flushes: list[Callable[[float], None]] = []
+        self.num_workers = 0
+        self.servers: list[Peer] = []
+        self.scheduler: Peer = b""
+        self.client = Client(make_transport, clock, self.limits, config.role, secrets.randbits(62), config.window_bytes)
+        self._make_transport = make_transport
+        self._address = address
+        self._clock = clock
         self._on_notice = on_notice
         self._faults: dict[int, list[KVStoreError]] = {}
-        self._stores = 0
+        self._asked: Ticket | None = None
+        self._heartbeat: Heartbeat | None = None
         self._left = False
-        self.flushes: list[Callable[[float], None]] = []
-        self.client = Client(
-            make_transport(), clock, config.timeout_s, config.role, secrets.randbits(62), config.window_bytes
-        )
+
+    def join(self) -> Session:
+        """Join the job; return this. If anything but an ``Exception`` ends it, another call goes on from there.
+
+        Raises:
+            DeadlineExceeded: not all members came in time; the message names the missing.
+            ConfigError: the scheduler would not have it.
+        """
         try:
-            self.scheduler = self.client.connect(config.root, "the scheduler")
-        except BaseException:
-            self.client.close()
+            self._join()
+        except Exception as exc:
+            self.give_up(f"it gave up joining: {type(exc).__name__}: {exc}"[:MAX_REASON])
             raise
-        try:
-            welcome = self._join(address)
-            self.client.node = Node(config.role, welcome.rank, welcome.incarnation)
-            self.num_workers = welcome.num_workers
-            self.servers = (
-                [self.client.connect(there, f"server {rank}", bulk=True) for rank, there in enumerate(welcome.servers)]
-                if config.role == "worker"
-                else []
+        return self
+
+    def _join(self) -> None:
+        self.scheduler = self.client.connect(self.config.root, "the scheduler")
+        welcome = self._welcome()
+        self.client.node = Node(self.config.role, welcome.rank, welcome.incarnation)
+        self.num_workers = welcome.num_workers
+        if self.config.role == "worker":
+            self.servers = [
+                self.client.connect(endpoint, f"server {rank}", bulk=True)
+                for rank, endpoint in enumerate(welcome.servers)
+            ]
+        if self._heartbeat is None:
+            self._heartbeat = Heartbeat(
+                self._make_transport(),
+                self.config.root,
+                self.client.node,
+                self.config.heartbeat_s,
+                self.config.heartbeat_timeout_s,
+                self._clock,
+                self._take_notice,
+                self.client.fail,
             )
-        except BaseException as exc:
-            self._give_up(f"it gave up joining: {type(exc).__name__}: {exc}"[:MAX_REASON])
-            raise
-        self._heartbeat = Heartbeat(
-            make_transport(),
-            config.root,
-            self.client.node,
-            config.heartbeat_s,
-            config.heartbeat_timeout_s,
-            clock,
-            self._take_notice,
-            self.client.fail,
-        )
         self._heartbeat.start()
 
-    def _join(self, address: str) -> Welcome:
+    def _welcome(self) -> Welcome:
         """Ask to join, and wait for the others: a worker until its deadline, a server while the scheduler lives."""
-        what = f"joining the job at {split_key(self.config.root)[0]}"
-        ticket = Ticket(what, (), self.client, timeout_s=self.config.join_timeout_s or None)
-
-        def make(me: Me) -> Join:
-            role, _, incarnation, seq, done = me
-            return Join(role, self.config.rank_hint, incarnation, seq, done, address=address)
-
-        self.client.ask(self.scheduler, ticket, make, ticket.take)
-        while True:
+        if self._asked is None:
+            self._ask()
+        while self._asked is not None:
             try:
-                welcome: Welcome = ticket.wait()
+                welcome: Welcome = self._asked.wait(self.config.join_timeout_s or self.config.timeout_s)
                 return welcome
             except DeadlineExceeded as exc:
                 if exc.silent:
@@ -117,6 +130,19 @@ class Session:
                 if self.config.role == "worker":
                     raise
                 log.warning("%s", exc)
+        raise AssertionError("nobody has asked to join")
+
+    def _ask(self) -> None:
+        ticket = Ticket(f"joining the job at {split_key(self.config.root)[0]}", (), self.client)
+        question = Question(self.scheduler, ticket, self._request, ticket.take)
+        self.client.submit(lambda: ([question], partial(self._has_asked, ticket)), ticket)
+
+    def _request(self, sender: Sender) -> Join:
+        role, _, incarnation, seq, done = sender
+        return Join(role, self.config.rank_hint, incarnation, seq, done, address=self._address)
+
+    def _has_asked(self, ticket: Ticket) -> None:
+        self._asked = ticket
 
     def _unresolved(self) -> str:
         """What is wrong with the name of the scheduler's host; empty if nothing is."""
@@ -128,23 +154,21 @@ class Session:
             return f": {exc}"
         return ""
 
-    def _give_up(self, error: str) -> None:
-        """Let the scheduler know, or it would count on this process, and take no other in its place."""
+    def give_up(self, error: str) -> None:
+        """Leave before having joined: the scheduler would count on this process, and take no other in its place."""
         try:
             with contextlib.suppress(KVStoreError):
-                self.client.tell(self.scheduler, lambda me: Leave(*me, error=error))
+                if self.scheduler:
+                    self.client.tell(self.scheduler, lambda sender: Leave(*sender, error=error))
         finally:
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
             self.client.close(linger=1.0)
 
     @property
     def rank(self) -> int:
         """This member's rank within its role."""
         return self.client.node.rank
-
-    def new_store(self) -> int:
-        """Return the number of the next store; workers that make their stores in the same order agree on it."""
-        self._stores += 1
-        return self._stores - 1
 
     def check(self, store: int) -> None:
         """Raise what has ended the job, or what the scheduler has found wrong with ``store``."""
@@ -155,7 +179,7 @@ class Session:
 
     def num_dead_nodes(self) -> int:
         """Return how many members the scheduler has lost."""
-        counted = self.client.call(self.scheduler, "asking for the dead", lambda me: Census(*me))
+        counted = self.client.call(self.scheduler, "asking for the dead", lambda sender: Census(*sender))
         return int(counted.count)
 
     def leave(self, error: str | None = None) -> None:
@@ -166,13 +190,14 @@ class Session:
         text = error if error is None else error[:MAX_REASON]
         try:
             if self.client.failure is None:
-                self.client.call(self.scheduler, "leaving the job", lambda me: Leave(*me, error=text), LEAVE_S)
+                self.client.call(self.scheduler, "leaving the job", lambda sender: Leave(*sender, error=text), LEAVE_S)
             else:
-                self.client.tell(self.scheduler, lambda me: Leave(*me, error=text))
+                self.client.tell(self.scheduler, lambda sender: Leave(*sender, error=text))
         except KVStoreError as exc:
             log.warning("left the job without the scheduler's answer: %s", exc)
         finally:
-            self._heartbeat.stop()
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
             self.client.close(linger=1.0)
 
     def _take_notice(self, notice: Message) -> None:
@@ -185,8 +210,9 @@ class Session:
 
 
 _FORKED = "this process was forked from a member of the job; create and use stores in the parent only"
-_lock = threading.Lock()
+_lock = threading.RLock()  # an exception may have left it taken: this thread may take it again
 _shared: tuple[int, Session] | None = None
+_joining: tuple[contextlib.AbstractContextManager[Config], Session] | None = None  # what an exception has interrupted
 
 
 def shared(config: Config) -> Session:
@@ -195,21 +221,39 @@ def shared(config: Config) -> Session:
     Raises:
         ConfigError: the environment describes no job, or this process was forked from a member.
     """
-    global _shared
+    global _shared, _joining
     with _lock:
         if _shared is not None:
             if _shared[0] != os.getpid():
                 raise ConfigError(_FORKED)
             return _shared[1]
-        from kvstore.transport.links import links
-        from kvstore.transport.shm import sharing
-
-        with joining(config) as config:
-            config.require_job("worker")
-            session = Session(config, sharing(links(config), config))
-        _shared = (os.getpid(), session)
-        atexit.register(_leave_at_exit)
+        if _joining is None:
+            place: contextlib.AbstractContextManager[Config] = joining(config)
+            config = place.__enter__()
+            try:
+                _joining = place, _new(config)
+            except Exception as exc:
+                place.__exit__(type(exc), exc, exc.__traceback__)
+                raise
+            atexit.register(_leave_at_exit)
+        place, session = _joining
+        try:
+            session.join()
+        except Exception as exc:
+            _joining = None
+            place.__exit__(type(exc), exc, exc.__traceback__)
+            raise
+        place.__exit__(None, None, None)
+        _shared, _joining = (os.getpid(), session), None
         return session
+
+
+def _new(config: Config) -> Session:
+    from kvstore.transport.links import links
+    from kvstore.transport.shm import sharing
+
+    config.require_job("worker")
+    return Session(config, sharing(links(config), config))
 
 
 def _after_fork() -> None:
@@ -223,6 +267,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 def _leave_at_exit() -> None:
     """Leave in order; if the script died of an exception, say so to the job instead of letting it wait."""
+    if _joining is not None:
+        place, session = _joining
+        session.give_up("it ended before it had joined")
+        place.__exit__(SystemExit, SystemExit(), None)
     if _shared is None or _shared[0] != os.getpid():
         return
     session = _shared[1]

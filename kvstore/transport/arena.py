@@ -155,6 +155,11 @@ class Arena:
             self._closed = True
             self.presence.unlink()
 
+    def abandon(self) -> None:
+        """``close`` in whatever state an exception has left this: what is in doubt is not looked at."""
+        self._closed = True
+        self.presence.unlink()
+
     def _same(self, size: int) -> Block | None:
         """A block that had this size before: what a training step finds."""
         while self._unseen:

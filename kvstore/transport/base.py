@@ -76,6 +76,13 @@ class Transport(Memory, Protocol):
         """Make a ``recv`` that another thread is in, or the next one, return soon. Any thread may call it."""
         ...
 
+    def abandon(self) -> None:
+        """Drop all links at once, in whatever state an exception has left this; nothing else is called afterwards.
+
+        It may itself be ended by an exception, and is called again then.
+        """
+        ...
+
     def close(self, linger: float = 0.0) -> None:
         """Close all links, having waited at most ``linger`` seconds for what is queued to leave. May be repeated."""
         ...

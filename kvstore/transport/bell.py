@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 
+from kvstore.transport.system_errors import ignored
+
 
 class Bell:
     """Readable from ``ring`` on, until ``silence``; however often it has been rung."""
@@ -20,7 +22,7 @@ class Bell:
 
     def ring(self) -> None:
         """Wake who waits, or who will next. Any thread may call it."""
-        with contextlib.suppress(OSError):  # full: a wake-up is already there; closed: nobody waits
+        with ignored():  # full: a wake-up is already there; closed: nobody waits
             self._hand.send(b"\0")
 
     def silence(self) -> None:

@@ -68,7 +68,21 @@ class Courier:
             self._thread.join(JOIN_S)
         self._bell.close()
 
+    def abandon(self) -> None:
+        """Let it end by itself, soon; whoever calls has the lock."""
+        self._stopping.set()
+        self._changed.notify_all()
+        self._bell.ring()
+        if self._thread is None:
+            self._bell.close()
+
     def _run(self) -> None:
+        try:
+            self._see_to_all()
+        finally:
+            self._bell.close()
+
+    def _see_to_all(self) -> None:
         while True:
             with self._changed:
                 while not self._stopping.is_set() and not any(link.waits for link in self._links.values()):

@@ -128,6 +128,10 @@ class InprocTransport(Heap):
                 self._rung = True
                 self._inbox.put(None)
 
+    def abandon(self) -> None:
+        """Forget all links."""
+        self.close()
+
     def close(self, linger: float = 0.0) -> None:
         """Forget all links; ``linger`` has no meaning here, for nothing is ever in between."""
         self._closed = True

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from kvstore.transport.base import Peer
 from kvstore.transport.outgoing import Outgoing
 from kvstore.transport.stream import GREETING, Incoming
+from kvstore.transport.system_errors import ignored, require_systems
 
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
@@ -78,8 +79,11 @@ class Link:
                 sent = self.socket.sendmsg(self.queue.head(_PARTS), (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return False
-            except OSError:
-                self.queue.clear()  # whoever reads will find out
+            except OSError as exc:
+                require_systems(exc)
+                self.queue.clear()
+                with ignored():
+                    self.socket.shutdown(socket.SHUT_RDWR)  # so that whoever reads finds out
                 return True
             self.queue.gone(sent)
         return True
@@ -102,7 +106,8 @@ class Link:
         family, self._address = addresses[self._tries % len(addresses)]
         try:
             self.socket = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:  # too many files are open
+        except OSError as exc:  # too many files are open
+            require_systems(exc)
             self._fail(now)
             return None
         self.socket.setblocking(False)
@@ -148,5 +153,6 @@ def _to_itself(made: socket.socket) -> bool:
     """Whether it has found nobody but itself, as may happen at a free port of this host."""
     try:
         return bool(made.getsockname() == made.getpeername())
-    except OSError:
+    except OSError as exc:
+        require_systems(exc)
         return True  # it has ended already

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvstore.errors import WireError
 from kvstore.transport.presence import CELLS, CELLS_AT, FREE, HELD, SENT, Presence, open_control, open_peers
+from kvstore.transport.system_errors import require_systems
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -87,6 +88,7 @@ def _mapping(fd: int, size: int) -> mmap.mmap:
     try:
         return mmap.mmap(fd, size)
     except (OSError, ValueError) as exc:
+        require_systems(exc)
         raise WireError(f"shared memory cannot be mapped: {exc}") from None
     finally:
         os.close(fd)

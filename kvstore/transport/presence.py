@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.errors import WireError
+from kvstore.transport.system_errors import require_systems
 
 DIRECTORY = Path("/dev/shm")  # noqa: S108 (names are random, files are made with O_EXCL and mode 0600)
 MODE = 0o600
@@ -154,6 +155,7 @@ def open_peers(name: str, number: int) -> tuple[int, int]:
     try:
         fd = os.open(DIRECTORY / f"{name}.{number}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:
+        require_systems(exc)
         raise WireError(f"shared memory {name}.{number} cannot be opened: {exc.strerror}") from None
     info = os.fstat(fd)
     if not _is_own(info) or info.st_blocks * 512 < info.st_size:  # reading a hole in a full directory is a SIGBUS
@@ -173,6 +175,11 @@ def open_control(name: str, nonce: bytes) -> tuple[int, int]:
         os.close(fd)
         raise WireError(f"shared memory {name} is not the one that was announced")
     return fd, size
+
+
+def exists(name: str) -> bool:
+    """Whether the owner of an arena still sends from it."""
+    return (DIRECTORY / f"{name}.0").exists()
 
 
 def sweep() -> list[str]:

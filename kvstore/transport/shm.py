@@ -30,7 +30,8 @@ from kvstore.memory import Heap, Parts
 from kvstore.transport.arena import Arena
 from kvstore.transport.base import Frames, Peer, Transport
 from kvstore.transport.mapped import Mapped
-from kvstore.transport.presence import CONTROL, DIRECTORY, Reader, available, room
+from kvstore.transport.presence import CONTROL, DIRECTORY, Reader, available, exists, room
+from kvstore.transport.system_errors import require_systems
 from kvstore.wire import Buffer
 
 log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class SharedMemoryTransport:
             try:
                 return arena.allocate(nbytes)
             except OSError as exc:
+                require_systems(exc)
                 _notice(nbytes, exc)
         return self._heap.allocate(nbytes)
 
@@ -166,6 +168,15 @@ class SharedMemoryTransport:
         """Wake ``recv``."""
         self._inner.interrupt()
 
+    def abandon(self) -> None:
+        """Drop all links; what has been allocated stays good."""
+        self._closed = True
+        self._inner.abandon()
+        arena, self._arena = self._arena, None
+        if arena is not None:
+            arena.abandon()
+        self._links.clear()
+
     def close(self, linger: float = 0.0) -> None:
         """Close the links; peers have ``linger`` seconds to receive what was sent, and keep what they hold."""
         if self._closed:
@@ -190,6 +201,7 @@ class SharedMemoryTransport:
                     try:
                         self._arena = Arena(self._job)
                     except OSError as exc:
+                        require_systems(exc)
                         _notice(CONTROL, exc)
         return self._arena if self._arena is not None and self._arena.usable else None
 
@@ -212,6 +224,7 @@ class SharedMemoryTransport:
         try:
             reference = self._arena.refer(frame, reader)
         except OSError as exc:
+            require_systems(exc)
             _notice(len(frame), exc)
             return None
         return reference and _REFERENCE.pack(position, *reference)
@@ -236,6 +249,7 @@ class SharedMemoryTransport:
     def _meet(self, peer: Peer, link: _Link, own: Buffer) -> None:
         """Map the arena of a peer, and tell it whether that went well."""
         name, nonce = _introduced(own)
+        self._forget()
         arena, link.mapped = self._own(), None
         try:
             if arena is not None:
@@ -246,6 +260,12 @@ class SharedMemoryTransport:
         self._inner.send(peer, [answer])
         if link.mapped is not None:  # whoever sends us much will get much
             self._greeted(peer)
+
+    def _forget(self) -> None:
+        """Let go of arenas whose owners have closed them: who comes now may have had another before."""
+        for peer, link in list(self._links.items()):
+            if link.mapped is not None and not exists(link.mapped.name):
+                del self._links[peer]
 
     def _resolve(self, peer: Peer, frames: Frames) -> Frames:
         """Put views where frames were left out."""

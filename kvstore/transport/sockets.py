@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from kvstore.transport.courier import Courier
 from kvstore.transport.link import RETRY_S, Address, Link
 from kvstore.transport.pacing import LOOK_S
 from kvstore.transport.stream import packed
+from kvstore.transport.system_errors import require_systems
 from kvstore.wire import Buffer
 
 HANDSHAKE_S = 10.0  # who has not shown by then that they speak the protocol is disconnected
@@ -179,6 +181,21 @@ class SocketTransport(Heap):
         """Wake ``recv``."""
         self._bell.ring()
 
+    def abandon(self) -> None:
+        """Drop all links at once."""
+        self._closed = True
+        with self._changed:  # the courier must not be at what is closed; this thread may hold it already
+            self._courier.abandon()
+            for sock in [*self._listeners, *(link.socket for link in self._links.values())]:
+                if sock is not None:
+                    sock.close()
+        with suppress(RuntimeError):  # in the end it is not held
+            while True:
+                self._changed.release()
+        self._selector.close()
+        self._places.leave()
+        self._bell.close()
+
     def close(self, linger: float = 0.0) -> None:
         """Close the links; what is queued has ``linger`` seconds to leave."""
         if self._closed:
@@ -258,7 +275,8 @@ class SocketTransport(Heap):
                     self._received.append((link.peer, frames))
             except BlockingIOError:
                 break
-            except (OSError, WireError, MemoryError):  # of the last, only an announcement
+            except (OSError, WireError, MemoryError) as exc:  # of the last, only an announcement
+                require_systems(exc)
                 count = 0
             if not count:
                 self._lose(link)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import socket
 import struct
@@ -17,6 +16,7 @@ from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S
 from kvstore.transport.link import Address
 from kvstore.transport.pacing import Pacing, Seen
 from kvstore.transport.sockets import SocketTransport
+from kvstore.transport.system_errors import ignored, require_systems
 
 SCHEME = "tcp://"
 _INT = struct.Struct("i")
@@ -78,7 +78,7 @@ class TcpPlaces:
 
     def admit(self, made: socket.socket) -> bool:
         """Anyone may come; messages leave at once, and a connection that is idle stays known on its way."""
-        with contextlib.suppress(OSError):  # it has ended already
+        with ignored():  # it has ended already
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in (("TCP_KEEPIDLE", IDLE_S), ("TCP_KEEPINTVL", ASK_S), ("TCP_KEEPCNT", ASKS)):
@@ -90,7 +90,7 @@ class TcpPlaces:
 
     def wake_at(self, made: socket.socket, count: int) -> None:
         """Not before so many bytes are there, or as many as the system has room for, or the connection ends."""
-        with contextlib.suppress(OSError):  # it has ended already
+        with ignored():  # it has ended already
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def share(self, made: Sequence[socket.socket], now: float) -> None:
@@ -99,13 +99,13 @@ class TcpPlaces:
             return
         seen: dict[socket.socket, Seen] = {}
         for one in made:
-            with contextlib.suppress(OSError, struct.error):  # it has ended already, or the system says less
+            with ignored(struct.error):  # it has ended already, or the system says less
                 if one.getsockname()[0] != one.getpeername()[0]:
                     seen[one] = _seen(one)
         limit = self._pacing.look(seen, now)
         if limit is not None:
             for one in seen:
-                with contextlib.suppress(OSError):
+                with ignored():
                     one.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _RATE.pack(limit))
 
     def on_way(self, made: socket.socket) -> bool:
@@ -115,7 +115,8 @@ class TcpPlaces:
         """
         try:
             count = fcntl.ioctl(made, termios.TIOCOUTQ, bytes(_INT.size))
-        except OSError:  # it has ended, or nobody can tell here
+        except OSError as exc:  # it has ended, or nobody can tell here
+            require_systems(exc)
             return False
         return bool(_INT.unpack(count)[0])
 
@@ -146,7 +147,7 @@ def _congestion(wanted: str) -> bytes:
     which one that has a line to itself hardly notices; but a round takes as long as the slowest of many that share one.
     """
     for name in [wanted] if wanted else ["cubic", "reno"] if _system().startswith("bbr") else []:
-        with socket.socket() as probe, contextlib.suppress(OSError, AttributeError):
+        with socket.socket() as probe, ignored(AttributeError):
             probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
             return name.encode()
     if wanted:
@@ -159,7 +160,7 @@ def _congestion(wanted: str) -> bytes:
 
 def _system() -> str:
     """The congestion control that connections have by themselves; empty where nobody can tell."""
-    with contextlib.suppress(OSError, AttributeError), socket.socket() as probe:
+    with ignored(AttributeError), socket.socket() as probe:
         return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME).rstrip(b"\0").decode()
     return ""
 

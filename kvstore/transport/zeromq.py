@@ -1,8 +1,11 @@
 """Links over ZeroMQ: ``ipc://`` in a private directory on one host, ``tcp://`` across hosts, with CURVE if it has keys.
 
 Each member has one ROUTER socket, which both listens and connects: a link it made has a name it chose, a link it
-accepted one that ZeroMQ chose, so no peer can pass for another by claiming a name. Large buffers are neither copied
-on the way out nor on the way in.
+accepted one that ZeroMQ chose, so no peer can pass for another by claiming a name.
+
+What comes is not copied. What goes is: pyzmq keeps what ZeroMQ has borrowed in a dict that it begins anew when it
+takes its own thread for dead, and ``Thread.is_alive`` says so wrongly for ever if the handler of a signal raises in the
+middle of it (CPython 3.11). The memory would then be used for something else while ZeroMQ reads it.
 
 When a connection is lost, ZeroMQ makes another, and sends over it what it still has, although what went before may be
 lost. So each link begins with a greeting, of which there is but one: what comes without it is dropped. Whoever made the
@@ -23,7 +26,7 @@ import zmq
 from kvstore.address import host_and_port, tcp_endpoint
 from kvstore.errors import ConfigError
 from kvstore.keys import Keys, no_keys, split_key, with_key
-from kvstore.memory import SMALL, Heap, Parts, keep_freed, whole
+from kvstore.memory import Heap, Parts, keep_freed, whole
 from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.curve import Curve
@@ -72,7 +75,7 @@ class ZmqTransport(Heap):
         self._bell = Bell()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._bell, zmq.POLLIN)
+        self._poller.register(self._bell.fileno(), zmq.POLLIN)  # a number: pyzmq hides what an object's fileno() raises
         self._numbers = itertools.count()
         self._losses: Losses | None = None  # once there are links of this side's
         self._endpoints: dict[Peer, str] = {}  # of those, with keys
@@ -130,16 +133,13 @@ class ZmqTransport(Heap):
         return peer
 
     def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
-        """Queue ``frames``; large ones are read by ZeroMQ's thread later, so they must stay as they are.
-
-        What ZeroMQ has been given leaves in order: it knows no priorities.
-        """
+        """Queue copies of ``frames``. What ZeroMQ has been given leaves in order: it knows no priorities."""
         if self._closed or peer in self._renewed:  # whoever is told of that asks again, in order
             return
         self._socket.send(self._routes.get(peer, peer), zmq.SNDMORE)
         last = len(frames) - 1
         for i, frame in enumerate(map(whole, frames)):
-            self._socket.send(frame, zmq.SNDMORE if i < last else 0, copy=len(frame) < SMALL)
+            self._socket.send(frame, zmq.SNDMORE if i < last else 0)
 
     def gathers(self, peer: Peer) -> bool:
         """No: what ZeroMQ has been given cannot be taken back."""
@@ -174,6 +174,14 @@ class ZmqTransport(Heap):
     def interrupt(self) -> None:
         """Wake ``recv``."""
         self._bell.ring()
+
+    def abandon(self) -> None:
+        """Drop all links at once; a message of which only a part has been given to ZeroMQ goes with them."""
+        self._closed = True
+        self._context.destroy(linger=0)
+        if self._curve is not None:
+            self._curve.close()
+        self._bell.close()
 
     def close(self, linger: float = 0.0) -> None:
         """Close the socket; what is queued has ``linger`` seconds to leave."""

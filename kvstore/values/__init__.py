@@ -11,6 +11,7 @@ from kvstore.values.arrays import (
     to_buffer,
 )
 from kvstore.values.copying import copy_each, spread
+from kvstore.values.grads import without_grad
 from kvstore.values.overlap import crossed
 from kvstore.values.reduce import reduce_to, sum_in_order
 from kvstore.values.runs import Part, Run, cut, runs_of, sum_runs
@@ -37,4 +38,5 @@ __all__ = [
     "sum_in_order",
     "sum_runs",
     "to_buffer",
+    "without_grad",
 ]

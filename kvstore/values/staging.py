@@ -36,9 +36,10 @@ class Leaving:
         """Return all tensors, of which those at ``positions`` are complete."""
         if self._events:
             for position in positions:
-                event = self._events.pop(position, None)
+                event = self._events.get(position)
                 if event is not None:
                     event.synchronize()
+                    self._events.pop(position, None)  # not before: an exception may have ended the wait
         return self._tensors
 
 

@@ -53,10 +53,16 @@ def encode(msg: Any) -> list[Buffer]:
     return [msgpack.packb(header), *getattr(msg, "buffers", ())]
 
 
-def require_short(frames: Sequence[Buffer]) -> None:
-    """Raise ``UsageError`` if no peer would take a message of these frames: better at the call than at its deadline."""
-    if len(frames) > MAX_FRAMES or len(frames[0]) > MAX_HEADER:
+def require_short(msg: Any, frames: Sequence[Buffer]) -> None:
+    """Raise ``UsageError`` if no peer would take ``msg``, whose frames these are: better now than at its deadline."""
+    if len(frames) > MAX_FRAMES or len(frames[0]) > MAX_HEADER or (len(frames[0]) > MAX_ITEMS and _overlong(msg)):
         raise UsageError("so many keys, or so long names, do not fit into one message; use fewer at once")
+
+
+def _overlong(msg: Any) -> bool:
+    """Whether a field has more items than any may have; a header that has, has more bytes than that."""
+    values = (getattr(msg, name) for name, _ in _FIELDS[type(msg)])
+    return any(isinstance(value, list) and len(value) > MAX_ITEMS for value in values)
 
 
 def decode(frames: Sequence[Buffer]) -> Any:

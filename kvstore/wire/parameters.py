@@ -164,6 +164,14 @@ class SetOptimizer(Request):
     groups: Groups = field(default_factory=list)
 
 
+@message(46)
+@dataclass(frozen=True)
+class Close(Request):
+    """I do not use ``store`` any more; when all workers have said so, its values go."""
+
+    store: Store
+
+
 @message(47)
 @dataclass(frozen=True)
 class GetStates(Request):

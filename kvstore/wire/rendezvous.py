@@ -141,6 +141,30 @@ class Counted(Reply):
     count: Annotated[int, f.integer()]
 
 
+@message(21)
+@dataclass(frozen=True)
+class OpenStore(Request):
+    """I make my ``ordinal``-th store: which number has it? The n-th stores of all workers are one."""
+
+    ordinal: Annotated[int, f.integer(1)]
+
+
+@message(22)
+@dataclass(frozen=True)
+class Opened(Reply):
+    """This one; it is given again when all workers have closed the store."""
+
+    store: Store
+
+
+@message(23)
+@dataclass(frozen=True)
+class CloseStore(Request):
+    """I do not use ``store`` any more."""
+
+    store: Store
+
+
 # ---- notices
 
 

@@ -14,6 +14,7 @@ from kvstore.wire import (
     Barrier,
     Beat,
     Census,
+    CloseStore,
     Counted,
     Declare,
     Explain,
@@ -24,6 +25,8 @@ from kvstore.wire import (
     Leave,
     Lost,
     Message,
+    Opened,
+    OpenStore,
     Pause,
     Placed,
     Ready,
@@ -39,6 +42,7 @@ from servers.scheduler.barriers import Barriers
 from servers.scheduler.joins import Joins
 from servers.scheduler.keys import Keys, Outcome
 from servers.scheduler.members import Event, Member, Members, State
+from servers.scheduler.stores import Stores
 from servers.senders import Senders
 
 log = logging.getLogger(__name__)
@@ -67,6 +71,7 @@ class Scheduler:
         self._epoch = 0
         self._workers = range(num_workers)
         self._loads = [0] * num_servers
+        self._stores = Stores(self._workers)
         self._keys: dict[int, Keys] = {}
         self._barriers: dict[int, Barriers] = {}
         self._joins: dict[int, Joins] = {}
@@ -252,6 +257,14 @@ class Scheduler:
             return [Answer(peer, message, Counted(message.seq, lost))]
         if self.failure is not None:
             raise NodeLost(self.failure)
+        if message.role == "worker" and isinstance(message, OpenStore):
+            return [Answer(peer, message, Opened(message.seq, self._stores.open(message.ordinal)))]
+        if message.role == "worker" and isinstance(message, CloseStore):
+            if self._stores.close(message.rank, message.store):
+                self._keys.pop(message.store, Keys(self._loads)).forget()
+                self._barriers.pop(message.store, None)
+                self._joins.pop(message.store, None)
+            return [Answer(peer, message, Ack(message.seq))]
         if message.role == "worker" and isinstance(message, Declare):
             outcomes, fault = self._keys_of(message.store).declare(peer, message)
             if fault is not None:

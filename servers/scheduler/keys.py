@@ -31,6 +31,8 @@ Outcome = tuple[Asker, "list[Segments] | Exception"]
 class _Placed:
     spec: Spec
     segments: Segments
+    bound: int
+    longest: int
     ready: bool = False
 
 
@@ -93,6 +95,11 @@ class Keys:
         self._waiting.clear()
         return hopeless
 
+    def forget(self) -> None:
+        """The store is closed: its keys weigh nothing any more."""
+        for key in list(self._placed):
+            self._drop(key)
+
     def explain(self, rank: int, seq: int) -> str:
         """Say what the declaration ``seq`` of worker ``rank`` waits for."""
         for asker, specs in self._waiting:
@@ -102,11 +109,18 @@ class Keys:
         return ""
 
     def _place(self, asker: Asker, specs: Mapping[Key, Spec]) -> list[Outcome]:
-        for key in specs:
-            if key in self._placed:
+        bound, longest = asker.request.bound, asker.request.longest
+        placed_before = [key for key in specs if key in self._placed]
+        for key in placed_before:
+            if self._placed[key].ready:
                 return [(asker, AlreadyInitialised(f"key {key!r} is initialised already"))]
+        for key in placed_before:  # an earlier call was interrupted: this one is the same, or another
+            known = self._placed[key]
+            if (known.spec, known.bound, known.longest) != (specs[key], bound, longest):
+                self._drop(key)
         try:
-            placed = place(specs, self._loads, asker.request.bound, asker.request.longest)
+            new = {key: spec for key, spec in specs.items() if key not in self._placed}
+            placed = place(new, self._loads, bound, longest)
         except UsageError as exc:
             return [(asker, exc)]
         for key, segments in placed.items():
@@ -114,8 +128,13 @@ class Keys:
             for segment in segments:
                 numbered.append([self._next_id, segment.server, segment.start, segment.stop])
                 self._next_id += 1
-            self._placed[key] = _Placed(specs[key], numbered)
+            self._placed[key] = _Placed(specs[key], numbered, bound, longest)
         return [self._outcome(asker, specs)]
+
+    def _drop(self, key: Key) -> None:
+        placed = self._placed.pop(key)
+        for _, server, start, stop in placed.segments:
+            self._loads[server] -= (stop - start) * placed.spec.itemsize
 
     def _contradicted(self, rank: int, specs: Mapping[Key, Spec]) -> list[tuple[Asker, Exception]]:
         """Those who wait, and said something else of a key."""

@@ -169,7 +169,7 @@ def test_a_worker_that_is_interrupted_while_it_leaves_has_not_left_in_order(tmp_
         import signal
         import numpy as np
         import kvstore as kv
-        from kvstore import session
+        from kvstore.member import session
 
         store = kv.create("dist_sync")
         weight = np.zeros(4, np.float32)
@@ -211,7 +211,9 @@ def test_a_worker_that_never_pushes_is_named_at_the_deadline(tmp_path: Path) -> 
         except kv.DeadlineExceeded as error:
             print("late:", error, flush=True)
         """
-    with job(tmp_path, script, servers=1, KVSTORE_TIMEOUT_S="5", KVSTORE_JOIN_TIMEOUT_S="60") as running:
+    with job(
+        tmp_path, script, servers=1, KVSTORE_PATIENCE_S="5", KVSTORE_TIMEOUT_S="5", KVSTORE_JOIN_TIMEOUT_S="60"
+    ) as running:
         running.wait()
     assert "pushpull of 'w', 'v' is not done after 5 s" in running.output
     assert "worker 1, whose push 1 of" in running.output

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from threaded import ThreadedJob
+from threaded import ThreadedJob, set_limits
 from waiting import LONG
 
 import kvstore as kv
@@ -64,14 +64,14 @@ def test_init_waits_for_rank_zero_and_says_so(cluster: ThreadedJob) -> None:
         store.init(["b", "w"], [torch.zeros(2), torch.full((3,), 4.0)])
 
     def one(store: DistStore) -> None:
-        store._remote._timeout_s = SOON
+        set_limits(store, SOON)
         with pytest.raises(
             kv.DeadlineExceeded,
             match=r"init of 'w' is not done after 0\.05 s: the scheduler waits for worker 0 to init 'w'",
         ):
             store.init("w", torch.zeros(3))
         rank_one_waits.set()
-        store._remote._timeout_s = LONG
+        set_limits(store, LONG)
         store.init("w", torch.zeros(3))
         assert value_of(store, "w", 3).tolist() == [4, 4, 4]
 
@@ -201,9 +201,9 @@ def test_the_deadline_of_a_store_is_its_option(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.init("w", torch.zeros(1))
         store.barrier()
-        store._exchange._timeout_s = SOON if store.rank == 0 else LONG
+        set_limits(store, SOON if store.rank == 0 else LONG)
         (one if store.rank else zero)(store)
-        store._exchange._timeout_s = LONG
+        set_limits(store, LONG)
 
     cluster.run(work)
 
@@ -212,11 +212,11 @@ def test_a_barrier_that_was_late_is_the_same_barrier_when_called_again(cluster: 
     late = threading.Event()
 
     def zero(store: DistStore) -> None:
-        store._timeout_s = SOON
+        set_limits(store, SOON)
         with pytest.raises(kv.DeadlineExceeded, match="waits at the barrier for worker 1"):
             store.barrier()
         late.set()
-        store._timeout_s = LONG
+        set_limits(store, LONG)
         store.barrier()
 
     def one(store: DistStore) -> None:
@@ -286,11 +286,11 @@ def test_a_worker_that_sets_an_optimizer_alone_learns_whom_it_waits_for(cluster:
         store.set_optimizer("sgd", learning_rate=0.5)
 
     def one(store: DistStore) -> None:
-        store._remote._timeout_s = SOON
+        set_limits(store, SOON)
         with pytest.raises(kv.DeadlineExceeded, match="waits for worker 0, which has not called set_optimizer"):
             store.set_optimizer("sgd", learning_rate=0.5)
         late.set()
-        store._remote._timeout_s = LONG
+        set_limits(store, LONG)
         store.set_optimizer("sgd", learning_rate=0.5)
 
     def work(store: DistStore) -> None:
@@ -462,7 +462,7 @@ def test_what_a_thread_pushes_while_another_waits_for_all_pushes(cluster: Thread
 
         store.push("a", torch.ones(3))
         client.wait_all = meanwhile  # type: ignore[method-assign]
-        store._flush(LONG)
+        store._pushes.flush(LONG)
         assert store.statistics().outstanding == 1  # b, which waits for the other worker
         counted.set()
         assert value_of(store, "b", 3).tolist() == [2, 2, 2]  # comes after the answer to the push
@@ -521,12 +521,17 @@ def test_stores_that_differ_between_workers_are_refused(cluster: ThreadedJob) ->
 
     def work(session: Session) -> None:
         if session.rank == 0:
-            DistStore(session, "dist_sync", Rule("sync"))
+            store = DistStore(session, "dist_sync", Rule("sync"))
             first.set()
         else:
             assert first.wait(LONG)
             with pytest.raises(kv.Mismatch, match=r"worker 1 made its store number \d+ async, worker 0 sync"):
                 DistStore(session, "dist_async", Rule("async"))
+            store = DistStore(session, "dist_sync", Rule("sync"))  # what was refused was not made
+        store.init("w", torch.zeros(2))
+        store.pushpull("w", out := torch.ones(2))
+        assert out.tolist() == [2, 2]
+        store.close()
 
     cluster.run_sessions(work)
 

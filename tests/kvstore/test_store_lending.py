@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from threaded import ThreadedJob
+from threaded import ThreadedJob, set_limits
 from waiting import LONG
 
 from kvstore.dist import DistStore
@@ -103,10 +103,10 @@ def test_arrays_may_change_after_a_call_that_failed(directory: Path, monkeypatch
         store.barrier()
         if store.rank == 0:
             stuck.set()
-            store._exchange._timeout_s = 0.5
+            set_limits(store, 0.5)
             with pytest.raises(DeadlineExceeded):
                 store.pushpull(KEYS, values)
-            store._exchange._timeout_s = LONG
+            set_limits(store, LONG)
             for value in values:
                 value.fill_(1e9)
             stuck.clear()

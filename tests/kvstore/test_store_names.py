@@ -14,6 +14,7 @@ import kvstore as kv
 from kvstore import registry as names_of_stores
 from kvstore.dist import DistStore
 from kvstore.local import DeviceStore, LocalStore
+from kvstore.ticket import Limits
 
 LOCAL = ["local", "local_update_cpu", "local_allreduce_cpu"]
 DEVICE = ["device", "local_allreduce_device"]
@@ -97,10 +98,10 @@ def test_an_unknown_option_lists_those_there_are() -> None:
 def test_options_of_dist_stores() -> None:
     store = kv.create("dist_sync", timeout_s=3, bigarray_bound=7)
     assert isinstance(store, DistStore)
-    assert (store._timeout_s, store._bound) == (3, 7)
+    assert (store._requests.limits, store._bound) == (Limits(3, 3), 7)
     default = kv.create("dist_sync", timeout_s=None)
     assert isinstance(default, DistStore)
-    assert (default._timeout_s, default._bound) == (LONG, 1000)
+    assert (default._requests.limits, default._bound) == (Limits(LONG, LONG), 1000)
 
 
 @pytest.mark.usefixtures("job")

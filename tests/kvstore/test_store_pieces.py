@@ -13,7 +13,7 @@ from threaded import ThreadedJob
 from kvstore import states
 from kvstore.dist import DistStore
 from kvstore.dist import optimizer as optimizing
-from kvstore.dist.requests import Remote
+from kvstore.dist.requests import Requests
 from kvstore.member.client import STALL_S
 
 SHAPES = {"a": (5000,), "b": (40, 100), "c": (3,), "d": (9000,)}
@@ -120,9 +120,9 @@ def test_the_states_of_many_pieces_are_saved_and_loaded_in_several_messages(
 ) -> None:
     """All states of a server in one message would be more frames than it may have."""
     put, get = [], []
-    put_states, get_states = Remote.put_states, Remote.get_states
-    monkeypatch.setattr(Remote, "put_states", lambda *args: (put.append(len(args[2])), put_states(*args))[1])
-    monkeypatch.setattr(Remote, "get_states", lambda *args: (get.append(1), get_states(*args))[1])
+    put_states, get_states = Requests.put_states, Requests.get_states
+    monkeypatch.setattr(Requests, "put_states", lambda *args: (put.append(len(args[2])), put_states(*args))[1])
+    monkeypatch.setattr(Requests, "get_states", lambda *args: (get.append(1), get_states(*args))[1])
     monkeypatch.setattr(optimizing, "AT_ONCE", 4 * PIECE)
 
     def train(store: DistStore) -> None:

@@ -51,6 +51,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "rank": st.integers(-1, 4096),
         "last": st.integers(0, 4096),
         "store": st.integers(0, 255),
+        "ordinal": st.integers(1, 2**62),
         "bound": st.integers(1, 2**62),
         "longest": st.integers(1, 2**62),
         "num_workers": st.integers(1, 4096),
@@ -171,7 +172,7 @@ def test_another_version_is_named(version: Any) -> None:
         decode([msgpack.packb([version, 1, 5])])
 
 
-@pytest.mark.parametrize("code", [0, 46, 9999, -1, True, 1.0, "Ack", [1], None])
+@pytest.mark.parametrize("code", [0, 99, 9999, -1, True, 1.0, "Ack", [1], None])
 def test_an_unknown_code_is_refused(code: Any) -> None:
     with pytest.raises(WireError, match="unknown message code"):
         decode([msgpack.packb([VERSION, code, 5])])
@@ -245,10 +246,21 @@ def test_the_collector_rests_only_while_a_long_header_is_unpacked(
 
 
 def test_what_no_peer_would_take_is_refused_by_the_sender() -> None:
-    wire.require_short(encode(wire.Values(1, buffers=[b""] * ((1 << 16) - 1))))
-    for message in (wire.Values(1, buffers=[b""] * (1 << 16)), wire.Ready(*ME, 0, ["k" * 1024] * (1 << 14))):
+    for message in (
+        wire.Values(1, buffers=[b""] * ((1 << 16) - 1)),
+        wire.Values(1, clocks=[0] * MAX_ITEMS),
+    ):
+        wire.require_short(message, frames := encode(message))
+        decode(frames)
+    for message in (
+        wire.Values(1, buffers=[b""] * (1 << 16)),
+        wire.Values(1, clocks=[0] * (MAX_ITEMS + 1)),
+        wire.Ready(*ME, 0, ["k" * 1024] * (1 << 14)),
+    ):
         with pytest.raises(UsageError, match="use fewer at once"):
-            wire.require_short(encode(message))
+            wire.require_short(message, frames := encode(message))
+        with pytest.raises(WireError):
+            decode(frames)
 
 
 # A container or text that says it is larger than its frame must not be allocated: array32, map32, str32, bin32, ext32.

@@ -12,7 +12,9 @@ import pytest
 from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, ServerError, UsageError
 from kvstore.member import client as clients
 from kvstore.member.client import SLICE_S, Client
-from kvstore.ticket import Ticket
+from kvstore.member.outstanding import Request as Asked
+from kvstore.member.outstanding import Sender, Turn
+from kvstore.ticket import Limits, Ticket
 from kvstore.wire import Ack, Alive, Barrier, Explain, Explanation, Failure, Message, Ready, Request, decode, encode
 
 WINDOW = 4 << 20
@@ -53,6 +55,12 @@ class Played:
     def interrupt(self) -> None:
         pass
 
+    def detach(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
     def close(self, linger: float = 0.0) -> None:
         self.closed = True
 
@@ -60,14 +68,15 @@ class Played:
         raise NotImplementedError
 
 
-def client_of(transport: Any, timeout_s: float = 10.0) -> tuple[Client, bytes, bytes]:
-    """A client with links to two servers."""
-    client = Client(transport, lambda: transport.now, timeout_s, "worker", 77, WINDOW)
-    return client, client.connect("a", "server 0"), client.connect("b", "server 1")
+def client_of(transport: Any, timeout_s: float = 10.0, patience_s: float = 0.0) -> tuple[Client, bytes, bytes]:
+    """A client with links to two servers, whose endpoints are their names."""
+    limits = Limits(timeout_s, patience_s)
+    client = Client(lambda: transport, lambda: transport.now, limits, "worker", 77, WINDOW)
+    return client, client.connect("server 0", "server 0"), client.connect("server 1", "server 1")
 
 
-def barrier(me: Any) -> Barrier:
-    return Barrier(*me, store=0, number=0)
+def barrier(sender: Sender) -> Barrier:
+    return Barrier(*sender, store=0, number=0)
 
 
 def acknowledge(_peer: bytes, request: Request) -> list[Message]:
@@ -125,12 +134,17 @@ def test_what_has_no_answer_is_asked_again_in_order_when_a_link_has_been_made_an
     assert len(transport.asked) == 4 + 2 + 3, "all has been answered"
 
 
+class InTurn(Asked):
+    def message(self, sender: Sender) -> Message:
+        return barrier(sender)
+
+
 def test_a_request_made_in_turn_is_asked_again_only_if_it_has_gone():
     transport = Played()
     client, a, _ = client_of(transport)
     ticket = Ticket("x", (), client)
     for _ in range(2):
-        client.ask_in_turn(a, ticket, barrier, ticket.take, WINDOW, 0)
+        client.submit(lambda: ([InTurn(a, ticket, turn=Turn(WINDOW, 0))], None), ticket)
     assert [request.seq for _, request in transport.asked] == [1]
     transport.arrive(a, [])
     client.poll()
@@ -204,10 +218,10 @@ def test_a_request_that_cannot_be_encoded_leaves_nothing_behind():
     client, a, _ = client_of(transport)
     ticket = Ticket("x", (), client)
     with pytest.raises(UnicodeEncodeError):
-        client.ask(a, ticket, lambda me: Failure(me[3], "x", "\ud800"))
+        client.ask(a, ticket, lambda sender: Failure(sender[3], "x", "\ud800"))
     assert ticket.wait() is None
     client.call(a, "y", barrier)
-    assert [(r.seq, r.done) for _, r in transport.asked] == [(2, 2)]
+    assert [(r.seq, r.done) for _, r in transport.asked] == [(1, 1)]
 
 
 # ---- deadlines
@@ -217,8 +231,8 @@ def test_a_wait_ends_at_its_deadline_and_asks_what_holds_it_up():
     def answers(peer: bytes, request: Request) -> list[Message]:
         if not isinstance(request, Explain):
             return []
-        assert request.about == {b"a": 1, b"b": 2}[peer]
-        return [Explanation(request.seq, "waits for worker 1")] if peer == b"a" else []
+        assert request.about == {a: 1, b: 2}[peer]
+        return [Explanation(request.seq, "waits for worker 1")] if peer == a else []
 
     transport = Played(answers)
     client, a, b = client_of(transport)
@@ -267,7 +281,7 @@ def test_without_a_timeout_the_clients_counts_and_waiting_again_is_allowed():
 def test_a_ticket_may_have_a_deadline_of_its_own():
     transport = Played()
     client, a, _ = client_of(transport)
-    ticket = Ticket("x", (), client, timeout_s=2.0)
+    ticket = Ticket("x", (), client, limits=Limits(2.0, 2.0))
     client.ask(a, ticket, barrier)
     with pytest.raises(DeadlineExceeded, match="after 2 s"):
         ticket.wait()
@@ -465,6 +479,6 @@ def test_a_request_that_no_peer_would_take_is_refused_at_the_call():
     client, server, _ = client_of(transport)
     keys = [f"{number:01000}" for number in range(17_000)]
     with pytest.raises(UsageError, match="use fewer at once"):
-        client.call(server, "telling", lambda me: Ready(*me, store=0, keys=keys))
+        client.call(server, "telling", lambda sender: Ready(*sender, store=0, keys=keys))
     assert not transport.asked
-    client.call(server, "telling", lambda me: Ready(*me, store=0, keys=keys[:100]))
+    client.call(server, "telling", lambda sender: Ready(*sender, store=0, keys=keys[:100]))

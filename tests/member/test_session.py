@@ -41,15 +41,20 @@ class Tapped(ThreadedJob):
     def __init__(self, **options: Any) -> None:
         super().__init__(heartbeat_s=0.05, heartbeat_timeout_s=2.0, **options)
         self._made: dict[str, list[Transport]] = {}
-        self.transport = self._make
 
-    def _make(self) -> Transport:
-        made = self.network.transport()
-        self._made.setdefault(threading.current_thread().name, []).append(made)
-        return made
+    def ends(self, config: Config) -> Callable[[], Transport]:
+        make = super().ends(config)
+        name = config.role if config.role == "scheduler" else f"{config.role} {config.rank_hint}"
+
+        def tapped() -> Transport:
+            made = make()
+            self._made.setdefault(name, []).append(made)
+            return made
+
+        return tapped
 
     def silence(self, name: str) -> None:
-        for transport in self._made.get(name) or self._made[f"{name} joins"]:
+        for transport in self._made[name]:
             transport.close()
 
 
@@ -209,7 +214,7 @@ def test_joining_in_vain_names_the_absent():
     try:
         config = Config("worker", "inproc://scheduler", 2, 1, rank_hint=1, timeout_s=0.05)
         with pytest.raises(DeadlineExceeded) as info:
-            Session(config, network.transport)
+            Session(config, network.transport).join()
         assert str(info.value) == (
             "joining the job at inproc://scheduler is not done after 0.05 s: "
             "the scheduler waits for worker 0 and server 0 to join"
@@ -227,7 +232,7 @@ def test_a_worker_that_gave_up_joining_may_come_back():
             if rank == 0:
                 hasty = dataclasses.replace(self.config("worker", 0), timeout_s=0.05)
                 with pytest.raises(DeadlineExceeded, match=r"waits for .*worker 1"):
-                    Session(hasty, self.transport)
+                    Session(hasty, self.ends(hasty)).join()
                 given_up.set()
             else:
                 assert given_up.wait(LONG)
@@ -245,7 +250,7 @@ def test_joining_without_a_scheduler_ends_at_the_deadline(role: str, monkeypatch
     network = InprocNetwork()
     config = Config(role, "inproc://scheduler", 1, 1, timeout_s=0.05)
     joins: dict[str, Callable[[], Any]] = {
-        "worker": lambda: Session(config, network.transport),
+        "worker": lambda: Session(config, network.transport).join(),
         "server": lambda: run_server(config, network.transport, "inproc://server-0"),
     }
     with pytest.raises(DeadlineExceeded, match="the scheduler does not answer") as info:
@@ -279,8 +284,10 @@ def test_a_server_waits_on_while_the_scheduler_lives(caplog: pytest.LogCaptureFi
 
 
 def test_who_is_not_wanted_is_told():
-    with ThreadedJob(1, 1) as cluster, pytest.raises(UsageError, match="the job has its 1 workers already"):
-        Session(cluster.config("worker"), cluster.transport)
+    with ThreadedJob(1, 1) as cluster:
+        config = cluster.config("worker")
+        with pytest.raises(UsageError, match="the job has its 1 workers already"):
+            Session(config, cluster.ends(config)).join()
 
 
 # ---- errors that reach the worker
@@ -415,7 +422,7 @@ def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ThreadedJob
     monkeypatch.delattr(sys, "last_value", raising=False)
 
     def make(cluster: ThreadedJob) -> Session:
-        monkeypatch.setattr(links, "links", lambda config: cluster.transport)
+        monkeypatch.setattr(links, "links", cluster.ends)
         session = sessions.shared(cluster.config("worker"))
         assert sessions.shared(cluster.config("worker")) is session, "one for the whole process"
         assert hooks == [sessions._leave_at_exit]
@@ -520,7 +527,7 @@ def test_a_scheduler_whose_name_nobody_knows_is_not_only_silent(monkeypatch: pyt
     with pytest.raises(
         DeadlineExceeded, match=r"does not answer: nosuch\.invalid .*cannot be resolved: .*not known"
     ) as caught:
-        Session(config, TcpTransport)
+        Session(config, TcpTransport).join()
     assert caught.value.silent == ("the scheduler",)
 
 
@@ -550,7 +557,7 @@ def test_leaving_without_the_schedulers_answer_says_so_and_goes(
     thread = threading.Thread(target=welcome_and_nothing_else)
     thread.start()
     try:
-        session = Session(Config("worker", "inproc://scheduler", 1, 1), network.transport)
+        session = Session(Config("worker", "inproc://scheduler", 1, 1), network.transport).join()
         session.leave()
     finally:
         stop.set()

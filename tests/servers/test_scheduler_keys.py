@@ -97,10 +97,22 @@ def test_stores_share_the_servers_loads():
 def test_a_second_init_by_rank_0_is_refused_whole():
     said = Said()
     said.declare(0, a=[4])
+    said.ready("a")
     said.declare(0, b=[1], a=[4])
     assert isinstance(said.heard[0][1], AlreadyInitialised)
     said.declare(0, b=[1])
     assert said.heard[0][2] == [[[1, 1, 0, 1]]], "b was not placed by the call that failed"
+
+
+def test_rank_0_may_declare_again_what_has_no_value_yet():
+    """Its init was interrupted: the same call finds the same places, another one of that key takes it anew."""
+    said = Said()
+    said.declare(0, a=[4], b=[1])
+    said.declare(0, a=[4], b=[1])
+    assert said.heard[0][0] == said.heard[0][1] == [[[0, 0, 0, 4]], [[1, 1, 0, 1]]]
+    said.declare(0, b=[8])
+    assert said.heard[0][2] == [[[2, 1, 0, 8]]]
+    assert said.keys._loads == [16, 32], "what is not there any more weighs nothing"
 
 
 @pytest.mark.parametrize("other", [[2], ([4], "float64"), [2, 2]])

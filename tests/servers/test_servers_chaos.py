@@ -114,7 +114,7 @@ def test_async_under_chaos_every_push_is_one_update(workers: int):
             else:
                 store.pushpull(["small", "cut"], [torch.ones(1), torch.ones(200)], [out, cut])
                 assert -pushes * workers <= out.item() <= -(turn // 4 + 1)
-        store._flush(LONG)
+        store._pushes.flush(LONG)
         store.barrier()
         store.pull(["small", "cut"], [out, cut])
         return out.item(), set(cut.tolist())

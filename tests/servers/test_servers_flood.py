@@ -128,7 +128,7 @@ def test_ten_thousand_malformed_frames_cost_nobody_anything(directory: Path):
             steps.append(exc)
 
     try:
-        session = Session(Config("worker", f"ipc://{directory}/scheduler", 1, 1, timeout_s=LONG), UnixTransport)
+        session = Session(Config("worker", f"ipc://{directory}/scheduler", 1, 1, timeout_s=LONG), UnixTransport).join()
         thread = threading.Thread(target=run)
         thread.start()
         stranger.throw(2000, seed=1)  # whatever is allocated once is there after this

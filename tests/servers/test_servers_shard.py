@@ -22,8 +22,8 @@ ONE = [Spec((1,), "float32")]
 @pytest.mark.parametrize(
     "make",
     [
-        lambda w: w.open(),
-        lambda w: w.open("async", store=0),
+        lambda w: w.open(store=1),
+        lambda w: w.open("async", store=1),
         lambda w: w.init({2: floats(1)}),
         lambda w: w.init({1: floats(1)}),
         lambda w: w.push({1: floats(1)}, want=False),

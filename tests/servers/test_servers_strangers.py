@@ -24,6 +24,7 @@ from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.keys import Keys, pair, split_key, with_key
 from kvstore.member.session import Session
+from kvstore.transport import Transport
 from kvstore.transport.links import links
 from kvstore.transport.shm import sharing
 from kvstore.transport.zeromq import ZmqTransport
@@ -34,8 +35,7 @@ MEMBERS = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
 class Member(ZmqTransport):
     """An end that listens over TCP wherever it is told to."""
 
-    def __init__(self, job: SecuredJob) -> None:
-        name = threading.current_thread().name.removesuffix(" joins")
+    def __init__(self, job: SecuredJob, name: str) -> None:
         self._job, self._name = job, name
         super().__init__(job.root_fd if name == "scheduler" else -1, job.keys[name])
 
@@ -62,7 +62,11 @@ class SecuredJob(ThreadedJob):
         root = "tcp://{}:{}".format(*sock.getsockname())
         self._options["root"] = with_key(root, self.keys["scheduler"].root)
         self.root_fd = sock.detach()
-        self.transport = sharing(lambda: Member(self), Config(job="strangers", shm=shm))
+        self._sharing = Config(job="strangers", shm=shm)
+
+    def ends(self, config: Config) -> Callable[[], Transport]:
+        name = config.role if config.role == "scheduler" else f"{config.role} {config.rank_hint}"
+        return sharing(lambda: Member(self, name), self._sharing)
 
 
 def train(stop: Callable[[], bool]) -> Callable[[DistStore], tuple[int, list[float]]]:
@@ -177,7 +181,7 @@ def test_a_stranger_does_not_get_into_the_job(job: SecuredJob, monkeypatch: pyte
         Training(job),
         pytest.raises(DeadlineExceeded, match=r"joining the job at tcp://127.0.0.1:\d+ is not done") as e,
     ):
-        Session(config, lambda: ZmqTransport(keys=keys))
+        Session(config, lambda: ZmqTransport(keys=keys)).join()
     assert e.value.silent == ("the scheduler",)
 
 
@@ -237,7 +241,7 @@ def test_processes_take_their_keys_from_the_environment(tmp_path: Path, env: dic
     processes = Processes(tmp_path, **env)
     try:
         config = Config.from_env(processes.variables[2] | {"KVSTORE_TIMEOUT_S": f"{LONG:g}"})
-        session = Session(config, sharing(links(config), config))
+        session = Session(config, sharing(links(config), config)).join()
         store = DistStore(session)
         store.init("w", torch.zeros(100_000))
         out = torch.zeros(100_000)

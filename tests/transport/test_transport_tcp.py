@@ -217,7 +217,7 @@ class Kernel:
                 return
             assert isinstance(value, bytes)
             if value.decode() not in self.allowed:
-                raise PermissionError
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
             self.given.append(value.decode())
 
         def getsockopt(sock: socket.socket, level: int, option: int, size: int = 0) -> int | bytes:

@@ -64,13 +64,6 @@ def test_pieces_of_an_array_that_follow_each_other_are_one_stretch_and_servers_t
     assert [parcel.server for parcel in many[:8]] == [0, 1] * 4
 
 
-def test_clocks_are_those_of_the_keys() -> None:
-    entries = entries_for({"a": Spec((2,), "float32"), "b": Spec((3,), "float32")}, 1, 100, 100)
-    entries["b"].clock = 3
-    (parcel,) = parcels(entries, ["b", "a"], 100)
-    assert parcel.clocks() == [3, 0]
-
-
 @settings(max_examples=100)
 @given(specs, st.integers(1, 4), st.integers(1, 40), st.integers(1, 100), st.integers(1, 300), st.integers(0, 30))
 def test_small_arrays_come_first_and_share_payloads(
@@ -102,14 +95,3 @@ def test_without_small_arrays_every_stretch_has_a_payload() -> None:
     entries = entries_for({"a": Spec((2,), "float32"), "b": Spec((64,), "float32")}, 1, 100, 64)
     (parcel,) = parcels(entries, ["a", "b"], 2**20)
     assert [(span.keys, span.pieces) for span in parcel.spans] == [(("a",), 1), (("b",), 4)]
-
-
-def test_the_round_that_the_earliest_piece_is_of_counts() -> None:
-    entry = Entry(Spec((4,), "float32"), [Piece(0, 0, "w", 0, 2), Piece(1, 1, "w", 2, 4)], clock=1)
-    one, two = parcels({"w": entry}, ["w"], 100)
-    one.advance([7])
-    assert entry.clock == 1, "of the other nothing is known"
-    two.advance([3])
-    assert entry.clock == 3
-    two.advance([9])
-    assert entry.clock == 7

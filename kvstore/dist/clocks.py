@@ -1,0 +1,69 @@
+"""How often a worker has pushed each of its keys: a number for each key, by its place in the store. Pure.
+
+They are columns, so that to push thousands of keys at once changes two arrays, each in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from kvstore.dist.parcels import Entry, Parcel
+
+Column: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+
+class Clocks:
+    """The clocks of one worker's keys in one store.
+
+    Attributes:
+        pushed: how often each key has been pushed.
+        last: the number of the last push that had it, of all pushes of the store; 0 for none.
+    """
+
+    def __init__(self) -> None:
+        self.pushed: Column = np.zeros(0, np.int64)
+        self.last: Column = np.zeros(0, np.int64)
+        self._versions: dict[int, int] = {}  # by piece, of the values that were last read, where these may be ahead
+
+    def grow(self, size: int) -> None:
+        """Have room for so many keys; new ones have not been pushed."""
+        self.pushed = _grown(self.pushed, size)
+        self.last = _grown(self.last, size)
+
+    def of(self, parcel: Parcel) -> list[int]:
+        """Return how often the key of each piece of ``parcel`` has been pushed."""
+        clocks: list[int] = self.pushed[parcel.places].tolist()
+        return clocks
+
+    def note(self, places: Column, clocks: Column, push: int) -> None:
+        """Let the keys at ``places`` have these clocks, because of push number ``push``. May be repeated."""
+        self.pushed[places] = clocks
+        self.last[places] = push
+
+    def advance(self, parcel: Parcel, versions: Sequence[int]) -> None:
+        """Note the rounds of values that have come: who is behind them goes on from there. May be repeated.
+
+        Pieces of one key may be at different rounds; the earliest counts, or a round might wait for this worker.
+        """
+        for piece, entry, version in zip(parcel.pieces, parcel.entries, versions, strict=True):
+            self._versions[piece.id] = version
+            known = [self._versions[other.id] for other in entry.pieces if other.id in self._versions]
+            if len(known) == len(entry.pieces):
+                self.pushed[entry.place] = max(int(self.pushed[entry.place]), min(known))
+
+    def resume(self, entries: Sequence[Entry], rounds: Mapping[int, int]) -> None:
+        """Let the next push of each key follow ``rounds``, by piece, where these are ahead. May be repeated."""
+        for entry in entries:
+            known = [rounds[piece.id] for piece in entry.pieces if piece.id in rounds]
+            self.pushed[entry.place] = max(int(self.pushed[entry.place]), min(known, default=0))
+
+
+def _grown(column: Column, size: int) -> Column:
+    if size <= len(column):
+        return column
+    grown = np.zeros(size, np.int64)
+    grown[: len(column)] = column
+    return grown

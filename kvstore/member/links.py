@@ -1,0 +1,294 @@
+"""A member's links to the scheduler and the servers, and what is outstanding on them.
+
+``Links`` are for one thread at a time, which ``Client`` sees to. An exception may end any method here between two of
+its lines: ``mend`` completes what is noted as made, and makes all links anew if their state is in doubt.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kvstore.drops import Drops
+from kvstore.errors import KVStoreError, WireError, rebuild
+from kvstore.member.outstanding import Effect, Outstanding, Request
+from kvstore.member.window import Window
+from kvstore.memory import Parts
+from kvstore.ticket import Ticket
+from kvstore.transport import Peer, Transport
+from kvstore.wire import Buffer, Failure, Node, Reply, decode, encode, require_short
+
+log = logging.getLogger(__name__)
+
+FEW = 4  # requests; with more of them outstanding, replies are taken in between two that are sent
+
+
+class _Link(NamedTuple):
+    """What a link is made from."""
+
+    endpoint: str
+    bulk: bool
+
+
+class _Ends(NamedTuple):
+    """The links as they are now: ``routes`` are what the transport calls our peers."""
+
+    transport: Transport
+    routes: dict[Peer, Peer]
+    peers: dict[Peer, Peer]
+
+
+class Links:
+    """See the module.
+
+    Args:
+        make_transport: returns a new end for links; only this object uses it.
+        node: who this is, in every request.
+        window: bytes of answers that may be on their way from one peer, of requests that are made in turn.
+
+    Attributes:
+        outstanding: what has been asked and not answered.
+        answers: how many answers have come.
+        lent: tickets whose requests may read arrays of a caller's, and the thread of that call.
+        closed: whether this member has left.
+        blamed: an exception that a ticket has been given, and that is not for whoever was at the links.
+    """
+
+    def __init__(self, make_transport: Callable[[], Transport], node: Node, window: int) -> None:
+        self.node = node
+        self.outstanding = Outstanding()
+        self.answers = 0
+        self.lent: dict[Ticket, int] = {}
+        self.closed = False
+        self.blamed: Exception | None = None
+        self._make_transport = make_transport
+        self._links: dict[Peer, _Link] = {}
+        self._ends = _Ends(make_transport(), {}, {})
+        self._doubtful = False  # whether an exception may have left the links in any state
+        self._mending = False
+        self._windows: dict[Peer, Window[Request]] = {}
+        self._window = window
+        self._drops = Drops(log)
+
+    # ---- any thread may call these
+
+    def interrupt(self) -> None:
+        """Make ``receive`` return soon."""
+        self._ends.transport.interrupt()
+
+    @property
+    def torn(self) -> bool:
+        """Whether an exception has left something half done."""
+        return self._doubtful or self.outstanding.torn
+
+    @property
+    def congested(self) -> bool:
+        """Whether requests wait for their turn."""
+        return any(self._windows.values())
+
+    # ---- memory, and what a link can do
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """See ``Memory``."""
+        return self._ends.transport.allocate(nbytes)
+
+    def busy(self, buffer: Buffer) -> bool:
+        """See ``Memory``."""
+        return self._ends.transport.busy(buffer)
+
+    def gathers(self, peer: Peer) -> bool:
+        """See ``Transport.gathers``."""
+        return self._ends.transport.gathers(self._ends.routes[peer])
+
+    # ---- each of these puts the links in doubt until it is done
+
+    def connect(self, peer: Peer, endpoint: str, bulk: bool) -> Peer:
+        """Make a link to ``peer``; see ``Transport.connect``."""
+        link = _Link(endpoint, bulk)
+        if self._links.get(peer) == link:  # an exception may have come before the caller had it
+            return peer
+        self._doubtful = True
+        self._links[peer] = link
+        self._windows[peer] = Window(self._window)
+        route = self._ends.transport.connect(link.endpoint, bulk=link.bulk)
+        self._ends.routes[peer], self._ends.peers[route] = route, peer
+        self._doubtful = False
+        return peer
+
+    def submit(self, work: Callable[[], tuple[Sequence[Request], Effect | None]]) -> None:
+        """Make the requests of ``work``; see ``Client.submit``."""
+        requests, effect = work()
+        if not requests:
+            return
+        self.outstanding.number(requests)
+        self._doubtful = True  # messages are made in memory of the transport's
+        for request in requests:
+            if request.early:
+                request.frames = self._message(request)
+        ticket, lends = requests[0].ticket, not requests[0].early
+        if lends:
+            self.lent[ticket] = threading.get_ident()
+        self.outstanding.add(requests, effect)
+        for request in requests:
+            if request.turn is None:
+                self._send(request)
+            else:
+                self._windows[request.peer].add(request.seq, *request.turn, request)
+        for peer in dict.fromkeys(request.peer for request in requests if request.turn is not None):
+            self._go_on(peer)
+        if len(self.outstanding) > FEW:
+            self._drain()
+        self._doubtful = False
+        if lends and not any(request.borrows for request in requests):
+            self.lent.pop(ticket, None)
+
+    def hurry(self, ticket: Ticket) -> None:
+        """Send what ``ticket`` still waits to ask, whether or not it is its turn."""
+        self._doubtful = True
+        for window in self._windows.values():
+            for request in window.urgent(lambda request: request.ticket is ticket):
+                self._send(request)
+        self._doubtful = False
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Let the requests of ``ticket`` neither read nor write arrays of the caller's any more."""
+        self._doubtful = True
+        for request in self.outstanding.requests_of(ticket):
+            request.forsake()
+            if request.frames is None and request.borrows:
+                request.frames = self._message(request)
+            request.own()
+        self._ends.transport.detach()
+        self._doubtful = False
+
+    def receive(self, over: Callable[[], bool], timeout: float) -> None:
+        """Take in what comes within ``timeout`` seconds; no more once ``over``."""
+        if over() or self.closed:
+            return
+        self._doubtful = True
+        received = self._ends.transport.recv(timeout)
+        if received is not None:
+            self._take(*received)
+            del received  # its sender waits for the memory
+            if not over():
+                self._drain()
+        self._doubtful = False
+
+    def close(self, linger: float) -> None:
+        """Close the links, for good."""
+        self.closed = True
+        self._doubtful = True
+        self._ends.transport.close(linger)
+        self._doubtful = False
+
+    # ---- after an exception
+
+    def mend(self) -> None:
+        """Complete what an exception has cut short. May itself be cut short, and is then called again.
+
+        Raises:
+            OSError: the links could not be made anew.
+        """
+        self._mending = True
+        self.outstanding.finish()
+        if self._doubtful:
+            self._ends.transport.abandon()
+            if not self.closed:
+                self._renew()
+        self._doubtful = self._mending = False
+
+    def _renew(self) -> None:
+        """Make all links anew, and ask again what has not been answered."""
+        transport = self._make_transport()
+        routes = {peer: transport.connect(link.endpoint, bulk=link.bulk) for peer, link in self._links.items()}
+        self._ends = _Ends(transport, routes, {route: peer for peer, route in routes.items()})
+        self._windows = {peer: Window(self._window) for peer in self._links}
+        for request in self.outstanding:
+            window = self._windows[request.peer]
+            if request.turn is not None and not request.gone:
+                window.add(request.seq, *request.turn, request)
+                continue
+            self._send(request)
+            if request.turn is not None:
+                window.begin(request.seq, request.turn.nbytes)
+        for peer in self._links:
+            self._go_on(peer)
+
+    # ---- helpers
+
+    def _message(self, request: Request) -> Sequence[Buffer | Parts]:
+        node = self.node
+        message = request.message((node.role, node.rank, node.incarnation, request.seq, self.outstanding.done))
+        frames = encode(message)
+        require_short(message, frames)
+        return frames
+
+    def _send(self, request: Request) -> None:
+        frames = request.frames
+        if frames is None:
+            frames = self._made(request)
+            if frames is None:
+                return
+            request.frames = frames
+        request.gone = True
+        self._ends.transport.send(self._ends.routes[request.peer], frames, request.priority)
+
+    def _made(self, request: Request) -> Sequence[Buffer | Parts] | None:
+        """Return the message, or None if it cannot be made, which fails its ticket; other requests go on.
+
+        The first exception may be that of a signal's handler, which may have left memory in any state. So it is raised,
+        and the message is made again when the links have been made anew: what goes wrong then too is the message's own.
+        """
+        try:
+            return self._message(request)
+        except Exception as exc:
+            if request.failure is None and not self._mending:
+                request.failure = exc
+                raise
+            if request.failure is not None:
+                self.blamed = request.failure
+            error = exc if isinstance(exc, KVStoreError) else KVStoreError(f"a message could not be made: {exc!r}")
+        self.outstanding.settle(request, None, error)
+        return None
+
+    def _go_on(self, peer: Peer) -> None:
+        """Send what may go by now."""
+        for request in self._windows[peer].ready():
+            self._send(request)
+
+    def _drain(self) -> None:
+        while (received := self._ends.transport.recv(0)) is not None:
+            self._take(*received)
+            del received
+
+    def _take(self, route: Peer, frames: list[Any]) -> None:
+        peer = self._ends.peers.get(route)
+        if peer is None:
+            self._drop("a message", "a stranger", "it is no peer of ours")
+            return
+        if not frames:  # the link has been made anew
+            for unanswered in self.outstanding:
+                if unanswered.peer == peer and unanswered.gone:
+                    self._send(unanswered)
+            return
+        try:
+            reply = decode(frames)
+        except WireError as exc:
+            self._drop("a bad message", peer.decode(), exc)
+            return
+        if not isinstance(reply, Reply):
+            self._drop("a message", peer.decode(), f"{type(reply).__name__} is no answer")
+            return
+        request = self.outstanding.find(peer, reply.seq)
+        if request is None:
+            return
+        error = rebuild(reply.kind, reply.text) if isinstance(reply, Failure) else None
+        self.outstanding.settle(request, reply, error)
+        self.answers += 1
+        self._windows[peer].answered(reply.seq)
+        self._go_on(peer)
+
+    def _drop(self, what: str, who: str, why: object) -> None:
+        self._drops.note(f"{what} from {who}", why)
