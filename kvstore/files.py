@@ -1,19 +1,64 @@
-"""Files that are there whole or not at all."""
+"""Files that are replaced whole or not at all, also if the power fails."""
 
 from __future__ import annotations
 
+import errno
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# What a file system answers that cannot sync directories. Its own journal, if any, decides when names are on the disk.
+_REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
+
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name beside ``path`` to write to; it becomes ``path`` if the block ends well, and goes away otherwise."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """Replace ``path``, or create it, by what the block writes to the file that it is given.
+
+    ``path`` holds the old content or the new one, never part of it, whenever the process is killed or the power fails.
+    When the block has ended the new content is on the disk.
+
+    Args:
+        path: the file; its directory must exist.
+        mode: permissions of the new file, less the umask.
+
+    Yields:
+        An empty file in the same directory. It is removed if anything raises, ``KeyboardInterrupt`` included.
+
+    Raises:
+        OSError: the file cannot be created, written to the disk or put in place.
+    """
+    draft = path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
     try:
-        yield part
-        part.replace(path)
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))
+        yield draft
+        _sync_file(draft)  # first, or the new name could reach the disk before the content
+        draft.replace(path)
+        _sync_directory(path.parent)
     finally:
-        part.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
+
+
+def _sync_file(path: Path) -> None:
+    # Opened only now: the writer may have put another file under this name, as safetensors does.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sync_directory(path: Path) -> None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return  # one may write in it but not read it, and only what can be opened can be synced
+    try:
+        os.fsync(fd)
+    except OSError as exc:
+        if exc.errno not in _REFUSED:
+            raise
+    finally:
+        os.close(fd)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from kvstore.errors import UsageError
+from kvstore.files import replacing
 from kvstore.spec import Key, Spec, check_key
 from kvstore.values import spec_of
 
@@ -59,14 +59,8 @@ def write(
     if residuals is not None:
         tensors |= {f"{_RESIDUAL}{name}": value for name, value in residuals.tensors.items()}
         metadata["residuals"] = json.dumps({"rank": residuals.rank, "plain": residuals.plain})
-    target = Path(path)
-    handle, scratch = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    try:
-        save_file(tensors, scratch, metadata)
-        Path(scratch).replace(target)
-    finally:
-        Path(scratch).unlink(missing_ok=True)
+    with replacing(Path(path), mode=0o600) as draft:
+        save_file(tensors, draft, metadata)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[str, States]:

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from kvstore.address import is_loopback
 from kvstore.errors import ConfigError, DeadlineExceeded
+from kvstore.files import replacing
 from kvstore.ranks import Ranks
 
 POLL_S = 0.02
@@ -126,13 +127,10 @@ class FileMeeting:
 
     def tell(self, text: str) -> None:
         """See ``Meeting``."""
-        fd, draft = tempfile.mkstemp(prefix=f"{self.path.name}.", dir=self.path.parent)
         try:
-            with os.fdopen(fd, "w") as file:
-                file.write(text)
-            Path(draft).replace(self.path)
+            with replacing(self.path, mode=0o600) as draft:
+                draft.write_text(text)
         except OSError as exc:
-            Path(draft).unlink()
             raise ConfigError(f"cannot write {self.path}, where the ranks meet: {exc.strerror}") from None
 
     def hear(self) -> str:

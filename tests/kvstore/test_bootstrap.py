@@ -117,6 +117,11 @@ def test_a_file_tells_the_others_until_it_is_taken_back(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot write .*nowhere/meeting, where the ranks meet: No such file"):
+        FileMeeting(tmp_path / "nowhere" / "meeting", 50.0).tell("here")
+
+
 def test_silence_has_an_end(tmp_path: Path) -> None:
     with pytest.raises(DeadlineExceeded, match=r"rank 0 has not said within 0\.05 s") as caught:
         FileMeeting(tmp_path / "meeting", 0.05).hear()
