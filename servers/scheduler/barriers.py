@@ -2,41 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 from kvstore.wire import Barrier
 
+Waiter = tuple[bytes, Barrier]
+
 
 class Barriers:
-    """The barriers of one store; the n-th call of one worker meets the n-th of the others."""
+    """The barriers of one store; the n-th call of one worker meets the n-th of the others.
+
+    Args:
+        workers: the ranks of those who come.
+    """
 
     def __init__(self, workers: Collection[int]) -> None:
         self._workers = frozenset(workers)
-        self._here: dict[int, dict[int, tuple[bytes, Barrier]]] = {}
+        # By number: who has come to a barrier that is not over; None for a worker that has had its answer.
+        self._here: dict[int, dict[int, Waiter | None]] = {}
 
-    def arrive(self, peer: bytes, request: Barrier) -> list[tuple[bytes, Barrier]]:
+    def arrive(self, peer: bytes, request: Barrier) -> list[Waiter]:
         """Note that a worker has come; return everybody to let go if it was the last."""
         here = self._here.setdefault(request.number, {})
         here[request.rank] = (peer, request)
-        if here.keys() < self._workers:
+        if len(here) < len(self._workers):
             return []
         del self._here[request.number]
-        return list(here.values())
+        return _waiting(here)
 
-    def abandon(self, departed: Collection[int]) -> list[tuple[bytes, Barrier, set[int]]]:
-        """Return, and forget, those who wait for workers that have left, with the ranks of these."""
-        hopeless: list[tuple[bytes, Barrier, set[int]]] = []
-        for number, here in list(self._here.items()):
-            missing = set(departed) - here.keys()
-            if missing:
-                hopeless += [(peer, request, missing) for peer, request in here.values()]
-                del self._here[number]
-        return hopeless
+    def missing(self, number: int, among: Collection[int]) -> set[int]:
+        """Those of ``among`` who have not come to barrier ``number``."""
+        here = self._here.get(number, {})
+        return {rank for rank in among if rank not in here}
 
-    def explain(self, rank: int, seq: int) -> str:
-        """Say what the request ``seq`` of worker ``rank`` waits for."""
+    def without(self, rank: int) -> list[int]:
+        """The numbers of the barriers to which others have come and ``rank`` has not."""
+        return [number for number, here in self._here.items() if rank not in here]
+
+    def fail(self, number: int) -> list[Waiter]:
+        """Return those who wait at a barrier that will never be over. They count as having come."""
+        waiting = _waiting(self._here.get(number, {}))
+        self._here[number] = dict.fromkeys(self._here.get(number, {}))
+        return waiting
+
+    def send_away(self, number: int, left: Collection[int]) -> list[Waiter]:
+        """Return those who wait at barrier ``number``, who have to come again, unless they have ``left``."""
+        here = self._here.pop(number, {})
+        stay = {rank: waiter for rank, waiter in here.items() if rank in left}
+        if stay:
+            self._here[number] = stay
+        return _waiting({rank: waiter for rank, waiter in here.items() if rank not in left})
+
+    def waits(self, rank: int) -> bool:
+        """Whether ``rank`` waits at any barrier."""
+        return any(here.get(rank) is not None for here in self._here.values())
+
+    def awaited(self, rank: int, seq: int) -> Set[int]:
+        """For whom the request ``seq`` of worker ``rank`` waits; nobody if it is none that waits here."""
         for here in self._here.values():
-            if rank in here and here[rank][1].seq == seq:
-                missing = sorted(self._workers - here.keys())
-                return "waits at the barrier for " + ", ".join(f"worker {other}" for other in missing)
-        return ""
+            waiter = here.get(rank)
+            if waiter is not None and waiter[1].seq == seq:
+                return self._workers - here.keys()
+        return frozenset()
+
+
+def _waiting(here: dict[int, Waiter | None]) -> list[Waiter]:
+    return [waiter for waiter in here.values() if waiter is not None]

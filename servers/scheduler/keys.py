@@ -7,7 +7,7 @@ another shape or dtype than someone else fails, and so does the one it contradic
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvstore.errors import AlreadyInitialised, Mismatch, UsageError
@@ -36,6 +36,24 @@ class _Placed:
     ready: bool = False
 
 
+Said = tuple[tuple[Key, ...], tuple[tuple[int, ...], ...], tuple[str, ...]]  # keys, shapes, dtypes
+
+
+@dataclass(eq=False)
+class _Group:
+    """Declarations that say the same and wait: one however many workers there are, for they name all keys of a model.
+
+    Attributes:
+        missing: how many of the keys have no value yet.
+        askers: whose declarations they are.
+    """
+
+    said: Said
+    specs: Mapping[Key, Spec]
+    missing: int
+    askers: list[Asker] = field(default_factory=list)
+
+
 class Keys:
     """The keys of one store.
 
@@ -46,7 +64,9 @@ class Keys:
     def __init__(self, loads: list[int]) -> None:
         self._loads = loads
         self._placed: dict[Key, _Placed] = {}
-        self._waiting: list[tuple[Asker, dict[Key, Spec]]] = []
+        self._waiting: dict[Said, _Group] = {}
+        self._by_key: dict[Key, dict[_Group, None]] = {}  # in order; whoever contradicts one of them does not wait
+        self._by_rank: dict[int, dict[int, _Group]] = {}  # and then by the sequence number of the declaration
         self._next_id = 0
 
     def declare(self, peer: bytes, request: Declare) -> tuple[list[Outcome], Exception | None]:
@@ -57,16 +77,15 @@ class Keys:
             rank 0, whose own call was answered before, must be told.
         """
         asker = Asker(peer, request)
-        specs = {
-            key: Spec(tuple(shape), dtype)
-            for key, shape, dtype in zip(request.keys, request.shapes, request.dtypes, strict=True)
-        }
+        said = (tuple(request.keys), tuple(map(tuple, request.shapes)), tuple(request.dtypes))
+        if request.rank != 0 and said in self._waiting:
+            self._wait(self._waiting[said], asker)
+            return [], None
+        specs = {key: Spec(shape, dtype) for key, shape, dtype in zip(*said, strict=True)}
         if len(specs) < len(request.keys):
             return [(asker, UsageError("a key is declared twice in one call"))], None
         contradicted = self._contradicted(request.rank, specs)
         if contradicted:
-            others = [other for other, _ in contradicted]
-            self._waiting = [entry for entry in self._waiting if entry[0] not in others]
             return [(asker, contradicted[0][1]), *contradicted], None
         if request.rank == 0:
             return self._place(asker, specs), None
@@ -75,24 +94,36 @@ class Keys:
             if known is not None and known.spec != spec:
                 error = Mismatch(f"key {key!r} is {known.spec} on worker 0, but {spec} on worker {request.rank}")
                 return [(asker, error)], error
-        if self._ready(specs):
-            return [self._outcome(asker, specs)], None
-        self._waiting.append((asker, specs))
+        missing = sum(not self._ready(key) for key in specs)
+        if not missing:
+            return self._outcomes([asker], specs), None
+        group = self._waiting[said] = _Group(said, specs, missing)
+        for key in specs:
+            self._by_key.setdefault(key, {})[group] = None
+        self._wait(group, asker)
         return [], None
 
     def ready(self, keys: Sequence[Key]) -> list[Outcome]:
         """Note that rank 0's values of ``keys`` are on the servers; return the outcomes of those who waited for it."""
+        done: list[_Group] = []
         for key in keys:
-            if key in self._placed:
-                self._placed[key].ready = True
-        done = [(asker, specs) for asker, specs in self._waiting if self._ready(specs)]
-        self._waiting = [entry for entry in self._waiting if not self._ready(entry[1])]
-        return [self._outcome(asker, specs) for asker, specs in done]
+            if key not in self._placed or self._placed[key].ready:
+                continue
+            self._placed[key].ready = True
+            for group in self._by_key.get(key, ()):
+                group.missing -= 1
+                if not group.missing:
+                    done.append(group)
+        for group in done:
+            self._remove(group)
+        return [outcome for group in done for outcome in self._outcomes(group.askers, group.specs)]
 
     def abandon(self) -> list[Asker]:
         """Return, and forget, those who wait for rank 0, because it has left."""
-        hopeless = [asker for asker, _ in self._waiting]
+        hopeless = [asker for group in self._waiting.values() for asker in group.askers]
         self._waiting.clear()
+        self._by_key.clear()
+        self._by_rank.clear()
         return hopeless
 
     def forget(self) -> None:
@@ -100,13 +131,36 @@ class Keys:
         for key in list(self._placed):
             self._drop(key)
 
+    def waits(self, rank: int) -> bool:
+        """Whether a declaration of ``rank`` waits."""
+        return rank in self._by_rank
+
     def explain(self, rank: int, seq: int) -> str:
         """Say what the declaration ``seq`` of worker ``rank`` waits for."""
-        for asker, specs in self._waiting:
-            if (asker.request.rank, asker.request.seq) == (rank, seq):
-                missing = [key for key in specs if key not in self._placed or not self._placed[key].ready]
-                return f"waits for worker 0 to init {shorten(missing)}"
-        return ""
+        group = self._by_rank.get(rank, {}).get(seq)
+        if group is None:
+            return ""
+        return f"waits for worker 0 to init {shorten(key for key in group.specs if not self._ready(key))}"
+
+    def _wait(self, group: _Group, asker: Asker) -> None:
+        peer, request = asker
+        if group.askers:  # a thousand workers that name the same thousand keys name them in the same memory
+            first = group.askers[0].request
+            request = replace(request, keys=first.keys, shapes=first.shapes, dtypes=first.dtypes)
+        group.askers.append(Asker(peer, request))
+        self._by_rank.setdefault(request.rank, {})[request.seq] = group
+
+    def _remove(self, group: _Group) -> None:
+        """Nobody waits any more who has declared what ``group`` has."""
+        del self._waiting[group.said]
+        for key in group.specs:
+            del self._by_key[key][group]
+            if not self._by_key[key]:
+                del self._by_key[key]
+        for _, request in group.askers:
+            del self._by_rank[request.rank][request.seq]
+            if not self._by_rank[request.rank]:
+                del self._by_rank[request.rank]
 
     def _place(self, asker: Asker, specs: Mapping[Key, Spec]) -> list[Outcome]:
         bound, longest = asker.request.bound, asker.request.longest
@@ -129,7 +183,7 @@ class Keys:
                 numbered.append([self._next_id, segment.server, segment.start, segment.stop])
                 self._next_id += 1
             self._placed[key] = _Placed(specs[key], numbered, bound, longest)
-        return [self._outcome(asker, specs)]
+        return self._outcomes([asker], specs)
 
     def _drop(self, key: Key) -> None:
         placed = self._placed.pop(key)
@@ -137,22 +191,23 @@ class Keys:
             self._loads[server] -= (stop - start) * placed.spec.itemsize
 
     def _contradicted(self, rank: int, specs: Mapping[Key, Spec]) -> list[tuple[Asker, Exception]]:
-        """Those who wait, and said something else of a key."""
+        """Return, and forget, those who wait, and said something else of a key."""
         found: list[tuple[Asker, Exception]] = []
-        for asker, theirs in self._waiting:
-            key = next((key for key in theirs if key in specs and theirs[key] != specs[key]), None)
-            if key is not None:
-                words = f"{theirs[key]} on worker {asker.request.rank}, but {specs[key]} on worker {rank}"
-                found.append((asker, Mismatch(f"key {key!r} is {words}")))
+        for key, spec in specs.items():
+            for group in [group for group in self._by_key.get(key, ()) if group.specs[key] != spec]:
+                self._remove(group)
+                for asker in group.askers:
+                    words = f"{group.specs[key]} on worker {asker.request.rank}, but {spec} on worker {rank}"
+                    found.append((asker, Mismatch(f"key {key!r} is {words}")))
         return found
 
-    def _ready(self, specs: Mapping[Key, Spec]) -> bool:
-        return all(key in self._placed and self._placed[key].ready for key in specs)
+    def _ready(self, key: Key) -> bool:
+        return key in self._placed and self._placed[key].ready
 
-    def _outcome(self, asker: Asker, specs: Mapping[Key, Spec]) -> Outcome:
-        segments = {key: self._placed[key].segments for key in specs}
+    def _outcomes(self, askers: Sequence[Asker], specs: Mapping[Key, Spec]) -> list[Outcome]:
+        outcome: list[Segments] | Exception = [self._placed[key].segments for key in specs]
         try:
-            require_few({key: len(its) for key, its in segments.items()})  # others may have placed them call by call
+            require_few({key: len(self._placed[key].segments) for key in specs})  # perhaps placed call by call
         except UsageError as exc:
-            return asker, exc
-        return asker, list(segments.values())
+            outcome = exc
+        return [(asker, outcome) for asker in askers]

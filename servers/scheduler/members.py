@@ -1,16 +1,20 @@
 """Who is in the job. Pure: the clock is passed in.
 
 A member joins, is ready when all have joined and ranks are given, and then leaves in order or is lost. Every
-transition is in ``NEXT``; one that is not there is a mistake of the sender and changes nothing.
+transition is in ``NEXT``; one that is not there is a mistake of the sender and changes nothing. What a message or a
+tick asks of the members does not cost more because there are more of them.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from kvstore.errors import UsageError
 from kvstore.wire import Message, Node
+from servers.names import name
 
 
 class State(Enum):
@@ -48,7 +52,8 @@ class Member:
         hint: the rank it asked for, -1 for any.
         join_peer, join_seq: the link and number of its request to join.
         peer: the link of its heartbeat, over which notices go; None before the first beat.
-        heard, left: when it was last heard of, and when it left.
+        heard: when it was last heard of.
+        epoch: of the news of workers that it has been told over ``peer``.
         notices: what it will be told as soon as there is a link to tell it over.
     """
 
@@ -63,21 +68,13 @@ class Member:
     state: State = State.JOINED
     peer: bytes | None = None
     heard: float = 0.0
-    left: float = 0.0
+    epoch: int = 0
     notices: list[Message] = field(default_factory=list)
 
     @property
     def node(self) -> Node:
         """Who it is."""
         return Node(self.role, self.rank, self.incarnation)
-
-    def happens(self, event: Event) -> bool:
-        """Make the transition; False if there is none."""
-        after = NEXT.get((self.state, event))
-        if after is None:
-            return False
-        self.state = after
-        return True
 
 
 class Members:
@@ -86,28 +83,60 @@ class Members:
     Args:
         num_workers, num_servers: how many there will be.
         limit_s: the silence after which a member is lost.
+
+    Attributes:
+        complete: whether all have joined, and have ranks.
+        present: how many have joined, and have neither left nor been lost.
+        lost: how many have been lost.
     """
 
     def __init__(self, num_workers: int, num_servers: int, limit_s: float) -> None:
         self.wanted = {"worker": num_workers, "server": num_servers}
         self.limit_s = limit_s
-        self.everyone: list[Member] = []
         self.complete = False
+        self.present = self.lost = 0
+        self._by_nonce: dict[int, Member] = {}  # in the order of joining
+        self._by_wish: dict[tuple[str, int], dict[int, Member]] = {}  # by role and hint, then by nonce
+        self._by_rank: dict[tuple[str, int], Member] = {}
+        self._ready: OrderedDict[int, Member] = OrderedDict()  # by nonce, the longest silent first
+        self._joined = Counter[str]()  # by role: how many have joined
+        self._gone = Counter[str]()  # and how many of them have left or been lost
+        self._absent: str | None = None  # what ``absent`` says; None if that has to be worked out
+
+    def __len__(self) -> int:
+        return len(self._by_nonce)
+
+    @property
+    def everyone(self) -> list[Member]:
+        """All members, in the order in which they joined."""
+        return list(self._by_nonce.values())
+
+    def all_gone(self, role: str) -> bool:
+        """Whether every member of ``role`` has joined, and left or been lost."""
+        return self._gone[role] == self.wanted[role]
+
+    # ---- who is who
 
     def of(self, role: str) -> list[Member]:
-        """The members of ``role``, in the order of their ranks once these are given."""
-        return sorted((m for m in self.everyone if m.role == role), key=lambda m: m.rank)
+        """The members of ``role``, in the order of their ranks; none before ranks are given."""
+        return [self._by_rank[role, rank] for rank in range(self.wanted[role])] if self.complete else []
 
     def find(self, role: str, rank: int) -> Member | None:
-        """The member of ``role`` with ``rank``, or that asked for it while ranks are not given."""
-        for member in self.everyone:
-            if member.role == role and (member.rank if self.complete else member.hint) == rank:
-                return member
-        return None
+        """The member of ``role`` with ``rank``, or the first that asked for it while ranks are not given."""
+        if self.complete:
+            return self._by_rank.get((role, rank))
+        return next(iter(self._by_wish.get((role, rank), {}).values()), None)
+
+    def identify(self, role: str, rank: int, incarnation: int) -> Member | None:
+        """The member that says of itself that it is this; nobody before ranks are given."""
+        member = self._by_rank.get((role, rank))
+        return member if member is not None and member.incarnation == incarnation else None
 
     def by_nonce(self, nonce: int) -> Member | None:
         """The member that joined with ``nonce``."""
-        return next((m for m in self.everyone if m.nonce == nonce), None)
+        return self._by_nonce.get(nonce)
+
+    # ---- joining
 
     def join(self, member: Member) -> None:
         """Let ``member`` in.
@@ -118,59 +147,91 @@ class Members:
         wanted = self.wanted.get(member.role)
         if wanted is None:
             raise UsageError(f"a {member.role} does not join a job")
-        if len(self.of(member.role)) >= wanted:
+        if self._joined[member.role] >= wanted:
             raise UsageError(f"the job has its {wanted} {member.role}s already")
-        self.everyone.append(member)
+        self._by_nonce[member.nonce] = member
+        self._by_wish.setdefault((member.role, member.hint), {})[member.nonce] = member
+        self._joined[member.role] += 1
+        self.present += 1
+        self._absent = None
 
     def withdraw(self, member: Member) -> None:
         """Let somebody else have the place of ``member``, which does not wait for the others any more."""
-        self.everyone.remove(member)
+        del self._by_nonce[member.nonce]
+        del self._by_wish[member.role, member.hint][member.nonce]
+        self._joined[member.role] -= 1
+        self.present -= 1
+        self._absent = None
 
     def settle(self, now: float) -> bool:
         """Give ranks if all are here now: those asked for, then in the order of coming. Return whether it did."""
-        if self.complete or len(self.everyone) < sum(self.wanted.values()):
+        if self.complete or len(self._by_nonce) < sum(self.wanted.values()):
             return False
-        for role, wanted in self.wanted.items():
-            free = list(range(wanted))
-            members = [m for m in self.everyone if m.role == role]
-            for member in members:
-                if member.hint in free:
-                    member.rank = member.hint
-                    free.remove(member.hint)
-            for member in members:
-                if member.rank < 0:
-                    member.rank = free.pop(0)
-        for member in self.everyone:
+        self._rank()
+        self.complete = True
+        for member in self._by_nonce.values():
             member.incarnation = 1
             member.heard = now
-            member.happens(Event.ALL_HERE)
-        self.complete = True
+            self.happens(member, Event.ALL_HERE)
         return True
+
+    def _rank(self) -> None:
+        for member in self._by_nonce.values():
+            if 0 <= member.hint < self.wanted[member.role]:
+                self._by_rank.setdefault((member.role, member.hint), member)
+        for (_, rank), member in self._by_rank.items():
+            member.rank = rank
+        for role, wanted in self.wanted.items():
+            free = (rank for rank in range(wanted) if (role, rank) not in self._by_rank)
+            for member in self._by_nonce.values():
+                if member.role == role and member.rank < 0:
+                    member.rank = next(free)
+                    self._by_rank[role, member.rank] = member
+
+    def absent(self) -> str:
+        """Say who has not joined yet: by name where it is known who is to have which rank."""
+        if self._absent is None:
+            self._absent = " and ".join(filter(None, (self._absent_of(role) for role in self.wanted)))
+        return self._absent
+
+    def _absent_of(self, role: str) -> str:
+        wanted = self.wanted[role]
+        hints = [member.hint for member in self._by_nonce.values() if member.role == role]
+        if len(hints) == wanted:
+            return ""
+        missing = set(range(wanted)).difference(hints)
+        if len(missing) == wanted - len(hints):
+            return name(role, missing)
+        return f"{wanted - len(hints)} of {wanted} {role}s"
+
+    # ---- what happens to them
+
+    def happens(self, member: Member, event: Event) -> bool:
+        """Make the transition of ``member``; False if there is none."""
+        after = NEXT.get((member.state, event))
+        if after is None:
+            return False
+        member.state = after
+        if after is State.READY:
+            self._ready[member.nonce] = member
+            return True
+        self._ready.pop(member.nonce, None)
+        self._gone[member.role] += 1
+        self.present -= 1
+        self.lost += after is State.LOST
+        return True
+
+    def hear(self, member: Member, now: float) -> None:
+        """Note a sign of life. ``now`` never goes back from one call to the next."""
+        member.heard = now
+        if member.nonce in self._ready:
+            self._ready.move_to_end(member.nonce)
 
     def overdue(self, now: float) -> list[Member]:
         """The ready members that have been silent for too long."""
-        return [m for m in self.everyone if m.state is State.READY and now - m.heard > self.limit_s]
+        return list(itertools.takewhile(lambda member: now - member.heard > self.limit_s, self._ready.values()))
 
     def forgive(self, now: float) -> None:
         """Count everybody's silence from ``now`` on."""
-        for member in self.everyone:
+        for member in self._ready.values():
             member.heard = now
-
-    def all_gone(self, role: str) -> bool:
-        """Whether every member of ``role`` has joined, and left or been lost."""
-        members = self.of(role)
-        return len(members) == self.wanted[role] and all(m.state in (State.LEFT, State.LOST) for m in members)
-
-    def absent(self) -> str:
-        """Say who has not joined yet: by name where the names are known."""
-        words = []
-        for role, wanted in self.wanted.items():
-            here = self.of(role)
-            if len(here) == wanted:
-                continue
-            hints = {m.hint for m in here}
-            if all(0 <= hint < wanted for hint in hints):
-                words.append(", ".join(f"{role} {rank}" for rank in range(wanted) if rank not in hints))
-            else:
-                words.append(f"{wanted - len(here)} of {wanted} {role}s")
-        return " and ".join(words)

@@ -1,4 +1,4 @@
-"""Which number each store has. Pure.
+"""The stores of a job: which number each has, and what their workers wait for. Pure.
 
 The n-th stores of all workers are one store, whenever each makes its own. Messages have room for few numbers, so one
 that all workers have closed is given again.
@@ -6,10 +6,15 @@ that all workers have closed is given again.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import heapq
+from collections.abc import Collection, Sequence, Set
 
 from kvstore.errors import UsageError
 from kvstore.wire import MAX_STORES
+from servers.names import MOST
+from servers.replies import Answer
+from servers.scheduler.departures import Departures
+from servers.scheduler.store import Store
 
 
 class Stores:
@@ -17,12 +22,17 @@ class Stores:
 
     Args:
         workers: the ranks of those who make them.
+        num_servers: over how many their keys are spread.
+        departures: who has left.
     """
 
-    def __init__(self, workers: Collection[int]) -> None:
+    def __init__(self, workers: Collection[int], num_servers: int, departures: Departures) -> None:
         self._workers = frozenset(workers)
+        self._departures = departures
+        self._loads = [0] * num_servers  # bytes by server
         self._numbers: dict[int, int] = {}  # by ordinal
         self._closed: dict[int, set[int]] = {}  # by number: who has closed it
+        self._stores: dict[int, Store] = {}  # by number
 
     def open(self, ordinal: int) -> int:
         """Return the number of everybody's ``ordinal``-th store.
@@ -42,14 +52,54 @@ class Stores:
             self._closed[number] = set()
         return number
 
-    def close(self, rank: int, number: int) -> bool:
-        """Note that ``rank`` does not use store ``number`` any more; return whether nobody does now."""
+    def close(self, rank: int, number: int) -> None:
+        """Note that ``rank`` does not use store ``number`` any more; when nobody does, it is forgotten."""
         closed = self._closed.get(number)
         if closed is None:
-            return False
+            return
         closed.add(rank)
-        if closed < self._workers:
-            return False
+        if len(closed) < len(self._workers):
+            return
         del self._closed[number]
         self._numbers = {ordinal: other for ordinal, other in self._numbers.items() if other != number}
-        return True
+        store = self._stores.pop(number, None)
+        if store is not None:
+            store.forget()
+
+    def of(self, number: int) -> Store:
+        """The store with this number."""
+        store = self._stores.get(number)
+        if store is None:
+            store = self._stores[number] = Store(self._workers, self._loads, self._departures)
+        return store
+
+    def depart(self, ranks: Sequence[int]) -> list[Answer]:
+        """Workers have left, and the others are to know: fail those who wait for them."""
+        return [answer for store in self._stores.values() for answer in store.depart(ranks)]
+
+    def explain(self, rank: int, seq: int) -> str:
+        """Say what the request ``seq`` of worker ``rank`` waits for; nothing if it does not wait here."""
+        for store in self._stores.values():
+            missing = store.barriers.awaited(rank, seq)
+            if missing:
+                return f"waits at the barrier for {self._with_reasons(missing)}"
+            text = store.keys.explain(rank, seq)
+            if text:
+                return text
+        return ""
+
+    def _with_reasons(self, missing: Set[int]) -> str:
+        """Name workers that have not come to a barrier, and say where they are instead, as far as is known here."""
+        left = missing & self._departures.left
+        first = [*sorted(left), *heapq.nsmallest(MOST, missing - left)][:MOST]
+        more = f" and {len(missing) - MOST} more" if len(missing) > MOST else ""
+        return ", ".join(f"worker {rank} ({self._whereabouts(rank)})" for rank in first) + more
+
+    def _whereabouts(self, rank: int) -> str:
+        if rank in self._departures.left:
+            return "has left the job"
+        for store in self._stores.values():
+            place = store.whereabouts(rank)
+            if place:
+                return place
+        return "has not come yet"

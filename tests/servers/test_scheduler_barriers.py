@@ -32,20 +32,44 @@ def test_numbers_do_not_mix():
     assert arrive(barriers, 1, 1) == {0, 1}
 
 
-def test_those_who_wait_for_the_departed_are_let_go():
-    barriers = Barriers(range(3))
+def ranks(waiters: list[tuple[bytes, Barrier]]) -> list[int]:
+    return [request.rank for _, request in waiters]
+
+
+def test_those_who_have_not_come_are_missing_whoever_came_before():
+    barriers = Barriers(range(4))
     arrive(barriers, 0, 1)
     arrive(barriers, 2, 1)
-    arrive(barriers, 2, 2)
-    assert barriers.abandon({2}) == []
-    hopeless = barriers.abandon({0, 2})
-    assert [(request.rank, request.number, missing) for _, request, missing in hopeless] == [(2, 2, {0})]
-    assert barriers.abandon({0, 2}) == []
-    assert arrive(barriers, 1, 1) == {0, 1, 2}
+    assert barriers.missing(1, {0, 1, 2}) == {1}
+    assert barriers.missing(2, {0, 1}) == {0, 1}, "nobody has come to that one"
+    assert barriers.without(2) == []
+    assert barriers.without(1) == [1]
 
 
-def test_explain_names_who_has_not_come():
+def test_who_waited_at_a_barrier_that_failed_has_come_to_it():
+    barriers = Barriers(range(3))
+    arrive(barriers, 0)
+    assert ranks(barriers.fail(1)) == [0]
+    assert barriers.fail(1) == [], "an answer is given once"
+    assert arrive(barriers, 2) == set()
+    assert barriers.missing(1, {0, 1, 2}) == {1}
+    assert ranks(barriers.fail(1)) == [2]
+    assert not barriers.waits(0)
+
+
+def test_who_is_sent_away_has_to_come_again_but_not_who_has_left():
+    barriers = Barriers(range(4))
+    for rank in (0, 1, 2):
+        arrive(barriers, rank)
+    assert ranks(barriers.send_away(1, left={0})) == [1, 2]
+    assert barriers.missing(1, {0, 1, 2, 3}) == {1, 2, 3}
+    assert [arrive(barriers, rank) for rank in (3, 1, 2)] == [set(), set(), {0, 1, 2, 3}]
+
+
+def test_who_waits_is_known_with_whom_it_waits_for():
     barriers = Barriers(range(3))
     arrive(barriers, 1, seq=7)
-    assert barriers.explain(1, 7) == "waits at the barrier for worker 0, worker 2"
-    assert barriers.explain(1, 8) == barriers.explain(0, 7) == ""
+    assert barriers.waits(1)
+    assert not barriers.waits(0)
+    assert barriers.awaited(1, 7) == {0, 2}
+    assert barriers.awaited(1, 8) == barriers.awaited(0, 7) == set()

@@ -306,7 +306,8 @@ def test_workers_leave_and_servers_are_told_when_to_stop():
     job = Job(2, 2)
     w0, w1, s0, s1 = job.everyone
     leave = w1.leave()
-    assert job.say(w1, leave) == [(w1, Ack(leave.seq)), (s0, Roster(1, [1])), (s1, Roster(1, [1]))]
+    assert job.say(w1, leave) == [(w1, Ack(leave.seq))]
+    assert job.tick() == [(s0, Roster(1, [1])), (s1, Roster(1, [1]))]
     assert not job.scheduler.finished
     leave = w0.leave()
     assert job.say(w0, leave) == [(w0, Ack(leave.seq)), (s0, Stop()), (s1, Stop())]
@@ -326,10 +327,34 @@ def test_a_server_that_has_not_beaten_yet_is_told_at_its_first_beat():
     for member in job.everyone:
         job.say(member, member.join())
         member.incarnation = 1
-    leave = w1.leave()
-    assert job.say(w1, leave) == [(w1, Ack(leave.seq))]
+    job.say(w1, w1.leave())
+    assert job.tick() == []
     assert job.beat(s0) == [Alive(), Roster(1, [1])]
     assert job.beat(w0) == [Alive()]
+
+
+def test_servers_are_told_once_of_all_who_have_left_between_two_ticks():
+    job = Job(4, 1)
+    (s0,) = job.servers
+    for worker in (job.workers[3], job.workers[1]):
+        job.say(worker, worker.leave())
+    assert job.tick() == [(s0, Roster(1, [1, 3]))]
+    assert job.tick() == []
+    job.say(job.workers[0], job.workers[0].leave())
+    assert job.tick() == [(s0, Roster(2, [0, 1, 3]))]
+
+
+def test_a_server_is_told_again_who_has_left_when_its_link_has_been_made_anew():
+    job = Job(3, 1)
+    w0, w1, _, s0 = job.everyone
+    job.say(w1, w1.leave())
+    job.tick()
+    assert job.beat(s0) == [Alive()]
+    s0.beats = b"made anew"
+    assert job.beat(s0) == [Alive(), Roster(1, [1])]
+    assert job.beat(s0) == [Alive()]
+    job.say(w0, w0.leave())
+    assert job.tick() == [(s0, Roster(2, [0, 1]))]
 
 
 def test_leaving_twice_is_leaving_once():
@@ -471,7 +496,7 @@ def test_a_barrier_lets_all_go_and_stores_have_their_own():
     w0, w1, _ = job.everyone
     first, other = w0.barrier(), w0.barrier(store=1)
     assert job.say(w0, first) == job.say(w0, other) == []
-    assert job.reply(w0, w0.explain(first.seq)).text == "waits at the barrier for worker 1"
+    assert job.reply(w0, w0.explain(first.seq)).text == "waits at the barrier for worker 1 (has not come yet)"
     last = w1.barrier()
     assert dict(job.say(w1, last)) == {w0: Ack(first.seq), w1: Ack(last.seq)}
     assert job.reply(w0, first) == Ack(first.seq), "a repeat is answered again"
@@ -493,7 +518,8 @@ def test_a_barrier_without_those_who_have_left_fails():
     w0, w1, w2, _ = job.everyone
     early = w0.barrier()
     job.say(w0, early)
-    replies = [m for whom, m in job.say(w2, w2.leave()) if whom is w0]
+    job.say(w2, w2.leave())
+    replies = [m for whom, m in job.tick() if whom is w0]
     assert [text_of(reply, "NodeLost") for reply in replies] == [
         "worker 2 has left the job without coming to the barrier"
     ]
@@ -554,7 +580,8 @@ def test_a_key_that_rank_0_will_never_give_is_not_waited_for():
     w0, w1, w2, _ = job.everyone
     early = w1.declare("a")
     job.say(w1, early)
-    failures = [m for whom, m in job.say(w0, w0.leave()) if whom is w1]
+    job.say(w0, w0.leave())
+    failures = [m for whom, m in job.tick() if whom is w1]
     assert [reply.seq for reply in failures] == [early.seq]
     assert "worker 0 has left the job" in text_of(failures[0], "NodeLost")
     assert "worker 0 has left the job" in text_of(job.reply(w2, w2.declare("a")), "NodeLost")

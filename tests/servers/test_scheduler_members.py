@@ -14,9 +14,10 @@ def member(role: str = "worker", nonce: int = 1, hint: int = -1) -> Member:
 
 @pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
 def test_every_pair_does_what_the_table_says_and_a_missing_one_nothing(state: State, event: Event):
-    one = member()
+    members, one = Members(1, 1, 1.0), member()
+    members.join(one)
     one.state = state
-    assert one.happens(event) is ((state, event) in NEXT)
+    assert members.happens(one, event) is ((state, event) in NEXT)
     assert one.state is NEXT.get((state, event), state)
 
 
@@ -74,6 +75,23 @@ def test_the_absent_are_named_where_their_names_are_known():
     assert members.absent() == "server 0, server 1"
 
 
+@pytest.mark.parametrize("hint", [1, 3, 4096])
+def test_the_absent_are_counted_where_it_is_not_known_who_will_have_which_rank(hint: int):
+    members = Members(3, 1, 1.0)
+    members.join(member(nonce=1, hint=1))
+    twin = member(nonce=2, hint=hint)
+    members.join(twin)
+    members.join(member("server", 3, 0))
+    assert members.absent() == "1 of 3 workers"
+    members.withdraw(twin)
+    assert members.absent() == "worker 0, worker 2"
+
+
+def test_a_few_of_many_absent_are_named():
+    members = Members(20, 1, 1.0)
+    assert members.absent() == ", ".join(f"worker {rank}" for rank in range(8)) + " and 12 more and server 0"
+
+
 def test_silence_counts_for_ready_members_only():
     members = Members(2, 1, 2.0)
     for nonce, role in enumerate(["worker", "worker", "server"]):
@@ -81,13 +99,29 @@ def test_silence_counts_for_ready_members_only():
     assert members.overdue(100.0) == [], "nobody is lost before all have come"
     members.settle(100.0)
     first, second, server = members.everyone
-    first.heard = 101.5
-    second.happens(Event.LEAVES)
+    members.hear(first, 101.5)
+    members.happens(second, Event.LEAVES)
     assert members.overdue(102.0) == []
     assert members.overdue(102.5) == [server]
     members.forgive(103.0)
     assert members.overdue(105.0) == []
-    assert members.overdue(105.5) == [first, server]
+    assert members.overdue(105.5) == [server, first], "who has been silent for longest comes first"
+
+
+def test_who_is_heard_again_is_not_overdue_and_who_is_lost_or_has_left_is_not_looked_for():
+    members = Members(3, 1, 2.0)
+    for nonce, role in enumerate(["worker", "worker", "worker", "server"]):
+        members.join(member(role, nonce))
+    members.settle(0.0)
+    first, second, third, server = members.everyone
+    members.hear(first, 1.5)
+    members.happens(second, Event.DIES)
+    members.hear(second, 3.0)
+    members.happens(server, Event.LEAVES)
+    assert members.overdue(3.0) == [third]
+    members.happens(third, Event.DIES)
+    assert members.overdue(3.0) == []
+    assert members.overdue(4.0) == [first]
 
 
 def test_find_goes_by_the_rank_asked_for_until_ranks_are_given():
@@ -98,21 +132,43 @@ def test_find_goes_by_the_rank_asked_for_until_ranks_are_given():
     assert found is not None
     assert found.nonce == 1
     assert members.find("worker", 0) is None
+    assert members.identify("worker", -1, 0) is members.identify("worker", 1, 0) is None
+    assert members.of("worker") == []
     members.join(member("server", 3))
     members.settle(0.0)
     found = members.find("worker", 0)
     assert found is not None
     assert found.nonce == 2
+    assert members.identify("worker", 0, 1) is found
+    assert members.identify("worker", 0, 2) is members.identify("server", 1, 1) is None
 
 
 def test_all_gone_needs_all_to_have_come():
     members = Members(2, 1, 1.0)
     one = member(nonce=1)
     members.join(one)
-    one.happens(Event.DIES)
+    members.happens(one, Event.DIES)
     assert not members.all_gone("worker")
     two = member(nonce=2)
     members.join(two)
     assert not members.all_gone("worker")
-    two.happens(Event.LEAVES)
+    members.happens(two, Event.LEAVES)
     assert members.all_gone("worker")
+    assert (len(members), members.present, members.lost) == (2, 0, 1)
+
+
+def test_members_are_counted_through_all_that_happens_to_them():
+    members = Members(2, 1, 1.0)
+    everyone = [member(nonce=1), member(nonce=2), member("server", 3)]
+    hasty = member(nonce=9)
+    members.join(hasty)
+    members.withdraw(hasty)
+    for one in everyone:
+        members.join(one)
+    members.settle(0.0)
+    assert (len(members), members.present, members.lost) == (3, 3, 0)
+    for event in (Event.DIES, Event.LEAVES, Event.ALL_HERE):
+        members.happens(everyone[0], event)
+        assert (len(members), members.present, members.lost) == (3, 2, 1)
+    members.happens(everyone[2], Event.LEAVES)
+    assert (members.present, members.all_gone("server"), members.all_gone("worker")) == (1, True, False)

@@ -1,0 +1,121 @@
+"""One store as the scheduler knows it: its keys, its barriers, who is inside ``join``. Pure.
+
+Workers wait for each other at a barrier, and for worker 0 to give a key its first values. Who waits for a worker that
+has left, or is inside ``join``, is told at once: a worker that has left never comes, and one inside ``join`` is let out
+after all others' calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from kvstore.errors import NodeLost, UsageError
+from kvstore.wire import Ack, Barrier, Declare, Placed, Ready
+from servers.names import have, name
+from servers.replies import Answer, refuse
+from servers.scheduler.barriers import Barriers
+from servers.scheduler.departures import Departures
+from servers.scheduler.joins import Joins
+from servers.scheduler.keys import Keys, Outcome
+
+
+class Store:
+    """What the workers of one store wait for.
+
+    Args:
+        workers: their ranks.
+        loads: bytes by server, shared by all stores of the job.
+        departures: who has left.
+    """
+
+    def __init__(self, workers: Collection[int], loads: list[int], departures: Departures) -> None:
+        self.keys = Keys(loads)
+        self.barriers = Barriers(workers)
+        self._joins = Joins(workers, departures.known)
+        self._departures = departures
+
+    def declare(self, peer: bytes, request: Declare) -> tuple[list[Answer], Exception | None]:
+        """Take a worker's declaration of keys; return answers, and what rank 0 must be told; see ``Keys``."""
+        outcomes, fault = self.keys.declare(peer, request)
+        return _placed(outcomes) + self._without_values(), fault
+
+    def ready(self, peer: bytes, request: Ready) -> list[Answer]:
+        """Rank 0's values are on the servers: answer those who waited for them."""
+        return [Answer(peer, request, Ack(request.seq)), *_placed(self.keys.ready(request.keys))]
+
+    def barrier(self, peer: bytes, request: Barrier) -> list[Answer]:
+        """A worker has come to a barrier: if it was the last, let everybody go."""
+        released = self.barriers.arrive(peer, request)
+        if released:
+            return [Answer(whom, theirs, Ack(theirs.seq)) for whom, theirs in released]
+        return self._in_vain(request.number)
+
+    def pause(self, rank: int, number: int) -> list[Answer]:
+        """A worker calls ``join`` for the ``number``-th time: fail those who wait for it elsewhere."""
+        if not self._joins.arrive(rank, number):
+            return []
+        return self._without(rank)
+
+    def depart(self, ranks: Sequence[int]) -> list[Answer]:
+        """Workers have left, and the others are to know: fail those who wait for them."""
+        for rank in ranks:
+            self._joins.depart(rank)
+        return [answer for rank in ranks for answer in self._without(rank)]
+
+    def forget(self) -> None:
+        """All workers have closed the store."""
+        self.keys.forget()
+
+    def whereabouts(self, rank: int) -> str:
+        """Say where in this store ``rank`` is, as a barrier to which it has not come tells it; nothing if nowhere."""
+        if rank in self._joins.inside:
+            return "is inside join()"
+        if self.barriers.waits(rank):
+            return "is at another barrier"
+        return "is in init()" if self.keys.waits(rank) else ""
+
+    def _without(self, rank: int) -> list[Answer]:
+        """Fail those who wait for a worker that will not come."""
+        answers = [answer for number in self.barriers.without(rank) for answer in self._in_vain(number)]
+        return answers + self._without_values() if rank == 0 else answers
+
+    def _in_vain(self, number: int) -> list[Answer]:
+        """Fail those at a barrier to which somebody will not come, or not before they have gone on."""
+        left = self.barriers.missing(number, self._departures.left)
+        inside = self.barriers.missing(number, self._joins.inside) - left
+        reasons = []
+        if left:
+            reasons.append(f"{name('worker', left)} {have(left)} left the job without coming to the barrier")
+        if inside:
+            reasons.append(
+                f"{name('worker', inside)} {have(inside)} joined: "
+                "nobody inside join() comes to a barrier until all workers have joined"
+            )
+        error: Exception
+        if left & self._departures.known:
+            error, waiting = NodeLost("; ".join(reasons)), self.barriers.fail(number)
+        elif inside:
+            error, waiting = UsageError("; ".join(reasons)), self.barriers.send_away(number, self._departures.left)
+        else:
+            return []
+        return [refuse(peer, request, error) for peer, request in waiting]
+
+    def _without_values(self) -> list[Answer]:
+        """Fail those who wait for first values, if worker 0 will not give any."""
+        error: Exception
+        if 0 in self._departures.known:
+            error = NodeLost("worker 0 has left the job without giving these keys their first values")
+        elif 0 in self._joins.inside and 0 not in self._departures.left:
+            error = UsageError("worker 0 has joined, and gives no key its first value until all workers have")
+        else:
+            return []
+        return _placed([(asker, error) for asker in self.keys.abandon()])
+
+
+def _placed(outcomes: list[Outcome]) -> list[Answer]:
+    return [
+        refuse(asker.peer, asker.request, outcome)
+        if isinstance(outcome, Exception)
+        else Answer(asker.peer, asker.request, Placed(asker.request.seq, outcome))
+        for asker, outcome in outcomes
+    ]
