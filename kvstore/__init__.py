@@ -17,11 +17,13 @@ from kvstore.errors import (
     KVStoreError,
     Mismatch,
     NodeLost,
+    NotFinite,
     PeerError,
     ServerError,
     UnknownName,
     Unsupported,
     UsageError,
+    WeightsInDoubt,
     WireError,
 )
 from kvstore.factory import create
@@ -39,6 +41,7 @@ __all__ = [
     "KeyNotInitialised",
     "Mismatch",
     "NodeLost",
+    "NotFinite",
     "PeerError",
     "ServerError",
     "Statistics",
@@ -46,6 +49,7 @@ __all__ = [
     "UnknownName",
     "Unsupported",
     "UsageError",
+    "WeightsInDoubt",
     "WireError",
     "create",
 ]

@@ -68,6 +68,8 @@ class KVStore:
         Raises:
             KeyNotInitialised: this worker has not passed a key to ``init``.
             Mismatch: a value has another shape or dtype than its key.
+            NotFinite: the store checks, and some elements are NaN or infinite. In dist stores the ticket raises it, on
+                every worker of the round; other segments of the same push may have been updated.
         """
         return self._push(self._pairs(key, value), priority)
 
@@ -298,6 +300,11 @@ class KVStore:
         if capability.lower() != "optimizer":
             raise UnknownName(f"no capability {capability!r}; choose from optimizer")
         return type(self).set_optimizer is not KVStore.set_optimizer
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether a push of NaN or infinite values raises ``NotFinite`` instead of changing values; see ``create``."""
+        return False
 
     def num_dead_nodes(self) -> int:
         """How many members of the job are lost; once that has ended the job, this too raises ``NodeLost``."""

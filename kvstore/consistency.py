@@ -32,6 +32,7 @@ class Rule:
         quorum: sync: how many workers a round needs; None for all.
         late: with a quorum: ``drop`` or ``keep`` what comes when its round is over.
         compensation: async: the factor of the correction; 0 for none.
+        finite: whether an update with NaN or infinite values is refused.
 
     Raises:
         UsageError: they do not go together; the message says what would.
@@ -42,6 +43,7 @@ class Rule:
     quorum: int | None = None
     late: str = "drop"
     compensation: float = 0.0
+    finite: bool = False
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -80,4 +82,6 @@ class Rule:
             parts.append(f"quorum {self.quorum}, late {self.late}")
         if self.compensation:
             parts.append(f"delay compensation {self.compensation:g}")
+        if self.finite:
+            parts.append("finite values only")
         return ", ".join(parts)

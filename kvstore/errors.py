@@ -6,12 +6,14 @@
     │   ├── KeyNotInitialised     a push or pull of a key that this worker has not passed to init()
     │   ├── AlreadyInitialised    a second init() of a key
     │   ├── Mismatch              shapes, dtypes or settings that do not agree
+    │   ├── NotFinite             a pushed value is NaN or infinite, in a store that checks
     │   ├── Unsupported           this store cannot do that
     │   └── ConfigError           an environment variable is missing or wrong
     ├── PeerError                 a peer's: look at its output
     │   ├── NodeLost              a process died, fell silent or failed, and the job with it
     │   ├── ServerError           an exception on a server, with its text
     │   └── WireError             bytes that are not a message of this protocol
+    ├── WeightsInDoubt            an optimizer's: it failed in the middle of an update
     └── DeadlineExceeded          nobody's: an answer did not come in time; names who is missing
 
 Errors cross the wire as a name from ``BY_NAME`` and a text; nothing else is rebuilt from bytes.
@@ -52,6 +54,10 @@ class Mismatch(UsageError, ValueError):
     """A shape, dtype or setting differs from what was agreed before, or between workers."""
 
 
+class NotFinite(UsageError, ArithmeticError):
+    """A pushed value is NaN or infinite. Its segment has not been updated; others of the same push may have been."""
+
+
 class Unsupported(UsageError, NotImplementedError):
     """The store has no such ability."""
 
@@ -76,6 +82,10 @@ class WireError(PeerError):
     """A frame that is not a valid message."""
 
 
+class WeightsInDoubt(KVStoreError):
+    """An optimizer failed when it had updated some weights of several; a server that this happens to ends the job."""
+
+
 class DeadlineExceeded(KVStoreError, TimeoutError):
     """No answer within the deadline; the message names the keys and the peers that are missing.
 
@@ -96,11 +106,13 @@ BY_NAME: dict[str, type[KVStoreError]] = {
         KeyNotInitialised,
         AlreadyInitialised,
         Mismatch,
+        NotFinite,
         Unsupported,
         ConfigError,
         NodeLost,
         ServerError,
         WireError,
+        WeightsInDoubt,
         DeadlineExceeded,
     )
 }

@@ -10,15 +10,15 @@ import torch
 
 from kvstore import states
 from kvstore.base import KVStore
-from kvstore.errors import AlreadyInitialised, KeyNotInitialised, UsageError
+from kvstore.errors import AlreadyInitialised, KeyNotInitialised, NotFinite, UsageError
 from kvstore.hyperparameters import finite
 from kvstore.optim import describe, log_replaced, require_shapes
-from kvstore.registry import require_options
+from kvstore.registry import flag, require_options
 from kvstore.spec import Key, Spec, require_floats, require_same
 from kvstore.statistics import Statistics
 from kvstore.ticket import Ticket
 from kvstore.updater import Updater, refusals
-from kvstore.values import as_output, as_tensors, reduce_to, spec_of
+from kvstore.values import all_finite, as_output, as_tensors, reduce_to, spec_of
 
 CPU = torch.device("cpu")
 
@@ -26,8 +26,10 @@ CPU = torch.device("cpu")
 class LocalStore(KVStore):
     """Sums and updates on the CPU, whatever devices the values are on."""
 
-    def __init__(self, name: str = "local") -> None:
+    def __init__(self, name: str = "local", check_finite: bool = False) -> None:
         super().__init__(name)
+        self._check_finite = check_finite
+        self._pushed: dict[Key, int] = {}  # how often, where that is wanted
         self._stored: dict[Key, torch.Tensor] = {}
         self._specs: dict[Key, Spec] = {}
         self._updater: Updater | None = None
@@ -38,8 +40,8 @@ class LocalStore(KVStore):
     @classmethod
     def create(cls, name: str, _canonical: str, options: Mapping[str, Any]) -> KVStore:
         """Make one for ``kvstore.create``."""
-        require_options(name, options, ())
-        return cls(name)
+        require_options(name, options, ("check_finite",))
+        return cls(name, flag("check_finite", options.get("check_finite")))
 
     def _init(self, values: dict[Key, list[Any]], listed: list[Key]) -> None:
         self._check()
@@ -60,6 +62,8 @@ class LocalStore(KVStore):
         if self._updater is not None:
             require_floats((key, self._specs[key]) for key in given)
         merged = {key: self._reduce(key, tensors) for key, tensors in given.items()}
+        if self._check_finite:
+            self._require_finite(merged)
         self._pushes += len(merged)
         if self._updater is not None:
             # The gradient is overwritten, so one that still is the caller's memory is copied first.
@@ -144,6 +148,11 @@ class LocalStore(KVStore):
         """See ``KVStore``."""
         return type(self)(self._name)
 
+    @property
+    def check_finite(self) -> bool:
+        """See ``KVStore``."""
+        return self._check_finite
+
     def statistics(self) -> Statistics:
         """See ``KVStore``."""
         return Statistics(keys=len(self._stored), pushes=self._pushes, pulls=self._pulls)
@@ -166,6 +175,14 @@ class LocalStore(KVStore):
             self._stored[key] = self._stored[key].to(home)
         return reduce_to(tensors, home)
 
+    def _require_finite(self, sums: Mapping[Key, torch.Tensor]) -> None:
+        for key, total in sums.items():
+            self._pushed[key] = self._pushed.get(key, 0) + 1
+            if total.is_floating_point() and not all_finite(total):
+                raise NotFinite(
+                    f"push {self._pushed[key]} of {key!r} has NaN or infinite elements; no value has been updated"
+                )
+
     def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         self._check()
         spec = self._specs.get(key)
@@ -185,8 +202,8 @@ class LocalStore(KVStore):
 class DeviceStore(LocalStore):
     """Sums and updates on the devices where the values live; keys are spread over them by bytes."""
 
-    def __init__(self, name: str = "device") -> None:
-        super().__init__(name)
+    def __init__(self, name: str = "device", check_finite: bool = False) -> None:
+        super().__init__(name, check_finite)
         self._homes: dict[Key, torch.device] = {}
         self._loads: dict[torch.device, int] = {}
 

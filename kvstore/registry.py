@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from kvstore.errors import UnknownName
+from kvstore.errors import UnknownName, UsageError
 
 
 class Builtin(NamedTuple):
@@ -66,3 +66,10 @@ def require_options(name: str, options: Mapping[str, Any], valid: tuple[str, ...
                 f"a {name!r} store has no option {option!r}"
                 + (f"; choose from {', '.join(valid)}" if valid else "; it has none")
             )
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return option ``name``, which is on or off; None, which is as good as not given, is off."""
+    if value is not None and not isinstance(value, bool):
+        raise UsageError(f"{name}={value!r} must be True or False")
+    return bool(value)

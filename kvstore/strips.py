@@ -20,7 +20,7 @@ from kvstore.values import split_like
 # processor's vectors are longer, so none of them holds elements of two.
 LANE = 64
 
-Kind: TypeAlias = tuple[int, float, float, bool]  # see ``Group``
+Kind: TypeAlias = tuple[int, float, float, torch.dtype, torch.device, bool]  # see ``Group``
 
 
 @dataclass(eq=False)
@@ -63,7 +63,8 @@ class Group:
     Args:
         strips: which.
         kinds: for each strip the number of its group of hyper-parameters, its multipliers of learning rate and weight
-            decay, and whether it has state already: torch's fused SGD takes the first momentum it finds for all.
+            decay, its dtype and device, and whether it has state already: torch's fused SGD takes the first momentum it
+            finds for all.
         weights: for each strip its weights, where they are now.
 
     Attributes:

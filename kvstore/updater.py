@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvstore.errors import Mismatch, UsageError
+from kvstore.errors import Mismatch, UsageError, WeightsInDoubt
 from kvstore.optim import Changes, Optimizer, classes
 from kvstore.spec import Key, Spec, require_floats
 from kvstore.strips import Group, Kind, Strip, alike, joined
@@ -117,12 +117,15 @@ class Updater:
         return self._fused and self.rescale_grad == 1.0 and self.optimizer.clip_gradient is None
 
     def step(self, groups: Sequence[Group], grads: Sequence[torch.Tensor], memory: list[torch.Tensor]) -> None:
-        """Update the weights of ``groups``.
+        """Update the weights of ``groups``: all, or none if the optimizer fails.
 
         Args:
-            groups: whose weights to update, in one call of the optimizer.
+            groups: whose weights to update, those with the same numbers in one call of the optimizer.
             grads: the gradients, in the order of the groups' params, of their shapes and dtypes.
             memory: contiguous tensors that hold all of ``grads``, perhaps many in one; overwritten.
+
+        Raises:
+            WeightsInDoubt: the optimizer failed when it had updated some of them.
         """
         if self.rescale_grad != 1.0:
             torch._foreach_mul_(memory, self.rescale_grad)
@@ -134,23 +137,48 @@ class Updater:
             param.grad = grad
         by_kind: dict[Kind, list[torch.Tensor]] = {}
         for group in groups:
-            for (number, lr_mult, wd_mult, old), members in group.members.items():
-                kind = number, lr_mult, wd_mult, old or group.stepped
+            for (*same, old), members in group.members.items():
+                kind: Kind = (*same, old or group.stepped)  # type: ignore[assignment]
                 by_kind[kind] = [*by_kind[kind], *members] if kind in by_kind else members
         changed: dict[int, dict[str, Any]] = {}
         for (number, name), value in self.changes.items():
             changed.setdefault(number, {})[name] = tuple(value) if isinstance(value, list) else value
-        # Only the groups and parameters of this call: torch's step looks at all that it is given.
-        self._torch.param_groups[:] = [
-            self._settings(changed, *kind[:3]) | {"params": members} for kind, members in by_kind.items()
-        ]
         try:
-            self._torch.step()
+            for place, ((number, lr_mult, wd_mult, _, _, old), members) in enumerate(by_kind.items()):
+                self._call(self._settings(changed, number, lr_mult, wd_mult), members, first=not place, old=old)
         finally:
             for param in params:
                 param.grad = None
         for group in groups:
             group.finish()
+
+    def _call(self, settings: Mapping[str, Any], params: Sequence[torch.Tensor], *, first: bool, old: bool) -> None:
+        """Update ``params``, which have one dtype and are on one device, in one call of the optimizer.
+
+        A fused step is one kernel, which runs or does not. What other steps have changed, the tensors' versions tell.
+
+        Args:
+            first: whether nothing else of the same update has been changed before.
+            old: whether they have state already, if they have any.
+        """
+        # Only the group and parameters of this call: torch's step looks at all that it is given.
+        self._torch.param_groups[:] = [{**settings, "params": params}]
+        before = [] if self._fused else self._versions(params)
+        try:
+            self._torch.step()
+        except Exception as exc:
+            for param in () if old else params:
+                self._torch.state.pop(param, None)
+            if first and all(tensor._version == version for tensor, version in before):
+                raise
+            raise WeightsInDoubt(
+                f"{self.optimizer.name} failed in the middle of an update, of which a part has been made: {exc!r}"
+            ) from exc
+
+    def _versions(self, params: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+        """Return ``params`` and their states, and how often torch has changed each in place."""
+        tensors = [value for param in params for value in (param, *self._torch.state.get(param, {}).values())]
+        return [(value, value._version) for value in tensors if torch.is_tensor(value) and value.dim()]
 
     def states(self, keys: Iterable[Key]) -> dict[tuple[Key, str], torch.Tensor]:
         """Return the state of ``keys``, those that have any, by (key, name of the state); numbers are 0-dim."""
@@ -270,7 +298,7 @@ class Updater:
         return *self._rates(key), frozenset(state), tuple(counts)
 
     def _kind(self, strip: Strip) -> Kind:
-        return *self._rates(strip.keys[0]), strip.param in self._torch.state
+        return *self._rates(strip.keys[0]), strip.param.dtype, strip.param.device, strip.param in self._torch.state
 
     def _rates(self, key: Key) -> tuple[int, float, float]:
         """The number of its group of hyper-parameters, and its multipliers of learning rate and weight decay."""

@@ -7,7 +7,7 @@ the list as a whole. When one of them pushes another list, buckets are split; se
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -24,9 +24,13 @@ from servers.rounds import Rounds
 
 @dataclass
 class Contribution:
-    """A worker's part of a round: its values, and the hyper-parameters it wants them used with."""
+    """A worker's part of a round: its values, and the hyper-parameters it wants them used with.
+
+    ``clock`` says which of the worker's pushes it is.
+    """
 
     node: Node
+    clock: int
     runs: Sequence[Part]
     hyper: Hyper
 
@@ -66,7 +70,13 @@ class Bucket:
         dtype: theirs.
         rounds: who has contributed what to them.
         memory: where values live.
+
+    Attributes:
+        value: all elements, flat.
     """
+
+    value: torch.Tensor
+    _buffer: memoryview
 
     def __init__(self, slots: Sequence[Slot], dtype: str, rounds: Progress, memory: Memory) -> None:
         self.slots = list(slots)
@@ -93,11 +103,29 @@ class Bucket:
         """Take first values."""
         sum_runs([runs], self.value)
 
-    def assign(self, payloads: Sequence[Sequence[Part]]) -> None:
-        """Make the sum of ``payloads`` the value."""
-        if self._read:
+    def assign(
+        self,
+        payloads: Sequence[Sequence[Part]],
+        scale: float = 1.0,
+        check: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
+        """Make the sum of ``payloads`` the value, times ``scale`` if it is of floating point.
+
+        Args:
+            check: raises if the sum must not become the value, which then stays as it is.
+        """
+        before = self._buffer, self.value
+        if check is not None or self._read:
             self._move()
         sum_runs(payloads, self.value)
+        if scale != 1 and self.value.is_floating_point():
+            self.value.mul_(scale)
+        if check is not None:
+            try:
+                check(self.value)
+            except BaseException:
+                self._buffer, self.value = before
+                raise
         self._sent = False
         self.state = object()
 

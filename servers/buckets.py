@@ -166,7 +166,7 @@ class Buckets:
             single = Bucket([slot], bucket.dtype, bucket.rounds.copy(), self._memory)
             single.load([Run(0, bucket.value[start:stop])])
             for clock, rank, item in bucket.rounds.open():
-                part = Contribution(item.node, cut(item.runs, start, stop), item.hyper)
+                part = Contribution(item.node, item.clock, cut(item.runs, start, stop), item.hyper)
                 single.rounds.contribute(rank, clock, part)
             single.read_by = {rank: values[start:stop].clone() for rank, values in bucket.read_by.items()}
             for clock, parked, wanted in waiting:

@@ -44,6 +44,10 @@ class Clocks(Generic[T]):
         """Return nothing: an update is made at once."""
         return []
 
+    def expects(self, rank: int, clock: int) -> bool:
+        """Whether ``rank`` has not pushed ``clock`` times yet."""
+        return clock > self._clocks.get(rank, self._paused.get(rank, 0))
+
     def contribute(self, rank: int, clock: int, item: T) -> bool:
         """Note that ``rank`` has pushed ``clock`` times."""
         if clock <= self._clocks.get(rank, clock):

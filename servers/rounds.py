@@ -68,6 +68,14 @@ class Rounds(Generic[T]):
         """Return what has come for rounds that are not over: (clock, rank, item)."""
         return [(clock, rank, item) for clock, items in self._open.items() for rank, item in items.items()] + self._late
 
+    def expects(self, rank: int, clock: int) -> bool:
+        """Whether ``rank`` is in round ``clock``, which is not over, and has not contributed to it."""
+        return (
+            rank in self._workers
+            and self.version < clock <= self._paused.get(rank, clock)
+            and rank not in self._open.get(clock, ())
+        )
+
     def contribute(self, rank: int, clock: int, item: T) -> bool:
         """Take the contribution of ``rank`` to round ``clock``; False if it is too late, or has come before."""
         if rank not in self._workers or clock > self._paused.get(rank, clock):

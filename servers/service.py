@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from kvstore.drops import Drops
-from kvstore.errors import WireError
+from kvstore.errors import WeightsInDoubt, WireError
 from kvstore.transport import Transport
 from kvstore.wire import Message, Values, decode, encode
 from servers.replies import Outbox
@@ -79,6 +79,8 @@ class Service:
         except WireError as exc:
             self._drops.note("a bad message", exc)
             return
+        except WeightsInDoubt:  # nothing that this server would say from now on could be trusted
+            raise
         except Exception:
             log.exception("a %s could not be handled", "message" if message is None else type(message).__name__)
             return

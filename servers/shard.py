@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection
 
 from kvstore.consistency import Rule
-from kvstore.errors import Mismatch, NodeLost, UsageError, WireError
+from kvstore.errors import Mismatch, NodeLost, UsageError, WeightsInDoubt, WireError
 from kvstore.memory import Heap, Memory
 from kvstore.optim import Optimizer, describe
 from kvstore.wire import (
@@ -78,6 +78,8 @@ class Shard:
             return []
         try:
             answers = self._serve(peer, message)
+        except WeightsInDoubt:
+            raise
         except Exception as exc:
             if not isinstance(exc, UsageError | WireError):
                 log.exception("a request of %s failed", message.node)
@@ -120,7 +122,7 @@ class Shard:
         return [Answer(peer, message, Ack(message.seq))]
 
     def _open(self, message: Open) -> None:
-        rule = Rule(message.mode, message.staleness, message.quorum, message.late, message.compensation)
+        rule = Rule(message.mode, message.staleness, message.quorum, message.late, message.compensation, message.finite)
         table = self._tables.get(message.store)
         others = self._opened_by.setdefault(message.store, set()) - {message.rank}
         if table is None or (table.rule != rule and not others):  # it may have been interrupted, and made another one

@@ -7,9 +7,11 @@ waits with its next read. All buckets that one message completes are updated by 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 
 from kvstore.consistency import Rule
+from kvstore.errors import UsageError
 from kvstore.memory import Heap, Memory
 from kvstore.optim import Optimizer
 from kvstore.spec import Spec
@@ -20,7 +22,7 @@ from servers.buckets import Buckets
 from servers.clocks import Clocks
 from servers.hyper import asked
 from servers.pauses import Pauses
-from servers.replies import Answer
+from servers.replies import Answer, refuse
 from servers.rounds import Rounds
 from servers.squeeze import Squeezed, contribution, described
 from servers.states import get_states, put_states
@@ -65,21 +67,23 @@ class Table:
         runs = _payload(message, buckets)
         hyper = asked(message, self._updates.optimizer)
         self._updates.require(buckets)
+        clocks = self._clocks(message, buckets)
         updates: list[Update] = []
-        start = at = late = 0
-        for bucket in buckets:
-            part = Contribution(message.node, cut(runs, start, start + bucket.size), hyper)
+        start = late = 0
+        for bucket, clock in zip(buckets, clocks, strict=True):
+            part = Contribution(message.node, clock, cut(runs, start, start + bucket.size), hyper)
             updates.append((bucket, [part], hyper))
-            if not bucket.rounds.contribute(message.rank, message.clocks[at], part):
+            if not bucket.rounds.contribute(message.rank, clock, part):
                 late += len(bucket.ids)
             start += bucket.size
-            at += len(bucket.ids)
-        if self.rule.mode == "async":
-            self._updates.make(updates)
-        if self.rule.quorum is None:
-            late = 0
-        parked = self._waiting.park(peer, message, late)  # before rounds are over: it too must learn of their errors
-        return parked + self._advance(buckets) + self._waiting.resume()
+        errors = self._updates.make(updates) if self.rule.mode == "async" else {}
+        if errors:
+            answers = [refuse(peer, message, next(iter(errors.values())))]
+        else:
+            answers = self._waiting.park(
+                peer, message, late
+            )  # before rounds are over: it too must learn of their errors
+        return answers + self._advance(buckets) + self._waiting.resume()
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer with values now, or when the rounds they must include are complete."""
@@ -127,6 +131,22 @@ class Table:
     def explain(self, rank: int, about: int) -> str:
         """Say what request ``about`` of worker ``rank`` waits for; nothing if it does not."""
         return self._waiting.explain(rank, about)
+
+    def _clocks(self, message: Push, buckets: Sequence[Bucket]) -> list[int]:
+        """Return which of its pushes a worker's push is to each bucket.
+
+        Raises:
+            UsageError: it is none that the bucket can take any more, and no quorum says what becomes of it then.
+        """
+        starts = itertools.accumulate((len(bucket.ids) for bucket in buckets), initial=0)
+        clocks = [message.clocks[start] for start, _ in zip(starts, buckets, strict=False)]
+        for bucket, clock in zip(buckets, clocks, strict=True) if self.rule.quorum is None else ():
+            if not bucket.rounds.expects(message.rank, clock):
+                raise UsageError(
+                    f"push {clock} of {bucket.slots[0].key!r} by worker {message.rank} has no round to go into: "
+                    f"{bucket.rounds.version} are over, or this push has come before"
+                )
+        return clocks
 
     def _progress(self) -> Progress:
         made: Progress

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
 
 from kvstore.consistency import Rule
-from kvstore.errors import Mismatch, UsageError
+from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt
 from kvstore.memory import Memory
 from kvstore.optim import Optimizer, log_replaced
-from kvstore.spec import Key, require_floats
+from kvstore.spec import Key, require_floats, shorten
 from kvstore.strips import Group
 from kvstore.updater import Updater
 from kvstore.values import from_buffer, sum_runs
 from servers.bucket import Bucket, Contribution
 from servers.buckets import Buckets
+from servers.finite import require_finite
 from servers.hyper import Hyper, agreed
 from servers.rounds import Rounds
 
@@ -76,46 +78,77 @@ class Updates:
                 updates.append((bucket, items, _agreed(bucket, items)))
             except Mismatch as exc:
                 errors[bucket] = exc
-        try:
-            self.make(updates)
-        except Exception as exc:
-            errors |= {bucket: exc for bucket, _, _ in updates}
-        return errors
+        return errors | self.make(updates)
 
-    def make(self, updates: Sequence[Update]) -> None:
-        """Make ``updates``, those with the same numbers in one call of the optimizer."""
+    def make(self, updates: Sequence[Update]) -> dict[Bucket, Exception]:
+        """Make ``updates``, those with the same numbers in one call of the optimizer.
+
+        Returns:
+            What went wrong with some of them; these buckets are as they were.
+
+        Raises:
+            WeightsInDoubt: see ``Updater.step``.
+        """
         if self.updater is None:
-            for bucket, items, _ in updates:
-                bucket.assign([item.runs for item in items])
-                if (scale := self._scale(bucket, items)) != 1 and bucket.value.is_floating_point():
-                    bucket.value.mul_(scale)
-            return
+            return self._assign(updates)
         # A round's numbers come from its contributions, not from whatever other round was complete before it.
         default = self.updater.optimizer if self._rule.mode == "sync" else self.updater
         by_hyper: dict[Hyper, list[tuple[Bucket, list[Contribution]]]] = {}
         for bucket, items, hyper in updates:
             by_hyper.setdefault(hyper, []).append((bucket, items))
+        errors: dict[Bucket, Exception] = {}
         for (lr, rescale, changes), members in by_hyper.items():
             self.updater.lr = default.lr if lr is None else lr
             self.updater.rescale_grad = default.rescale_grad if rescale is None else rescale
             self.updater.changes = dict(changes)
-            self._step(self.updater, members)
+            errors |= self._step(self.updater, members)
+        return errors
 
-    def _step(self, updater: Updater, members: Sequence[tuple[Bucket, list[Contribution]]]) -> None:
-        groups: list[Group] = []
+    def _assign(self, updates: Sequence[Update]) -> dict[Bucket, Exception]:
+        errors: dict[Bucket, Exception] = {}
+        for bucket, items, _ in updates:
+            try:
+                bucket.assign([item.runs for item in items], self._scale(bucket, items), self._check(bucket, items))
+            except Exception as exc:
+                errors[bucket] = exc
+        return errors
+
+    def _step(self, updater: Updater, members: Sequence[tuple[Bucket, list[Contribution]]]) -> dict[Bucket, Exception]:
+        groups: dict[Bucket, Group] = {}
         totals: list[torch.Tensor] = []
         grads: list[torch.Tensor] = []
+        errors: dict[Bucket, Exception] = {}
         for bucket, items in members:
-            bucket.writable()
-            group = self._groups.get(bucket)
-            if group is None:
-                group = self._groups[bucket] = updater.group(bucket.ids, bucket.shapes, bucket.value)
-            group.point(bucket.value)
-            total = self._corrected(updater, bucket, items, group.params[0].dtype)
-            groups.append(group)
+            try:
+                bucket.writable()
+                group = self._groups.get(bucket)
+                if group is None:
+                    group = self._groups[bucket] = updater.group(bucket.ids, bucket.shapes, bucket.value)
+                group.point(bucket.value)
+                total = self._corrected(updater, bucket, items, group.params[0].dtype)
+                if (check := self._check(bucket, items)) is not None:
+                    check(total)
+            except Exception as exc:
+                errors[bucket] = exc
+                continue
+            groups[bucket] = group
             totals.append(total)
             grads += group.split(total)
-        updater.step(groups, grads, totals)
+        if not groups:
+            return errors
+        try:
+            updater.step(list(groups.values()), grads, totals)
+        except WeightsInDoubt:
+            raise
+        except Exception as exc:
+            errors |= dict.fromkeys(groups, _none_made(exc, groups))
+        return errors
+
+    def _check(self, bucket: Bucket, items: Sequence[Contribution]) -> Callable[[torch.Tensor], None] | None:
+        """Return what raises ``NotFinite`` if a sum of ``items`` is not finite; None where nobody wants to know."""
+        if not self._rule.finite or not bucket.value.is_floating_point():
+            return None
+        return partial(require_finite, bucket, items)
 
     def _corrected(
         self, updater: Updater, bucket: Bucket, items: Sequence[Contribution], dtype: torch.dtype
@@ -147,6 +180,13 @@ class Updates:
 
     def _key(self, number: Key) -> Key:
         return self._buckets.slot(int(number)).key
+
+
+def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
+    keys = dict.fromkeys(slot.key for bucket in buckets for slot in bucket.slots)
+    error = ServerError(f"{type(exc).__name__}: {exc}; this update of {shorten(keys)} has not been made, of no array")
+    error.__cause__ = exc
+    return error
 
 
 def _agreed(bucket: Bucket, items: Sequence[Contribution]) -> Hyper:

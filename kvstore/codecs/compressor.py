@@ -18,9 +18,10 @@ from kvstore.codecs.base import Encoded, chunks
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.options import Compression
 from kvstore.codecs.table import codec
-from kvstore.codecs.work import Statistics, Work, Works, finite
+from kvstore.codecs.work import Statistics, Work, Works
 from kvstore.errors import Mismatch, UsageError
 from kvstore.spec import Key, check_key
+from kvstore.values.finite import all_finite
 
 _KEPT = ("residual", "velocity", "basis")
 
@@ -104,7 +105,9 @@ class Compressor:
                 works[tuple(keys)] = work
         if not self._complete(work, values):
             parts = _flat(values).split_with_sizes(list(sizes))
-            unfit = next((key for key, part in zip(keys, parts, strict=True) if not finite(part)), keys[0])
+            unfit = next(
+                (key for key, part in zip(keys, parts, strict=True) if not all_finite(part, torch.float32)), keys[0]
+            )
             for key in keys:
                 self.drop(key)
             raise self._infinite(unfit)
@@ -124,7 +127,7 @@ class Compressor:
 
     def require_finite(self, key: Key, values: torch.Tensor) -> None:
         """Raise ``UsageError`` unless all ``values`` are finite in float32."""
-        if not finite(values):
+        if not all_finite(values, torch.float32):
             raise self._infinite(key)
 
     def drop(self, key: Key) -> None:
@@ -185,7 +188,7 @@ class Compressor:
         if (
             residual is None
             or residual.dim() != 1
-            or not all(tensor.dtype == torch.float32 and finite(tensor) for tensor in given)
+            or not all(tensor.dtype == torch.float32 and all_finite(tensor, torch.float32) for tensor in given)
             or (velocity is None) == bool(self._momentum)
             or (velocity is not None and velocity.shape != residual.shape)
             or (basis is not None and (basis.dim() != 2 or basis.shape[0] != self.compression.number("rank")))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -13,6 +12,7 @@ from kvstore.codecs.base import Encoded, chunks
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.scratch import scratch
 from kvstore.spec import Key
+from kvstore.values.finite import all_finite
 
 _TOP = torch.finfo(torch.float32).max
 
@@ -115,16 +115,8 @@ Works: TypeAlias = dict[tuple[Key, ...], Work]  # encodings that are under way, 
 def _add(lacking: torch.Tensor, given: torch.Tensor, total: torch.Tensor) -> bool:
     """Write the sum to ``total``; False if ``given`` is not finite. A sum that is too large is the largest there is."""
     torch.add(lacking, given, out=total)
-    if not finite(total):
-        if not finite(given):
+    if not all_finite(total, torch.float32):
+        if not all_finite(given, torch.float32):
             return False
         total.clamp_(-_TOP, _TOP)
     return True
-
-
-def finite(values: torch.Tensor) -> bool:
-    """Return whether all elements are finite in float32."""
-    # A sum is NaN or infinite if an element is, and thirty times as fast as to look at each; it may also overflow.
-    if math.isfinite(values.sum(dtype=torch.float32).item()):
-        return True
-    return bool(torch.isfinite(values.float()).all())

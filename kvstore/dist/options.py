@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from kvstore.consistency import LATE, Rule
 from kvstore.errors import UsageError
 from kvstore.hyperparameters import finite
-from kvstore.registry import require_options
+from kvstore.registry import flag, require_options
 
 SSP_STALENESS = 3  # of a 'dist_ssp' store that is not told
-_COMMON = ("timeout_s", "bigarray_bound")
+_COMMON = ("timeout_s", "bigarray_bound", "check_finite")
 _OWN = {  # those of each type of store, besides
     "dist_sync": ("quorum", "late"),
     "dist_device_sync": ("quorum", "late"),
@@ -39,15 +39,15 @@ def parse(name: str, canonical: str, options: Mapping[str, Any]) -> tuple[Rule, 
 
 
 def _rule(canonical: str, options: Mapping[str, Any]) -> Rule:
+    check = flag("check_finite", options.get("check_finite"))
     if canonical in ("dist_async", "dist_ssp"):
         given = _least(options, "staleness", 0)
         staleness = None if canonical == "dist_async" else SSP_STALENESS if given is None else given
         factor = options.get("delay_compensation")
-        return Rule(
-            "async", staleness, compensation=0.0 if factor is None else float(finite("delay_compensation", factor))
-        )
+        compensation = 0.0 if factor is None else float(finite("delay_compensation", factor))
+        return Rule("async", staleness, compensation=compensation, finite=check)
     late = options.get("late")
-    return Rule("sync", quorum=_least(options, "quorum", 1), late=LATE[0] if late is None else late)
+    return Rule("sync", quorum=_least(options, "quorum", 1), late=LATE[0] if late is None else late, finite=check)
 
 
 def _least(options: Mapping[str, Any], name: str, least: T) -> T | None:

@@ -69,7 +69,14 @@ class Requests:
         self._all(
             "opening the store",
             lambda sender: Open(
-                *sender, self.store, rule.mode, rule.staleness, rule.quorum, rule.late, float(rule.compensation)
+                *sender,
+                store=self.store,
+                mode=rule.mode,
+                staleness=rule.staleness,
+                quorum=rule.quorum,
+                late=rule.late,
+                compensation=float(rule.compensation),
+                finite=rule.finite,
             ),
         )
 

@@ -269,6 +269,11 @@ class DistStore(KVStore):
         self._pushes.flush()
         return last
 
+    @property
+    def check_finite(self) -> bool:
+        """See ``KVStore``."""
+        return self._rule.finite
+
     def num_dead_nodes(self) -> int:
         """See ``KVStore``."""
         return self._session.num_dead_nodes()

@@ -11,6 +11,7 @@ from kvstore.values.arrays import (
     to_buffer,
 )
 from kvstore.values.copying import copy_each, spread
+from kvstore.values.finite import all_finite
 from kvstore.values.grads import without_grad
 from kvstore.values.overlap import crossed
 from kvstore.values.reduce import reduce_to, sum_in_order
@@ -21,6 +22,7 @@ __all__ = [
     "Leaving",
     "Part",
     "Run",
+    "all_finite",
     "as_dtype",
     "as_output",
     "as_tensor",

@@ -60,6 +60,7 @@ class Open(Request):
     quorum: Annotated[int | None, f.optional(f.integer(1, MAX_NODES))] = None
     late: Annotated[str, f.choice(*LATE)] = LATE[0]
     compensation: Annotated[float, f.number] = 0.0
+    finite: Annotated[bool, f.flag] = False
 
 
 @message(41)

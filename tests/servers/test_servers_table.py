@@ -8,6 +8,8 @@ import pytest
 import torch
 from asking import Desk, floats, text_of, values_in
 
+from kvstore.errors import WeightsInDoubt
+from kvstore.optim import classes
 from kvstore.spec import Spec
 from kvstore.updater import Updater
 from kvstore.wire import Ack, States, Values, tear
@@ -84,13 +86,22 @@ def test_the_order_of_arrival_changes_no_bit():
     assert in_order.tolist() != (grads[3] + grads[2] + grads[1] + grads[0]).tolist(), "these grads cannot tell"
 
 
-def test_a_second_contribution_to_the_same_round_is_not_counted():
-    desk = Desk(2, values={1: floats(0)})
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_contribution_that_no_round_can_take_is_refused(mode: str):
+    desk = Desk(2, mode, values={1: floats(0), 2: floats(0)})
+    optimized(desk, lr=1.0)
     a, b = desk.workers
     desk.ask(a, a.push({1: floats(1)}, 1))
-    desk.ask(a, a.push({1: floats(100)}, 1))
-    assert len(desk.ask(b, b.push({1: floats(2)}, 1))) == 3
-    assert desk.value(clock=1).tolist() == [3]
+    refused = "push 1 of 'k1' by worker 0 has no round to go into: 0 are over, or this push has come before"
+    for again in (a.push({1: floats(100)}, 1), a.push({2: floats(100), 1: floats(100)}, 1)):
+        assert text_of(desk.ask(a, again)[0, again.seq], "UsageError") == refused
+    desk.ask(b, b.push({1: floats(2)}, 1))
+    assert desk.value(clock=1).tolist() == [-3]
+    late = a.push({1: floats(100)}, 1)
+    assert "1 are over" in text_of(desk.ask(a, late)[0, late.seq], "UsageError")
+    desk.ask(a, a.push({2: floats(5)}, 1))
+    desk.ask(b, b.push({2: floats(2)}, 1))
+    assert desk.value(2, clock=1).tolist() == [-7], "the refused push has not left a part of it"
 
 
 def test_values_that_were_sent_do_not_change_with_the_next_round():
@@ -171,11 +182,92 @@ def test_an_optimizer_that_throws_is_told_to_all_who_pushed(monkeypatch, workers
         replies |= desk.ask(worker, worker.push({1: floats(1)}, want=worker.rank % 2 == 0))
     assert sorted(rank for rank, _ in replies) == list(range(workers))
     for reply in replies.values():
-        assert text_of(reply, "ServerError") == "ZeroDivisionError: division by zero"
+        assert text_of(reply, "ServerError") == (
+            "ZeroDivisionError: division by zero; this update of 'k1' has not been made, of no array"
+        )
     monkeypatch.setattr(Updater, "step", step)
     for worker in desk.workers:
         desk.ask(worker, worker.push({1: floats(1)}, 2))
     assert desk.value(clock=2).tolist() == [-0.5 * workers]
+
+
+class Fails(torch.optim.RMSprop):
+    """An optimizer of the kind that changes arrays one after the other, and fails at the array of so many elements."""
+
+    at = 0
+
+    def step(self, closure=None):  # type: ignore[no-untyped-def]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.numel() == Fails.at:
+                    raise ArithmeticError("it diverged")
+                with torch.no_grad():
+                    param.sub_(param.grad)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_update_that_fails_is_made_of_no_array_or_the_server_ends(monkeypatch, at):
+    """Two arrays of one update: if the first fails, neither is changed; if the second does, nothing can go on."""
+    desk = Desk(1, values={1: floats(0), 2: floats(0, 0)})
+    monkeypatch.setitem(classes(), "rmsprop", Fails)
+    optimized(desk, "rmsprop", lr=1.0)
+    (a,) = desk.workers
+    monkeypatch.setattr(Fails, "at", at)
+    push = a.push({1: floats(1), 2: floats(1, 1)})
+    if at == 2:
+        with pytest.raises(WeightsInDoubt, match=r"rmsprop failed in the middle .*it diverged"):
+            desk.ask(a, push)
+        return
+    replies = desk.ask(a, push)
+    assert text_of(replies[0, push.seq], "ServerError") == (
+        "ArithmeticError: it diverged; this update of 'k1', 'k2' has not been made, of no array"
+    )
+    monkeypatch.setattr(Fails, "at", 0)
+    desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}, 2))
+    assert (desk.value(1, clock=2).tolist(), desk.value(2, clock=2).tolist()) == ([-1], [-1, -1])
+
+
+@pytest.mark.parametrize("optimizer", ["none", "sgd"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_are_not_finite_fail_their_round_and_name_who_pushed_them(optimizer: str, bad: float):
+    desk = Desk(2, values={1: floats(5), 2: floats(5, 5)}, finite=True)
+    if optimizer == "sgd":
+        optimized(desk, lr=1.0)
+    start, sign = (5, -1) if optimizer == "sgd" else (0, 1)
+    a, b = desk.workers
+    desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}, 1))
+    replies = desk.ask(b, b.push({1: floats(1), 2: floats(1, bad)}, 1))
+    assert len(replies) == 2
+    for reply in replies.values():
+        assert text_of(reply, "NotFinite") == (
+            "push 1 of 'k2' by worker 1 has NaN or infinite elements; its segment has not been updated"
+        )
+    assert desk.value(1, clock=1).tolist() == [5]
+    assert desk.value(2, clock=1).tolist() == [5, 5]
+    for worker in (a, b):
+        desk.ask(worker, worker.push({1: floats(1), 2: floats(1, 2)}, 2))
+    assert (desk.value(1, clock=2) - start).tolist() == [2 * sign], "and the next round goes on"
+    assert (desk.value(2, clock=2) - start).tolist() == [2 * sign, 4 * sign]
+
+
+def test_a_sum_that_is_not_finite_although_all_its_parts_are():
+    desk = Desk(2, values={1: torch.zeros(2, dtype=torch.float16)}, finite=True)
+    a, b = desk.workers
+    desk.ask(a, a.push({1: torch.full((2,), 60000.0, dtype=torch.float16)}))
+    push = b.push({1: torch.full((2,), 60000.0, dtype=torch.float16)})
+    text = text_of(desk.ask(b, push)[1, push.seq], "NotFinite")
+    assert text.startswith("push 1 of 'k1': each worker's values are finite, their sum is not in float16")
+
+
+def test_async_pushes_that_are_not_finite_are_refused_alone():
+    desk = Desk(2, "async", values={1: floats(0)}, finite=True)
+    optimized(desk, lr=1.0)
+    a, b = desk.workers
+    push = a.push({1: floats(float("nan"))}, 1)
+    assert "by worker 0" in text_of(desk.ask(a, push)[0, push.seq], "NotFinite")
+    desk.ask(b, b.push({1: floats(3)}, 1))
+    desk.ask(a, a.push({1: floats(4)}, 2))
+    assert desk.value(1).tolist() == [-7]
 
 
 def test_one_key_that_fails_does_not_fail_those_beside_it():
@@ -212,8 +304,8 @@ def test_async_every_push_is_an_update_at_once():
     desk = Desk(2, "async", values={1: floats(0)})
     optimized(desk, lr=1.0)
     a, b = desk.workers
-    for count, worker in enumerate((a, b, b, a), start=1):
-        reply = desk.reply(worker, worker.push({1: floats(1)}, want=True))
+    for count, (worker, clock) in enumerate([(a, 1), (b, 1), (b, 2), (a, 2)], start=1):
+        reply = desk.reply(worker, worker.push({1: floats(1)}, clock, want=True))
         assert values_in(reply, [Spec((1,), "float32")])[0].tolist() == [-count]
 
 

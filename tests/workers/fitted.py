@@ -48,11 +48,11 @@ def reducer_of(store: DistStore) -> Reducer:
     return reducer
 
 
-def run(cluster: ThreadedJob, work: Callable[..., Any], mode: str = "sync") -> list[Any]:
+def run(cluster: ThreadedJob, work: Callable[..., Any], mode: str = "sync", **rule: Any) -> list[Any]:
     """Call ``work(store, reducer)`` on every worker; return the results by rank."""
 
     def in_session(session: Session) -> Any:
-        store, sums = DistStore(session, f"dist_{mode}", Rule(mode)), DistStore(session)
+        store, sums = DistStore(session, f"dist_{mode}", Rule(mode, **rule)), DistStore(session)
         result = work(store, reducer_of(sums))
         store.close()
         sums.close()

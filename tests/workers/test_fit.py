@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import kvstore as kv
+from kvstore.dist import DistStore
 from workers import Reducer, callbacks, fit, metrics
 from workers.callbacks import BatchEndParam
 
@@ -383,3 +384,27 @@ def test_data_that_needs_no_loader() -> None:
     inputs, labels = TensorDataset(*samples(8).tensors).tensors
     history = fit(network(), [(inputs.numpy(), labels.numpy())], num_epoch=1)
     assert set(history[0]) == {"train-accuracy"}
+
+
+def broken(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """A loss that has a gradient of NaNs."""
+    return nn.functional.cross_entropy(outputs, labels) * float("nan")
+
+
+@pytest.mark.parametrize("kvstore", ["local", None])
+def test_a_gradient_that_is_not_finite_ends_it_by_name(kvstore: str | None) -> None:
+    options = {"kvstore": kvstore, "optimizer_params": SGD, "num_epoch": 1, "loss": broken}
+    with pytest.raises(kv.NotFinite, match=r"has NaN or infinite elements in update 1, which has not been made"):
+        fit(network(), loader(8, 4), **options)
+    model = network()
+    fit(model, loader(8, 4), **options, check_finite=False)
+    assert any(parameter.isnan().any() for parameter in model.parameters())
+
+
+def test_a_gradient_that_is_not_finite_ends_it_on_all_workers(cluster: ThreadedJob) -> None:
+    def work(store: DistStore, reducer: Reducer) -> None:
+        loss = broken if store.rank else nn.functional.cross_entropy
+        with pytest.raises(kv.NotFinite, match=r"push 1 of .* by worker 1 has NaN or infinite elements"):
+            fit(network(), loader(8, 4), kvstore=store, reducer=reducer, num_epoch=1, loss=loss)
+
+    run(cluster, work, finite=True)

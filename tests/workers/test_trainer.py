@@ -556,3 +556,17 @@ def test_trainers_that_sum_on_one_store_have_names_of_their_own() -> None:
         kv.UsageError, match=r"another model's values: key 'one.0.weight' is initialised already; make o"
     ):
         Trainer({f"one.{name}": its for name, its in model.named_parameters()}, **how)
+
+
+def test_a_trainer_that_checks_leaves_the_parameters_alone_where_a_gradient_is_not_finite() -> None:
+    layer = nn.Linear(2, 1)
+    before = [parameter.detach().clone() for parameter in layer.parameters()]
+    trainer = Trainer(layer.named_parameters(), "sgd", {"learning_rate": 0.1}, check_finite=True)
+    for parameter in layer.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    layer.bias.grad.fill_(float("inf"))
+    with pytest.raises(kv.NotFinite, match="the gradient of 'bias' has NaN or infinite elements in update 1"):
+        trainer.step(1)
+    assert all(torch.equal(parameter, old) for parameter, old in zip(layer.parameters(), before, strict=True))
+    with kv.create("local") as store, pytest.raises(kv.UsageError, match="does not check; make it with"):
+        Trainer(layer.named_parameters(), kvstore=store, check_finite=True)

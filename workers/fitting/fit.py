@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import kvstore as kv
 from kvstore import KVStore, UnknownName, UsageError
 from kvstore.errors import choices
 from workers import metrics
@@ -32,6 +31,7 @@ from workers.fitting.copies import Copies, LossFunction
 from workers.fitting.run import Run
 from workers.reducer import Reducer
 from workers.trainer import Trainer
+from workers.trainer.decision import opened
 
 
 def fit(
@@ -55,6 +55,7 @@ def fit(
     resume: Checkpoint | None = None,
     devices: Sequence[torch.device | str] | None = None,
     reducer: Reducer | None = None,
+    check_finite: bool = True,
     **trainer_options: Any,
 ) -> list[dict[str, float]]:
     """Train ``model`` on every worker's own share of the data, in step with the others.
@@ -90,6 +91,8 @@ def fit(
         devices: several devices of this process, each with a copy of the model and a part of every batch; by default,
             the one where the model is.
         reducer: sums over the workers; by default, one is made.
+        check_finite: end with ``NotFinite``, which names worker, parameter and push, where a gradient is NaN or
+            infinite. A store that is passed has its own setting.
         trainer_options: further ones of ``Trainer``, such as ``compression_params`` and ``update_on_kvstore``.
 
     Returns:
@@ -117,7 +120,9 @@ def fit(
         }
     )
     with ExitStack() as stack:
-        store = stack.enter_context(kv.create(kvstore)) if isinstance(kvstore, str) else kvstore
+        store = opened(kvstore, check_finite)
+        if store is not None and isinstance(kvstore, str):
+            stack.enter_context(store)
         if reducer is None:
             reducer = stack.enter_context(Reducer("local" if store is None else store.type))
         if resume:
@@ -125,7 +130,14 @@ def fit(
         elif initializer is not None:
             model.apply(initializer)
         copies = Copies(model, devices)
-        trainer = Trainer(copies.named_parameters(), optimizer, optimizer_params, store, **trainer_options)
+        trainer = Trainer(
+            copies.named_parameters(),
+            optimizer,
+            optimizer_params,
+            store,
+            check_finite=check_finite and store is None,
+            **trainer_options,
+        )
         stack.callback(trainer.close)
         metric = metrics.create(eval_metric)
         second = metric if validation_metric is None else metrics.create(validation_metric)

@@ -11,6 +11,7 @@ from torch import nn
 import kvstore as kv
 from kvstore import AlreadyInitialised, KVStore, UsageError
 from kvstore.config import Config
+from kvstore.registry import Builtin, find
 from workers.common.buckets import divide
 from workers.trainer.arrivals import require_waiting
 from workers.trainer.overlap import Overlap
@@ -20,18 +21,25 @@ from workers.trainer.rates import Rates
 _updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # the stores that have a Trainer's optimizer
 
 
-def decide(store: KVStore | str | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:
+def opened(store: KVStore | str | None, check_finite: bool) -> KVStore | None:
+    """Return a new store if ``store`` is the name of one; those that kvstore has itself check values if asked to."""
+    if not isinstance(store, str):
+        return store
+    checks = {"check_finite": True} if check_finite and isinstance(find(store), Builtin) else {}
+    return kv.create(store, **checks)
+
+
+def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:
     """Return the store to use, if any, and whether it updates.
 
     Args:
-        store: a store, the name of one, or None.
+        made: the store that there is.
         wanted: what the user has said; None leaves it to the table.
         one_device: whether this process trains on one device only.
 
     Raises:
         UsageError: an async store that is not to update; or several devices without a store.
     """
-    made = kv.create(store) if isinstance(store, str) else store
     if made is None and not one_device:
         raise UsageError("several devices need a store to sum their gradients; pass kvstore='device'")
     if made is None:

@@ -15,7 +15,7 @@ from kvstore import KVStore, Unsupported, UsageError, states
 from kvstore.optim import describe
 from workers.trainer.arrays import Arrays
 from workers.trainer.clipping import Summed, clip
-from workers.trainer.decision import decide, overlapping, require_free, take
+from workers.trainer.decision import decide, opened, overlapping, require_free, take
 from workers.trainer.optimizer import TrainerOptimizer
 from workers.trainer.parameters import collect, grouped, stale
 from workers.trainer.peers import Peers
@@ -62,6 +62,8 @@ class Trainer:
             their new values then; each module does, before its next forward pass, and the first modules' come first.
             Everything is as without, to the bit, as long as parameters are read where their module is called; what
             else reads or copies them after ``step`` calls ``synchronize`` first, but for ``state_dict``, which does.
+        check_finite: raise ``NotFinite``, which names worker, parameter and push, where a gradient is NaN or infinite;
+            nothing is updated then. A store that is passed has its own setting.
 
     Raises:
         UsageError: no parameters; ``update_on_kvstore`` is False for an async store; or ``overlap`` is True for several
@@ -84,13 +86,21 @@ class Trainer:
         share_gradients: bool = False,
         share_weights: bool = False,
         wait_in_forward: nn.Module | None = None,
+        check_finite: bool = False,
     ) -> None:
+        store = opened(kvstore, check_finite)
+        if store is not None and check_finite and not store.check_finite:
+            raise UsageError(
+                f"check_finite=True, but this {store.type!r} store does not check; make it with "
+                "kvstore.create(..., check_finite=True)"
+            )
+        check_finite = check_finite or (store is not None and store.check_finite)
         collected = collect(params)
         if isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) > 1:
             collected = grouped(collected, optimizer)
         self._params = collected.params
         self._share = {"copy": False} if share_weights else {}
-        self._store, on_store = decide(kvstore, update_on_kvstore, one_device=len(self._params[0].tensors) == 1)
+        self._store, on_store = decide(store, update_on_kvstore, one_device=len(self._params[0].tensors) == 1)
         if compression_params is not None:
             if self._store is None:
                 raise UsageError("compression_params without a store, which is what compresses; leave them out")
@@ -100,7 +110,7 @@ class Trainer:
         self._local: LocalUpdates | None = None
         self._where: LocalUpdates | KVStore
         if self._store is None or not on_store:
-            self._where = self._local = LocalUpdates(self._params, described)
+            self._where = self._local = LocalUpdates(self._params, described, check_finite and self._store is None)
         else:
             self._where = self._store
             require_free(self._store)

@@ -6,11 +6,13 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from kvstore import states
+import torch
+
+from kvstore import NotFinite, states
 from kvstore.hyperparameters import finite
 from kvstore.optim import Optimizer, require_shapes
 from kvstore.updater import Updater, refusals
-from kvstore.values import spec_of
+from kvstore.values import all_finite, spec_of
 from workers.trainer.parameters import Parameter
 
 
@@ -20,10 +22,13 @@ class LocalUpdates:
     Args:
         params: what to update.
         optimizer: how.
+        check_finite: refuse gradients that are NaN or infinite.
     """
 
-    def __init__(self, params: Sequence[Parameter], optimizer: Optimizer) -> None:
+    def __init__(self, params: Sequence[Parameter], optimizer: Optimizer, check_finite: bool = False) -> None:
         self._params = params
+        self._check_finite = check_finite
+        self._made = 0  # updates
         require_shapes(optimizer, [(param.key, spec_of(param.tensors[0])) for param in params])
         with refusals(optimizer):
             self._updaters = [Updater(optimizer) for _ in params[0].tensors]
@@ -49,9 +54,15 @@ class LocalUpdates:
         Args:
             rescale_grad: the factor.
             left_out: positions of parameters that stay as they are.
+
+        Raises:
+            NotFinite: a gradient is NaN or infinite, and that is checked; nothing has been updated.
         """
+        self._made += 1
         params = [param for position, param in enumerate(self._params) if position not in left_out]
         grads = [param.gradients() for param in params]
+        if self._check_finite:
+            self._require_finite(params, grads)
         for device, updater in enumerate(self._updaters):
             updater.rescale_grad = rescale_grad
             updater.update(
@@ -60,6 +71,14 @@ class LocalUpdates:
                     for param, its in zip(params, grads, strict=True)
                 ]
             )
+
+    def _require_finite(self, params: Sequence[Parameter], grads: Sequence[Sequence[torch.Tensor]]) -> None:
+        for param, its in zip(params, grads, strict=True):
+            if not all(map(all_finite, its)):
+                raise NotFinite(
+                    f"the gradient of {param.key!r} has NaN or infinite elements in update {self._made}, "
+                    "which has not been made"
+                )
 
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """Write the first device's state to ``path``."""
