@@ -67,6 +67,7 @@ class Keys:
         self._waiting: dict[Said, _Group] = {}
         self._by_key: dict[Key, dict[_Group, None]] = {}  # in order; whoever contradicts one of them does not wait
         self._by_rank: dict[int, dict[int, _Group]] = {}  # and then by the sequence number of the declaration
+        self._latest: tuple[Said, list[Segments] | Exception] | None = None  # a declaration and its outcome
         self._next_id = 0
 
     def declare(self, peer: bytes, request: Declare) -> tuple[list[Outcome], Exception | None]:
@@ -81,6 +82,8 @@ class Keys:
         if request.rank != 0 and said in self._waiting:
             self._wait(self._waiting[said], asker)
             return [], None
+        if request.rank != 0 and self._latest is not None and said == self._latest[0]:
+            return [(asker, self._latest[1])], None
         specs = {key: Spec(shape, dtype) for key, shape, dtype in zip(*said, strict=True)}
         if len(specs) < len(request.keys):
             return [(asker, UsageError("a key is declared twice in one call"))], None
@@ -96,7 +99,7 @@ class Keys:
                 return [(asker, error)], error
         missing = sum(not self._ready(key) for key in specs)
         if not missing:
-            return self._outcomes([asker], specs), None
+            return self._settle(said, [asker]), None
         group = self._waiting[said] = _Group(said, specs, missing)
         for key in specs:
             self._by_key.setdefault(key, {})[group] = None
@@ -116,7 +119,7 @@ class Keys:
                     done.append(group)
         for group in done:
             self._remove(group)
-        return [outcome for group in done for outcome in self._outcomes(group.askers, group.specs)]
+        return [outcome for group in done for outcome in self._settle(group.said, group.askers)]
 
     def abandon(self) -> list[Asker]:
         """Return, and forget, those who wait for rank 0, because it has left."""
@@ -128,6 +131,7 @@ class Keys:
 
     def forget(self) -> None:
         """The store is closed: its keys weigh nothing any more."""
+        self._latest = None
         for key in list(self._placed):
             self._drop(key)
 
@@ -183,7 +187,7 @@ class Keys:
                 numbered.append([self._next_id, segment.server, segment.start, segment.stop])
                 self._next_id += 1
             self._placed[key] = _Placed(specs[key], numbered, bound, longest)
-        return self._outcomes([asker], specs)
+        return [(asker, self._outcome(list(specs)))]
 
     def _drop(self, key: Key) -> None:
         placed = self._placed.pop(key)
@@ -204,10 +208,16 @@ class Keys:
     def _ready(self, key: Key) -> bool:
         return key in self._placed and self._placed[key].ready
 
-    def _outcomes(self, askers: Sequence[Asker], specs: Mapping[Key, Spec]) -> list[Outcome]:
-        outcome: list[Segments] | Exception = [self._placed[key].segments for key in specs]
-        try:
-            require_few({key: len(self._placed[key].segments) for key in specs})  # perhaps placed call by call
-        except UsageError as exc:
-            outcome = exc
+    def _settle(self, said: Said, askers: Sequence[Asker]) -> list[Outcome]:
+        """Return the outcomes of those who have declared ``said``, since all these keys have their values."""
+        outcome = self._outcome(said[0])
+        self._latest = said, outcome
         return [(asker, outcome) for asker in askers]
+
+    def _outcome(self, keys: Sequence[Key]) -> list[Segments] | Exception:
+        segments = {key: self._placed[key].segments for key in keys}
+        try:
+            require_few({key: len(its) for key, its in segments.items()})  # others may have placed them call by call
+        except UsageError as exc:
+            return exc
+        return list(segments.values())

@@ -176,6 +176,42 @@ def test_explain_names_the_keys_that_are_not_there():
     assert said.keys.explain(2, seq) == said.keys.explain(1, seq + 1) == ""
 
 
+def test_declarations_that_say_the_same_wait_and_are_answered_together():
+    said = Said()
+    seqs = {rank: said.declare(rank, a=[4], b=[1]) for rank in (3, 1, 2)}
+    said.declare(4, b=[1])
+    assert {said.keys.explain(rank, seq) for rank, seq in seqs.items()} == {"waits for worker 0 to init 'a', 'b'"}
+    said.declare(0, a=[4], b=[1])
+    said.ready("b", "b")
+    assert said.heard.keys() == {0, 4}
+    assert [said.keys.waits(rank) for rank in (1, 2, 3, 4)] == [True, True, True, False]
+    said.ready("a")
+    assert said.heard[1] == said.heard[2] == said.heard[3] == [[*A, [[1, 1, 0, 1]]]]
+    assert not any(said.keys.waits(rank) for rank in range(5))
+
+
+def test_two_declarations_of_one_worker_wait_apart():
+    said = Said()
+    first, second = said.declare(1, a=[4]), said.declare(1, b=[1])
+    said.declare(0, a=[4], b=[1])
+    said.ready("a")
+    assert (said.keys.explain(1, first), said.keys.explain(1, second)) == ("", "waits for worker 0 to init 'b'")
+    assert said.keys.waits(1)
+
+
+def test_what_was_declared_last_is_not_the_answer_to_something_else():
+    said = Said()
+    said.declare(0, a=[4], b=[1])
+    said.ready("a", "b")
+    for rank, shapes in ((1, {"a": [4]}), (2, {"a": [4]}), (3, {"b": [1]}), (4, {"a": [4], "b": [1]})):
+        said.declare(rank, **shapes)
+    assert said.heard[1] == said.heard[2] == [A]
+    assert said.heard[3] == [[[[1, 1, 0, 1]]]]
+    assert said.heard[4] == [[*A, [[1, 1, 0, 1]]]]
+    said.declare(5, a=[2, 2])
+    assert isinstance(said.heard[5][0], Mismatch)
+
+
 def test_ready_of_a_key_nobody_placed_is_nothing():
     said = Said()
     said.ready("nothing")

@@ -1,0 +1,106 @@
+"""A scheduler without any transport: its members, what they say, and a clock that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from asking import sent
+
+from kvstore.wire import Alive, Barrier, Beat, Declare, Explain, Join, Leave, Message, Pause
+from servers.scheduler import Scheduler
+
+LIMIT = 10.0
+
+
+class Member:
+    """One process: joins with a nonce, then asks by its rank."""
+
+    def __init__(self, role: str, nonce: int, hint: int = -1) -> None:
+        self.role, self.rank, self.incarnation, self.hint = role, hint, nonce, hint
+        self.peer = b"link of %s %d" % (role.encode(), nonce)
+        self.beats = b"heartbeat of %s %d" % (role.encode(), nonce)
+        self.nonce, self.seq = nonce, 0
+
+    def me(self) -> tuple[str, int, int, int, int]:
+        self.seq += 1
+        return self.role, self.rank, self.incarnation, self.seq, 0
+
+    def join(self) -> Join:
+        return Join(self.role, self.hint, self.nonce, 1, 0, address=f"at {self.nonce}")
+
+    def barrier(self, number: int = 1, store: int = 0) -> Barrier:
+        return Barrier(*self.me(), store=store, number=number)
+
+    def declare(self, *keys: str, shape: Iterable[int] = (1,), store: int = 0) -> Declare:
+        count = len(keys)
+        return Declare(
+            *self.me(),
+            store=store,
+            keys=list(keys),
+            shapes=[list(shape)] * count,
+            dtypes=["int8"] * count,
+            bound=1000,
+            longest=2**40,
+        )
+
+    def pause(self, number: int = 1, store: int = 0) -> Pause:
+        return Pause(*self.me(), store, number, 0, [], [])
+
+    def leave(self, error: str | None = None) -> Leave:
+        return Leave(*self.me(), error=error)
+
+    def explain(self, about: int) -> Explain:
+        return Explain(*self.me(), about=about)
+
+
+class Job:
+    """A scheduler, its members, and the time."""
+
+    def __init__(self, workers: int = 2, servers: int = 1, farewell_s: float = 0.0, *, start: bool = True) -> None:
+        self.scheduler = Scheduler(workers, servers, LIMIT, farewell_s)
+        self.now = 1000.0
+        self.workers = [Member("worker", 100 + n, n) for n in range(workers)]
+        self.servers = [Member("server", 20 + n, n) for n in range(servers)]
+        self.tick()
+        if start:
+            for member in self.everyone:
+                self.say(member, member.join())
+            for member in self.everyone:
+                member.incarnation = 1
+                assert self.beat(member) == [Alive()]
+
+    @property
+    def everyone(self) -> list[Member]:
+        return self.workers + self.servers
+
+    def handle(self, peer: bytes, message: Message) -> list[tuple[Any, Any]]:
+        """What was sent, as (member, message): which link is whose, the test need not say."""
+        return self.named(self.scheduler.handle(peer, sent(message), self.now))
+
+    def say(self, member: Member, message: Message) -> list[tuple[Any, Any]]:
+        return self.handle(member.peer, message)
+
+    def reply(self, member: Member, message: Any) -> Any:
+        """The only message that comes back, to whoever asked."""
+        ((whom, reply),) = self.say(member, message)
+        assert (whom, reply.seq) == (member, message.seq)
+        return reply
+
+    def beat(self, member: Member) -> list[Message]:
+        outbox = self.handle(member.beats, Beat(member.role, member.rank, member.incarnation))
+        assert all(whom is member for whom, _ in outbox)
+        return [message for _, message in outbox]
+
+    def tick(self, seconds: float = 0.0) -> list[tuple[Any, Any]]:
+        """Let time pass in small steps, as it does."""
+        outbox: list[tuple[bytes, Message]] = []
+        end = self.now + seconds
+        while not outbox and self.now < end:
+            self.now = min(end, self.now + LIMIT / 4)
+            outbox = self.scheduler.tick(self.now)
+        return self.named(outbox or self.scheduler.tick(self.now))
+
+    def named(self, outbox: list[tuple[bytes, Message]]) -> list[tuple[Any, Any]]:
+        links = {m.peer: m for m in self.everyone} | {m.beats: m for m in self.everyone}
+        return [(links.get(peer, peer), sent(message)) for peer, message in outbox]
