@@ -19,9 +19,10 @@ T = TypeVar("T", bound="type[KVStore]")
 class KVStore:
     """Arrays by key: pushed values are summed, and assigned or handed to an optimizer; pulled ones are the result.
 
-    A key is an ``int`` or a ``str``; one store has keys of one kind. A value is a numpy array, a torch tensor on any
-    device, a cupy array or anything with DLPack; a list of them holds one per device, whose sum counts. Every method
-    that takes a key also takes a list of keys, with a list of values.
+    A key is an ``int`` from -2**63 to 2**64 - 1 or a ``str``; one store has keys of one kind. A value is a numpy array,
+    a torch tensor on any device, a cupy array or anything with DLPack; a list of them holds one per device, whose sum
+    counts. Numpy arrays of foreign byte order are converted; nothing can be written into them. Every method that takes
+    a key also takes a list of keys, with a list of values.
 
     To add a store, subclass and register it (as MXNet's ``KVStoreBase.register``)::
 

@@ -27,6 +27,7 @@ FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 MAX_DIMS = 32
 MAX_ELEMENTS = 2**48
 MAX_KEY_CHARS = 1024
+MIN_INT_KEY, MAX_INT_KEY = -(2**63), 2**64 - 1  # the integers of msgpack; the keys of ps-lite are unsigned
 MAX_SEGMENTS = 1 << 19  # that the keys of one call are cut into: what says where they are must fit a message
 
 
@@ -78,7 +79,7 @@ def as_shape(given: Any) -> tuple[int, ...]:
 
 
 def check_key(key: object) -> Key:
-    """Return ``key`` if it can name an array: a str of 1 to 1024 characters, or an int of 64 bits.
+    """Return ``key`` if it can name an array: a str of 1 to 1024 characters, or an int from -2**63 to 2**64 - 1.
 
     Raises:
         UsageError: it is something else.
@@ -90,9 +91,9 @@ def check_key(key: object) -> Key:
             return key
         raise UsageError(f"a key must have 1 to {MAX_KEY_CHARS} characters, this one has {len(key)}")
     if isinstance(key, int) and not isinstance(key, bool):
-        if -(2**63) <= key < 2**63:
+        if MIN_INT_KEY <= key <= MAX_INT_KEY:
             return key
-        raise UsageError(f"key {key} does not fit into 64 bits")
+        raise UsageError(f"key {key} is out of range: an int key is from -2**63 to 2**64 - 1; pass str(key)")
     raise UsageError(f"a key is an int or a str, not {type(key).__name__}")
 
 

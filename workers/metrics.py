@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from kvstore import Mismatch, UnknownName, UsageError
+from workers.common.tensors import to_tensor
 
 Arrays: TypeAlias = Any  # an array, or a list with one for each device
 
@@ -247,7 +248,7 @@ class Loss(EvalMetric):
     def update(self, labels: Arrays, preds: Arrays) -> None:
         """See ``EvalMetric``; the labels do not matter."""
         for pred in preds if isinstance(preds, list | tuple) else [preds]:
-            losses = torch.as_tensor(pred)
+            losses = to_tensor(pred)
             self.sum_metric = self.sum_metric + losses.double().sum()
             self.num_inst += losses.numel()
 
@@ -312,8 +313,8 @@ def _pairs(labels: Arrays, preds: Arrays) -> Iterator[tuple[torch.Tensor, torch.
     if len(listed[0]) != len(listed[1]):
         raise Mismatch(f"{len(listed[0])} arrays of labels for {len(listed[1])} of predictions")
     for label, pred in zip(*listed, strict=True):
-        pred = torch.as_tensor(pred)
-        yield torch.as_tensor(label).to(pred.device), pred
+        pred = to_tensor(pred)
+        yield to_tensor(label).to(pred.device), pred
 
 
 def _require(fits: bool, label: torch.Tensor, pred: torch.Tensor) -> None:

@@ -54,17 +54,19 @@ def as_tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return _checked(value.detach())
     if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        if not array.dtype.isnative:
-            array = array.astype(array.dtype.newbyteorder("="))
-        if not array.flags.writeable or not _plain(array):
-            array = array.copy()
-        return _from_numpy(array)
+        return _from_numpy(readable(np.asarray(value)))
     if hasattr(value, "__dlpack__"):
         return _checked(_from_dlpack(value))
     raise UsageError(
         f"a value is a numpy array, a torch tensor, a cupy array or has DLPack; this is {type(value).__name__}"
     )
+
+
+def readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return ``array`` if torch can have its memory, to read from; else a copy, in the machine's byte order."""
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    return array if array.flags.writeable and _plain(array) else array.copy()
 
 
 def as_output(out: Any) -> torch.Tensor:
@@ -77,8 +79,13 @@ def as_output(out: Any) -> torch.Tensor:
     if isinstance(out, np.ndarray):
         if not out.flags.writeable:
             raise UsageError("out is a read-only numpy array")
-        if not out.dtype.isnative or not _plain(out):
-            raise UsageError("out has unusual strides or foreign byte order; pass a plain array and copy from it")
+        if not out.dtype.isnative:
+            raise UsageError(
+                f"an array of foreign byte order ({out.dtype.str}) cannot be written to; pass out as an array of "
+                f"{out.dtype.name}, and copy from it"
+            )
+        if not _plain(out):
+            raise UsageError("out has unusual strides; pass a plain array and copy from it")
         return _written(_from_numpy(out))
     if isinstance(out, torch.Tensor) or hasattr(out, "__dlpack__"):
         return _written(as_tensor(out))

@@ -74,8 +74,8 @@ def number(value: Any) -> None:
 
 
 def key(value: Any) -> None:
-    """A key of the store: a short str, or an int of 64 bits."""
-    if type(value) is int and -(2**63) <= value < 2**63:
+    """A key of the store: a short str, or any int that msgpack has."""
+    if type(value) is int:
         return
     if type(value) is not str or not 0 < len(value) <= MAX_KEY_CHARS:
         raise _refuse(value, "a key")

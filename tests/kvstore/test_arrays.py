@@ -200,7 +200,7 @@ def read_only() -> np.ndarray[Any, Any]:
     [
         (read_only(), "read-only"),
         (np.zeros(3)[::-1], "unusual strides"),
-        (np.zeros(3, ">f8"), "foreign byte order"),
+        (np.zeros(3, ">f8"), r"foreign byte order \(>f8\) cannot be written to; pass out as an array of float64"),
         (record_field(), "unusual strides"),
         (np.float64(3), "not float64"),
         (torch.zeros(1).expand(4), "share memory"),

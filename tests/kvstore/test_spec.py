@@ -48,16 +48,22 @@ def test_what_is_no_shape(given: Any) -> None:
         as_shape(given)
 
 
-@pytest.mark.parametrize("key", [0, -1, 2**63 - 1, -(2**63), "w", "k" * 1024, "gewicht-ä", "重み"])
+@pytest.mark.parametrize("key", [0, -1, 2**63, 2**64 - 1, -(2**63), "w", "k" * 1024, "gewicht-ä", "重み"])
 def test_keys(key: Any) -> None:
     assert check_key(key) == key
 
 
 @pytest.mark.parametrize(
-    "key", [2**63, -(2**63) - 1, "", "k" * 1025, True, 1.0, None, b"w", ("w",), object(), "\ud800"]
+    "key", [2**64, -(2**63) - 1, "", "k" * 1025, True, 1.0, None, b"w", ("w",), object(), "\ud800"]
 )
 def test_what_is_no_key(key: Any) -> None:
     with pytest.raises(UsageError):
+        check_key(key)
+
+
+@pytest.mark.parametrize("key", [2**64, -(2**63) - 1])
+def test_an_int_that_is_no_key_is_told_what_is(key: int) -> None:
+    with pytest.raises(UsageError, match=rf"key {key} is out of range: .* from -2\*\*63 to 2\*\*64 - 1; pass str"):
         check_key(key)
 
 

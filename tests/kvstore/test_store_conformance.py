@@ -184,7 +184,7 @@ def test_a_key_listed_twice_has_both_values(run: Run) -> None:
     run(work)
 
 
-@pytest.mark.parametrize("key", [3, -(2**63), 2**63 - 1, "w", "layer.0/重み"])
+@pytest.mark.parametrize("key", [3, -(2**63), 2**63, 2**64 - 1, "w", "layer.0/重み"])
 @assigning
 def test_int_and_str_keys(run: Run, key: Any) -> None:
     def work(store: kv.KVStore) -> None:
@@ -233,6 +233,36 @@ def test_values_that_can_only_be_read(run: Run) -> None:
         assert pulled(store, "w", torch.empty(6, dtype=torch.float64)).tolist() == [5, 4, 3, 2, 1, 0]
         store.push("w", [value, fixed, np.arange(6, dtype=">f8")])
         assert (pulled(store, "w", torch.empty(6, dtype=torch.float64)) == 7 * store.num_workers).all()
+
+    run(work)
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">f2", ">i4", ">i8"])
+@assigning
+def test_arrays_of_foreign_byte_order_are_values_but_cannot_be_written_to(run: Run, dtype: str) -> None:
+    def work(store: kv.KVStore) -> None:
+        value = np.arange(6, dtype=dtype).reshape(2, 3)
+        native = value.astype(value.dtype.newbyteorder("="))
+        out = np.empty_like(native)
+        store.init("w", value)
+        store.pull("w", out)
+        assert (out == native).all()
+        store.push("w", [value, value])
+        store.pull("w", out)
+        assert (out == 2 * native * store.num_workers).all()
+        refused = pytest.raises(
+            kv.UsageError, match=rf"foreign byte order \({dtype}\).* out as an array of {native.dtype}"
+        )
+        with refused:
+            store.pull("w", np.empty_like(value))
+        with refused:
+            store.pushpull("w", value)  # which would write to it
+        with refused:
+            store.pushpull("w", native, np.empty_like(value))
+        store.pull("w", out)
+        assert (out == 2 * native * store.num_workers).all()  # what is refused has not been pushed
+        store.pushpull("w", value, out)
+        assert (out == native * store.num_workers).all()
 
     run(work)
 
@@ -811,13 +841,15 @@ def test_without_an_optimizer_there_is_nothing_to_set_or_save(run: Run, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "sgd"])
+@pytest.mark.parametrize(
+    ("optimizer", "keys"), [("adam", ["a", "b", "n"]), ("adagrad", [2**64 - 1, -(2**63), 7]), ("sgd", ["a", "b", "n"])]
+)
 @every
-def test_a_run_goes_on_from_saved_states_to_the_bit(run: Run, optimizer: str, tmp_path: Path) -> None:
-    shapes = {"a": (3, 2), "b": (BOUND + 3,), "n": ()}
+def test_a_run_goes_on_from_saved_states_to_the_bit(run: Run, optimizer: str, keys: list[Any], tmp_path: Path) -> None:
+    shapes = dict(zip(keys, [(3, 2), (BOUND + 3,), ()], strict=True))
     options = {"learning_rate": 0.1, **({"momentum": 0.9} if optimizer == "sgd" else {})}
 
-    def begin(store: kv.KVStore, weights: dict[str, torch.Tensor]) -> None:
+    def begin(store: kv.KVStore, weights: dict[Any, torch.Tensor]) -> None:
         store.init(list(weights), list(weights.values()))
         store.set_optimizer(optimizer, **options)
 
@@ -826,7 +858,7 @@ def test_a_run_goes_on_from_saved_states_to_the_bit(run: Run, optimizer: str, tm
             generator = torch.Generator().manual_seed(10 * number + store.rank)
             store.push(list(shapes), [torch.randn(shape, generator=generator) for shape in shapes.values()])
 
-    def weights_of(store: kv.KVStore) -> dict[str, torch.Tensor]:
+    def weights_of(store: kv.KVStore) -> dict[Any, torch.Tensor]:
         return {key: torch.from_numpy(pulled(store, key, shape)) for key, shape in shapes.items()}
 
     def whole(store: kv.KVStore) -> tuple[Any, Any]:
@@ -852,7 +884,7 @@ def test_a_run_goes_on_from_saved_states_to_the_bit(run: Run, optimizer: str, tm
 
     again = run(second_half)[0]
     assert all(torch.equal(again[key], end[key]) for key in shapes)
-    assert not torch.equal(middle["b"], end["b"])
+    assert not torch.equal(middle[keys[1]], end[keys[1]])
 
 
 @every

@@ -24,7 +24,7 @@ CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wi
 
 text = st.text(max_size=40)
 whole = st.integers(0, 2**62)
-keys = st.integers(-(2**63), 2**63 - 1) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+keys = st.integers(-(2**63), 2**64 - 1) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1)
 shapes = st.lists(st.integers(0, 20), max_size=4)
 hyper = st.none() | st.booleans() | numbers | text | st.lists(st.none() | numbers, max_size=8)
@@ -336,7 +336,7 @@ ME = ("worker", 0, 1, 1, 1)
         wire.Declare(*ME, 0, [""], [[1]], ["float32"], 1, 1),
         wire.Declare(*ME, 0, ["k" * 1025], [[1]], ["float32"], 1, 1),
         wire.Declare(*ME, 0, [1.5], [[1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, [2**63], [[1]], ["float32"], 1, 1),
+        wire.Declare(*ME, 0, [True], [[1]], ["float32"], 1, 1),
         wire.Declare(*ME, 0, ["k"], [[-1]], ["float32"], 1, 1),
         wire.Declare(*ME, 0, ["k"], [[2**48 + 1]], ["float32"], 1, 1),
         wire.Declare(*ME, 0, ["k"], [[2**40, 2**40]], ["float32"], 1, 1),

@@ -380,9 +380,13 @@ def test_what_cannot_be_is_an_error_that_says_why() -> None:
         fit(model, loader(8, 4), num_epoch=1, resume="model")  # type: ignore[arg-type]
 
 
-def test_data_that_needs_no_loader() -> None:
-    inputs, labels = TensorDataset(*samples(8).tensors).tensors
-    history = fit(network(), [(inputs.numpy(), labels.numpy())], num_epoch=1)
+@pytest.mark.parametrize("order", ["=", ">"])
+def test_data_that_needs_no_loader(order: str) -> None:
+    inputs, labels = (
+        array.astype(array.dtype.newbyteorder(order))
+        for array in (tensor.numpy() for tensor in TensorDataset(*samples(8).tensors).tensors)
+    )
+    history = fit(network(), [(inputs, labels)], num_epoch=1)
     assert set(history[0]) == {"train-accuracy"}
 
 

@@ -40,6 +40,13 @@ def test_accuracy_of_classes_of_lists_and_of_arrays() -> None:
     assert metric.totals() == {"sum": 5.0, "count": 7.0}
 
 
+def test_arrays_that_torch_has_not_are_taken_too() -> None:
+    metric = metrics.create(["acc", "loss"])
+    metric.update(np.array([1, 0], dtype=">i8"), np.array([[0.25, 0.5], [0.5, 0.25]], dtype=">f4"))
+    metric.update(np.array([0, 1])[::-1], np.array([[0.5, 0.25], [0.25, 0.5]])[::-1])
+    assert metric.get() == (["accuracy", "loss"], [1.0, 0.375])
+
+
 def test_accuracy_of_every_pixel() -> None:
     metric = metrics.Accuracy()
     scores = torch.zeros(2, 3, 4, 5)

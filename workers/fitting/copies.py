@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from kvstore import UsageError
+from workers.common.tensors import to_tensor
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -127,7 +128,7 @@ def to_device(value: Any, device: torch.device, part: slice | None = None) -> An
         return {name: to_device(each, device, part) for name, each in value.items()}
     if isinstance(value, tuple | list):
         return [to_device(each, device, part) for each in value]
-    tensor = torch.as_tensor(value)
+    tensor = to_tensor(value)
     return (tensor if part is None else tensor[part]).to(device, non_blocking=True)
 
 

@@ -1,0 +1,15 @@
+"""What users hand in, as tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore.values import readable
+
+
+def to_tensor(value: Any) -> torch.Tensor:
+    """Return ``value`` as ``torch.as_tensor`` does, but also arrays of foreign byte order or negative strides."""
+    return torch.as_tensor(readable(value) if isinstance(value, np.ndarray) else value)
