@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kvstore.errors import UsageError
 from kvstore.wire import Pause, Push
+from servers.names import name
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Pauses:
         paused = self._paused.get(rank)
         if paused is None or paused.request.seq != seq:
             return ""
-        missing = sorted(set(workers) - self.ranks)
+        missing = set(workers) - self.ranks
         if not missing:
             return "waits for pushes that are still on their way, since all workers have joined"
-        return "waits for " + ", ".join(f"worker {other}" for other in missing) + " to join"
+        return f"waits for {name('worker', missing)} to join"

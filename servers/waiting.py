@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 
 from kvstore.consistency import Rule
 from kvstore.errors import NodeLost, UsageError
@@ -10,8 +11,11 @@ from kvstore.spec import Key, shorten
 from kvstore.wire import Pull, Push, Reply, Resume
 from servers.bucket import Bucket, Parked
 from servers.buckets import Buckets
+from servers.names import MOST, have, name
 from servers.pauses import Pauses
 from servers.replies import Answer, refuse
+
+Missing = dict[tuple[int, int], dict[Key, None]]  # the keys, by worker and the number of the first push that is missing
 
 
 class Waiting:
@@ -71,8 +75,7 @@ class Waiting:
         missing = self._workers - paused
         gone = missing & self.departed
         if gone and self._rule.mode == "sync" and self._rule.quorum is None:
-            names = ", ".join(f"worker {rank}" for rank in sorted(gone))
-            error = NodeLost(f"{names} has left the job without join()")
+            error = NodeLost(f"{name('worker', gone)} {have(gone)} left the job without join()")
             return [refuse(peer, request, error) for peer, request in self.pauses.end()]
         buckets = self._buckets.all()
         if missing - gone or not all(bucket.rounds.settled for bucket in buckets):
@@ -96,7 +99,7 @@ class Waiting:
         parked = self._parked.get((rank, about))
         if parked is None:
             return self.pauses.explain(rank, about, self._workers)
-        return f"waits for {self._missing(parked.request, lambda *_: True)}"
+        return f"waits for {_words(self._missing(parked.request, lambda *_: True))}"
 
     def _needs(self, message: Push | Pull) -> list[tuple[Bucket, int]]:
         """Return the buckets of a request, and the round of each that it wants to be over."""
@@ -115,9 +118,9 @@ class Waiting:
         """Fail a request that waits for workers that have left, or that pause and do not know what they should push."""
         error: Exception
         if self.departed and (missing := self._missing(parked.request, lambda rank, _: rank in self.departed)):
-            error = NodeLost(f"{missing}, has left the job")
+            error = NodeLost(_uneven(missing, parked.request.rank))
         elif self.pauses.ranks and (missing := self._missing(parked.request, self._ignorant)):
-            error = UsageError(f"{missing}, has joined without having initialised it")
+            error = UsageError(f"{_words(missing)}, has joined without having initialised it")
         else:
             return []
         del self._parked[parked.request.rank, parked.request.seq]
@@ -128,15 +131,39 @@ class Waiting:
     def _ignorant(self, rank: int, segment: int) -> bool:
         return rank in self.pauses.ranks and not self.pauses.knows(rank, segment)
 
-    def _missing(self, message: Push | Pull, among: Callable[[int, int], bool]) -> str:
-        """Name the workers for whose pushes a request waits, with keys and rounds, if ``among(rank, segment)``."""
-        waits: dict[int, tuple[int, list[Key]]] = {}
+    def _missing(self, message: Push | Pull, among: Callable[[int, int], bool]) -> Missing:
+        """Return for whose pushes a request waits, of those for which ``among(rank, segment)`` is true."""
+        missing: Missing = {}
+        rounds: dict[tuple[Bucket, int], dict[int, int]] = {}
         for number, clock in zip(message.ids, message.clocks, strict=True):
             bucket, place = self._buckets.find(number)
-            for rank, first in bucket.rounds.missing(self._rule.needs(clock)).items():
-                if among(rank, number):
-                    waits.setdefault(rank, (first, []))[1].append(bucket.slots[place].key)
-        return "; ".join(
-            f"worker {rank}, whose push {first} of {shorten(dict.fromkeys(keys))} is missing"
-            for rank, (first, keys) in sorted(waits.items())
-        )
+            if (bucket, clock) not in rounds:
+                rounds[bucket, clock] = bucket.rounds.missing(self._rule.needs(clock))
+            for worker_and_push in rounds[bucket, clock].items():
+                if among(worker_and_push[0], number):
+                    missing.setdefault(worker_and_push, {})[bucket.slots[place].key] = None
+        return missing
+
+
+def _words(missing: Missing) -> str:
+    return _first(f"worker {rank}, whose push {push} of {keys} is missing" for rank, push, keys in _shortened(missing))
+
+
+def _uneven(missing: Missing, waiting: int) -> str:
+    """Say what workers that have left had pushed, and that ``waiting`` needs more."""
+    reasons = _first(
+        f"worker {rank} has left the job {f'after push {push - 1}' if push > 1 else 'without a push'} of {keys}, "
+        f"and worker {waiting} waits for push {push}"
+        for rank, push, keys in _shortened(missing)
+    )
+    return f"{reasons}: uneven batches? See join()"
+
+
+def _shortened(missing: Missing) -> list[tuple[int, int, str]]:
+    return [(rank, push, shorten(keys)) for (rank, push), keys in sorted(missing.items(), key=itemgetter(0))]
+
+
+def _first(reasons: Iterable[str]) -> str:
+    listed = list(reasons)
+    more = f"; and {len(listed) - MOST} more" if len(listed) > MOST else ""
+    return "; ".join(listed[:MOST]) + more

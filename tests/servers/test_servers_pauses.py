@@ -14,7 +14,6 @@ from kvstore.wire import Ack, Resume, Values
 from servers.clocks import Clocks
 from servers.pauses import Pauses
 from servers.rounds import Rounds
-from servers.scheduler.joins import Joins
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.data())
@@ -235,19 +234,6 @@ def test_who_pushes_most_is_the_last():
     assert pauses.last == 2
     assert [request.rank for _, request in pauses.end()] == [0, 1, 2, 3]
     assert pauses.ranks == frozenset()
-
-
-def test_whoever_has_joined_more_often_than_others_is_inside():
-    joins = Joins(range(3))
-    assert joins.inside(()) == set()
-    joins.arrive(1, 1)
-    joins.arrive(1, 1)
-    assert joins.inside(()) == {1}
-    joins.arrive(0, 1)
-    assert joins.inside(()) == {0, 1}
-    assert joins.inside([2]) == set()
-    joins.arrive(2, 1)
-    assert joins.inside(()) == set()
 
 
 def test_who_waits_in_another_store_is_told_who_is_inside_join():

@@ -500,7 +500,9 @@ def test_who_waits_for_a_worker_that_has_left_is_told():
     desk.ask(a, pull)
     assert desk.named(desk.shard.depart([2])).keys() == {(0, push.seq), (0, pull.seq)}
     reply = desk.reply(b, b.push({1: floats(1)}))
-    assert text_of(reply, "NodeLost") == "worker 2, whose push 1 of 'k1' is missing, has left the job"
+    assert text_of(reply, "NodeLost") == (
+        "worker 2 has left the job without a push of 'k1', and worker 1 waits for push 1: uneven batches? See join()"
+    )
 
 
 def test_what_a_worker_pushed_before_it_left_still_counts():
