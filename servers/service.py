@@ -87,6 +87,9 @@ class Service:
         self._send(outbox)
 
     def _send(self, outbox: Outbox) -> None:
+        before: Message | None = None
         for peer, message in outbox:
+            if message is not before:  # what thousands are told, as who has left, is encoded once
+                frames, before = encode(message), message
             urgency = message.priority if isinstance(message, Values) else None
-            self._transport.send(peer, encode(message), urgency)
+            self._transport.send(peer, frames, urgency)

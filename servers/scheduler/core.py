@@ -236,13 +236,14 @@ class Scheduler:
         log.error("the job has failed: %s", text)
         text = text[:MAX_REASON]
         self.failure, self._failed_at = text, self._now
+        failed = JobFailed(text)
         for member in self.members.everyone:
             if member.state is State.READY and member.peer is not None:
-                self._notices.append((member.peer, JobFailed(text)))
+                self._notices.append((member.peer, failed))
             elif member.state is State.JOINED:
                 self.members.happens(member, Event.LEAVES)
-                failed = Leave(member.role, member.hint, member.nonce, member.join_seq, 0, error=None)
-                self._notices.append((member.join_peer, refuse(member.join_peer, failed, NodeLost(text)).reply))
+                joining = Leave(member.role, member.hint, member.nonce, member.join_seq, 0, error=None)
+                self._notices.append((member.join_peer, refuse(member.join_peer, joining, NodeLost(text)).reply))
 
     def _blame(self, fault: Fault) -> None:
         """Tell rank 0, whose own call was answered before, what is wrong with it."""

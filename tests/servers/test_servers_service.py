@@ -10,6 +10,7 @@ import pytest
 
 from kvstore.errors import WireError
 from kvstore.wire import Ack, Message, decode, encode
+from servers import service as service_module
 from servers.service import Service
 
 
@@ -53,6 +54,16 @@ def test_what_the_core_decides_is_sent():
     links = Links((b"a", encode(Ack(1))), (b"b", encode(Ack(2))))
     serve(links, lambda peer, message: [(peer, message), (b"c", Ack(message.seq + 10))])
     assert links.sent == [(b"a", Ack(1)), (b"c", Ack(11)), (b"b", Ack(2)), (b"c", Ack(12))]
+
+
+def test_what_many_are_told_is_encoded_once(monkeypatch: pytest.MonkeyPatch):
+    encoded: list[Message] = []
+    monkeypatch.setattr(service_module, "encode", lambda message: [encoded.append(message), encode(message)][1])
+    links = Links((b"a", encode(Ack(1))))
+    one, same, other = Ack(2), Ack(2), Ack(3)
+    serve(links, lambda *_: [(b"b", one), (b"c", one), (b"d", other), (b"e", one), (b"f", same)])
+    assert links.sent == [(b"b", one), (b"c", one), (b"d", other), (b"e", one), (b"f", one)]
+    assert encoded == [one, other, one, same]
 
 
 def test_time_is_told_at_the_interval_when_no_message_waits():
