@@ -81,6 +81,17 @@ class Store:
 
     def _in_vain(self, number: int) -> list[Answer]:
         """Fail those at a barrier to which somebody will not come, or not before they have gone on."""
+        error: Exception
+        if self.barriers.missing(number, self._departures.known):
+            error, waiting = NodeLost(self._reasons(number)), self.barriers.fail(number)
+        elif self.barriers.missing(number, self._joins.inside) - self._departures.left:
+            error = UsageError(self._reasons(number))
+            waiting = self.barriers.send_away(number, self._departures.left)
+        else:
+            return []
+        return [refuse(peer, request, error) for peer, request in waiting]
+
+    def _reasons(self, number: int) -> str:
         left = self.barriers.missing(number, self._departures.left)
         inside = self.barriers.missing(number, self._joins.inside) - left
         reasons = []
@@ -91,14 +102,7 @@ class Store:
                 f"{name('worker', inside)} {have(inside)} joined: "
                 "nobody inside join() comes to a barrier until all workers have joined"
             )
-        error: Exception
-        if left & self._departures.known:
-            error, waiting = NodeLost("; ".join(reasons)), self.barriers.fail(number)
-        elif inside:
-            error, waiting = UsageError("; ".join(reasons)), self.barriers.send_away(number, self._departures.left)
-        else:
-            return []
-        return [refuse(peer, request, error) for peer, request in waiting]
+        return "; ".join(reasons)
 
     def _without_values(self) -> list[Answer]:
         """Fail those who wait for first values, if worker 0 will not give any."""

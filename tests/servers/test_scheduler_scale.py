@@ -157,6 +157,12 @@ def half_leave_one_by_one(crowd: Crowd) -> None:
     crowd.second()
 
 
+def half_come_to_a_barrier_while_half_are_leaving(crowd: Crowd) -> None:
+    for rank in range(crowd.workers):
+        leaves = rank < crowd.workers // 2
+        crowd.say(Leave(*crowd.me(rank), error=None) if leaves else Barrier(*crowd.me(rank), store=0, number=1))
+
+
 def one_is_lost_and_all_are_told_at_each_beat(crowd: Crowd) -> None:
     crowd.say(Lost("worker", 1, "was killed"))
     crowd.second()
@@ -202,6 +208,7 @@ def test_saying_who_is_absent_to_all_who_wait_costs_each_the_same():
         all_make_and_close_a_store,
         all_declare_keys_before_and_after_they_are_there,
         half_leave_one_by_one,
+        half_come_to_a_barrier_while_half_are_leaving,
         one_is_lost_and_all_are_told_at_each_beat,
     ],
     ids=lambda action: action.__name__,
