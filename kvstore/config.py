@@ -22,6 +22,7 @@ from kvstore.ranks import Ranks
 
 ROLES = ("worker", "server", "scheduler")
 BIGARRAY_BOUND = 1_000_000
+FOR_EVER_S = 1e9  # thirty years; clocks and sockets take no infinity
 MAX_JOB = 40  # characters of a job's name
 NETWORK_PIECE = 640 << 10  # bytes; a server answers when it has a piece from every worker, so it must not be large
 FEW_WORKERS, FEW_PIECE = 2, 2 << 20  # with no more, that matters less than what each message costs
@@ -48,8 +49,9 @@ class Config:
         root_fd: a listening socket that was opened for the scheduler, -1 for none.
         timeout_s: how long a peer may take to answer, or to say what it waits for itself, in seconds.
         patience_s: how long a wait goes on whose peers say that; 0 for ever.
-        join_timeout_s: how long a worker waits for the others to be there; 0 for ``timeout_s``.
+        join_timeout_s: how long a worker waits for the others to be there; 0 for ``patience_s``.
         heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.
+        pulse: whether a small process beside each worker says so, too.
         bigarray_bound: arrays of at least so many elements are cut across all servers.
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
         congestion: the congestion control of plain TCP links; empty for the system's, but not BBR.
@@ -78,7 +80,8 @@ class Config:
     patience_s: float = 1800.0
     join_timeout_s: float = 0.0
     heartbeat_s: float = 1.0
-    heartbeat_timeout_s: float = 10.0
+    heartbeat_timeout_s: float = 30.0
+    pulse: bool = True
     bigarray_bound: int = BIGARRAY_BOUND
     piece_bytes: int = FEW_PIECE
     congestion: str = ""
@@ -99,9 +102,19 @@ class Config:
             )
 
     @property
+    def join_limit_s(self) -> float:
+        """How long a worker waits for the others to be there."""
+        return self.join_timeout_s or self.patience_s or FOR_EVER_S
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all members of the job are on this host."""
+        return _one_host(self.root)
+
+    @property
     def window_bytes(self) -> int:
         """How much may be on its way from one server of what goes in turn: little where a network card is shared."""
-        return 1 << 40 if _one_host(self.root) else WINDOW_PIECES * self.piece_bytes
+        return 1 << 40 if self.one_host else WINDOW_PIECES * self.piece_bytes
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
@@ -135,6 +148,7 @@ class Config:
             join_timeout_s=_number(env, ("KVSTORE_JOIN_TIMEOUT_S",), float, cls.join_timeout_s, 0.0),
             heartbeat_s=_number(env, ("KVSTORE_HEARTBEAT_S",), float, cls.heartbeat_s, 0.01),
             heartbeat_timeout_s=_number(env, ("KVSTORE_HEARTBEAT_TIMEOUT_S",), float, cls.heartbeat_timeout_s, 0.02),
+            pulse=_number(env, ("KVSTORE_PULSE",), int, 1, 0) != 0,
             bigarray_bound=_number(
                 env, ("KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_BIGARRAY_BOUND"), int, cls.bigarray_bound, 1
             ),

@@ -34,7 +34,7 @@ def joining(config: Config) -> Iterator[Config]:
         yield config
         return
     one_host = on_one_host(ranks)
-    with meeting(ranks, config.join_timeout_s or config.timeout_s) as met:
+    with meeting(ranks, config.join_limit_s) as met:
         secret = require_safe(config, one_host)
         if ranks.rank != 0:
             yield _settings(Place.loads(met.hear()), ranks, one_host, secret)

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 SLICE_S = 0.5  # the longest single wait on the transport
 STALL_S = 0.1  # without an answer for so long, what somebody waits for goes whether or not it is its turn
-EXPLAIN_S = 5.0  # how long a peer may take to say what a late request waits for
+EXPLAIN_S = 15.0  # how long a peer may take to say what a late request waits for
 NEWS_S = 60.0  # a wait that goes on says so often what it waits for
 
 
@@ -147,6 +147,11 @@ class Client:
         """Send a request whose answer nobody waits for, even if the job has failed."""
         question = Question(peer, Ticket("farewell"), make)
         self.alone(self._links.submit, lambda: ([question], None))
+
+    def renew(self) -> None:
+        """Have all links made anew: what was sent over the old ones may be long in coming. Any thread may call it."""
+        self._links.suspect()
+        self._lock.wake()
 
     def give_up(self, ticket: Ticket) -> None:
         """Do without the rest of ``ticket``: from now on its caller's arrays are neither read nor written."""

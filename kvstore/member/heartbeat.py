@@ -1,6 +1,8 @@
 """Signs of life: a thread that tells the scheduler "I am alive", hears the same, and takes its notices.
 
 It has a link of its own, so that a long computation or a long wait in the caller's thread does not look like death.
+When it hears nothing it makes that link anew, again and again: TCP sends what an outage has swallowed again after up to
+twice the time that the outage has lasted, but a new connection is there as soon as the line is.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from kvstore.drops import Drops
 from kvstore.errors import KVStoreError, NodeLost, WireError
@@ -17,43 +20,75 @@ from kvstore.wire import Alive, Beat, Message, Node, decode, encode
 
 log = logging.getLogger(__name__)
 
+REDIAL_S = 3.0  # without a word for so long, or for three beats, the link is made anew; and again, after as long
+
+
+class Pulse(Protocol):
+    """Something beside this process that beats for it, too."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself."""
+        ...
+
+    def end(self) -> None:
+        """End it."""
+        ...
+
+
+class Listener(NamedTuple):
+    """Who is told of what the heartbeat hears; all are called in its thread.
+
+    Attributes:
+        on_notice: takes the scheduler's notices.
+        on_lost: is called once, when the scheduler is lost.
+        on_back: is called when the scheduler is heard again over a link that had to be made anew.
+    """
+
+    on_notice: Callable[[Message], None]
+    on_lost: Callable[[KVStoreError], None]
+    on_back: Callable[[], None] = lambda: None
+
 
 class Heartbeat:
     """Beats for ``node`` until stopped.
 
     Args:
-        transport: an end of its own; closed when stopped.
+        make_transport: returns an end of its own.
         root: the scheduler's endpoint.
         node: who is alive.
         interval_s: time between beats.
         limit_s: the scheduler's silence after which it is lost.
         clock: seconds, monotonic.
-        on_notice: takes the scheduler's notices, in this thread.
-        on_lost: is called once when the scheduler is lost, in this thread.
+        listener: who is told.
+        beside: starts what beats, too, for as long as this does; None for nothing.
     """
 
     def __init__(
         self,
-        transport: Transport,
+        make_transport: Callable[[], Transport],
         root: str,
         node: Node,
         interval_s: float,
         limit_s: float,
         clock: Callable[[], float],
-        on_notice: Callable[[Message], None],
-        on_lost: Callable[[KVStoreError], None],
+        listener: Listener,
+        beside: Callable[[], Pulse] | None = None,
     ) -> None:
-        self._transport = transport
+        self._make_transport = make_transport
         self._root = root
         self._node = node
         self._interval_s = interval_s
         self._limit_s = limit_s
+        self._redial_s = max(REDIAL_S, 3 * interval_s)
         self._clock = clock
-        self._on_notice = on_notice
-        self._on_lost = on_lost
+        self._listener = listener
+        self._beside = beside
+        self._pulse: Pulse | None = None
         self._drops = Drops(log)
         self._stop = threading.Event()
-        self._scheduler = transport.connect(root)
+        self._transport = make_transport()
+        self._scheduler = self._transport.connect(root)
         self._thread = threading.Thread(target=self._run, name=f"heartbeat of {node}", daemon=True)
 
     def start(self) -> None:
@@ -69,28 +104,63 @@ class Heartbeat:
 
     def _run(self) -> None:
         try:
-            beat = encode(Beat(self._node.role, self._node.rank, self._node.incarnation))
-            heard = looked = self._clock()
-            while not self._stop.is_set():
-                self._transport.send(self._scheduler, beat)
-                due = self._clock() + self._interval_s
-                while not self._stop.is_set() and (left := due - self._clock()) > 0:
-                    received = self._transport.recv(left)
-                    if received is not None and received[1]:  # else the link has been made anew
-                        heard = self._clock()
-                        self._take(received[1])
-                now = self._clock()
-                if now - looked > 2 * self._interval_s:  # this process was stopped; what it missed proves nothing
-                    heard = now
-                looked = now
-                if now - heard > self._limit_s:
-                    where = split_key(self._root)[0]
-                    self._on_lost(NodeLost(f"the scheduler at {where} has been silent for {now - heard:.1f} s"))
-                    return
+            self._beat()
         except Exception as exc:  # a dead heartbeat must be as loud as a dead scheduler
-            self._on_lost(NodeLost(f"the heartbeat of {self._node} failed: {exc!r}"))
+            self._listener.on_lost(NodeLost(f"the heartbeat of {self._node} failed: {exc!r}"))
         finally:
+            if self._pulse is not None:
+                self._pulse.end()
             self._transport.close()
+
+    def _beat(self) -> None:
+        beat = encode(Beat(self._node.role, self._node.rank, self._node.incarnation))
+        heard = looked = dialled = self._clock()
+        back = True
+        while not self._stop.is_set():
+            self._transport.send(self._scheduler, beat)
+            last = self._hear(self._clock() + self._interval_s)
+            if last is not None:
+                heard = last
+                if not back:
+                    back = True
+                    self._listener.on_back()
+            now = self._clock()
+            if now - looked > 2 * self._interval_s:  # this process was stopped; what it missed proves nothing
+                heard = now
+            looked = now
+            if now - heard > self._limit_s:
+                where = split_key(self._root)[0]
+                self._listener.on_lost(NodeLost(f"the scheduler at {where} has been silent for {now - heard:.1f} s"))
+                return
+            if now - max(heard, dialled) > self._redial_s:
+                dialled, back = now, False
+                self._redial()
+            self._see_to_pulse()
+
+    def _hear(self, until: float) -> float | None:
+        """Take what comes until then; return when the last of it has come, None if nothing has."""
+        heard: float | None = None
+        while not self._stop.is_set() and (left := until - self._clock()) > 0:
+            received = self._transport.recv(left)
+            if received is not None and received[1]:  # else the link has been made anew
+                heard = self._clock()
+                self._take(received[1])
+        return heard
+
+    def _redial(self) -> None:
+        """Make the link anew."""
+        before, self._transport = self._transport, self._make_transport()
+        self._scheduler = self._transport.connect(self._root)
+        before.abandon()
+
+    def _see_to_pulse(self) -> None:
+        """Start what beats beside this; again, if it has ended."""
+        if self._beside is None or self._stop.is_set() or (self._pulse is not None and not self._pulse.ended):
+            return
+        try:
+            self._pulse = self._beside()
+        except OSError as exc:
+            self._drops.note("a process that beats for this one", exc)
 
     def _take(self, frames: list[bytes | bytearray | memoryview]) -> None:
         try:
@@ -99,4 +169,4 @@ class Heartbeat:
             self._drops.note("a bad message from the scheduler", exc)
             return
         if not isinstance(message, Alive):
-            self._on_notice(message)
+            self._listener.on_notice(message)

@@ -67,6 +67,7 @@ class Links:
         self._links: dict[Peer, _Link] = {}
         self._ends = _Ends(make_transport(), {}, {})
         self._doubtful = False  # whether an exception may have left the links in any state
+        self._suspect = False  # likewise, in the eyes of another thread
         self._mending = False
         self._windows: dict[Peer, Window[Request]] = {}
         self._window = window
@@ -80,8 +81,12 @@ class Links:
 
     @property
     def torn(self) -> bool:
-        """Whether an exception has left something half done."""
-        return self._doubtful or self.outstanding.torn
+        """Whether an exception has left something half done, or the links are to be made anew."""
+        return self._doubtful or self._suspect or self.outstanding.torn
+
+    def suspect(self) -> None:
+        """Let the links be made anew before they are used again."""
+        self._suspect = True
 
     @property
     def congested(self) -> bool:
@@ -193,7 +198,8 @@ class Links:
         """
         self._mending = True
         self.outstanding.finish()
-        if self._doubtful:
+        if self._doubtful or self._suspect:
+            self._doubtful, self._suspect = True, False
             self._ends.transport.abandon()
             if not self.closed:
                 self._renew()

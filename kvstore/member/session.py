@@ -26,8 +26,9 @@ from kvstore.config import Config
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
 from kvstore.keys import split_key
 from kvstore.member.client import Client
-from kvstore.member.heartbeat import Heartbeat
+from kvstore.member.heartbeat import Heartbeat, Listener
 from kvstore.member.outstanding import Question, Sender
+from kvstore.member.pulse import PulseProcess, available
 from kvstore.ticket import Limits, Ticket
 from kvstore.transport import Peer, Transport
 from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Node, Welcome
@@ -48,6 +49,7 @@ class Session:
         address: where other members reach this one; empty for workers.
         clock: seconds, monotonic.
         on_notice: takes the scheduler's notices to servers, in the heartbeat's thread.
+        pulse: have a process beside this one that beats for it, too, when its interpreter is busy.
 
     Attributes:
         stores: how many this process has made.
@@ -61,6 +63,7 @@ class Session:
         address: str = "",
         clock: Callable[[], float] = time.monotonic,
         on_notice: Callable[[Message], None] | None = None,
+        pulse: bool = False,
     ) -> None:
         self.config = config
         self.limits = Limits(config.timeout_s, config.patience_s or math.inf)
@@ -74,6 +77,7 @@ class Session:
         self._address = address
         self._clock = clock
         self._on_notice = on_notice
+        self._pulse = pulse
         self._faults: dict[int, list[KVStoreError]] = {}
         self._asked: Ticket | None = None
         self._heartbeat: Heartbeat | None = None
@@ -105,37 +109,32 @@ class Session:
             ]
         if self._heartbeat is None:
             self._heartbeat = Heartbeat(
-                self._make_transport(),
+                self._make_transport,
                 self.config.root,
                 self.client.node,
                 self.config.heartbeat_s,
                 self.config.heartbeat_timeout_s,
                 self._clock,
-                self._take_notice,
-                self.client.fail,
+                Listener(self._take_notice, self.client.fail, self._line_is_back),
+                partial(PulseProcess, self.config, self.client.node) if self._pulse else None,
             )
         self._heartbeat.start()
 
     def _welcome(self) -> Welcome:
-        """Ask to join, and wait for the others: a worker until its deadline, a server while the scheduler lives."""
-        if self._asked is None:
-            self._ask()
-        while self._asked is not None:
-            try:
-                welcome: Welcome = self._asked.wait(self.config.join_timeout_s or self.config.timeout_s)
-                return welcome
-            except DeadlineExceeded as exc:
-                if exc.silent:
-                    raise DeadlineExceeded(f"{exc}{self._unresolved()}", exc.silent) from None
-                if self.config.role == "worker":
-                    raise
-                log.warning("%s", exc)
-        raise AssertionError("nobody has asked to join")
+        """Ask to join, and wait for the others: a worker as long as it may, a server while the scheduler lives."""
+        try:
+            welcome: Welcome = (self._asked or self._ask()).wait()
+        except DeadlineExceeded as exc:
+            raise DeadlineExceeded(f"{exc}{self._unresolved() if exc.silent else ''}", exc.silent) from None
+        return welcome
 
-    def _ask(self) -> None:
-        ticket = Ticket(f"joining the job at {split_key(self.config.root)[0]}", (), self.client)
+    def _ask(self) -> Ticket:
+        longest = math.inf if self.config.role == "server" else self.config.join_limit_s
+        limits = Limits(min(self.config.join_timeout_s or self.config.timeout_s, longest), longest)
+        ticket = Ticket(f"joining the job at {split_key(self.config.root)[0]}", (), self.client, limits=limits)
         question = Question(self.scheduler, ticket, self._request, ticket.take)
         self.client.submit(lambda: ([question], partial(self._has_asked, ticket)), ticket)
+        return ticket
 
     def _request(self, sender: Sender) -> Join:
         role, _, incarnation, seq, done = sender
@@ -200,6 +199,10 @@ class Session:
                 self._heartbeat.stop()
             self.client.close(linger=1.0)
 
+    def _line_is_back(self) -> None:
+        if not self.config.one_host:  # else nothing was cut; whoever should have answered was slow
+            self.client.renew()
+
     def _take_notice(self, notice: Message) -> None:
         if isinstance(notice, JobFailed):
             self.client.fail(NodeLost(notice.text))
@@ -253,7 +256,7 @@ def _new(config: Config) -> Session:
     from kvstore.transport.shm import sharing
 
     config.require_job("worker")
-    return Session(config, sharing(links(config), config))
+    return Session(config, sharing(links(config), config), pulse=config.pulse and available())
 
 
 def _after_fork() -> None:

@@ -60,6 +60,16 @@ class Beat(Message):
         return Node(self.role, self.rank, self.incarnation)
 
 
+@message(26)
+@dataclass(frozen=True)
+class Pulse(Message):
+    """That member's process is alive; from beside it, and there is no answer."""
+
+    role: Role
+    rank: Rank
+    incarnation: Seq
+
+
 @message(13)
 @dataclass(frozen=True)
 class Leave(Request):

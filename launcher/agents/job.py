@@ -54,6 +54,9 @@ HELLO_S = 30.0  # ssh has given up on hosts that do not answer long before; the 
 SURVEY_S = 30.0
 PROBE_S = 20.0
 LOOPBACK = "127.0.0.1"
+# Of a member's limit: as long may an agent be silent. What an outage has swallowed, TCP sends again after up to twice
+# the time that it has lasted; and the members on a host that is gone are missed before its agent is.
+_SILENCE = 2.5
 
 
 class Recruiter(Protocol):
@@ -214,7 +217,7 @@ class _Campaign:
         tasks = self._tasks(at)
         scheduler = Children({0: tasks[0]}, guard, pass_fds={0: (self._listener.fileno(),)})
         try:
-            limit_s = Config.from_env(self._environ).heartbeat_timeout_s
+            limit_s = _SILENCE * Config.from_env(self._environ).heartbeat_timeout_s
         except ConfigError as error:
             raise LaunchError(str(error)) from None
         starts = {remote: self._start(remote, tasks, at.mark, limit_s) for remote in self._remotes}

@@ -28,6 +28,7 @@ from kvstore.wire import (
     Opened,
     OpenStore,
     Pause,
+    Pulse,
     Ready,
     Reply,
     Request,
@@ -79,6 +80,9 @@ class Scheduler:
         if isinstance(message, Beat):
             self._beat(peer, message)
             return self._flush([])
+        if isinstance(message, Pulse):
+            self._pulse(message)
+            return []
         if isinstance(message, Lost):
             self._lost(message)
             return self._flush([])
@@ -187,6 +191,12 @@ class Scheduler:
         self._tell(member)
         if member.role == "server" and self.failure is None:
             self._inform(member)
+
+    def _pulse(self, message: Pulse) -> None:
+        """Hear that a member's process is alive, though it may have no time to say so itself."""
+        member = self.members.identify(message.role, message.rank, message.incarnation)
+        if member is not None and member.state is State.READY:
+            self.members.hear(member, self._now)
 
     def _lost(self, message: Lost) -> None:
         member = self.members.find(message.role, message.rank)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import KVStoreError, NodeLost
-from kvstore.member.heartbeat import Heartbeat
+from kvstore.member.heartbeat import REDIAL_S, Heartbeat, Listener
 from kvstore.transport import InprocNetwork
 from kvstore.wire import Alive, Beat, JobFailed, Message, Node, Stop, decode, encode
 
@@ -19,7 +19,7 @@ INTERVAL, LIMIT = 1.0, 5.0
 class Scheduler:
     """Plays the far end: after each beat ``answer`` says what comes back, and may stop the heartbeat."""
 
-    def __init__(self, answer: Callable[[int], list[Any]]) -> None:
+    def __init__(self, answer: Callable[[int], list[Any]], beside: Callable[[], Any] | None = None) -> None:
         self.answer = answer
         self.beats: list[tuple[float, Message]] = []
         self.inbox: list[Any] = []
@@ -27,15 +27,17 @@ class Scheduler:
         self.closed = False
         self.notices: list[Message] = []
         self.lost: list[KVStoreError] = []
+        self.dialled = 0
+        self.back: list[float] = []
         self.heartbeat = Heartbeat(
-            self,  # type: ignore[arg-type]
+            lambda: self,  # type: ignore[arg-type, return-value]
             "inproc://scheduler",
             Node("worker", 3, 1),
             INTERVAL,
             LIMIT,
             lambda: self.now,
-            self.notices.append,
-            self.lost.append,
+            Listener(self.notices.append, self.lost.append, lambda: self.back.append(self.now)),
+            beside,
         )
 
     def run(self) -> None:
@@ -44,6 +46,7 @@ class Scheduler:
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
         assert endpoint == "inproc://scheduler"
+        self.dialled += 1
         return b"scheduler"
 
     def send(self, peer: bytes, frames: Any, priority: int | None = None) -> None:
@@ -60,6 +63,9 @@ class Scheduler:
 
     def interrupt(self) -> None:
         pass
+
+    def abandon(self) -> None:
+        self.inbox.clear()
 
     def close(self, linger: float = 0.0) -> None:
         self.closed = True
@@ -137,10 +143,8 @@ def test_a_heartbeat_that_fails_is_loud():
 def test_stop_ends_the_thread_at_once_and_may_come_twice():
     network = InprocNetwork()
     network.transport().bind("inproc://scheduler")
-    transport = network.transport()
-    heartbeat = Heartbeat(
-        transport, "inproc://scheduler", Node("worker", 0, 1), 1000.0, 5000.0, lambda: 0.0, print, print
-    )
+    node, listener = Node("worker", 0, 1), Listener(print, print)
+    heartbeat = Heartbeat(network.transport, "inproc://scheduler", node, 1000.0, 5000.0, lambda: 0.0, listener)
     heartbeat.start()
     heartbeat.stop()
     assert not heartbeat._thread.is_alive()
@@ -151,8 +155,74 @@ def test_it_may_be_stopped_from_its_own_thread():
     played = Scheduler(lambda n: [Stop()])
     heartbeat = played.heartbeat
     played.notices = []
-    heartbeat._on_notice = lambda notice: heartbeat.stop()
+    heartbeat._listener = Listener(lambda notice: heartbeat.stop(), print)
     heartbeat.start()
     heartbeat._thread.join(10)
     assert not heartbeat._thread.is_alive()
     assert played.closed
+
+
+def test_silence_makes_the_link_anew_until_the_scheduler_is_heard_again():
+    silent = range(4, 10)
+    played = until(14, lambda n: [] if n in silent and n < 10 else [Alive()])
+    played.heartbeat._limit_s = 100.0
+    played.run()
+    assert played.lost == []
+    assert played.dialled == 1 + 1, "at the beginning, and after silence for more than three beats"
+    assert len(played.back) == 1
+    assert played.back[0] == played.beats[silent.stop - 1][0] + INTERVAL
+
+
+def test_it_goes_on_making_the_link_anew():
+    played = Scheduler(lambda n: [Alive()] if n == 1 else [])
+    played.heartbeat._limit_s = 20.0
+    played.run()
+    assert played.dialled == 1 + int(20.0 // (max(REDIAL_S, 3 * INTERVAL) + INTERVAL))
+    assert played.back == []
+    assert len(played.lost) == 1
+
+
+class Beside:
+    """Plays a process that beats beside this one."""
+
+    def __init__(self) -> None:
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def test_what_beats_beside_it_is_started_again_if_it_ends_and_ends_with_it():
+    started: list[Beside] = []
+
+    def beside() -> Beside:
+        started.append(Beside())
+        return started[-1]
+
+    def answer(number: int) -> list[Any]:
+        if number == 3:
+            started[0].ended = True
+        if number == 6:
+            played.heartbeat._stop.set()
+        return [Alive()]
+
+    played = Scheduler(answer, beside)
+    played.run()
+    assert len(started) == 2
+    assert started[1].ended
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptureFixture):
+    def beside() -> Any:
+        raise OSError("no more processes")
+
+    def answer(number: int) -> list[Any]:
+        if number == 12:
+            played.heartbeat._stop.set()
+        return [Alive()]
+
+    played = Scheduler(answer, beside)
+    with caplog.at_level(logging.WARNING):
+        played.run()
+    assert played.lost == []
+    assert caplog.text.count("no more processes") == 2  # the first and the tenth

@@ -27,6 +27,7 @@ from kvstore.errors import (
     ServerError,
     UsageError,
 )
+from kvstore.member import client
 from kvstore.member import session as sessions
 from kvstore.member.session import Session
 from kvstore.transport import InprocNetwork, Transport
@@ -213,7 +214,7 @@ def test_joining_in_vain_names_the_absent():
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
-        config = Config("worker", "inproc://scheduler", 2, 1, rank_hint=1, timeout_s=0.05)
+        config = Config("worker", "inproc://scheduler", 2, 1, rank_hint=1, timeout_s=0.05, patience_s=0.05)
         with pytest.raises(DeadlineExceeded) as info:
             Session(config, network.transport).join()
         assert str(info.value) == (
@@ -231,7 +232,7 @@ def test_a_worker_that_gave_up_joining_may_come_back():
     class Hasty(ThreadedJob):
         def _join(self, rank: int) -> None:
             if rank == 0:
-                hasty = dataclasses.replace(self.config("worker", 0), timeout_s=0.05)
+                hasty = dataclasses.replace(self.config("worker", 0), timeout_s=0.05, patience_s=0.05)
                 with pytest.raises(DeadlineExceeded, match=r"waits for .*worker 1"):
                     Session(hasty, self.ends(hasty)).join()
                 given_up.set()
@@ -273,13 +274,13 @@ def test_a_server_waits_on_while_the_scheduler_lives(caplog: pytest.LogCaptureFi
             super()._join(rank)
 
     cluster = Patient(1, 1)
-    warn = sessions.log.warning
-    sessions.log.warning = lambda *args: (waited.set(), warn(*args))  # type: ignore[assignment,method-assign]
+    warn = client.log.warning
+    client.log.warning = lambda *args: (waited.set(), warn(*args))  # type: ignore[assignment,method-assign]
     try:
         with cluster:
             assert cluster.run_sessions(lambda session: session.rank) == [0]
     finally:
-        sessions.log.warning = warn  # type: ignore[method-assign]
+        client.log.warning = warn  # type: ignore[method-assign]
     assert "the scheduler waits for worker 0 to join" in caplog.text
     assert cluster.exit_codes == {"scheduler": 0, "server 0": 0}
 

@@ -23,6 +23,7 @@ from kvstore.wire import (
     Message,
     Open,
     Placed,
+    Pulse,
     Ready,
     Roster,
     Stop,
@@ -150,6 +151,27 @@ def test_a_beat_keeps_a_member_alive():
         for member in job.everyone:
             assert job.beat(member) == [Alive()]
     assert job.scheduler.failure is None
+
+
+def test_a_pulse_keeps_a_member_alive_and_is_not_answered():
+    """Its process is there, though its interpreter has no time for a beat; notices go over the link of its beats."""
+    job = Job()
+    w0, w1, s0 = job.everyone
+    for _ in range(10):
+        assert job.tick(LIMIT / 2) == []
+        for member in (w1, s0):
+            assert job.beat(member) == [Alive()]
+        assert job.handle(b"beside worker 0", Pulse("worker", 0, 1)) == []
+    assert job.scheduler.failure is None
+    for stranger in (Pulse("worker", 0, 2), Pulse("worker", 7, 1)):
+        assert job.handle(b"a stranger", stranger) == []
+    for _ in range(3):
+        job.beat(w1)
+        job.beat(s0)
+        notices = job.tick(LIMIT / 2)
+    text = "worker 0 is lost: it has been silent for 12.5 s"
+    assert (w0, JobFailed(text)) not in notices
+    assert job.scheduler.failure == text
 
 
 def test_a_silent_member_is_lost_and_everybody_else_is_told():

@@ -86,9 +86,8 @@ def test_the_order_of_arrival_changes_no_bit():
     assert in_order.tolist() != (grads[3] + grads[2] + grads[1] + grads[0]).tolist(), "these grads cannot tell"
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_contribution_that_no_round_can_take_is_refused(mode: str):
-    desk = Desk(2, mode, values={1: floats(0), 2: floats(0)})
+def test_a_contribution_that_no_round_can_take_is_refused():
+    desk = Desk(2, values={1: floats(0), 2: floats(0)})
     optimized(desk, lr=1.0)
     a, b = desk.workers
     desk.ask(a, a.push({1: floats(1)}, 1))
@@ -102,6 +101,15 @@ def test_a_contribution_that_no_round_can_take_is_refused(mode: str):
     desk.ask(a, a.push({2: floats(5)}, 1))
     desk.ask(b, b.push({2: floats(2)}, 1))
     assert desk.value(2, clock=1).tolist() == [-7], "the refused push has not left a part of it"
+
+
+def test_an_async_push_that_another_has_overtaken_is_an_update_too():
+    desk = Desk(1, "async", values={1: floats(0)})
+    optimized(desk, lr=1.0)
+    (a,) = desk.workers
+    for clock, value in ((2, 10), (1, 1)):
+        desk.ask(a, a.push({1: floats(value)}, clock))
+    assert desk.value(clock=2).tolist() == [-11]
 
 
 def test_values_that_were_sent_do_not_change_with_the_next_round():

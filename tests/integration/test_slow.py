@@ -1,0 +1,106 @@
+"""Slow is not dead: who waits for a worker that is late, or busy where nobody can interrupt it, goes on waiting."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from jobs import job
+from waiting import LONG
+
+# Real numbers are sixty times these: a deadline of 60 s, and a worker that is 120 s late.
+DEADLINE_S, LATE_S = 1.0, 3.0
+
+LATE = """
+    import sys, time
+    import numpy as np
+    import kvstore as kv
+
+    def late(rank):
+        if store.rank == rank:
+            time.sleep(float(sys.argv[1]))
+
+    store = kv.create("dist_sync")
+    weight = np.zeros(4, np.float32)
+    late(0)
+    store.init("w", weight)
+    late(1)
+    store.pushpull("w", np.ones_like(weight), out=weight)
+    late(0)
+    store.barrier()
+    store.push("w", weight)
+    late(1)
+    assert store.join() == 1
+    assert (weight == 2).all()
+    print("worker", store.rank, "is done", flush=True)
+"""
+
+
+def test_whoever_waits_for_a_worker_that_is_late_says_so_and_goes_on(tmp_path: Path) -> None:
+    script = LATE.replace("sys.argv[1]", repr(str(LATE_S)))
+    with job(tmp_path, script, servers=1, KVSTORE_TIMEOUT_S=f"{DEADLINE_S}") as running:
+        assert running.wait() == 0, running.output
+    for line in (
+        "[worker 1] init of 'w' is not done after 1 s: the scheduler waits for worker 0 to init 'w'",
+        "[worker 0] pushpull of 'w' is not done after 1 s: server 0 waits for worker 1, whose push 1 of 'w' is missing",
+        "[worker 1] barrier is not done after 1 s: the scheduler waits at the barrier for worker 0",
+        "[worker 0] join is not done after 1 s: server 0 waits for worker 1",
+    ):
+        assert line in running.output
+    assert running.output.count("is done") == 2
+
+
+def test_patience_ends_too(tmp_path: Path) -> None:
+    script = LATE.replace("sys.argv[1]", repr("1000"))
+    settings = {"KVSTORE_TIMEOUT_S": f"{DEADLINE_S}", "KVSTORE_PATIENCE_S": f"{LATE_S}"}
+    with job(tmp_path, script, servers=1, **settings) as running:
+        assert running.wait() == 1
+    assert re.search(r"DeadlineExceeded: init of 'w' is not done after 3 s: .* worker 0", running.output)
+
+
+BUSY = """
+    import ctypes, time
+    import numpy as np
+    import kvstore as kv
+
+    store = kv.create("dist_sync")
+    weight = np.zeros(4, np.float32)
+    store.init("w", weight)
+    store.barrier()
+    time.sleep(1.5)  # until its pulse beats: an interpreter takes a moment to start
+    if store.rank == 0:
+        began = time.monotonic()
+        ctypes.PyDLL(None).sleep(8)  # in C, with the interpreter's lock
+        assert time.monotonic() - began > 7
+    store.pushpull("w", np.ones_like(weight), out=weight)
+    assert (weight == 2).all()
+    print("worker", store.rank, "is done", flush=True)
+"""
+LIMITS = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": "4"}
+
+
+@pytest.mark.parametrize("keys", [False, True], ids=["unix", "keys"])
+def test_a_worker_that_is_busy_in_c_is_not_lost(tmp_path: Path, keys: bool) -> None:
+    with job(tmp_path, BUSY, servers=1, keys=keys, **LIMITS) as running:
+        assert running.wait() == 0, running.output
+    assert running.output.count("is done") == 2
+
+
+def test_without_a_pulse_it_is(tmp_path: Path) -> None:
+    """So the test before this one can fail."""
+    with job(tmp_path, BUSY, servers=1, KVSTORE_PULSE="0", **LIMITS) as running:
+        assert running.wait() != 0
+    assert "worker 0 is lost: it has been silent for" in running.output
+
+
+def test_a_worker_that_is_stopped_is_lost_although_it_has_a_pulse(tmp_path: Path) -> None:
+    script = BUSY.replace("ctypes.PyDLL(None).sleep(8)", "print('here', flush=True); time.sleep(1000)")
+    with job(tmp_path, script, servers=1, **LIMITS) as running:
+        running.until(running.said("here"), "worker 0")
+        (stopped,) = running.members("worker", 0)
+        os.kill(stopped, signal.SIGSTOP)
+        assert running.wait(LONG) != 0
+    assert "worker 0 is lost: it has been silent for" in running.output

@@ -1,0 +1,124 @@
+"""Signs of life from beside a process: real ones, and what /proc says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jobkeys
+import pytest
+from proc import state
+from waiting import LONG, until
+
+from kvstore.config import Config
+from kvstore.keys import Keys, with_key
+from kvstore.member.pulse import PulseProcess, runs
+from kvstore.transport import Transport
+from kvstore.transport.links import links
+from kvstore.wire import Node, Pulse, decode
+
+NODE = Node("worker", 3, 1)
+
+
+@pytest.fixture(params=["unix", "tcp", "curve"])
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
+    tmp_path.chmod(0o700)
+    if request.param == "unix":
+        return Config(root=f"ipc://{tmp_path}/scheduler", heartbeat_s=0.05)
+    keys = Keys.from_env(jobkeys.variables(1)[0]) if request.param == "curve" else None
+    return Config(root="tcp://127.0.0.1:0", heartbeat_s=0.05, keys=keys)
+
+
+@pytest.fixture
+def heard(config: Config) -> Iterator[tuple[Transport, Config]]:
+    """What listens where the scheduler would, and how it is reached."""
+    transport = links(config)()
+    try:
+        root = transport.bind(config.root)
+        if config.keys is not None and "?" not in root:
+            root = with_key(root, config.keys.public)
+        yield transport, Config(root=root, heartbeat_s=config.heartbeat_s, keys=config.keys)
+    finally:
+        transport.close()
+
+
+def hears(transport: Transport, timeout: float = LONG) -> bool:
+    received = transport.recv(timeout)
+    return received is not None and decode(received[1]) == Pulse(NODE.role, NODE.rank, NODE.incarnation)
+
+
+def test_it_beats_until_it_is_ended(heard: tuple[Transport, Config]) -> None:
+    transport, config = heard
+    process = PulseProcess(config, NODE)
+    try:
+        assert hears(transport)
+        assert hears(transport)
+        assert not process.ended
+    finally:
+        process.end()
+    assert process.ended
+
+
+BESIDE = """
+import sys, time
+from kvstore.config import Config
+from kvstore.member.pulse import PulseProcess
+from kvstore.wire import Node
+
+process = PulseProcess(Config(root=sys.argv[1], heartbeat_s=0.05), Node("worker", 3, 1))
+print(process._process.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Iterator[tuple[Transport, subprocess.Popen[str], int]]:
+    """A process beside which another beats, what listens, and the number of that other."""
+    tmp_path.chmod(0o700)
+    config = Config(root=f"ipc://{tmp_path}/scheduler")
+    transport = links(config)()
+    try:
+        transport.bind(config.root)
+        words = [sys.executable, "-c", BESIDE, config.root]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                yield transport, process, int(process.stdout.readline())
+            finally:
+                process.kill()
+    finally:
+        transport.close()
+
+
+def test_a_process_that_is_stopped_has_no_pulse(beside: tuple[Transport, subprocess.Popen[str], int]) -> None:
+    transport, process, _ = beside
+    assert hears(transport)
+    os.kill(process.pid, signal.SIGSTOP)
+    until(lambda: state(process.pid) == "T", "the process to stop")
+    while transport.recv(0) is not None:
+        pass
+    transport.recv(0.2)  # one may have been on its way
+    assert transport.recv(0.5) is None
+    os.kill(process.pid, signal.SIGCONT)
+    assert hears(transport)
+
+
+def test_it_ends_with_whom_it_beats_for_however_that_ends(
+    beside: tuple[Transport, subprocess.Popen[str], int],
+) -> None:
+    transport, process, pid = beside
+    assert hears(transport)
+    process.kill()
+    process.wait()
+    until(lambda: not Path(f"/proc/{pid}").exists() or state(pid) == "Z", "the other to end")
+
+
+@pytest.mark.parametrize(
+    ("letter", "alive"), [("R", True), ("S", True), ("D", True), ("T", False), ("t", False), ("Z", False)]
+)
+def test_what_the_system_says_of_a_process(letter: str, alive: bool) -> None:
+    assert runs(f"17 (a name (with) brackets) {letter} 1 17 17 0 -1") is alive
