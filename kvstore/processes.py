@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
+import socket
+import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 _STREAM_BYTES = 1 << 20  # copies of so much go past the caches: a tenth to a fifth faster where memory is the limit
-_PR_SET_PDEATHSIG = 1
+_HELPER = Path(__file__).with_name("exec_helper.py")
+EXECUTE_S = 60.0  # for a new interpreter to begin, which takes a twentieth of a second where nothing else runs
 MAX_FILES = 1 << 16  # what who listens may have open: each connection is a file, a stranger's too until it is refused
 _files: int | None = None  # how many this process was given, once it has taken more
 
@@ -48,7 +54,7 @@ def complete(env: Mapping[str, str], root: str | None) -> dict[str, str]:
 def allow_many_files() -> None:
     """Let this process have as many open files as it may: what a shell gives is little for who listens.
 
-    Children that are started with ``dying_with_us`` get what this process was given.
+    A ``TiedProcess`` gets what this process was given.
     """
     global _files
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -58,26 +64,93 @@ def allow_many_files() -> None:
         _files = soft
 
 
-def dying_with_us(announce: Callable[[], None] = lambda: None) -> Callable[[], None]:
-    """Return what a child does between fork and exec so that, on Linux, it is killed when this process ends.
+class TiedProcess:
+    """A process that executes a program, and that Linux kills when the thread ends that has made it, or its process.
 
-    Everything it needs is looked up here, before the fork.
+    Made in two steps, so that several can start at the same time: the first starts an interpreter, which takes a
+    moment, and ``execute`` lets it become the program.
 
     Args:
-        announce: is called first, in the child.
+        argv: the program and its arguments.
+        env: its whole environment; the program is looked for on the PATH in it.
+        pass_fds: the file descriptors that it inherits besides its standard streams.
+        keeper_fd: a pipe that is told of the process before the program runs; -1 if there is none.
+        popen: more arguments for ``subprocess.Popen``, such as ``stdin`` and ``start_new_session``.
+
+    Attributes:
+        process: may be waited for, or killed, at any time.
+
+    Raises:
+        OSError: the system allows no more processes or open files.
+        ValueError: a word or a variable cannot be passed to a program.
     """
-    import ctypes
 
-    parent, files = os.getpid(), _files
-    prctl = ctypes.CDLL(None, use_errno=True).prctl if sys.platform.startswith("linux") else None
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        pass_fds: Sequence[int] = (),
+        keeper_fd: int = -1,
+        **popen: Any,
+    ) -> None:
+        self._program = argv[0]
+        self._request = _request(argv, env)
+        self._channel, theirs = socket.socketpair()
+        files = -1 if _files is None else _files
+        numbers = (os.getpid(), theirs.fileno(), len(self._request), len(argv), files, keeper_fd)
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(_HELPER), *map(str, numbers)],
+                    pass_fds=tuple({theirs.fileno(), keeper_fd, *pass_fds} - {-1}),
+                    **popen,
+                )
+            except BaseException:
+                self._channel.close()
+                raise
 
-    def before_exec() -> None:
-        announce()
-        if files is not None:  # programs with select() cannot have more than a shell gives them
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-            if os.getppid() != parent:  # it died before that took effect
-                os._exit(1)
+    def execute(self, timeout_s: float = EXECUTE_S) -> None:
+        """Let the process become the program, and wait until it has. To be called once; if it raises, the process ends.
 
-    return before_exec
+        It returns too if the process ends before it could: ``process`` tells how.
+
+        Raises:
+            OSError: the program cannot be executed.
+            TimeoutError: the process has not begun in time.
+        """
+        with self._channel:
+            try:
+                answer = self._converse(timeout_s)
+            except BaseException:
+                if self.process.returncode is None:
+                    os.kill(self.process.pid, signal.SIGKILL)  # unlike Popen.kill, which may reap it
+                raise
+        if answer:
+            raise OSError(int(answer), os.strerror(int(answer)), self._program)
+
+    def _converse(self, timeout_s: float) -> bytes:
+        """Send the request; return the answer, which is empty if all is well or the process has ended."""
+        deadline = time.monotonic() + timeout_s
+        self._channel.settimeout(timeout_s)
+        try:
+            self._channel.sendall(self._request)
+            return self._channel.recv(16)
+        except (BrokenPipeError, ConnectionResetError):
+            return b""
+        except TimeoutError:
+            if time.monotonic() < deadline:  # a signal handler's
+                raise
+            text = f"its process has not begun within {timeout_s:g} s"
+            raise TimeoutError(errno.ETIMEDOUT, text, self._program) from None
+
+
+def _request(argv: Sequence[str], env: Mapping[str, str]) -> bytes:
+    """The program and its environment for ``exec_helper``."""
+    named = {name: value for name, value in env.items() if name}  # exec takes no others, and nobody could read them
+    if any("=" in name for name in named):
+        raise ValueError(f"illegal name of an environment variable: {next(name for name in named if '=' in name)!r}")
+    fields = [os.fsencode(field) for field in (*argv, *(f"{name}={value}" for name, value in named.items()))]
+    if any(b"\0" in field for field in fields):
+        raise ValueError("embedded null byte in a program's arguments or environment")
+    return b"".join(field + b"\0" for field in fields)

@@ -23,7 +23,7 @@ from types import FrameType
 
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.lost import tell
-from kvstore.processes import dying_with_us
+from kvstore.processes import TiedProcess
 
 POLL_S = 0.05
 LAST_WORDS_S = 2.0  # how long the members may take to hear of a failure and to say so, before they are killed
@@ -99,8 +99,10 @@ class Keeper:
         """Start all, and return when all have ended: 0, or 1 if one has failed or had to be killed."""
         signal.signal(signal.SIGTERM, self._end)
         try:
-            for member in self._task.members:
-                self._running.append((member, self._start(member)))
+            prepared = [self._prepare(member) for member in self._task.members]
+            self._running = [(member, tied.process) for member, tied in zip(self._task.members, prepared, strict=True)]
+            for tied in prepared:
+                tied.execute()
             if self._task.root_fd >= 0:
                 os.close(self._task.root_fd)  # or the kernel would accept for a scheduler that has died
             while self._running:
@@ -114,15 +116,14 @@ class Keeper:
             self._clean()
         return self._code
 
-    def _start(self, member: Member) -> subprocess.Popen[bytes]:
+    def _prepare(self, member: Member) -> TiedProcess:
         fd = self._task.root_fd if member.role == "scheduler" else -1
-        return subprocess.Popen(
+        return TiedProcess(
             member.argv,
+            os.environ | member.variables,
+            pass_fds=(fd,) if fd >= 0 else (),
             stdin=subprocess.DEVNULL,
             stdout=2,  # what servers say is not the script's output
-            env=os.environ | member.variables,
-            pass_fds=(fd,) if fd >= 0 else (),
-            preexec_fn=dying_with_us(),
         )
 
     def _collect(self) -> None:

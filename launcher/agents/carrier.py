@@ -22,7 +22,9 @@ _GRACE_S = 1.0
 
 
 class Carrier:
-    """A started program.
+    """A program that runs from `open` on.
+
+    The keeper need not know of it: a carrier that loses launch.py ends by itself.
 
     Args:
         name: what errors call it: "ssh to node1".
@@ -32,7 +34,7 @@ class Carrier:
         source: whose words its lines are; nothing if those of a host.
 
     Raises:
-        LaunchError: it cannot be started.
+        LaunchError: there can be no more processes.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class Carrier:
         self._streams: dict[int, Prefixer] = {}
         read, write = os.pipe() if linked else (None, None)
         try:
-            self._child = Child(self, _nobody, stdin=read)
+            self._child = Child(self, stdin=read)
         except BaseException:
             if write is not None:
                 os.close(write)
@@ -61,11 +63,16 @@ class Carrier:
             self._texts.append(self._child.stdout)
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """Begin to take what it says."""
+        """Execute it, and begin to take what it says.
+
+        Raises:
+            LaunchError: it cannot be executed.
+        """
         self._selector = selector
         for fd in self._texts:
             self._streams[fd] = Prefixer(b"")
             selector.register(fd, selectors.EVENT_READ, lambda fd=fd: self._read(fd))
+        self._child.execute()
 
     def relay(self, on_line: Callable[[str], None]) -> None:
         """Hand over every line from now on, instead of keeping it for `explanation`."""
@@ -137,7 +144,3 @@ class Carrier:
             self._lines.append(line.strip())
             if self._on_line is not None:
                 self._on_line(line.rstrip())
-
-
-def _nobody() -> None:
-    """The keeper need not know: a carrier that loses launch.py ends by itself."""

@@ -116,10 +116,10 @@ class Connections:
 
     def recruit(self, muster: Muster, selector: selectors.BaseSelector) -> Sequence[Remote]:
         """Connect to all hosts at once."""
-        for host, members in self._hosts.items():
+        for host in self._hosts:
             name = "the agent" if host.here else f"ssh to {host.name}"
-            carrier = Carrier(name, argv(self._job, host), dict(os.environ), linked=True)
-            self._carriers.append(carrier)
+            self._carriers.append(Carrier(name, argv(self._job, host), dict(os.environ), linked=True))
+        for (host, members), carrier in zip(self._hosts.items(), self._carriers, strict=True):
             carrier.open(selector)
             assert carrier.link is not None  # noqa: S101 (for the type checker)
             remote = Remote(host.name, carrier.link, carrier, hint=_hint)

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kvstore.processes import dying_with_us
+from kvstore.processes import TiedProcess
 from launcher.ending import Exit
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
 
@@ -32,38 +32,40 @@ class Program(Protocol):
 
 
 class Child:
-    """A started task, the leader of a session of its own.
+    """A task that is being started, the leader of a session of its own.
+
+    Its process exists from construction on, and runs the program from `execute` on.
 
     It is not reaped when it exits, only at `reap`: until then its pid, which names its process group and its session,
     cannot be given to another process.
 
     Args:
         task: what to run.
-        announce: called in the child, before it executes its program.
+        keeper_fd: the keeper's pipe, which the process tells of itself before it executes its program; -1 for none.
         pass_fds: the file descriptors that it inherits besides its standard streams.
         stdin: its standard input; nothing if None.
 
     Raises:
-        LaunchError: it cannot be started; the message names the program.
+        LaunchError: there can be no more processes; the message names the program.
     """
 
     def __init__(
-        self, task: Program, announce: Callable[[], None], pass_fds: tuple[int, ...] = (), *, stdin: int | None = None
+        self, task: Program, keeper_fd: int = -1, pass_fds: tuple[int, ...] = (), *, stdin: int | None = None
     ) -> None:
         self.task = task
         self.exit: Exit | None = None
         out, err = os.pipe(), os.pipe()
         try:
-            self._process = subprocess.Popen(
+            self._tied = TiedProcess(
                 task.argv,
+                task.env,
+                pass_fds=pass_fds,
+                keeper_fd=keeper_fd,
                 # Not the caller's: several workers cannot share a terminal's input, nor read it from their own session.
                 stdin=subprocess.DEVNULL if stdin is None else stdin,
                 stdout=out[1],
                 stderr=err[1],
-                env=task.env,
-                pass_fds=pass_fds,
                 start_new_session=True,
-                preexec_fn=dying_with_us(announce),
             )
         except OSError as error:
             os.close(out[0])
@@ -75,6 +77,18 @@ class Child:
         self.stdout, self.stderr = out[0], err[0]
         os.set_blocking(self.stdout, False)
         os.set_blocking(self.stderr, False)
+        self._process = self._tied.process
+
+    def execute(self) -> None:
+        """Run the program. If that fails, the child has exited.
+
+        Raises:
+            LaunchError: the program cannot be executed; the message names it.
+        """
+        try:
+            self._tied.execute()
+        except OSError as error:
+            raise cannot_start(self.task, error) from None
 
     @property
     def pid(self) -> int:

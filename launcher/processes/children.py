@@ -50,12 +50,14 @@ class Children:
         """Start them in order."""
         self._selector, self._sink = selector, sink
         for index, task in self._tasks.items():
-            child = Child(task, self._guard.announce, self._pass_fds.get(index, ()))
+            child = Child(task, self._guard.fileno(), self._pass_fds.get(index, ()))
             self._guard.add(child.pid)
             self._children[index] = child
             self._streams[index] = (_Stream(index, 1, child.stdout), _Stream(index, 2, child.stderr))
             for stream in self._streams[index]:
                 self._register(stream)
+        for child in self._children.values():
+            child.execute()
 
     def collect(self) -> None:
         """Notice who has exited."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -40,15 +39,12 @@ class Guard:
         self._process: subprocess.Popen[bytes] | None = None
         self._start()
 
-    def announce(self) -> None:
-        """Tell the keeper of the calling process. For a child, before it executes its program.
+    def fileno(self) -> int:
+        """The pipe to the keeper, for a new process, which tells the keeper of itself before it executes its program.
 
-        So there is no moment at which a process runs that the keeper does not know.
+        So there is no moment at which a program runs that the keeper does not know. -1 if there is no keeper any more.
         """
-        # The child has just had SIGPIPE set to kill it, which is for its program and not for this.
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        self._tell(b"%d\n" % os.getpid())
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        return self._pipe
 
     def add(self, pid: int) -> None:
         """A child runs, which has announced itself."""
@@ -125,5 +121,5 @@ class Guard:
             os.write(self._pipe, line)
 
     def _close(self) -> None:
-        self._process = None
         os.close(self._pipe)
+        self._process, self._pipe = None, -1

@@ -20,8 +20,11 @@ STUBBORN_SERVER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG
 # A child in the group, one in a group of its own, and one in a session of its own.
 FAMILY = f"""
 import os, subprocess, sys, time
-for options in ({{}}, {{"preexec_fn": os.setpgrp}}, {{"start_new_session": True}}):
-    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)  # grandchild"], **options)
+children = []
+for move in ("pass", "os.setpgid(0, 0)", "os.setsid()"):
+    code = f"import os, time; {{move}}; print(flush=True); time.sleep(600)  # grandchild"
+    children.append(subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE))
+    children[-1].stdout.readline()
 {READY}
 time.sleep(600)
 """
