@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.hosts import Hosts
-from cluster.missing import find
+from cluster.missing import find, need
 from cluster.namespaces import child
 from waiting import LONG
 
@@ -57,7 +57,8 @@ class Mpi:
 
 
 def mpi(kind: str, hosts: Hosts) -> Mpi:
-    """One kind of MPI over these hosts."""
+    """One kind of MPI over these hosts; the test skips where it is not installed."""
+    need(f"mpirun.{kind}")
     path = hosts.directory / kind
     path.mkdir(exist_ok=True)
     mpirun = path / "mpirun"

@@ -17,7 +17,7 @@ from cluster.missing import find
 from cluster.namespaces import Failed, environment
 from waiting import LONG, until
 
-PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "sbatch", "scancel", "squeue", "sinfo", "scontrol")
+PROGRAMS = ("slurmctld", "slurmd", "munged", "srun", "salloc", "sbatch", "scancel", "squeue", "sinfo", "scontrol")
 CPUS = 8
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster.hosts import Hosts
+from cluster.missing import need
 from cluster.watch import watch_ps
 from launched import SPOKEN, when_spoken
 from sites import Running, Site
@@ -174,6 +175,7 @@ def test_other_ports(over_ssh: Site) -> None:
 
 def test_the_working_directory_is_copied(over_ssh: Site, hosts: Hosts) -> None:
     """To a place with an awkward name, without what is left out; on each host's own disk."""
+    need("rsync")
     over_ssh.directory = over_ssh.directory / "work 'it'"
     over_ssh.directory.mkdir()
     words = ("-H", hostfile(over_ssh, hosts.addresses[0], f"root@[{hosts.addresses6[1]}]:22"), "-n", "2", "-s", "1")
@@ -194,6 +196,7 @@ def test_the_working_directory_is_copied(over_ssh: Site, hosts: Hosts) -> None:
 
 
 def test_a_copy_that_fails_names_the_host(over_ssh: Site, hosts: Hosts) -> None:
+    need("rsync")
     hosts.run(1, ["mkdir", "-p", "/tmp/full"])
     assert hosts.run(1, ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", "/tmp/full"]).returncode == 0
     try:
