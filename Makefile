@@ -33,6 +33,14 @@ PARALLEL := -n 4 --dist worksteal
 test: $(INSTALLED)  ## run the tests
 	$(BIN)/python -m pytest -q $(PARALLEL)
 
+SEEDS ?= 0-19
+
+# For SEEDS=0-199 an hour or two; the tests run the first few. KVSTORE_TESTS_LINES=1: an exception at every line.
+faults: $(INSTALLED)  ## cut, stop, kill and interrupt jobs by seeds, and count every update: make faults SEEDS=0-199
+	PYTHONPATH=tests $(BIN)/python -m faults $(SEEDS)
+	PYTHONPATH=tests $(BIN)/python -m faults $(SEEDS) --signals
+	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q -n 2 tests/interrupts
+
 lint: $(INSTALLED)  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
@@ -57,4 +65,4 @@ clean:  ## remove .venv and all that tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test lint check coverage format bench clean
+.PHONY: help install demo test faults lint check coverage format bench clean

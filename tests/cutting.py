@@ -1,4 +1,4 @@
-"""Cuts the TCP connections of other processes, as a firewall or a broken line would."""
+"""Cuts the connections of other processes, as a firewall or a broken line would."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ import pytest
 _PIDFD_GETFD = 438  # of Linux, on every architecture; Python has no name for it
 
 
-def cut(pid: int, number: int) -> bool:
-    """End one of the connections of a process, the ``number``-th modulo how many it has; False if it has none."""
+def cut(pid: int, number: int, *, unix: bool = False) -> bool:
+    """End one of the connections of a process, the ``number``-th modulo how many it has; False if it has none.
+
+    Args:
+        unix: one of its unix sockets, instead of TCP.
+    """
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(made) for made in connections(pid)]
+        found = [stack.enter_context(made) for made in connections(pid, unix=unix)]
         if not found:
             return False
         with contextlib.suppress(OSError):  # the other side was faster
@@ -26,8 +30,8 @@ def cut(pid: int, number: int) -> bool:
         return True
 
 
-def connections(pid: int) -> Iterator[socket.socket]:
-    """Duplicates of the connected TCP sockets of a process, for the caller to close."""
+def connections(pid: int, *, unix: bool = False) -> Iterator[socket.socket]:
+    """Duplicates of a process's connected TCP sockets, or of those that lead to a path; for the caller to close."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -43,12 +47,7 @@ def connections(pid: int) -> Iterator[socket.socket]:
                     pytest.skip(f"this system does not let a test take sockets of others: {os.strerror(code)}")
                 continue  # it has just been closed
             made = socket.socket(fileno=given)
-            try:
-                made.getpeername()
-            except OSError:
-                made.close()
-                continue
-            if made.family in (socket.AF_INET, socket.AF_INET6):
+            if _is_connection(made, unix):
                 yield made
             else:
                 made.close()
@@ -56,6 +55,16 @@ def connections(pid: int) -> Iterator[socket.socket]:
         return
     finally:
         os.close(handle)
+
+
+def _is_connection(made: socket.socket, unix: bool) -> bool:
+    try:
+        ends = made.getpeername(), made.getsockname()
+    except OSError:
+        return False
+    if unix:
+        return made.family == socket.AF_UNIX and any(ends)  # a pair that a process keeps to itself has no names
+    return made.family in (socket.AF_INET, socket.AF_INET6)
 
 
 def _is_socket(entry: Path) -> bool:

@@ -48,6 +48,7 @@ class Link:
         self.lost = False
         self.due = 0.0
         self.wakes_at = 1
+        self._sending = False  # whether nobody knows how much of the queue has left: a call to the system is under way
         self._address: Any = None
         self._tries = 0
 
@@ -74,18 +75,28 @@ class Link:
         """Send what can be sent now; return whether that is all. What nobody will read is dropped."""
         if self.socket is None or not self.connected:
             return not self.queue
+        if self._sending:  # an exception has cut that short; the next to come is the courier, or whoever has caught it
+            return self._break(self.socket)
         while self.queue:
+            self._sending = True
             try:
                 sent = self.socket.sendmsg(self.queue.head(_PARTS), (), socket.MSG_NOSIGNAL)
             except BlockingIOError:
+                self._sending = False
                 return False
             except OSError as exc:
                 require_systems(exc)
-                self.queue.clear()
-                with ignored():
-                    self.socket.shutdown(socket.SHUT_RDWR)  # so that whoever reads finds out
-                return True
+                return self._break(self.socket)
             self.queue.gone(sent)
+            self._sending = False
+        return True
+
+    def _break(self, broken: socket.socket) -> bool:
+        """End a connection over which nothing more must go; return True, for nothing is left to send."""
+        self._sending = False
+        self.queue.clear()
+        with ignored():
+            broken.shutdown(socket.SHUT_RDWR)  # so that whoever reads finds out
         return True
 
     def detach(self) -> None:

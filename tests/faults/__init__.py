@@ -1,0 +1,1 @@
+"""Runs of whole jobs under seeded faults, in which every update is counted."""

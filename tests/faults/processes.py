@@ -1,0 +1,173 @@
+"""The processes of a run. They are forks of one that has torch already, which takes seconds to start."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jobkeys
+import torch
+from cutting import cut
+
+import kvstore.dist  # noqa: F401 - so that forks have it
+import servers.server  # noqa: F401
+from faults.plan import Plan
+from faults.training import Training, Wrong
+from kvstore.lost import tell
+from servers.__main__ import main as serve
+
+WRONG_EXIT = 77
+HEARTBEAT = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": "6", "KVSTORE_TIMEOUT_S": "20"}
+
+
+class Processes:
+    """The scheduler, servers and workers of one run.
+
+    Args:
+        plan: of the run.
+        directory: a private one, of this run alone.
+
+    Attributes:
+        codes: by member, the exit codes of those that have ended; a signal's is negative.
+    """
+
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self.codes: dict[str, int] = {}
+        self._plan = plan
+        self._directory = directory
+        self._running: dict[str, int] = {}
+        names = ["scheduler 0"]
+        names += [f"server {rank}" for rank in range(plan.servers)] + [f"worker {rank}" for rank in range(plan.workers)]
+        listener = None if plan.kind in ("unix", "shm") else socket.create_server(("127.0.0.1", 0))
+        keys = jobkeys.variables(len(names)) if plan.kind == "curve" else [{}] * len(names)
+        self._env = {}
+        for name, own in zip(names, keys, strict=True):
+            self._env[name] = self._environment(name, listener) | own
+            self._fork(name, listener)
+        if listener is not None:
+            listener.close()
+
+    @property
+    def alive(self) -> list[str]:
+        """Those that have not ended."""
+        self.reap()
+        return list(self._running)
+
+    @property
+    def output(self) -> str:
+        """All that they have said."""
+        return "".join(
+            f"[{path.stem}] {line}\n"
+            for path in sorted(self._directory.glob("*.log"))
+            for line in path.read_text().splitlines()
+        )
+
+    def reap(self) -> None:
+        """Note who has ended, and tell the others, as launch.py does."""
+        for name, pid in list(self._running.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                del self._running[name]
+                self.codes[name] = os.waitstatus_to_exitcode(status)
+                if self.codes[name] and self._running:
+                    role, _, rank = name.partition(" ")
+                    tell(self._env[name], role, int(rank), f"ended with {self.codes[name]}")
+
+    def wait(self, seconds: float) -> list[str]:
+        """Wait until all have ended; return those that have not."""
+        deadline = time.monotonic() + seconds
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return self.alive
+
+    def send(self, name: str, number: int) -> None:
+        """Send a signal to a member, if it is still there."""
+        if name in self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._running[name], number)
+
+    def cut(self, name: str, which: int) -> None:
+        """End a connection of a member, if it has one."""
+        if name in self._running:
+            cut(self._running[name], which, unix=self._plan.kind in ("unix", "shm"))
+
+    def end(self) -> None:
+        """Kill whoever is left."""
+        for name in self.alive:
+            self.send(name, signal.SIGKILL)
+        self.wait(10.0)
+
+    def _environment(self, name: str, listener: socket.socket | None) -> dict[str, str]:
+        role, _, rank = name.partition(" ")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
+        env |= HEARTBEAT | {"DMLC_ROLE": role, "DMLC_TASK_ID": rank, "KVSTORE_JOB": f"faults-{os.getpid()}"}
+        env |= {"DMLC_NUM_WORKER": f"{self._plan.workers}", "DMLC_NUM_SERVER": f"{self._plan.servers}"}
+        env["KVSTORE_SHM"] = "1" if self._plan.kind == "shm" else "0"
+        if listener is None:
+            return env | {"DMLC_PS_ROOT_URI": f"ipc://{self._directory}/scheduler"}
+        host, port = listener.getsockname()
+        env |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": f"{port}", "KVSTORE_TRANSPORT": "tcp"}
+        return env | ({"KVSTORE_ROOT_FD": f"{listener.fileno()}"} if role == "scheduler" else {})
+
+    def _fork(self, name: str, listener: socket.socket | None) -> None:
+        pid = os.fork()
+        if pid:
+            self._running[name] = pid
+            return
+        code = 1
+        try:
+            log = os.open(self._directory / f"{name.replace(' ', '-')}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.environ.clear()
+            os.environ.update(self._env[name])
+            if listener is not None and name != "scheduler 0":
+                listener.close()
+            code = _exit_code(self._work if name.startswith("worker") else serve)
+        finally:
+            os._exit(code)
+
+    def _work(self) -> int:
+        Training(self._plan, lambda text: print(text, flush=True)).run()
+        return 0
+
+
+def _exit_code(main: Callable[[], int]) -> int:
+    """What a fork ends with: it must not go back to where it was made."""
+    try:
+        code = main()
+    except SystemExit as exc:
+        code = exc.code if isinstance(exc.code, int) else 1
+    except BaseException as exc:
+        traceback.print_exc()
+        sys.last_value = exc
+        code = WRONG_EXIT if isinstance(exc, Wrong) else 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+@contextlib.contextmanager
+def running(plan: Plan) -> Iterator[Processes]:
+    """The processes of a plan; none of them is left afterwards."""
+    torch.set_num_threads(1)
+    directory = Path(tempfile.mkdtemp(prefix="faults-"))  # not a TemporaryDirectory: forks would remove it at their end
+    try:
+        made = Processes(plan, directory)
+        try:
+            yield made
+        finally:
+            made.end()
+    finally:
+        shutil.rmtree(directory)

@@ -1,0 +1,56 @@
+"""A few of the runs that ``make faults`` makes by the hundred: whatever happens, sums are exact or the job says so."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import LONG
+
+from faults.plan import KINDS, Plan, pushed, total
+
+TESTS = Path(__file__).parents[1]
+EACH_S = 3 * LONG  # a run has deadlines of its own
+
+
+def runs(*words: str) -> str:
+    """What ``python -m faults`` says; in a process of its own, whose forks are the members of its jobs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "faults", *words],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=EACH_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.timeout(EACH_S + 10)
+@pytest.mark.parametrize("kind", KINDS)
+def test_runs_under_faults_are_exact_or_loud(kind: str) -> None:
+    kills = sum(Plan.of(seed, kind).kills for seed in range(2))
+    assert f"{2 - kills} exact, {kills} loud ({kills} plans have a kill), 0 silent" in runs("0-1", "--kinds", kind)
+
+
+@pytest.mark.timeout(EACH_S + 10)
+@pytest.mark.parametrize("kind", KINDS)
+def test_signals_at_any_moment_of_a_call_change_nothing(kind: str) -> None:
+    said = runs("0", "--kinds", kind, "--signals")
+    assert "1 exact, 0 loud (0 plans have a kill), 0 silent" in said
+    assert int(re.findall(r"(\d+) interrupts", said)[0]) > 100
+
+
+def test_a_seed_gives_the_same_plan_every_time() -> None:
+    assert Plan.of(7, "tcp") == Plan.of(7, "tcp") == Plan.loads(Plan.of(7, "tcp").dumps())
+    assert Plan.of(7, "tcp").faults != Plan.of(8, "tcp").faults
+
+
+def test_the_sum_of_what_is_pushed() -> None:
+    assert total(2, 0) == 0
+    assert total(2, 2) == pushed(0, 1) + pushed(1, 1) + pushed(0, 2) + pushed(1, 2)
