@@ -125,8 +125,8 @@ class Heartbeat:
                     back = True
                     self._listener.on_back()
             now = self._clock()
-            if now - looked > 2 * self._interval_s:  # this process was stopped; what it missed proves nothing
-                heard = now
+            # What this process has missed, because it was stopped or the machine is busy, proves nothing.
+            heard = min(now, heard + max(0.0, now - looked - 2 * self._interval_s))
             looked = now
             if now - heard > self._limit_s:
                 where = split_key(self._root)[0]

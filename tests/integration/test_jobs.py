@@ -229,7 +229,7 @@ def test_a_worker_that_does_not_come_is_named(tmp_path: Path) -> None:
             time.sleep(600)
         kv.create("dist_sync")
         """
-    with job(tmp_path, script, servers=1, KVSTORE_TIMEOUT_S="10") as running:
+    with job(tmp_path, script, servers=1, KVSTORE_JOIN_TIMEOUT_S="10") as running:
         assert running.wait() == 1
     assert "the scheduler waits for worker 1 to join" in running.output
 

@@ -130,6 +130,19 @@ def test_a_process_that_was_stopped_blames_nobody():
     assert played.lost == []
 
 
+def test_on_a_machine_that_is_always_busy_a_silent_scheduler_is_lost_too():
+    """Every beat comes late, so that some of the silence is this process's own; but not all of it."""
+
+    def answer(number: int) -> list[Any]:
+        played.now += 3 * INTERVAL
+        return [Alive()] if number <= 3 else []
+
+    played = Scheduler(answer)
+    played.run()
+    assert len(played.lost) == 1
+    assert len(played.beats) < 12
+
+
 def test_a_heartbeat_that_fails_is_loud():
     def answer(_number: int) -> list[Any]:
         raise OSError("no more sockets")
