@@ -73,16 +73,15 @@ class Table:
         for bucket, clock in zip(buckets, clocks, strict=True):
             part = Contribution(message.node, clock, cut(runs, start, start + bucket.size), hyper)
             updates.append((bucket, [part], hyper))
-            if not bucket.rounds.contribute(message.rank, clock, part):
+            if not bucket.rounds.contribute(message.rank, clock, part) and self.rule.quorum is not None:
                 late += len(bucket.ids)
             start += bucket.size
         errors = self._updates.make(updates) if self.rule.mode == "async" else {}
         if errors:
             answers = [refuse(peer, message, next(iter(errors.values())))]
         else:
-            answers = self._waiting.park(
-                peer, message, late
-            )  # before rounds are over: it too must learn of their errors
+            # Before rounds are over: it too must learn of their errors.
+            answers = self._waiting.park(peer, message, late)
         return answers + self._advance(buckets) + self._waiting.resume()
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
