@@ -40,12 +40,23 @@ def small() -> list[Shape]:
     return [(128,)] * 2000
 
 
+def many() -> list[Shape]:
+    """A hundred thousand arrays of two elements."""
+    return [(2,)] * 100_000
+
+
 def tiny() -> list[Shape]:
     """One array of 1 KB."""
     return [(256,)]
 
 
-NETWORKS: dict[str, Callable[[], list[Shape]]] = {"resnet50": resnet50, "vgg16": vgg16, "small": small, "tiny": tiny}
+NETWORKS: dict[str, Callable[[], list[Shape]]] = {
+    "resnet50": resnet50,
+    "vgg16": vgg16,
+    "small": small,
+    "many": many,
+    "tiny": tiny,
+}
 
 
 def shapes_of(name: str) -> list[Shape]:

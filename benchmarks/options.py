@@ -77,7 +77,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     add = parser.add_argument
     add("what", choices=WHATS, metavar="WHAT", help="see below")
-    add("--net", type=_net, help="resnet50, vgg16, small, tiny, or one array of a size such as 40MB")
+    add("--net", type=_net, help="resnet50, vgg16, small, many, tiny, or one array of a size such as 40MB")
     add("-n", "--workers", type=_count, default=2, metavar="N")
     add("-s", "--servers", type=_count, default=2, metavar="N")
     add("--rounds", type=_count, metavar="N", help="rounds or steps that are counted")

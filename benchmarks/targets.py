@@ -53,6 +53,9 @@ TARGETS: Sequence[Target] = (
     Target("resnet50-none-tcp", "kvstore, tcp", "mxnet", 1 / 1.6),
     Target("resnet50-none-tcp", "kvstore, tcp", "sockets", 1.15),
     Target("small-sgd", "kvstore", "mxnet", 1 / 30),
+    Target("small-none", "kvstore, numpy", "kvstore", 1.3),
+    Target("small-sgd", "kvstore, numpy", "kvstore", 1.3),
+    Target("many-none", "kvstore, numpy", "kvstore", 1.3),
     Target("tiny-none", "kvstore", "mxnet", 1.0),
     Target("resnet50-sgd-async", "kvstore", "mxnet", 1 / 6),
     # The same step with two processes and alone: the shorter one has the higher efficiency.

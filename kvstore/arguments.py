@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvstore.errors import UsageError
-from kvstore.spec import Key, check_key
+from kvstore.spec import Key, check_key, kind_of
 
 
 def group(key: Any, value: Any) -> dict[Key, list[Any]]:
@@ -30,6 +30,22 @@ def group(key: Any, value: Any) -> dict[Key, list[Any]]:
     for one, its in zip(key, value, strict=True):
         grouped.setdefault(check_key(one), []).extend(_listed(one, its))
     return grouped
+
+
+def pairs(key: Any, value: Any, kind: type | None) -> tuple[list[Key], list[Any], type] | None:
+    """Return keys, values, and the type of the keys, if they are what most callers have; looks at thousands at once.
+
+    That is: lists of different keys, of one type, which is that of those before them (``kind``), and of a value each.
+    None: they are to be looked at one by one, with ``group``, and may be wrong.
+    """
+    if not isinstance(key, list | tuple) or not isinstance(value, list | tuple) or len(key) != len(value):
+        return None
+    its = kind_of(key)
+    if its is None or kind not in (None, its) or len(set(key)) < len(key):
+        return None
+    if any(issubclass(one, list | tuple) for one in set(map(type, value))):
+        return None
+    return list(key), list(value), its
 
 
 def one_kind(keys: Iterable[Key], kind: type | None) -> type:

@@ -8,9 +8,11 @@ segments, so that it can be sent, summed and answered piece by piece.
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import NamedTuple
 
 from kvstore.errors import UsageError
 from kvstore.spec import MAX_SEGMENTS, Key, Spec
@@ -18,8 +20,7 @@ from kvstore.spec import MAX_SEGMENTS, Key, Spec
 WHOLE = 2**62  # as a bound or a length: never cut
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """Elements ``start`` to ``stop`` of a flattened array, held by ``server``."""
 
     server: int
@@ -47,31 +48,58 @@ def place(
     Raises:
         UsageError: there would be more segments than one message can say; nothing has been placed.
     """
-    require_few({key: _count(spec, len(loads), bound, longest) for key, spec in specs.items()})
+    kinds = {id(spec): spec for spec in specs.values()}  # thousands of arrays may have the same one
+    counts = {number: _count(spec, len(loads), bound, longest) for number, spec in kinds.items()}
+    require_few(specs, [counts[id(spec)] for spec in specs.values()])
     placed: dict[Key, tuple[Segment, ...]] = {}
-    for key, spec in sorted(specs.items(), key=lambda item: (-item[1].nbytes, isinstance(item[0], str), item[0])):
+    heap: list[tuple[int, int]] = []  # of the servers, by load
+    for spec, keys in itertools.groupby(_ordered(specs), specs.__getitem__):
         if _across(spec, len(loads), bound):
-            ranges = [(server, *part) for server, part in enumerate(split(spec.size, len(loads)))]
-        else:
-            ranges = [(loads.index(min(loads)), 0, spec.size)]
-        most = _most(spec, longest)
-        placed[key] = tuple(
-            Segment(server, first + start, first + stop)
-            for server, first, last in ranges
-            for start, stop in split(last - first, max(1, -(-(last - first) // most)))
-        )
-        for segment in placed[key]:
-            loads[segment.server] += (segment.stop - segment.start) * spec.itemsize
+            segments = _cut(spec, list(enumerate(split(spec.size, len(loads)))), longest)
+            for key in keys:
+                placed[key] = segments
+                for server, start, stop in segments:
+                    loads[server] += (stop - start) * spec.itemsize
+            heap = []
+            continue
+        if not heap:
+            heap = [(load, server) for server, load in enumerate(loads)]
+            heapq.heapify(heap)
+        whole: dict[int, tuple[Segment, ...]] = {}  # what an array is on each server
+        for key in keys:
+            load, server = heap[0]
+            if server not in whole:
+                whole[server] = _cut(spec, [(server, (0, spec.size))], longest)
+            placed[key] = whole[server]
+            loads[server] = load + spec.nbytes
+            heapq.heapreplace(heap, (loads[server], server))
     return placed
 
 
-def require_few(counts: Mapping[Key, int]) -> None:
+def _ordered(specs: Mapping[Key, Spec]) -> list[Key]:
+    """Return the keys, from large arrays to small and then by key, integers before names."""
+    numbers = sorted(key for key in specs if not isinstance(key, str))
+    names = sorted(key for key in specs if isinstance(key, str))
+    return sorted([*numbers, *names], key=lambda key: specs[key].nbytes, reverse=True)
+
+
+def _cut(spec: Spec, ranges: Iterable[tuple[int, tuple[int, int]]], longest: int) -> tuple[Segment, ...]:
+    """Cut ``ranges``, each of a server, into segments of at most ``longest`` bytes."""
+    most = max(1, longest // spec.itemsize)
+    return tuple(
+        Segment(server, first + start, first + stop)
+        for server, (first, last) in ranges
+        for start, stop in split(last - first, max(1, -(-(last - first) // most)))
+    )
+
+
+def require_few(keys: Iterable[Key], counts: Sequence[int]) -> None:
     """Raise ``UsageError`` if keys of so many segments each are more than one call may have."""
-    total = sum(counts.values())
+    total = sum(counts)
     if total > MAX_SEGMENTS:
-        most = max(counts, key=counts.__getitem__)
+        most, key = max(zip(counts, keys, strict=True), key=itemgetter(0))
         raise UsageError(
-            f"these keys are {total} segments, {counts[most]} of them of key {most!r}, and one call of init may have "
+            f"these keys are {total} segments, {most} of them of key {key!r}, and one call of init may have "
             f"{MAX_SEGMENTS}; raise KVSTORE_PIECE_BYTES, or init fewer keys at once"
         )
 
@@ -81,12 +109,7 @@ def _across(spec: Spec, servers: int, bound: int) -> bool:
     return servers > 1 and spec.size >= max(bound, servers)
 
 
-def _most(spec: Spec, longest: int) -> int:
-    """How many elements a segment may have."""
-    return max(1, longest // spec.itemsize)
-
-
 def _count(spec: Spec, servers: int, bound: int, longest: int) -> int:
     """How many segments an array will be, or one more for each server."""
     ranges = servers if _across(spec, servers, bound) else 1
-    return ranges * max(1, -(-spec.size // (ranges * _most(spec, longest))))
+    return ranges * max(1, -(-spec.size // (ranges * max(1, longest // spec.itemsize))))

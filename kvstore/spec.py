@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from kvstore.errors import Mismatch, UsageError, choices
@@ -46,7 +47,7 @@ class Spec:
                 f"shape {self.shape} cannot be stored: at most {MAX_DIMS} dimensions, none negative, and 2^48 elements"
             )
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -56,7 +57,7 @@ class Spec:
         """Bytes of one element."""
         return ITEMSIZE[self.dtype]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the whole array."""
         return self.size * self.itemsize
@@ -95,6 +96,20 @@ def check_key(key: object) -> Key:
             return key
         raise UsageError(f"key {key} is out of range: an int key is from -2**63 to 2**64 - 1; pass str(key)")
     raise UsageError(f"a key is an int or a str, not {type(key).__name__}")
+
+
+def kind_of(keys: Sequence[Any]) -> type | None:
+    """Return ``int`` or ``str`` if all ``keys`` are of just that type and can name arrays; looks at thousands at once.
+
+    None: they are to be looked at one by one, with ``check_key``.
+    """
+    types = set(map(type, keys))
+    if types == {int}:
+        return int if min(keys) >= MIN_INT_KEY and max(keys) <= MAX_INT_KEY else None
+    if types == {str}:
+        lengths = set(map(len, keys))
+        return str if min(lengths) > 0 and max(lengths) <= MAX_KEY_CHARS and all(map(str.isascii, keys)) else None
+    return None
 
 
 def _require_text(key: str) -> None:

@@ -9,12 +9,13 @@ import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 
 from kvstore.spec import Key
-from kvstore.values import split_like
+from kvstore.values import many_small, split_like
 
 # Elements. Arrays whose sizes are multiples of it are computed to the same bits alone and one after the other: no
 # processor's vectors are longer, so none of them holds elements of two.
@@ -39,10 +40,12 @@ class Strip:
     param: torch.Tensor
     master: bool
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _spans(self) -> dict[Key, tuple[int, int, Sequence[int]]]:
+        """By key, where in ``param`` its array begins, its size, and its shape."""
         sizes = [math.prod(shape) for shape in self.shapes]
         starts = list(itertools.accumulate(sizes, initial=0))[:-1]
-        self._spans = dict(zip(self.keys, zip(starts, sizes, self.shapes, strict=True), strict=True))
+        return dict(zip(self.keys, zip(starts, sizes, self.shapes, strict=True), strict=True))
 
     def state(self, key: Key, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Return the state of one of the keys, by name, given that of ``param``: views of it; the master is first."""
@@ -66,6 +69,9 @@ class Group:
             decay, its dtype and device, and whether it has state already: torch's fused SGD takes the first momentum it
             finds for all.
         weights: for each strip its weights, where they are now.
+        flat: the weights of all, if they lie back to back. Thousands of small params then have memory of their own, for
+            weights and for gradients, which are copied as a whole: to tell each of them where its own are by now takes
+            longer than to update it.
 
     Attributes:
         params: what torch.optim knows, a tensor for each strip.
@@ -73,7 +79,13 @@ class Group:
         stepped: whether they have been updated; then all have state.
     """
 
-    def __init__(self, strips: Sequence[Strip], kinds: Sequence[Kind], weights: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        strips: Sequence[Strip],
+        kinds: Sequence[Kind],
+        weights: Sequence[torch.Tensor],
+        flat: torch.Tensor | None = None,
+    ) -> None:
         self.params = [strip.param for strip in strips]
         self.members: dict[Kind, list[torch.Tensor]] = {}
         for param, kind in zip(self.params, kinds, strict=True):
@@ -83,10 +95,22 @@ class Group:
         self._sizes = [param.numel() for param in self.params]
         self._shaped = self.params if any(param.dim() != 1 for param in self.params) else None
         self._flat: torch.Tensor | None = None
+        self._own: tuple[torch.Tensor, torch.Tensor] | None = None  # weights and gradients
+        if flat is not None and flat.device.type == "cpu" and many_small(len(self.params), flat.nbytes):
+            self._own = self._apart()
+
+    def _apart(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Give the params memory of their own; return it."""
+        weights = torch.cat([param.reshape(-1) for param in self.params])
+        grads = torch.empty_like(weights)
+        for param, weight, grad in zip(self.params, self.split(weights), self.split(grads), strict=True):
+            param.data, param.grad = weight, grad
+        return weights, grads
 
     def point(self, flat: torch.Tensor) -> None:
         """Let the weights be those in ``flat``, back to back, from now on."""
-        if flat is self._flat:
+        if flat is self._flat or self._own is not None:
+            self._flat = flat
             return
         for place, (param, part) in enumerate(zip(self.params, self.split(flat), strict=True)):
             if place in self._weights:
@@ -99,9 +123,27 @@ class Group:
         """Return the parts of ``flat`` that belong to the params, in their shapes."""
         return split_like(flat, self._sizes, self._shaped)
 
+    def take(self, grads: torch.Tensor | Sequence[torch.Tensor]) -> None:
+        """Let these be the gradients: a tensor for each param, or one of all, back to back."""
+        if self._own is not None and isinstance(grads, torch.Tensor):
+            self._own[1].copy_(grads)
+            return
+        parts = self.split(grads) if isinstance(grads, torch.Tensor) else grads
+        for param, part in zip(self.params, parts, strict=True):
+            param.grad = part
+
+    def drop(self) -> None:
+        """Let go of gradients that are others'."""
+        if self._own is None:
+            for param in self.params:
+                param.grad = None
+
     def finish(self) -> None:
-        """Note that the params have been updated; weights follow their masters."""
+        """Note that the params have been updated; weights that lie elsewhere follow them."""
         self.stepped = True
+        if self._own is not None and self._flat is not None:
+            self._flat.copy_(self._own[0])
+            return
         for place, weight in self._weights.items():
             weight.copy_(self.params[place])
 

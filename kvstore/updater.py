@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -17,6 +17,9 @@ from kvstore.strips import Group, Kind, Strip, alike, joined
 from kvstore.values import spec_of, split_like
 
 _HALF = (torch.float16, torch.bfloat16)
+_NO_STATE: Mapping[str, torch.Tensor] = {}
+
+Rates: TypeAlias = tuple[int, float, float]  # see ``Updater._rates``
 
 
 class Updater:
@@ -47,6 +50,7 @@ class Updater:
         self._loose: dict[Key, dict[str, torch.Tensor]] = {}  # states of keys that are in no strip
         self._templates = self._settings_of(optimizer)
         self._torch = self._build(optimizer, 0, torch.zeros(1, 1))
+        self._begins = bool(self._torch.state)  # whether there is state before the first step, as Adagrad's
         self._torch.state.clear()
         self._fused = bool(self._torch.defaults.get("fused"))
 
@@ -77,12 +81,13 @@ class Updater:
             items: (key, weight, gradient) of one shape and dtype each, floating point; the gradients are overwritten.
         """
         strips = [self._alone(key, weight) for key, weight, _ in items]
-        group = Group(strips, [self._kind(strip) for strip in strips], [weight for _, weight, _ in items])
+        kinds = list(map(self._kind, strips, self._rates([key for key, _, _ in items])))
+        group = Group(strips, kinds, [weight for _, weight, _ in items])
         grads = [
             _aligned(grad.to(param.dtype).view(param.shape), param)
             for (_, _, grad), param in zip(items, group.params, strict=True)
         ]
-        self.step([group], grads, grads)
+        self.step([group], [grads])
 
     def group(self, keys: Sequence[Key], shapes: Sequence[Sequence[int]], flat: torch.Tensor) -> Group:
         """Prepare the update of weights that lie back to back, those that are updated alike as one.
@@ -97,44 +102,40 @@ class Updater:
         """
         for key in keys:
             self._loosen(key)
+        rates = self._rates(keys)
         sizes = [math.prod(shape) for shape in shapes]
         ranges = [(place, place + 1) for place in range(len(keys))]
         if not self.optimizer.whole:
-            ranges = alike([self._likeness(key) for key in keys], sizes)
+            ranges = alike(list(map(self._likeness, keys, rates)), sizes)
         parts = split_like(flat, [sum(sizes[start:stop]) for start, stop in ranges])
         weights = [
             part.view(shapes[start]) if stop - start == 1 else part
             for (start, stop), part in zip(ranges, parts, strict=True)
         ]
-        strips = [
-            self._strip(keys[start:stop], shapes[start:stop], weight)
-            for (start, stop), weight in zip(ranges, weights, strict=True)
-        ]
-        return Group(strips, [self._kind(strip) for strip in strips], weights)
+        strips = self._new_strips([(keys[start:stop], shapes[start:stop]) for start, stop in ranges], weights)
+        kinds = [self._kind(strip, rates[start]) for strip, (start, _) in zip(strips, ranges, strict=True)]
+        return Group(strips, kinds, weights, flat)
 
     def reads_only(self) -> bool:
         """Whether ``step`` leaves gradients as they are."""
         return self._fused and self.rescale_grad == 1.0 and self.optimizer.clip_gradient is None
 
-    def step(self, groups: Sequence[Group], grads: Sequence[torch.Tensor], memory: list[torch.Tensor]) -> None:
+    def step(self, groups: Sequence[Group], grads: Sequence[torch.Tensor | Sequence[torch.Tensor]]) -> None:
         """Update the weights of ``groups``: all, or none if the optimizer fails.
 
         Args:
             groups: whose weights to update, those with the same numbers in one call of the optimizer.
-            grads: the gradients, in the order of the groups' params, of their shapes and dtypes.
-            memory: contiguous tensors that hold all of ``grads``, perhaps many in one; overwritten.
+            grads: of each group, of the dtype of its params; see ``Group.take``. They are overwritten.
 
         Raises:
             WeightsInDoubt: the optimizer failed when it had updated some of them.
         """
+        memory = [part for its in grads for part in ([its] if isinstance(its, torch.Tensor) else its)]
         if self.rescale_grad != 1.0:
             torch._foreach_mul_(memory, self.rescale_grad)
         if self.optimizer.clip_gradient is not None:
             torch._foreach_clamp_min_(memory, -self.optimizer.clip_gradient)
             torch._foreach_clamp_max_(memory, self.optimizer.clip_gradient)
-        params = groups[0].params if len(groups) == 1 else [param for group in groups for param in group.params]
-        for param, grad in zip(params, grads, strict=True):
-            param.grad = grad
         by_kind: dict[Kind, list[torch.Tensor]] = {}
         for group in groups:
             for (*same, old), members in group.members.items():
@@ -144,11 +145,13 @@ class Updater:
         for (number, name), value in self.changes.items():
             changed.setdefault(number, {})[name] = tuple(value) if isinstance(value, list) else value
         try:
+            for group, its in zip(groups, grads, strict=True):
+                group.take(its)
             for place, ((number, lr_mult, wd_mult, _, _, old), members) in enumerate(by_kind.items()):
                 self._call(self._settings(changed, number, lr_mult, wd_mult), members, first=not place, old=old)
         finally:
-            for param in params:
-                param.grad = None
+            for group in groups:
+                group.drop()
         for group in groups:
             group.finish()
 
@@ -240,24 +243,41 @@ class Updater:
                 return strip
         _require_dense(key, weight)
         self._loosen(key)
-        return self._strip([key], [weight.shape], weight)
+        (strip,) = self._new_strips([([key], [weight.shape])], [weight])
+        return strip
 
-    def _strip(self, keys: Sequence[Key], shapes: Sequence[Sequence[int]], weight: torch.Tensor) -> Strip:
-        """Make a strip of ``keys``, which are in none, with the states they have: their own memory, or a master."""
-        given = [self._loose.pop(key, {}) for key in keys]
-        state: dict[str, Any] = {name: joined([its[name] for its in given]) for name in given[0]}
+    def _new_strips(
+        self, members: Sequence[tuple[Sequence[Key], Sequence[Sequence[int]]]], weights: Sequence[torch.Tensor]
+    ) -> list[Strip]:
+        """Make a strip of each list of keys, which are in none, and shapes: with the states that the keys have."""
+        made: list[Strip] = []
+        new: dict[int, list[tuple[Key, torch.Tensor]]] = {}  # by number of the group, those that have no state
+        for (keys, shapes), weight in zip(members, weights, strict=True):
+            strip, state = self._strip(keys, shapes, weight)
+            made.append(strip)
+            if state:
+                own = {n: _aligned(v, strip.param) if v.shape == strip.param.shape else v for n, v in state.items()}
+                self._torch.state[strip.param] = self._beside(keys[0], strip.param, own)
+            elif self._begins:
+                new.setdefault(self._number(keys[0]), []).append((keys[0], strip.param))
+        for number, pairs in new.items():
+            states = self._build(self.optimizer, number, *(param for _, param in pairs)).state
+            self._torch.state |= {param: self._beside(key, param, states[param]) for key, param in pairs}
+        return made
+
+    def _strip(
+        self, keys: Sequence[Key], shapes: Sequence[Sequence[int]], weight: torch.Tensor
+    ) -> tuple[Strip, dict[str, torch.Tensor]]:
+        """Return a new strip: over its weights, or with a master of them; and the state that its keys have."""
+        given = [self._loose.pop(key, _NO_STATE) for key in keys]
+        state = {name: joined([its[name] for its in given]) for name in given[0]}
         master = weight.dtype in _HALF
         param = weight
         if master:
             param = _aligned(state.pop("master", weight).to(weight.device, torch.float32), weight)
-        if not state:  # Adagrad makes its state at construction
-            state = self._build(self.optimizer, self._number(keys[0]), param).state.get(param, {})
-        if state:
-            own = {n: _aligned(v, param) if v.shape == param.shape else v for n, v in state.items()}
-            self._torch.state[param] = self._beside(keys[0], param, own)
         strip = Strip(tuple(keys), tuple(shapes), param, master)
         self._strips.update(dict.fromkeys(keys, strip))
-        return strip
+        return strip, state
 
     def _loosen(self, key: Key) -> None:
         """Take the strip apart that ``key`` is in, if it is in one: each of its keys has its own state again."""
@@ -291,23 +311,27 @@ class Updater:
     def _number(self, key: Key) -> int:
         return self.optimizer.number_of(self._name_of(key))
 
-    def _likeness(self, key: Key) -> Hashable:
+    def _likeness(self, key: Key, rates: Rates) -> Hashable:
         """What keys must have in common to be updated as one; of a key that is in no strip."""
-        state = self._loose.get(key, {})
+        state = self._loose.get(key)
+        if state is None:
+            return rates
         counts = sorted((name, float(value)) for name, value in state.items() if not value.dim())
-        return *self._rates(key), frozenset(state), tuple(counts)
+        return *rates, frozenset(state), tuple(counts)
 
-    def _kind(self, strip: Strip) -> Kind:
-        return *self._rates(strip.keys[0]), strip.param.dtype, strip.param.device, strip.param in self._torch.state
+    def _kind(self, strip: Strip, rates: Rates) -> Kind:
+        return *rates, strip.param.dtype, strip.param.device, strip.param in self._torch.state
 
-    def _rates(self, key: Key) -> tuple[int, float, float]:
-        """The number of its group of hyper-parameters, and its multipliers of learning rate and weight decay."""
-        name = self._name_of(key)
-        return (
-            self.optimizer.number_of(name),
-            self.optimizer.lr_mult.get(name, 1.0),
-            self.optimizer.wd_mult.get(name, 1.0),
-        )
+    def _rates(self, keys: Sequence[Key]) -> list[Rates]:
+        """For each key the number of its group of hyper-parameters, and its multipliers of rate and weight decay."""
+        optimizer = self.optimizer
+        if not (optimizer.groups or optimizer.lr_mult or optimizer.wd_mult):
+            return [(0, 1.0, 1.0)] * len(keys)
+        names = map(self._name_of, keys)
+        return [
+            (optimizer.number_of(name), optimizer.lr_mult.get(name, 1.0), optimizer.wd_mult.get(name, 1.0))
+            for name in names
+        ]
 
     def _settings(
         self, changed: Mapping[int, Mapping[str, Any]], number: int, lr_mult: float, wd_mult: float
@@ -329,10 +353,10 @@ class Updater:
         return [{name: value for name, value in its.param_groups[0].items() if name != "params"} for its in made]
 
     @staticmethod
-    def _build(optimizer: Optimizer, number: int, param: torch.Tensor) -> torch.optim.Optimizer:
+    def _build(optimizer: Optimizer, number: int, *params: torch.Tensor) -> torch.optim.Optimizer:
         cls: Callable[..., torch.optim.Optimizer] = classes()[optimizer.name]
         how = {"fused": True} if "fused" in inspect.signature(cls).parameters else {}
-        return cls([param], **optimizer.hyper_of(number), **how)
+        return cls(params, **optimizer.hyper_of(number), **how)
 
 
 @contextmanager

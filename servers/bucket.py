@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -49,14 +50,26 @@ class Parked:
     error: Exception | None = None
 
 
-@dataclass(eq=False)
-class Slot:
-    """A segment."""
+class Slot(NamedTuple):
+    """A segment; ``splits`` is how often it has been taken out of a bucket."""
 
     id: int
     key: Key
     spec: Spec
     splits: int = 0
+
+
+class Slots(NamedTuple):
+    """Segments, in columns: of thousands, nothing is made for each. See ``Slot``."""
+
+    ids: Sequence[int]
+    keys: Sequence[Key]
+    specs: Sequence[Spec]
+    splits: Sequence[int]
+
+    def slot(self, place: int) -> Slot:
+        """Return one of them."""
+        return Slot(self.ids[place], self.keys[place], self.specs[place], self.splits[place])
 
 
 Progress: TypeAlias = Rounds[Contribution] | Clocks[Contribution]
@@ -78,12 +91,11 @@ class Bucket:
     value: torch.Tensor
     _buffer: memoryview
 
-    def __init__(self, slots: Sequence[Slot], dtype: str, rounds: Progress, memory: Memory) -> None:
-        self.slots = list(slots)
-        self.ids = tuple(slot.id for slot in slots)
+    def __init__(self, slots: Slots, dtype: str, rounds: Progress, memory: Memory) -> None:
+        self.slots = slots
+        self.ids = tuple(slots.ids)
         self.dtype = dtype
-        self.shapes = [slot.spec.shape for slot in slots]
-        self.sizes = [slot.spec.size for slot in slots]
+        self.sizes = [spec.size for spec in slots.specs]
         self.starts = list(itertools.accumulate(self.sizes, initial=0))
         self.size = self.starts.pop()
         self.rounds = rounds
@@ -93,6 +105,16 @@ class Bucket:
         self.state = object()  # another one whenever the value has changed
         self._sent = False
         self._move()
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """By segment, which of them it is."""
+        return {number: place for place, number in enumerate(self.ids)}
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the segments."""
+        return [spec.shape for spec in self.slots.specs]
 
     @property
     def idle(self) -> bool:

@@ -6,7 +6,8 @@ bucket takes it apart. Values, rounds and who waits for them are the same before
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -14,7 +15,7 @@ from kvstore.errors import AlreadyInitialised, KeyNotInitialised, UsageError
 from kvstore.memory import Memory
 from kvstore.spec import Key, Spec
 from kvstore.values import Run, cut
-from servers.bucket import Bucket, Contribution, Progress, Slot
+from servers.bucket import Bucket, Contribution, Progress, Slot, Slots
 
 MAX_SPLITS = 2  # segments that have been taken apart so often are not put together again: workers differ
 
@@ -30,29 +31,26 @@ class Buckets:
     def __init__(self, rounds: Callable[[], Progress], memory: Memory) -> None:
         self._rounds = rounds
         self._memory = memory
-        self._at: dict[int, tuple[Bucket, int]] = {}  # by segment: its bucket, and its place therein
+        self._at: dict[int, Bucket] = {}  # by segment
         self._lists: dict[tuple[int, ...], list[Bucket]] = {}
-
-    def __iter__(self) -> Iterator[Slot]:
-        return (bucket.slots[place] for bucket, place in self._at.values())
 
     def all(self) -> list[Bucket]:
         """Return all buckets, each once."""
-        return list(dict.fromkeys(bucket for bucket, _ in self._at.values()))
+        return list(dict.fromkeys(self._at.values()))
 
     def add(self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], runs: Sequence[Run]) -> None:
         """Take new segments of one dtype, and their first values, back to back in ``runs``."""
         if not ids:
             return
-        known = [number for number in ids if number in self._at]
-        if known:
-            bucket, _ = self._at[known[0]]
-            same = bucket.ids == tuple(ids) and [slot.spec for slot in bucket.slots] == list(specs)
+        if not self._at.keys().isdisjoint(ids):
+            known = next(number for number in ids if number in self._at)
+            bucket = self._at[known]
+            same = bucket.ids == tuple(ids) and list(bucket.slots.specs) == list(specs)
             if not same or not bucket.rounds.untouched:
-                raise AlreadyInitialised(f"key {self.slot(known[0]).key!r} is initialised already")
+                raise AlreadyInitialised(f"key {self.slot(known).key!r} is initialised already")
             bucket.assign([runs])  # an earlier init was interrupted before anybody knew of it
             return
-        slots = [Slot(number, key, spec) for number, key, spec in zip(ids, keys, specs, strict=True)]
+        slots = Slots(ids, keys, specs, [0] * len(ids))
         bucket = Bucket(slots, specs[0].dtype, self._rounds(), self._memory)
         bucket.load(runs)
         self._put(bucket)
@@ -60,16 +58,21 @@ class Buckets:
     def slot(self, number: int) -> Slot:
         """Return segment ``number``."""
         bucket, place = self.find(number)
-        return bucket.slots[place]
+        return bucket.slots.slot(place)
 
     def value(self, number: int) -> torch.Tensor:
         """Return the value of segment ``number`` where it lies, in its shape."""
         bucket, place = self.find(number)
         start = bucket.starts[place]
-        return bucket.value[start : start + bucket.sizes[place]].view(bucket.shapes[place])
+        return bucket.value[start : start + bucket.sizes[place]].view(bucket.slots.specs[place].shape)
 
     def find(self, number: int) -> tuple[Bucket, int]:
         """Return the bucket of segment ``number``, and its place therein."""
+        bucket = self.holding(number)
+        return bucket, bucket.places[number]
+
+    def holding(self, number: int) -> Bucket:
+        """Return the bucket of segment ``number``."""
         try:
             return self._at[number]
         except KeyError:
@@ -80,7 +83,7 @@ class Buckets:
         whole = self._lists.get(tuple(ids))
         if whole is not None:
             return whole
-        return list(dict.fromkeys(self.find(number)[0] for number in ids))
+        return list(dict.fromkeys(map(self.holding, ids)))
 
     def runs(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
         """Return where segments ``ids`` are: ranges of places of buckets, in order."""
@@ -105,7 +108,7 @@ class Buckets:
 
     def versions(self, ids: Sequence[int]) -> list[int]:
         """Return how many rounds of each of segments ``ids`` are over."""
-        return [self.find(number)[0].rounds.version for number in ids]
+        return [self.holding(number).rounds.version for number in ids]
 
     def pushed(self, ids: Sequence[int], clocks: Sequence[int]) -> list[Bucket]:
         """Return the buckets that ``ids`` are, one after the other, each with one clock; makes them so."""
@@ -122,15 +125,15 @@ class Buckets:
 
     def _divide(self, ids: tuple[int, ...], clocks: Sequence[int]) -> list[Bucket]:
         for number in ids:
-            self.find(number)
+            self.holding(number)
         found: list[Bucket] = []
         at = 0
         while at < len(ids):
-            bucket, _ = self._at[ids[at]]
+            bucket = self._at[ids[at]]
             end = at + len(bucket.ids)
             if ids[at:end] != bucket.ids or len(set(clocks[at:end])) > 1:
                 self._split(bucket)
-                bucket, _ = self._at[ids[at]]
+                bucket = self._at[ids[at]]
             found.append(bucket)
             at += len(bucket.ids)
         if len({bucket.dtype for bucket in found}) > 1:
@@ -146,10 +149,10 @@ class Buckets:
 
     def _may_merge(self, buckets: Sequence[Bucket]) -> bool:
         state = buckets[0].rounds.state
-        return all(b.idle and b.rounds.state == state and b.slots[0].splits < MAX_SPLITS for b in buckets)
+        return all(b.idle and b.rounds.state == state and b.slots.splits[0] < MAX_SPLITS for b in buckets)
 
     def _merge(self, buckets: Sequence[Bucket]) -> Bucket:
-        slots = [slot for bucket in buckets for slot in bucket.slots]
+        slots = Slots(*(list(itertools.chain(*columns)) for columns in zip(*(b.slots for b in buckets), strict=True)))
         merged = Bucket(slots, buckets[0].dtype, buckets[0].rounds.copy(), self._memory)
         torch.cat([bucket.value for bucket in buckets], out=merged.value)
         for rank in set.intersection(*(set(bucket.read_by) for bucket in buckets)):
@@ -159,18 +162,19 @@ class Buckets:
 
     def _split(self, bucket: Bucket) -> None:
         waiting = [(*entry, set(entry[1].request.ids)) for entry in bucket.parked]
-        for place, slot in enumerate(bucket.slots):
-            slot.splits += 1
+        for place, number in enumerate(bucket.ids):
+            slot = bucket.slots.slot(place)
             start = bucket.starts[place]
             stop = start + bucket.sizes[place]
-            single = Bucket([slot], bucket.dtype, bucket.rounds.copy(), self._memory)
+            slots = Slots([number], [slot.key], [slot.spec], [slot.splits + 1])
+            single = Bucket(slots, bucket.dtype, bucket.rounds.copy(), self._memory)
             single.load([Run(0, bucket.value[start:stop])])
             for clock, rank, item in bucket.rounds.open():
                 part = Contribution(item.node, item.clock, cut(item.runs, start, stop), item.hyper)
                 single.rounds.contribute(rank, clock, part)
             single.read_by = {rank: values[start:stop].clone() for rank, values in bucket.read_by.items()}
             for clock, parked, wanted in waiting:
-                if slot.id in wanted:
+                if number in wanted:
                     single.parked.append((clock, parked))
                     parked.left += 1
             self._put(single)
@@ -178,6 +182,5 @@ class Buckets:
             parked.left -= 1
 
     def _put(self, bucket: Bucket) -> None:
-        for place, number in enumerate(bucket.ids):
-            self._at[number] = (bucket, place)
+        self._at.update(dict.fromkeys(bucket.ids, bucket))
         self._lists.clear()

@@ -56,7 +56,8 @@ class Table:
 
     def init(self, message: Init) -> None:
         """Take new segments and their first values."""
-        specs = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
+        kinds = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
+        specs = list(map(kinds.__getitem__, message.kinds))
         runs = runs_of(message.buffers, message.dtype, sum(spec.size for spec in specs))
         self.buckets.add(message.ids, message.keys, specs, runs)
 
@@ -142,7 +143,7 @@ class Table:
         for bucket, clock in zip(buckets, clocks, strict=True) if self.rule.quorum is None else ():
             if not bucket.rounds.expects(message.rank, clock):
                 raise UsageError(
-                    f"push {clock} of {bucket.slots[0].key!r} by worker {message.rank} has no round to go into: "
+                    f"push {clock} of {bucket.slots.keys[0]!r} by worker {message.rank} has no round to go into: "
                     f"{bucket.rounds.version} are over, or this push has come before"
                 )
         return clocks

@@ -54,7 +54,7 @@ class Updates:
             self.updater.configure(optimizer)
             return
         new = Updater(optimizer, self._key)
-        require_floats((slot.key, slot.spec) for slot in self._buckets)
+        require_floats((bucket.slots.keys[0], bucket.slots.specs[0]) for bucket in self._buckets.all())
         log_replaced(self.optimizer, optimizer)
         self.updater = new
 
@@ -65,7 +65,7 @@ class Updates:
     def require(self, buckets: Sequence[Bucket]) -> None:
         """Raise ``UsageError`` or ``Mismatch`` unless ``buckets`` can be pushed to."""
         if self.updater is not None:
-            require_floats((bucket.slots[0].key, bucket.slots[0].spec) for bucket in buckets)
+            require_floats((bucket.slots.keys[0], bucket.slots.specs[0]) for bucket in buckets)
         elif self._rule.mode == "async":
             raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
 
@@ -116,7 +116,6 @@ class Updates:
     def _step(self, updater: Updater, members: Sequence[tuple[Bucket, list[Contribution]]]) -> dict[Bucket, Exception]:
         groups: dict[Bucket, Group] = {}
         totals: list[torch.Tensor] = []
-        grads: list[torch.Tensor] = []
         errors: dict[Bucket, Exception] = {}
         for bucket, items in members:
             try:
@@ -133,11 +132,10 @@ class Updates:
                 continue
             groups[bucket] = group
             totals.append(total)
-            grads += group.split(total)
         if not groups:
             return errors
         try:
-            updater.step(list(groups.values()), grads, totals)
+            updater.step(list(groups.values()), totals)
         except WeightsInDoubt:
             raise
         except Exception as exc:
@@ -179,11 +177,12 @@ class Updates:
         return total
 
     def _key(self, number: Key) -> Key:
-        return self._buckets.slot(int(number)).key
+        bucket, place = self._buckets.find(int(number))
+        return bucket.slots.keys[place]
 
 
 def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
-    keys = dict.fromkeys(slot.key for bucket in buckets for slot in bucket.slots)
+    keys = dict.fromkeys(key for bucket in buckets for key in bucket.slots.keys)
     error = ServerError(f"{type(exc).__name__}: {exc}; this update of {shorten(keys)} has not been made, of no array")
     error.__cause__ = exc
     return error
@@ -192,4 +191,4 @@ def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
 def _agreed(bucket: Bucket, items: Sequence[Contribution]) -> Hyper:
     if all(item.hyper == items[0].hyper for item in items):
         return items[0].hyper
-    return agreed({item.node.rank: item.hyper for item in items}, dict.fromkeys(slot.key for slot in bucket.slots))
+    return agreed({item.node.rank: item.hyper for item in items}, dict.fromkeys(bucket.slots.keys))

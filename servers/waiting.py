@@ -141,7 +141,7 @@ class Waiting:
                 rounds[bucket, clock] = bucket.rounds.missing(self._rule.needs(clock))
             for worker_and_push in rounds[bucket, clock].items():
                 if among(worker_and_push[0], number):
-                    missing.setdefault(worker_and_push, {})[bucket.slots[place].key] = None
+                    missing.setdefault(worker_and_push, {})[bucket.slots.keys[place]] = None
         return missing
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from typing import Any
 
 import torch
 
@@ -22,6 +24,7 @@ def main() -> None:
     options.add_argument("--type", default="dist_sync")
     options.add_argument("--optimizer", default="none")
     options.add_argument("--memory", choices=["ordinary", "arena"], default="ordinary")
+    options.add_argument("--arrays", choices=["torch", "numpy"], default="torch", help="what the caller has")
     options.add_argument("--sample-every", type=int, default=0, help="note the servers' memory every so many rounds")
     options.add_argument("--compression", type=json.loads, help="what set_gradient_compression takes, as JSON")
     args = options.parse_args()
@@ -36,10 +39,16 @@ def main() -> None:
     for gradient in gradients:
         gradient.normal_()
     expected = gradients[0] * store.num_workers
+    given: tuple[list[Any], list[Any]] = gradients, weights
+    if args.arrays == "numpy":
+        given = [gradient.numpy() for gradient in gradients], [weight.numpy() for weight in weights]
     if args.optimizer != "none":
         momentum = {"momentum": 0.9} if args.optimizer == "sgd" else {}
         store.set_optimizer(args.optimizer, learning_rate=0.01, **momentum)
-    store.init(keys, weights)
+    store.barrier()
+    start = time.perf_counter()
+    store.init(keys, given[1])
+    init = 1000 * (time.perf_counter() - start)
     store.set_gradient_compression(args.compression)
 
     memory: list[tuple[int, list[dict[str, float]]]] = []
@@ -55,13 +64,13 @@ def main() -> None:
         note_memory()
         store.barrier()
 
-    times = timed(lambda: store.pushpull(keys, gradients, out=weights, copy=not arena), args.rounds, before)
+    times = timed(lambda: store.pushpull(keys, given[0], out=given[1], copy=not arena), args.rounds, before)
     exact = args.optimizer == "none" and args.type == "dist_sync" and args.compression is None
     if exact and not torch.allclose(weights[0], expected):
         raise SystemExit("the sum is wrong")
     note_memory()
     if store.rank == 0:
-        report(args.report, times=times, memory=memory)
+        report(args.report, times=times, init=init, memory=memory)
     store.close()
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from benchmarks.contenders import Contender, Gloo, Mxnet, Ours, Sockets, Work
 from benchmarks.options import Options
 from benchmarks.peers import Peers
 from benchmarks.session import Case, Session
 
-ROUNDS = {"tiny": 500, "vgg16": 6}
+ROUNDS = {"tiny": 500, "vgg16": 6, "many": 5}
 TITLES = {
     "resnet50": "ResNet-50, 161 arrays, 102 MB",
     "vgg16": "VGG-16, 32 arrays, 553 MB",
     "small": "2,000 arrays of 128 floats",
+    "many": "100,000 arrays of two floats",
     "tiny": "one array of 1 KB",
 }
 
@@ -33,10 +35,13 @@ def pushpull(session: Session) -> None:
 
 
 def small(session: Session) -> None:
-    """Many small arrays, and one: what a message and a key cost."""
-    session.measure(case(_work(session.options, "small"), session.peers))
-    session.measure(case(_work(session.options, "small", "sgd"), session.peers))
+    """Many small arrays, of torch and of numpy, and one: what a message and a key cost."""
+    session.measure(with_numpy(case(_work(session.options, "small"), session.peers)))
+    session.measure(with_numpy(case(_work(session.options, "small", "sgd"), session.peers)))
     session.measure(case(_work(session.options, "tiny"), session.peers))
+    if session.options.net is None:
+        alone = Peers((), session.peers.cache)
+        session.measure(with_numpy(case(_work(session.options, "many"), alone), with_init=True))
 
 
 def asynchronous(session: Session) -> None:
@@ -68,6 +73,15 @@ def case(
     if sums and "sockets" in peers and transport != "auto":
         contenders.append(Sockets(work))
     return Case(name or case_name(work, transport), _title(work, transport), contenders)
+
+
+def with_numpy(measured: Case, with_init: bool = False) -> Case:
+    """The same work, done by us with numpy arrays too, and compared with torch tensors."""
+    ours = next(one for one in measured.contenders if isinstance(one, Ours))
+    torch = replace(ours, with_init=with_init)
+    numpy = replace(torch, name=f"{ours.name}, numpy", words=(*ours.words, "--arrays", "numpy"))
+    others = [one for one in measured.contenders if one is not ours]
+    return replace(measured, contenders=[torch, numpy, *others], peers=(*measured.peers, ours.name))
 
 
 def our_name(memory: str, transport: str) -> str:

@@ -6,13 +6,11 @@ They are columns, so that to push thousands of keys at once changes two arrays, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 
-from kvstore.dist.parcels import Entry, Parcel
-
-Column: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+from kvstore.dist.entries import Column, Entry
+from kvstore.dist.parcels import Parcel
 
 
 class Clocks:
@@ -36,6 +34,11 @@ class Clocks:
     def of(self, parcel: Parcel) -> list[int]:
         """Return how often the key of each piece of ``parcel`` has been pushed."""
         clocks: list[int] = self.pushed[parcel.places].tolist()
+        return clocks
+
+    def after(self, parcel: Parcel) -> list[int]:
+        """Return how often the key of each piece will have been pushed with the next push."""
+        clocks: list[int] = (self.pushed[parcel.places] + 1).tolist()
         return clocks
 
     def note(self, places: Column, clocks: Column, push: int) -> None:

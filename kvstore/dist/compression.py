@@ -75,8 +75,8 @@ class Compressing:
         """
         floats = {
             key: value
-            for key, entry, value in zip(plan.keys, plan.entries, values, strict=True)
-            if entry.spec.dtype in FLOATS
+            for key, spec, value in zip(plan.keys, plan.specs, values, strict=True)
+            if spec.dtype in FLOATS
         }
         for key, value in floats.items():
             self._compressor.require_finite(key, value)

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
+from kvstore.dist.entries import Column
 from kvstore.dist.plans import Plan, parts_of
 from kvstore.dist.parcels import Parcel, Stretch
-from kvstore.values import Run, crossed, cut, from_host, runs_of, spread, without_grad
+from kvstore.values import (
+    Arrays,
+    Run,
+    crossed,
+    cut,
+    from_host,
+    outputs_of,
+    runs_of,
+    scatter,
+    spread,
+    to_buffer,
+    without_grad,
+)
+from kvstore.errors import UsageError
 from kvstore.wire import Values
 
 Decode: TypeAlias = Callable[[Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other
@@ -20,20 +35,17 @@ class Writer:
 
     Args:
         plan: of the keys.
-        outs: for each key the arrays to write into, or, with ``plain``, just one.
-        plain: the arrays are contiguous CPU tensors.
-        copy: if False, let plain arrays become the values themselves where these came in one stretch of memory.
+        outs: what to write into, for each key an array; or a list of them, of any device and strides.
+        copy: if False, let the caller's own tensors become the values themselves where these came in one stretch of
+            memory.
     """
 
-    def __init__(
-        self, plan: Plan, outs: Sequence[Sequence[torch.Tensor] | torch.Tensor], plain: bool, copy: bool
-    ) -> None:
-        self._entries = plan.entries
-        self._lengths = plan.lengths
+    def __init__(self, plan: Plan, outs: Arrays | Sequence[Sequence[torch.Tensor]], copy: bool) -> None:
+        self._layout = plan.layout
         self._replies = len(plan.parcels)
-        self._outs = outs
-        self._plain = plain
-        self._copy = copy
+        self._plain = outs if isinstance(outs, Arrays) else None
+        self._outs = () if isinstance(outs, Arrays) else outs
+        self._copy = copy or self._plain is None or not self._plain.given
         self._staged: dict[int, torch.Tensor] = {}  # by position: arrays that are written when all of them is here
         self._here: dict[int, dict[int, int]] = {}  # by position, how many elements of those are, by where they begin
         self._moving: set[torch.cuda.Stream] = set()
@@ -41,13 +53,13 @@ class Writer:
 
     def disturbs(self, values: Sequence[torch.Tensor]) -> bool:
         """Whether ``values``, one for each key, can change before they are sent, because others are written already."""
-        outs: Sequence[Any] = self._outs
-        if self._plain:
-            if len(values) == 1:
-                return bool(0 < abs(values[0].data_ptr() - outs[0].data_ptr()) < self._lengths[0])
-            return crossed(values, outs, lengths=self._lengths)
-        owners = [position for position, its in enumerate(outs) for _ in its]
-        return crossed(values, [out for its in outs for out in its], owners)
+        if self._plain is None:
+            owners = [position for position, its in enumerate(self._outs) for _ in its]
+            return crossed(values, [out for its in self._outs for out in its], owners)
+        outs, lengths = self._plain.tensors, self._layout.lengths
+        if len(values) == 1:
+            return bool(0 < abs(values[0].data_ptr() - outs[0].data_ptr()) < lengths[0])
+        return crossed(values, outs, lengths=lengths)
 
     def take(self, parcel: Parcel, reply: Values, decode: Decode | None = None) -> None:
         """Write what a reply has of ``parcel``. May be called again for the same one.
@@ -62,34 +74,50 @@ class Writer:
                 stream.synchronize()
 
     def _take(self, parcel: Parcel, reply: Values, decode: Decode | None) -> None:
-        if decode is not None and self._plain and self._copy and parcel.dtype == "float32":
-            outs: Sequence[torch.Tensor] = self._outs  # type: ignore[assignment]
-            decode(reply, parts_of(parcel, outs))
-            return
-        runs = _runs(parcel, reply, decode)
-        if self._plain:
-            self._write_plain(parcel, runs)
+        if self._plain is None:
+            self._write(parcel, _runs(parcel, reply, decode))
+        elif decode is not None and self._copy and parcel.dtype == "float32":
+            decode(reply, parts_of(parcel, self._plain.tensors))
         else:
-            self._write(parcel, runs)
+            self._write_plain(parcel, self._plain, _runs(parcel, reply, decode))
 
-    def _write_plain(self, parcel: Parcel, runs: Sequence[Run]) -> None:
-        outs: Sequence[torch.Tensor] = self._outs  # type: ignore[assignment]
-        sizes = [stretch.stop - stretch.start for stretch in parcel.stretches]
-        if len(runs) == 1:
-            if self._copy:
-                spread(runs[0].values, sizes, parts_of(parcel, outs))
-            else:
-                self._share(parcel.stretches, torch.split_with_sizes(runs[0].values, sizes))
+    def _write_plain(self, parcel: Parcel, outs: Arrays, runs: Sequence[Run]) -> None:
+        if runs and parcel.many and self._copy:
+            flat = runs[0].values if len(runs) == 1 else torch.cat([run.values for run in runs])
+            addresses = self._where(parcel, outs)
+            outs.written(parcel.positions)
+            scatter(to_buffer(flat), addresses + parcel.offsets, parcel.lengths)
             return
-        at = 0
-        for out, size in zip(parts_of(parcel, outs), sizes, strict=True):
-            for run in cut(runs, at, at + size):
-                out[run.start : run.stop] = run.values
-            at += size
+        sizes = [stretch.stop - stretch.start for stretch in parcel.stretches]
+        parts = parts_of(parcel, outs.tensors)
+        if len(runs) != 1:
+            at = 0
+            for out, size in zip(parts, sizes, strict=True):
+                for run in cut(runs, at, at + size):
+                    out[run.start : run.stop] = run.values
+                at += size
+        elif self._copy:
+            spread(runs[0].values, sizes, parts)
+        else:
+            self._share(parcel.stretches, outs, torch.split_with_sizes(runs[0].values, sizes))
 
-    def _share(self, stretches: Sequence[Stretch], parts: Sequence[torch.Tensor]) -> None:
+    def _where(self, parcel: Parcel, outs: Arrays) -> Column:
+        """Return where the arrays of ``parcel`` begin; some may have got other memory since the call."""
+        addresses = outs.at(parcel.positions)
+        if addresses is not None:
+            return addresses
+        now = outputs_of(outs.tensors, self._layout)
+        addresses = None if now is None else now.at(parcel.positions)
+        if addresses is None:
+            raise UsageError(
+                "an output has got another shape or dtype since the call that was to write it; wait for the ticket "
+                "before changing what out holds"
+            )
+        return addresses
+
+    def _share(self, stretches: Sequence[Stretch], outs: Arrays, parts: Sequence[torch.Tensor]) -> None:
         for (position, start, stop, whole), part in zip(stretches, parts, strict=True):
-            out: torch.Tensor = self._outs[position]  # type: ignore[assignment]
+            out = outs.tensors[position]
             if whole:
                 out.data = part.view(out.shape)
             else:
@@ -103,7 +131,7 @@ class Writer:
             at += stop - start
 
     def _write_part(self, position: int, start: int, part: torch.Tensor) -> None:
-        size, outs = self._entries[position].spec.size, self._outs[position]
+        size, outs = math.prod(self._layout.shapes[position]), self._outs[position]
         stop = start + part.numel()
         if stop - start == size:
             self._moving |= from_host(part, list(outs))

@@ -15,7 +15,8 @@ from kvstore.hyperparameters import finite
 from kvstore.optim import Changes, Optimizer, describe, log_replaced, require_shapes
 from kvstore.dist.requests import Requests
 from kvstore.dist.states import assemble, cut
-from kvstore.dist.parcels import Entry, Piece, parcels
+from kvstore.dist.entries import Entries, Entry, Piece
+from kvstore.dist.parcels import parcels
 from kvstore.spec import Key
 from kvstore.updater import Updater
 
@@ -138,7 +139,7 @@ class Optimizing:
     def save(
         self,
         path: str | os.PathLike[str],
-        entries: Mapping[Key, Entry],
+        entries: Entries,
         residuals: states.Residuals | None,
         note: str | None,
     ) -> None:
@@ -150,7 +151,7 @@ class Optimizing:
             pieces |= self._requests.get_states(parcel)
         states.write(path, optimizer, assemble(pieces, entries), residuals, note)
 
-    def load(self, path: str | os.PathLike[str], entries: Mapping[Key, Entry]) -> None:
+    def load(self, path: str | os.PathLike[str], entries: Entries) -> None:
         """Give the servers the states in ``path``, if they are of this optimizer and of these keys."""
         found, loaded = states.read(path)
         states.require_optimizer(found, self.require("load_optimizer_states"), path)
@@ -175,8 +176,8 @@ def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mappi
         UnknownName, UsageError: see ``optim.describe``; or keys have no such shape, or are cut and must not be.
     """
     new = describe(optimizer, hyperparameters)
-    for key, entry in entries.items():
-        if new.whole and entry.cut:
+    for key, entry in entries.items() if new.whole else ():
+        if entry.cut:
             raise UsageError(
                 f"{new.name} needs whole tensors, but key {key!r} is cut over {entry.servers} servers, in "
                 f"{len(entry.pieces)} pieces; set the optimizer before init, or raise KVSTORE_BIGARRAY_BOUND "

@@ -12,7 +12,7 @@ import torch
 from kvstore.memory import SMALL, Memory, Parts
 from kvstore.dist.plans import parts_of
 from kvstore.dist.parcels import Parcel
-from kvstore.values import Leaving, from_buffer, to_buffer, without_grad
+from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad
 from kvstore.wire import Buffer, Codec
 
 MOST_VIEWS = 1 << 10  # frames of a message; more of them are cheaper to copy than to send, and a message has a limit
@@ -68,17 +68,25 @@ class Packer:
         """
         if not parcel.nbytes:
             return []
-        parts = parts_of(parcel, values.arrived(stretch.position for stretch in parcel.stretches))
+        arrays = values.arrived(parcel.positions)
+        if parcel.many and (addresses := arrays.at(parcel.positions)) is not None:
+            buffer = self._buffer(parcel)
+            collect(addresses + parcel.offsets, parcel.lengths, buffer)
+            return [buffer]
+        parts = parts_of(parcel, arrays.tensors)
         if self._made:
             views = self._views(parts)
             if views is not None:
                 return views
         if gather and parcel.nbytes >= PART * len(parts):
             return [cast("Buffer", Parts(map(to_buffer, parts)))]  # at the other end it is one
-        small = parcel.nbytes < SMALL
-        buffer = memoryview(bytearray(parcel.nbytes)) if small else self._memory.allocate(parcel.nbytes)
+        buffer = self._buffer(parcel)
         without_grad(torch.cat, parts, out=from_buffer(buffer, parcel.dtype))
         return [buffer]
+
+    def _buffer(self, parcel: Parcel) -> memoryview:
+        small = parcel.nbytes < SMALL
+        return memoryview(bytearray(parcel.nbytes)) if small else self._memory.allocate(parcel.nbytes)
 
     def _views(self, parts: Sequence[torch.Tensor]) -> list[Buffer] | None:
         """``parts`` where they lie, those that follow each other as one; None if not all can be sent from there, or well."""

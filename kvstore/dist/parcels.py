@@ -3,46 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from kvstore.spec import Key, Spec
-
+from kvstore.dist.entries import DTYPES, Column, Entries, Entry, Piece
+from kvstore.spec import ITEMSIZE, Key
+from kvstore.values import many_small
 
 MOST_PIECES = 1 << 17  # in one message; what says which they are, or what their states are, must fit its header
 
+Flags: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 
-class Piece(NamedTuple):
-    """A segment: elements ``start`` to ``stop`` of the array of ``key``, which its server calls ``id``."""
-
-    id: int
-    server: int
-    key: Key
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a worker knows of a key; ``place`` is its number among the store's keys, by which its clock is found."""
-
-    spec: Spec
-    pieces: list[Piece]
-    place: int = 0
-
-    @property
-    def cut(self) -> bool:
-        """Whether it is several segments."""
-        return len(self.pieces) > 1
-
-    @property
-    def servers(self) -> int:
-        """How many servers hold some of it; a server may hold several segments."""
-        return len({piece.server for piece in self.pieces})
+_ITEMSIZES = np.array(list(ITEMSIZE.values()), np.int64)
 
 
 class Span(NamedTuple):
@@ -63,45 +38,132 @@ class Stretch(NamedTuple):
     whole: bool
 
 
-@dataclass
+class Table:
+    """A list of keys, and all their pieces in order.
+
+    Attributes:
+        keys: the list.
+        specs: of the arrays, each once.
+        places, kinds, sizes, cut: by position in the list: the place of the key, which of ``specs`` its array has, how many
+            elements, and whether it has several pieces.
+        positions: by piece, that of its array in the list.
+        ids, servers, starts, stops: by piece; see ``Piece``.
+        dtypes: by piece, the code of its dtype; see ``DTYPES``.
+    """
+
+    def __init__(self, entries: Entries, keys: Sequence[Key]) -> None:
+        self.entries = entries
+        self.keys = keys
+        self.places: Column = np.fromiter(map(entries.places.__getitem__, keys), np.int64, len(keys))
+        used, self.kinds = np.unique(entries.kinds[self.places], return_inverse=True)
+        self.specs = [entries.specs[kind] for kind in used.tolist()]
+        self.sizes = np.array([spec.size for spec in self.specs], np.int64)[self.kinds]
+        codes = np.array([DTYPES.index(spec.dtype) for spec in self.specs], np.int64)[self.kinds]
+        counts = entries.counts[self.places]
+        self.cut = counts > 1
+        self.positions = np.repeat(np.arange(len(keys)), counts)
+        before = np.cumsum(counts) - counts  # pieces of the arrays before
+        pieces = (entries.firsts[self.places] - before)[self.positions] + np.arange(len(self.positions))
+        self.ids, self.servers = entries.ids[pieces], entries.servers[pieces]
+        self.starts, self.stops = entries.starts[pieces], entries.stops[pieces]
+        self.dtypes = codes[self.positions]
+
+    def small(self, most: int) -> Flags:
+        """Return, by piece, whether it is a whole array of at most ``most`` elements."""
+        return (~self.cut & (self.sizes <= most))[self.positions]
+
+
 class Parcel:
-    """What one message carries: pieces of one dtype on one server, back to back; merged, they are stretches."""
+    """What one message carries: pieces of one dtype on one server, back to back; merged, they are stretches.
 
-    server: int
-    dtype: str
-    pieces: list[Piece] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)  # one for each piece
-    stretches: list[Stretch] = field(default_factory=list)
-    nbytes: int = 0
-    small: int = 0  # whole arrays of at most so many elements share payloads
+    Args:
+        table: the list of keys.
+        numbers: which of its pieces, in order; at least one.
+        small: whole arrays of at most so many elements share payloads.
 
-    def __post_init__(self) -> None:
-        self.ids: list[int] = []
-        self.sizes: list[int] = []
-        self.positions: list[int] = []  # of the arrays that pieces are of, in the list
+    Attributes:
+        server, dtype: of all pieces.
+        ids: of the pieces.
+        places: of the pieces' keys, among those of the store.
+        positions, begins, ends: of the stretches; see ``Stretch``.
+        size, nbytes: elements and bytes of all pieces.
+    """
+
+    def __init__(self, table: Table, numbers: Column, small: int = 0) -> None:
+        self.small = small
+        self.server = int(table.servers[numbers[0]])
+        self.dtype = DTYPES[table.dtypes[numbers[0]]]
+        self.ids: list[int] = table.ids[numbers].tolist()
+        positions, starts, stops = table.positions[numbers], table.starts[numbers], table.stops[numbers]
+        self.places = table.places[positions]
+        self.size = int((stops - starts).sum())
+        self.nbytes = self.size * ITEMSIZE[self.dtype]
+        new = np.ones(len(numbers), bool)  # a stretch begins
+        new[1:] = (positions[1:] != positions[:-1]) | (starts[1:] != stops[:-1])
+        firsts = np.flatnonzero(new)
+        self.positions, self.begins = positions[firsts], starts[firsts]
+        self.ends = stops[np.append(firsts[1:], len(numbers)) - 1]
+        self._table = table
+        self._numbers = numbers
 
     @cached_property
-    def places(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Of the keys of its pieces, among those of the store."""
-        return np.fromiter((entry.place for entry in self.entries), np.int64, len(self.entries))
+    def many(self) -> bool:
+        """Whether its stretches are best moved all at once."""
+        return many_small(len(self.positions), self.nbytes)
 
     @cached_property
-    def size(self) -> int:
-        """Number of elements."""
-        return sum(stretch.stop - stretch.start for stretch in self.stretches)
+    def offsets(self) -> Column:
+        """For each stretch, where in its array it begins, in bytes."""
+        return self.begins * ITEMSIZE[self.dtype]
 
-    def add(self, position: int, piece: Piece, entry: Entry) -> None:
-        """Put a piece in."""
-        self.pieces.append(piece)
-        self.entries.append(entry)
-        self.ids.append(piece.id)
-        self.sizes.append(piece.stop - piece.start)
-        self.positions.append(position)
-        self.nbytes += (piece.stop - piece.start) * entry.spec.itemsize
-        start = piece.start
-        if self.stretches and self.stretches[-1].position == position and self.stretches[-1].stop == start:
-            start = self.stretches.pop().start
-        self.stretches.append(Stretch(position, start, piece.stop, piece.stop - start == entry.spec.size))
+    @cached_property
+    def lengths(self) -> Column:
+        """Bytes of each stretch."""
+        lengths: Column = (self.ends - self.begins) * ITEMSIZE[self.dtype]
+        return lengths
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """See ``Piece``."""
+        table = self._table
+        columns = (table.positions, table.servers, table.starts, table.stops)
+        lists = (column[self._numbers].tolist() for column in columns)
+        return [
+            Piece(number, server, table.keys[position], start, stop)
+            for number, position, server, start, stop in zip(self.ids, *lists, strict=True)
+        ]
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """What is known of the key of each piece."""
+        return [self._table.entries[piece.key] for piece in self.pieces]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How many elements each piece has."""
+        return [piece.stop - piece.start for piece in self.pieces]
+
+    def keys(self) -> list[Key]:
+        """Return the key of each piece."""
+        return list(map(self._table.keys.__getitem__, self._table.positions[self._numbers].tolist()))
+
+    def shapes(self) -> tuple[list[int], list[list[int]]]:
+        """Return which shape each piece has, and the shapes: of whole arrays their own, of others they are flat."""
+        table = self._table
+        positions = table.positions[self._numbers]
+        sizes = (table.stops - table.starts)[self._numbers]
+        specs = table.specs
+        codes = np.where(table.cut[positions], len(specs) + sizes, table.kinds[positions])
+        distinct, kinds = np.unique(codes, return_inverse=True)
+        shapes = [list(specs[code].shape) if code < len(specs) else [code - len(specs)] for code in distinct.tolist()]
+        return kinds.tolist(), shapes
+
+    @cached_property
+    def stretches(self) -> list[Stretch]:
+        """See ``Stretch``."""
+        whole = self.ends - self.begins == self._table.sizes[self.positions]
+        lists = (column.tolist() for column in (self.positions, self.begins, self.ends, whole))
+        return [Stretch(*numbers) for numbers in zip(*lists, strict=True)]
 
     def is_small(self, entry: Entry) -> bool:
         """Whether an array shares payloads."""
@@ -134,33 +196,43 @@ class Parcel:
             at += count
 
 
-def parcels(entries: Mapping[Key, Entry], keys: Sequence[Key], most: int, small: int = 0) -> list[Parcel]:
-    """Return the messages that ``keys`` take: each of at most ``most`` bytes or a single piece, servers in turns.
+def parcels(entries: Entries, keys: Sequence[Key], most: int, small: int = 0) -> list[Parcel]:
+    """Return the messages that ``keys`` take; see ``pack``."""
+    return pack(Table(entries, keys), most, small)
 
-    None has more than ``MOST_PIECES``. In each, whole arrays of at most ``small`` elements come first, so that they can share a payload.
+
+def pack(table: Table, most: int, small: int = 0) -> list[Parcel]:
+    """Return the messages that a list of keys takes: each of at most ``most`` bytes or one piece, servers in turns.
+
+    None has more than ``MOST_PIECES``. In each, whole arrays of at most ``small`` elements come first, so that they can
+    share a payload.
     """
-    by_server: dict[int, list[Parcel]] = {}
-    latest: dict[tuple[int, str], Parcel] = {}
-    for position, key in enumerate(keys):
-        entry = entries[key]
-        for piece in entry.pieces:
-            where = piece.server, entry.spec.dtype
-            parcel = latest.get(where)
-            nbytes = (piece.stop - piece.start) * entry.spec.itemsize
-            full = parcel is not None and len(parcel.ids) >= MOST_PIECES
-            if parcel is None or full or (parcel.nbytes and parcel.nbytes + nbytes > most):
-                parcel = latest[where] = Parcel(*where, small=small)
-                by_server.setdefault(piece.server, []).append(parcel)
-            parcel.add(position, piece, entry)
+    nbytes = (table.stops - table.starts) * _ITEMSIZES[table.dtypes]
+    where = table.servers * len(DTYPES) + table.dtypes
+    order = np.argsort(where, kind="stable")
+    borders = np.flatnonzero(np.diff(where[order])) + 1
+    by_server: dict[int, list[Column]] = {}
+    for alike in np.split(order, borders):
+        for numbers in _filled(alike, nbytes[alike], most):
+            by_server.setdefault(int(table.servers[numbers[0]]), []).append(numbers)
+    for messages in by_server.values():
+        messages.sort(key=lambda numbers: int(numbers[0]))
     turns = itertools.zip_longest(*(by_server[server] for server in sorted(by_server)))
-    made = [parcel for turn in turns for parcel in turn if parcel is not None]
-    return [_small_first(parcel) for parcel in made] if small else made
+    ordered = [numbers for turn in turns for numbers in turn if numbers is not None]
+    if small:
+        last = ~table.small(small)
+        ordered = [numbers[np.argsort(last[numbers], kind="stable")] for numbers in ordered]
+    return [Parcel(table, numbers, small) for numbers in ordered]
 
 
-def _small_first(parcel: Parcel) -> Parcel:
-    made = Parcel(parcel.server, parcel.dtype, small=parcel.small)
-    for wanted in (True, False):
-        for position, piece, entry in zip(parcel.positions, parcel.pieces, parcel.entries, strict=True):
-            if parcel.is_small(entry) is wanted:
-                made.add(position, piece, entry)
-    return made
+def _filled(numbers: Column, nbytes: Column, most: int) -> Iterator[Column]:
+    """Cut ``numbers`` into those of a message each: as many as have ``most`` bytes, and at least one that has any."""
+    ends = np.cumsum(nbytes)
+    start = 0
+    while start < len(numbers):
+        before = int(ends[start] - nbytes[start])
+        filled = int(np.searchsorted(ends, before, "right")) + 1  # the first that has any is in
+        stop = max(filled, int(np.searchsorted(ends, before + most, "right")))
+        stop = min(stop, start + MOST_PIECES, len(numbers))
+        yield numbers[start:stop]
+        start = stop

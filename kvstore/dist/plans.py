@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from kvstore.dist.entries import Entries
+from kvstore.dist.parcels import Parcel, Table, pack
 from kvstore.errors import KeyNotInitialised
-from kvstore.dist.parcels import Entry, Parcel, parcels
-from kvstore.spec import FLOATS, Key
+from kvstore.spec import FLOATS, Key, Spec
+from kvstore.values import Arrays, Layout, outputs_of, values_of
 
-MOST = 1024  # plans that are kept
+MOST = 1 << 20  # keys in all plans that are kept
+PLAN = 64  # keys that take as much memory as a plan without any
 _KEYS = {int, str}
-
-
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
-_STRIDED = {torch.strided}
 
 
 class Plan:
@@ -27,34 +27,39 @@ class Plan:
         entries: what is known of them, and perhaps of others.
         keys: the list.
         most: bytes that a message should have.
-        small: elements of arrays that share payloads; see ``parcels``.
+        small: elements of arrays that share payloads; see ``pack``.
+
+    Attributes:
+        places: of the keys, among those of the store.
+        parcels: the messages.
+        layout: what arrays are to be.
+        floats: whether all are of floating point.
     """
 
-    def __init__(self, entries: Mapping[Key, Entry], keys: Sequence[Key], most: int, small: int = 0) -> None:
+    def __init__(self, entries: Entries, keys: Sequence[Key], most: int, small: int = 0) -> None:
+        table = Table(entries, keys)
         self.keys = tuple(keys)
-        self.entries = [entries[key] for key in keys]
-        self.places = np.fromiter((entry.place for entry in self.entries), np.int64, len(self.entries))
-        self.parcels = parcels(entries, keys, most, small)
-        self.lengths = np.array([entry.spec.nbytes for entry in self.entries], np.int64)
-        self.nbytes = int(self.lengths.sum())
-        self.size = sum(entry.spec.size for entry in self.entries)
-        self.floats = all(entry.spec.dtype in FLOATS for entry in self.entries)
-        self._shapes = [entry.spec.shape for entry in self.entries]
-        self._dtypes = [getattr(torch, entry.spec.dtype) for entry in self.entries]
+        self.places = table.places
+        self.parcels = pack(table, most, small)
+        self.layout = Layout(table.kinds, table.specs)
+        self.floats = all(spec.dtype in FLOATS for spec in table.specs)
+        self._table = table
 
-    def plain(self, values: Any) -> Sequence[torch.Tensor] | None:
-        """Return ``values`` if they are what most callers have: a list of contiguous CPU tensors that fit the keys.
+    def values(self, arrays: Any) -> Arrays | None:
+        """Return ``arrays`` as values, if they are what most callers have: one for each key, all at once; see ``values_of``."""
+        return values_of(arrays, self.layout) if self._has_all(arrays) else None
 
-        Checks thousands at once. None: they are to be looked at one by one.
-        """
-        if type(values) not in (list, tuple) or not _PLAIN.issuperset(map(type, values)):
-            return None
-        if [value.dtype for value in values] != self._dtypes or [value.shape for value in values] != self._shapes:
-            return None
-        if not _STRIDED.issuperset([value.layout for value in values]) or not all(value.is_cpu for value in values):
-            return None
-        tensors: Sequence[torch.Tensor] = values
-        return tensors if all(map(torch.Tensor.is_contiguous, tensors)) else None
+    def outputs(self, arrays: Any) -> Arrays | None:
+        """Return ``arrays`` as what to write into; see ``outputs_of``."""
+        return outputs_of(arrays, self.layout) if self._has_all(arrays) else None
+
+    def _has_all(self, arrays: Any) -> bool:
+        return type(arrays) in (list, tuple) and len(arrays) == len(self.keys)
+
+    @cached_property
+    def specs(self) -> list[Spec]:
+        """Of each key."""
+        return list(map(self._table.specs.__getitem__, self._table.kinds.tolist()))
 
 
 def parts_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -78,19 +83,16 @@ class Plans:
     """
 
     def __init__(self, piece: int) -> None:
-        self.entries: dict[Key, Entry] = {}
+        self.entries = Entries()
         self._piece = piece
         self._fold, self._small = 1, 0
         self._made: dict[tuple[Key, ...], Plan] = {}
-
-    def add(self, entries: Mapping[Key, Entry]) -> None:
-        """Take new keys. May be repeated."""
-        self.entries.update(entries)
+        self._kept = 0
 
     def fold(self, times: int, small: int) -> None:
         """From now on let messages be of so many times more bytes, and arrays of so few elements share payloads."""
         self._fold, self._small = times, small
-        self._made.clear()
+        self._forget()
 
     def of(self, keys: Iterable[Key]) -> Plan:
         """Return the plan for ``keys``, each of which is listed once.
@@ -104,20 +106,29 @@ class Plans:
             for key in listed:
                 if key not in self.entries:
                     raise KeyNotInitialised(f"key {key!r} has no value on this worker; call init first")
-            if len(self._made) >= MOST:
-                self._made.clear()
-            plan = self._made[listed] = Plan(self.entries, listed, self._piece * self._fold, self._small)
+            plan = self._make(listed)
         return plan
 
-    def plain(self, key: Any, arrays: Any) -> tuple[Plan, Sequence[torch.Tensor]] | None:
-        """Return the plan for ``key``, or a list of them, and ``arrays``: if it is kept, and they are plain.
+    def known(self, key: Any) -> Plan | None:
+        """Return the plan for ``key``, or a list of them, if they are known, and each is listed once.
 
-        None: not on this fast way; they are to be looked at one by one.
+        None: they are to be looked at one by one, and may be wrong.
         """
-        several = isinstance(key, list | tuple)
-        listed = tuple(key) if several else (key,)
-        plan = self._made.get(listed) if _KEYS.issuperset(map(type, listed)) else None
-        if plan is None:
+        listed = tuple(key) if isinstance(key, list | tuple) else (key,)
+        if not _KEYS.issuperset(map(type, listed)):  # 1.0 and True would be found as 1
             return None
-        tensors = plan.plain(arrays if several else [arrays])
-        return None if tensors is None else (plan, tensors)
+        plan = self._made.get(listed)
+        if plan is None and listed and self.entries.places.keys() >= (distinct := set(listed)):
+            plan = self._make(listed) if len(distinct) == len(listed) else None
+        return plan
+
+    def _make(self, listed: tuple[Key, ...]) -> Plan:
+        if self._kept > MOST:
+            self._forget()
+        self._kept += PLAN + len(listed)
+        plan = self._made[listed] = Plan(self.entries, listed, self._piece * self._fold, self._small)
+        return plan
+
+    def _forget(self) -> None:
+        self._made.clear()
+        self._kept = 0

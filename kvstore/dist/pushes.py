@@ -27,7 +27,7 @@ from kvstore.member.outstanding import Effect, Request, Sender, Turn
 from kvstore.member.session import Session
 from kvstore.spec import require_floats
 from kvstore.ticket import Ticket
-from kvstore.values import Leaving
+from kvstore.values import Arrays, Leaving
 from kvstore.wire import MAX_PRIORITY, Ack, Codec, Pull, Push, Values
 
 
@@ -93,22 +93,24 @@ class Pushes:
             request.sent for request in self._client.of(_Push) if request.pushes is self
         )
 
-    def pushpull(self, plan: Plan, values: Sequence[torch.Tensor], writer: Writer, priority: int, wait: bool) -> Ticket:
-        """Send ``values``, contiguous tensors, and take the new values into what may be the same memory."""
-        if writer.disturbs(values):
-            values = [value.clone() for value in values]
+    def pushpull(
+        self, plan: Plan, values: Arrays | Sequence[torch.Tensor], writer: Writer, priority: int, wait: bool
+    ) -> Ticket:
+        """Send ``values``, contiguous, and take the new values into what may be the same memory."""
+        if not (isinstance(values, Arrays) and values.own) and writer.disturbs(tensors := _tensors(values)):
+            values = [tensor.clone() for tensor in tensors]
         return self.push("pushpull", plan, values, writer, priority, wait)
 
     def push(
         self,
         what: str,
         plan: Plan,
-        values: Sequence[torch.Tensor],
+        values: Arrays | Sequence[torch.Tensor],
         writer: Writer | None = None,
         priority: int = 0,
         wait: bool = False,
     ) -> Ticket:
-        """Send ``values``, contiguous tensors, as this worker's next contribution.
+        """Send ``values``, contiguous, as this worker's next contribution.
 
         Args:
             what: the call, for messages.
@@ -120,13 +122,13 @@ class Pushes:
         if self.rule.mode == "async":
             self._optimizing.require("push")
         if not plan.floats and self._optimizing.optimizer is not None:
-            require_floats((key, entry.spec) for key, entry in zip(plan.keys, plan.entries, strict=True))
+            require_floats(zip(plan.keys, plan.specs, strict=True))
         ticket = self._ticket(what, plan)
         load: Load
         if self.compressing is None:
             load = Plain(self._requests.packer, Leaving(values))
         else:
-            load = self.compressing.load(plan, values, self._requests.packer)
+            load = self.compressing.load(plan, _tensors(values), self._requests.packer)
         work = partial(self._push, ticket, plan, load, writer, priority, wait)
         if wait:
             self._client.exchange(work, ticket)
@@ -174,8 +176,7 @@ class Pushes:
         for parcel in plan.parcels:
             back = None if writer is None else self._back(parcel, writer)
             turn = Turn(back.nbytes, priority) if wait and back is not None else None
-            after = [clock + 1 for clock in self.clocks.of(parcel)]
-            requests.append(_Push(self, ticket, parcel, after, load, hyper, back, order, turn))
+            requests.append(_Push(self, ticket, parcel, self.clocks.after(parcel), load, hyper, back, order, turn))
         counts = self.counts._replace(
             pushes=self.counts.pushes + len(plan.keys),
             pulls=self.counts.pulls + (0 if writer is None else len(plan.keys)),
@@ -248,6 +249,10 @@ class Pushes:
 
     def _fail(self, ticket: Ticket) -> None:
         self._failed[ticket] = None
+
+
+def _tensors(values: Arrays | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return values.tensors if isinstance(values, Arrays) else values
 
 
 class _Back(NamedTuple):

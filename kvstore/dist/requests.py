@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvstore.consistency import Rule
+from kvstore.dist.entries import Entries, Piece, Pieces
 from kvstore.dist.outgoing import Packer
-from kvstore.dist.parcels import Entry, Parcel, Piece
+from kvstore.dist.parcels import Parcel
 from kvstore.dist.plans import Plan
 from kvstore.member.outstanding import Effect, Question, Request, Sender
 from kvstore.member.session import Session
@@ -87,9 +89,15 @@ class Requests:
             self._session.scheduler, "closing the store", (), lambda sender: CloseStore(*sender, store=self.store)
         )
 
-    def declare(self, specs: Mapping[Key, Spec], bound: int, longest: int) -> dict[Key, list[Piece]]:
-        """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers."""
-        keys = list(specs)
+    def declare(
+        self, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], bound: int, longest: int
+    ) -> Entries:
+        """Have new keys placed (rank 0), or wait until rank 0's values of them are on the servers.
+
+        Args:
+            keys, kinds, specs: the array of ``keys[i]`` is one of ``specs[kinds[i]]``.
+            bound, longest: see ``Declare``.
+        """
         placed: Placed = self._one(
             self._session.scheduler,
             "init",
@@ -97,17 +105,16 @@ class Requests:
             lambda sender: Declare(
                 *sender,
                 store=self.store,
-                keys=keys,
-                shapes=[list(spec.shape) for spec in specs.values()],
-                dtypes=[spec.dtype for spec in specs.values()],
+                keys=list(keys),
+                kinds=list(kinds),
+                shapes=[list(spec.shape) for spec in specs],
+                dtypes=[spec.dtype for spec in specs],
                 bound=bound,
                 longest=longest,
             ),
         )
-        return {
-            key: [Piece(number, server, key, start, stop) for number, server, start, stop in segments]
-            for key, segments in zip(keys, placed.segments, strict=True)
-        }
+        columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
+        return Entries.of(keys, kinds, specs, Pieces(*(np.array(column, np.int64) for column in columns)))
 
     def put_values(self, plan: Plan, values: Leaving, effect: Effect) -> None:
         """Give the servers the first values of a plan's keys, then tell the scheduler, of which ``effect`` is a part."""
@@ -122,15 +129,14 @@ class Requests:
         )
 
     def _init(self, parcel: Parcel, values: Leaving, sender: Sender) -> Init:
+        kinds, shapes = parcel.shapes()
         return Init(
             *sender,
             store=self.store,
             ids=parcel.ids,
-            keys=[piece.key for piece in parcel.pieces],
-            shapes=[
-                [piece.stop - piece.start] if entry.cut else list(entry.spec.shape)
-                for piece, entry in zip(parcel.pieces, parcel.entries, strict=True)
-            ],
+            keys=parcel.keys(),
+            kinds=kinds,
+            shapes=shapes,
             dtype=parcel.dtype,
             buffers=self.packer.pack(parcel, values),
         )

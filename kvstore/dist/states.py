@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kvstore.dist.parcels import Entry, Piece
+from kvstore.dist.entries import Entry, Piece
 from kvstore.errors import UsageError
 from kvstore.spec import Key
 from kvstore.states import States

@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 import torch
 
 from kvstore import states
+from kvstore.arguments import one_kind, pairs
 from kvstore.base import KVStore
 from kvstore.config import Config
 from kvstore.consistency import Rule
 from kvstore.dist.clocks import Clocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
+from kvstore.dist.entries import Entries
 from kvstore.dist.incoming import Writer
 from kvstore.dist.join import Joining
 from kvstore.dist.optimizer import Optimizing, described
 from kvstore.dist.options import parse
-from kvstore.dist.parcels import Entry
 from kvstore.dist.plans import Plan, Plans
 from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
@@ -29,10 +30,21 @@ from kvstore.errors import AlreadyInitialised, Unsupported, UsageError
 from kvstore.member.session import Session, shared
 from kvstore.optim import require_shapes
 from kvstore.placement import WHOLE
-from kvstore.spec import Key, as_shape, require_same
+from kvstore.spec import Key, Spec, as_shape, require_same
 from kvstore.statistics import Statistics
 from kvstore.ticket import Limits, Ticket
-from kvstore.values import Leaving, as_dtype, as_output, as_tensors, reduce_to, spec_of
+from kvstore.values import (
+    Arrays,
+    Layout,
+    Leaving,
+    as_dtype,
+    as_output,
+    as_tensors,
+    kinds_of,
+    reduce_to,
+    spec_of,
+    values_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -94,38 +106,50 @@ class DistStore(KVStore):
 
     # ---- values
 
-    def _init(self, values: dict[Key, list[Any]], listed: list[Key]) -> None:
+    def init(self, key: Any, value: Any) -> None:
+        """See ``KVStore``."""
         self._check()
-        if len(values) < len(listed):
-            raise UsageError("init with a key listed twice")
-        for key in values:
-            if key in self._entries:
-                raise AlreadyInitialised(f"key {key!r} is initialised already; push a new value instead")
-        firsts = {key: as_tensors(arrays)[0] for key, arrays in values.items()}
-        specs = {key: spec_of(first) for key, first in firsts.items()}
-        require_shapes(self._optimizing.optimizer, specs.items())
+        keys, arrays, kind = self._new(key, value)
+        kinds, specs, values = _first_values(arrays)
+        firsts = ((keys[kinds.index(number)], spec) for number, spec in enumerate(specs))
+        require_shapes(self._optimizing.optimizer, firsts)
         whole = self._optimizing.whole
         piece_bytes = self._session.config.piece_bytes
-        pieces = self._requests.declare(specs, WHOLE if whole else self._bound, WHOLE if whole else piece_bytes)
-        places = range(len(self._entries), len(self._entries) + len(specs))
-        entries = {
-            key: Entry(spec, pieces[key], place) for (key, spec), place in zip(specs.items(), places, strict=True)
-        }
+        entries = self._requests.declare(
+            keys, kinds, specs, WHOLE if whole else self._bound, WHOLE if whole else piece_bytes
+        )
         if self.rank == 0:
-            plan = Plan(entries, list(entries), piece_bytes)
-            first_values = Leaving([first.contiguous() for first in firsts.values()])
-            self._requests.put_values(plan, first_values, partial(self._add, entries))
+            plan = Plan(entries, keys, piece_bytes)
+            self._requests.put_values(plan, Leaving(values), partial(self._add, entries))
         else:
             self._session.client.alone(self._add, entries)
+        self._kind = kind
 
-    def _add(self, entries: Mapping[Key, Entry]) -> None:
-        self._clocks.grow(len(self._entries.keys() | entries.keys()))
-        self._plans.add(entries)
+    def _new(self, key: Any, value: Any) -> tuple[list[Key], list[Any], type]:
+        """Return new keys, all different, the first value of each, and of what type the store's keys are.
+
+        Raises:
+            UsageError, AlreadyInitialised: they are not such.
+        """
+        listed = pairs(key, value, self._kind)
+        if listed is None:
+            grouped = self._pairs(key, value)
+            if isinstance(key, list | tuple) and len(grouped) < len(key):
+                raise UsageError("init with a key listed twice")
+            listed = list(grouped), list(grouped.values()), one_kind(grouped, self._kind)
+        for each in listed[0]:
+            if each in self._entries.places:
+                raise AlreadyInitialised(f"key {each!r} is initialised already; push a new value instead")
+        return listed
+
+    def _add(self, entries: Entries) -> None:
+        self._clocks.grow(len(self._entries) + len(entries))
+        self._entries.add(entries)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> Ticket:
         """See ``KVStore``."""
         self._check()
-        plan, values, _ = self._given(key, value)
+        plan, values = self._given(self._plans.known(key), key, value)
         return self._pushes.push("push", plan, values, None, priority)
 
     def pull(
@@ -133,7 +157,7 @@ class DistStore(KVStore):
     ) -> Ticket:
         """See ``KVStore``."""
         self._check()
-        plan, writer = self._wanted(key, out, copy)
+        plan, writer = self._wanted(self._plans.known(key), key, out, copy)
         return self._pushes.pull(plan, writer, priority, wait)
 
     def pushpull(
@@ -141,11 +165,9 @@ class DistStore(KVStore):
     ) -> Ticket:
         """See ``KVStore``."""
         self._check()
-        plan, values, plain = self._given(key, value)
-        if out is None and plain:
-            writer = Writer(plan, values, True, copy)
-        else:
-            _, writer = self._wanted(key, value if out is None else out, copy)
+        known = self._plans.known(key)
+        plan, values = self._given(known, key, value)
+        _, writer = self._wanted(known, key, value if out is None else out, copy)
         return self._pushes.pushpull(plan, values, writer, priority, wait)
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
@@ -281,10 +303,6 @@ class DistStore(KVStore):
     def statistics(self) -> Statistics:
         """See ``KVStore``."""
         self._session.client.poll()
-        held = [0] * len(self._session.servers)
-        for entry in self._entries.values():
-            for piece in entry.pieces:
-                held[piece.server] += (piece.stop - piece.start) * entry.spec.itemsize
         counts = self._pushes.counts
         return Statistics(
             keys=len(self._entries),
@@ -295,7 +313,7 @@ class DistStore(KVStore):
             outstanding=self._pushes.outstanding,
             staleness=dict(counts.staleness),
             late=counts.late,
-            server_bytes=tuple(held),
+            server_bytes=tuple(self._entries.bytes_by_server(len(self._session.servers))),
         )
 
     def close(self) -> None:
@@ -316,36 +334,47 @@ class DistStore(KVStore):
             raise UsageError("this store is closed")
         self._pushes.check()
 
-    def _given(self, key: Any, value: Any) -> tuple[Plan, Sequence[torch.Tensor], bool]:
-        """Return what ``key`` means, the sum over devices of each key's values, contiguous, and if they are plain.
+    def _given(self, known: Plan | None, key: Any, value: Any) -> tuple[Plan, Arrays | Sequence[torch.Tensor]]:
+        """Return what ``key`` means, and the sum over devices of each key's values, contiguous.
 
         A sum is on the first value's device or on the CPU.
         """
-        plain = self._plans.plain(key, value)
-        if plain is not None:
-            return *plain, True
-        pairs = self._pairs(key, value)
-        plan = self._plans.of(pairs)
-        given = [self._checked(key, as_tensors(arrays)) for key, arrays in pairs.items()]
-        sums = [
+        arrays = None if known is None else known.values(value if isinstance(key, list | tuple) else [value])
+        if known is not None and arrays is not None:
+            return known, arrays
+        grouped = self._pairs(key, value)
+        plan = self._plans.of(grouped)
+        given = [self._checked(key, as_tensors(values)) for key, values in grouped.items()]
+        return plan, [
             reduce_to(tensors, tensors[0].device if self._on_device or len(tensors) == 1 else CPU).contiguous()
             for tensors in given
         ]
-        return plan, sums, False
 
-    def _wanted(self, key: Any, out: Any, copy: bool) -> tuple[Plan, Writer]:
+    def _wanted(self, known: Plan | None, key: Any, out: Any, copy: bool) -> tuple[Plan, Writer]:
         """Return what ``key`` means, and what writes its values into ``out``."""
-        plain = self._plans.plain(key, out)
-        if plain is not None:
-            plan, outs = plain
-            return plan, Writer(plan, outs, True, copy)
-        pairs = self._pairs(key, out)
-        plan = self._plans.of(pairs)
-        targets = [self._checked(key, [as_output(array) for array in arrays]) for key, arrays in pairs.items()]
-        return plan, Writer(plan, targets, False, copy)
+        arrays = None if known is None else known.outputs(out if isinstance(key, list | tuple) else [out])
+        if known is not None and arrays is not None:
+            return known, Writer(known, arrays, copy)
+        grouped = self._pairs(key, out)
+        plan = self._plans.of(grouped)
+        outs = [self._checked(key, [as_output(array) for array in arrays]) for key, arrays in grouped.items()]
+        return plan, Writer(plan, outs, copy)
 
     def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         entry = self._entries[key]
         for tensor in tensors:
             require_same(key, entry.spec, spec_of(tensor), "this call has")
         return tensors
+
+
+def _first_values(arrays: Sequence[Any]) -> tuple[list[int], list[Spec], Arrays | list[torch.Tensor]]:
+    """Return of which kind each of ``arrays`` is, the kinds, and the arrays, contiguous; of several devices the first."""
+    known = kinds_of(arrays)
+    if known is not None:
+        values = values_of(arrays, Layout(*known))
+        if values is not None:
+            return known[0].tolist(), known[1], values
+    firsts = [as_tensors(array)[0] for array in arrays]
+    kinds: dict[Spec, int] = {}
+    numbers = [kinds.setdefault(spec_of(first), len(kinds)) for first in firsts]
+    return numbers, list(kinds), [first.contiguous() for first in firsts]

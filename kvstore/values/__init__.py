@@ -1,5 +1,6 @@
 """Arrays in and out: whatever the caller has becomes a torch tensor over the same memory. Torch begins here."""
 
+from kvstore.values.addresses import collect, scatter
 from kvstore.values.arrays import (
     as_dtype,
     as_output,
@@ -14,12 +15,15 @@ from kvstore.values.arrays import (
 from kvstore.values.copying import copy_each, spread
 from kvstore.values.finite import all_finite
 from kvstore.values.grads import without_grad
+from kvstore.values.lists import Arrays, Layout, kinds_of, many_small, outputs_of, values_of
 from kvstore.values.overlap import crossed
 from kvstore.values.reduce import reduce_to, sum_in_order
 from kvstore.values.runs import Part, Run, cut, runs_of, sum_runs
 from kvstore.values.staging import Leaving, from_host
 
 __all__ = [
+    "Arrays",
+    "Layout",
     "Leaving",
     "Part",
     "Run",
@@ -28,19 +32,25 @@ __all__ = [
     "as_output",
     "as_tensor",
     "as_tensors",
+    "collect",
     "copy_each",
     "crossed",
     "cut",
     "from_buffer",
     "from_host",
+    "kinds_of",
+    "many_small",
+    "outputs_of",
     "readable",
     "reduce_to",
     "runs_of",
+    "scatter",
     "spec_of",
     "split_like",
     "spread",
     "sum_in_order",
     "sum_runs",
     "to_buffer",
+    "values_of",
     "without_grad",
 ]

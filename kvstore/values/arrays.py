@@ -52,7 +52,7 @@ def as_tensor(value: Any) -> torch.Tensor:
         UsageError: it is none of these, or of a dtype that cannot be stored.
     """
     if isinstance(value, torch.Tensor):
-        return _checked(value.detach())
+        return _checked(value.detach()).resolve_neg()
     if isinstance(value, np.ndarray | np.generic):
         return _from_numpy(readable(np.asarray(value)))
     if hasattr(value, "__dlpack__"):
@@ -87,7 +87,9 @@ def as_output(out: Any) -> torch.Tensor:
         if not _plain(out):
             raise UsageError("out has unusual strides; pass a plain array and copy from it")
         return _written(_from_numpy(out))
-    if isinstance(out, torch.Tensor) or hasattr(out, "__dlpack__"):
+    if isinstance(out, torch.Tensor):
+        return _written(_checked(out.detach()))
+    if hasattr(out, "__dlpack__"):
         return _written(as_tensor(out))
     raise UsageError(f"out must be an array to write to, not {type(out).__name__}")
 

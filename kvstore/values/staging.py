@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from kvstore.values.addresses import Column
+from kvstore.values.lists import Arrays
+
 
 class Leaving:
-    """Tensors on their way to the host: those of CUDA devices come while the first are being sent already.
+    """Arrays on their way to the host: those of CUDA devices come while the first are being sent already.
 
     Args:
-        tensors: contiguous; on the CPU they are what they are.
+        values: contiguous tensors; on the CPU they are what they are.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors = list(tensors)
+    def __init__(self, values: Arrays | Sequence[torch.Tensor]) -> None:
         self._events: dict[int, torch.cuda.Event] = {}
+        self._arrays = values if isinstance(values, Arrays) else Arrays.of(self._begin(values))
+
+    def _begin(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors as they will be on the host; copies are under way."""
+        here = list(tensors)
         streams: dict[torch.device, torch.cuda.Stream] = {}
         for position, tensor in enumerate(tensors):
             if not tensor.is_cuda:
@@ -26,21 +33,21 @@ class Leaving:
                 stream = streams[tensor.device] = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
                 stream.wait_stream(torch.cuda.current_stream(tensor.device))
             with torch.cuda.stream(stream):
-                here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                here.copy_(tensor, non_blocking=True)
+                here[position] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                here[position].copy_(tensor, non_blocking=True)
                 tensor.record_stream(stream)
-                self._tensors[position] = here
                 self._events[position] = stream.record_event()
+        return here
 
-    def arrived(self, positions: Iterable[int]) -> Sequence[torch.Tensor]:
-        """Return all tensors, of which those at ``positions`` are complete."""
+    def arrived(self, positions: Column) -> Arrays:
+        """Return all arrays, of which those at ``positions`` are complete."""
         if self._events:
-            for position in positions:
+            for position in positions.tolist():
                 event = self._events.get(position)
                 if event is not None:
                     event.synchronize()
                     self._events.pop(position, None)  # not before: an exception may have ended the wait
-        return self._tensors
+        return self._arrays
 
 
 def from_host(flat: torch.Tensor, outs: Sequence[torch.Tensor]) -> set[torch.cuda.Stream]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from kvstore.errors import WireError
-from kvstore.spec import ITEMSIZE, MAX_DIMS, MAX_ELEMENTS, MAX_KEY_CHARS
+from kvstore.spec import ITEMSIZE, MAX_DIMS, MAX_ELEMENTS, MAX_KEY_CHARS, kind_of
 
 Check: TypeAlias = Callable[[Any], None]
 
@@ -126,22 +126,36 @@ def tuple_of(*checks: Check) -> Check:
     return checked
 
 
-def ids(value: Any) -> None:
-    """A list of distinct segment ids. Checked in bulk: a message may hold thousands."""
+def keys(value: Any) -> None:
+    """A list of keys, checked in bulk: a message may hold 100,000."""
     if type(value) is not list or len(value) > MAX_ITEMS:
-        raise _refuse(value, "a list of segment ids")
-    if not all(type(item) is int for item in value) or (value and not 0 <= min(value) <= max(value) < 2**32):
-        raise _refuse(value, "segment ids of 32 bits")
+        raise _refuse(value, f"a list of at most {MAX_ITEMS} keys")
+    if kind_of(value) is None:
+        for item in value:
+            key(item)
+
+
+def integers(low: int = 0, high: int = 2**63 - 1) -> Check:
+    """A list of ints (never bools) from ``low`` to ``high``, checked in bulk."""
+
+    def check(value: Any) -> None:
+        if type(value) is not list or len(value) > MAX_ITEMS:
+            raise _refuse(value, f"a list of at most {MAX_ITEMS} integers")
+        if value and not (set(map(type, value)) == {int} and low <= min(value) and max(value) <= high):
+            raise _refuse(value, f"a list of integers from {low} to {high}")
+
+    return check
+
+
+clocks = integers(0, 2**62 - 1)  # how often each key has been pushed
+_numbers = integers(0, 2**32 - 1)
+
+
+def ids(value: Any) -> None:
+    """A list of distinct segment ids."""
+    _numbers(value)
     if len(set(value)) != len(value):
         raise _refuse(value, "distinct segment ids")
-
-
-def clocks(value: Any) -> None:
-    """A list of clocks: how often a key has been pushed."""
-    if type(value) is not list or len(value) > MAX_ITEMS:
-        raise _refuse(value, "a list of clocks")
-    if not all(type(item) is int for item in value) or (value and not 0 <= min(value) <= max(value) < 2**62):
-        raise _refuse(value, "clocks of 62 bits")
 
 
 def hyperparameter(value: Any) -> None:

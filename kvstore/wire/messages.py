@@ -24,9 +24,10 @@ Rank = Annotated[int, f.integer(-1, MAX_NODES)]
 Seq = Annotated[int, f.integer()]
 Store = Annotated[int, f.integer(0, MAX_STORES - 1)]
 Text = Annotated[str, f.text()]
-Keys = Annotated[list[Any], f.list_of(f.key)]
+Keys = Annotated[list[Any], f.keys]
 Ids = Annotated[list[int], f.ids]
 Clocks = Annotated[list[int], f.clocks]
+Kinds = Annotated[list[int], f.integers()]  # for each array, its place in a list of shapes
 Dtypes = Annotated[list[str], f.list_of(f.dtype)]
 Shapes = Annotated[list[list[int]], f.list_of(f.shape)]
 Number = Annotated["float | None", f.optional(f.number)]
@@ -115,3 +116,9 @@ def same_length(*lists: Sequence[Any]) -> None:
     """Raise ``WireError`` unless all ``lists``, which describe the same things, have one length."""
     if len({len(items) for items in lists}) > 1:
         raise WireError(f"lists of different lengths: {', '.join(str(len(items)) for items in lists)}")
+
+
+def require_known(kinds: Sequence[int], known: Sequence[Any]) -> None:
+    """Raise ``WireError`` unless each of ``kinds`` is a place in the list of those that are ``known``."""
+    if kinds and max(kinds) >= len(known):
+        raise WireError(f"an array of kind {max(kinds)}, where there are {len(known)} kinds")

@@ -15,6 +15,7 @@ from kvstore.wire.messages import (
     Dtypes,
     Ids,
     Keys,
+    Kinds,
     Mults,
     Number,
     Pairs,
@@ -23,6 +24,7 @@ from kvstore.wire.messages import (
     Seq,
     Shapes,
     Store,
+    require_known,
     same_length,
 )
 
@@ -30,9 +32,9 @@ Codec = Annotated[
     "list[Any] | None",
     f.optional(f.tuple_of(f.text(16), f.list_of(f.tuple_of(f.text(32), f.hyperparameter), 16))),
 ]  # how values are compressed: a type and its numbers; see ``kvstore.codecs``
-Lengths = Annotated[list[int], f.list_of(f.integer(0, 1 << 40))]  # bytes of each payload
-Spans = Annotated[list[int], f.list_of(f.integer(1, 1 << 20))]  # of how many segments each payload is; none: of one
-Owners = Annotated[list[int], f.list_of(f.integer(0, 2**32))]  # segments; one may have several states
+Lengths = Annotated[list[int], f.integers(0, 1 << 40)]  # bytes of each payload
+Spans = Annotated[list[int], f.integers(1, 1 << 20)]  # of how many segments each payload is; none: of one
+Owners = Annotated[list[int], f.integers(0, 2**32)]  # segments; one may have several states
 Names = Annotated[list[str], f.list_of(f.text(64))]
 
 MAX_PRIORITY = 2**31
@@ -66,7 +68,7 @@ class Open(Request):
 @message(41)
 @dataclass(frozen=True)
 class Init(Request):
-    """From rank 0: new segments of one dtype with their first values; ``shapes`` are those of the segments.
+    """From rank 0: new segments of one dtype with their first values; the i-th has ``shapes[kinds[i]]``.
 
     In this message, in ``Push`` and in ``Values`` the buffers together hold the segments' elements back to back, in the
     order of the ids, however they are divided.
@@ -75,12 +77,14 @@ class Init(Request):
     store: Store
     ids: Ids
     keys: Keys
+    kinds: Kinds
     shapes: Shapes
     dtype: Annotated[str, f.dtype]
     buffers: Sequence[Buffer] = field(repr=False)
 
     def __post_init__(self) -> None:
-        same_length(self.ids, self.keys, self.shapes)
+        same_length(self.ids, self.keys, self.kinds)
+        require_known(self.kinds, self.shapes)
 
 
 @message(42)

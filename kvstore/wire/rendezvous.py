@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from kvstore.spec import MAX_SEGMENTS
+from kvstore.errors import WireError
+from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
 from kvstore.wire.messages import (
     MAX_NODES,
     Dtypes,
+    Ids,
     Keys,
+    Kinds,
     Message,
     Node,
     Rank,
@@ -22,8 +25,11 @@ from kvstore.wire.messages import (
     Shapes,
     Store,
     Text,
+    require_known,
     same_length,
 )
+
+Elements = Annotated[list[int], f.integers(0, MAX_ELEMENTS)]
 
 
 @message(10)
@@ -91,32 +97,41 @@ class Lost(Message):
 @message(15)
 @dataclass(frozen=True)
 class Declare(Request):
-    """These keys exist, with these shapes and dtypes: place them (rank 0), or wait until their values are there.
+    """These keys exist: place them (rank 0), or wait until their values are there.
 
-    Arrays of ``bound`` elements or more are cut across servers, into segments of at most ``longest`` bytes; rank 0's
-    word counts.
+    The array of ``keys[i]`` has the shape and dtype number ``kinds[i]``. Arrays of ``bound`` elements or more are cut
+    across servers, into segments of at most ``longest`` bytes; rank 0's word counts.
     """
 
     store: Store
     keys: Keys
+    kinds: Kinds
     shapes: Shapes
     dtypes: Dtypes
     bound: Annotated[int, f.integer(1)]
     longest: Annotated[int, f.integer(1)]
 
     def __post_init__(self) -> None:
-        same_length(self.keys, self.shapes, self.dtypes)
+        same_length(self.keys, self.kinds)
+        same_length(self.shapes, self.dtypes)
+        require_known(self.kinds, self.shapes)
 
 
 @message(16)
 @dataclass(frozen=True)
 class Placed(Reply):
-    """For each key its segments, as ``[id, server, start, stop]``."""
+    """How many segments each key has; and, for all of them, the id, the server, and which elements of the array."""
 
-    segments: Annotated[
-        list[list[list[int]]],
-        f.list_of(f.list_of(f.tuple_of(f.integer(), f.integer(0, MAX_NODES), f.integer(), f.integer()), MAX_SEGMENTS)),
-    ]
+    counts: Annotated[list[int], f.integers(1, MAX_SEGMENTS)]
+    ids: Ids
+    servers: Annotated[list[int], f.integers(0, MAX_NODES)]
+    starts: Elements
+    stops: Elements
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.servers, self.starts, self.stops)
+        if sum(self.counts) != len(self.ids):
+            raise WireError(f"{len(self.ids)} segments, where {sum(self.counts)} are announced")
 
 
 @message(17)

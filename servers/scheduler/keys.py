@@ -6,14 +6,16 @@ another shape or dtype than someone else fails, and so does the one it contradic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
-from kvstore.errors import AlreadyInitialised, Mismatch, UsageError
-from kvstore.placement import place, require_few
+from kvstore.errors import Mismatch, UsageError
 from kvstore.spec import Key, Spec, shorten
 from kvstore.wire import Declare
+from servers.scheduler.placements import Columns, Placements, first_other
 
 
 class Asker(NamedTuple):
@@ -23,20 +25,8 @@ class Asker(NamedTuple):
     request: Declare
 
 
-Segments = list[list[int]]
-Outcome = tuple[Asker, "list[Segments] | Exception"]
-
-
-@dataclass
-class _Placed:
-    spec: Spec
-    segments: Segments
-    bound: int
-    longest: int
-    ready: bool = False
-
-
-Said = tuple[tuple[Key, ...], tuple[tuple[int, ...], ...], tuple[str, ...]]  # keys, shapes, dtypes
+Outcome = tuple[Asker, "Columns | Exception"]
+Said = tuple[tuple[Key, ...], tuple[int, ...], tuple[Spec, ...]]  # keys, kinds, and what these are
 
 
 @dataclass(eq=False)
@@ -44,10 +34,12 @@ class _Group:
     """Declarations that say the same and wait: one however many workers there are, for they name all keys of a model.
 
     Attributes:
+        number: it grows from one to the next.
         missing: how many of the keys have no value yet.
         askers: whose declarations they are.
     """
 
+    number: int
     said: Said
     specs: Mapping[Key, Spec]
     missing: int
@@ -62,61 +54,60 @@ class Keys:
     """
 
     def __init__(self, loads: list[int]) -> None:
-        self._loads = loads
-        self._placed: dict[Key, _Placed] = {}
+        self._placements = Placements(loads)
+        self._specs: dict[Spec, Spec] = {}  # one for all arrays that are alike: to compare them costs nothing then
+        self._numbers = itertools.count()
         self._waiting: dict[Said, _Group] = {}
-        self._by_key: dict[Key, dict[_Group, None]] = {}  # in order; whoever contradicts one of them does not wait
+        self._by_key: dict[Key, tuple[_Group, ...]] = {}  # in order; whoever contradicts one of them does not wait
         self._by_rank: dict[int, dict[int, _Group]] = {}  # and then by the sequence number of the declaration
-        self._latest: tuple[Said, list[Segments] | Exception] | None = None  # a declaration and its outcome
-        self._next_id = 0
+        self._latest: tuple[Said, Columns | Exception] | None = None  # a declaration and its outcome
 
     def declare(self, peer: bytes, request: Declare) -> tuple[list[Outcome], Exception | None]:
         """Take a worker's declaration.
 
         Returns:
-            The outcomes, for this worker and for those it contradicts: segments for each key, or an error; and what
-            rank 0, whose own call was answered before, must be told.
+            The outcomes, for this worker and for those it contradicts: segments, or an error; and what rank 0, whose
+            own call was answered before, must be told.
         """
         asker = Asker(peer, request)
-        said = (tuple(request.keys), tuple(map(tuple, request.shapes)), tuple(request.dtypes))
+        said = (tuple(request.keys), tuple(request.kinds), self._known(request))
         if request.rank != 0 and said in self._waiting:
             self._wait(self._waiting[said], asker)
             return [], None
         if request.rank != 0 and self._latest is not None and said == self._latest[0]:
             return [(asker, self._latest[1])], None
-        specs = {key: Spec(shape, dtype) for key, shape, dtype in zip(*said, strict=True)}
+        specs = dict(zip(request.keys, map(said[2].__getitem__, request.kinds), strict=True))
         if len(specs) < len(request.keys):
             return [(asker, UsageError("a key is declared twice in one call"))], None
         contradicted = self._contradicted(request.rank, specs)
         if contradicted:
             return [(asker, contradicted[0][1]), *contradicted], None
         if request.rank == 0:
-            return self._place(asker, specs), None
-        for key, spec in specs.items():
-            known = self._placed.get(key)
-            if known is not None and known.spec != spec:
-                error = Mismatch(f"key {key!r} is {known.spec} on worker 0, but {spec} on worker {request.rank}")
-                return [(asker, error)], error
-        missing = sum(not self._ready(key) for key in specs)
+            return [(asker, self._place(request, specs))], None
+        key = self._placements.contradicted(specs)
+        if key is not None:
+            known = self._placements.specs[key]
+            error = Mismatch(f"key {key!r} is {known} on worker 0, but {specs[key]} on worker {request.rank}")
+            return [(asker, error)], error
+        missing = len(self._placements.missing(specs.keys()))
         if not missing:
             return self._settle(said, [asker]), None
-        group = self._waiting[said] = _Group(said, specs, missing)
-        for key in specs:
-            self._by_key.setdefault(key, {})[group] = None
+        group = self._waiting[said] = _Group(next(self._numbers), said, specs, missing)
+        others = {key: (*self._by_key[key], group) for key in specs.keys() & self._by_key.keys()}
+        self._by_key.update(dict.fromkeys(specs, (group,)))
+        self._by_key.update(others)
         self._wait(group, asker)
         return [], None
 
     def ready(self, keys: Sequence[Key]) -> list[Outcome]:
         """Note that rank 0's values of ``keys`` are on the servers; return the outcomes of those who waited for it."""
+        new = self._placements.missing(keys) & self._placements.specs.keys()
+        self._placements.ready |= new
         done: list[_Group] = []
-        for key in keys:
-            if key not in self._placed or self._placed[key].ready:
-                continue
-            self._placed[key].ready = True
-            for group in self._by_key.get(key, ()):
-                group.missing -= 1
-                if not group.missing:
-                    done.append(group)
+        for group in self._waiting_for(new):
+            group.missing -= len(new & group.specs.keys())
+            if not group.missing:
+                done.append(group)
         for group in done:
             self._remove(group)
         return [outcome for group in done for outcome in self._settle(group.said, group.askers)]
@@ -132,8 +123,8 @@ class Keys:
     def forget(self) -> None:
         """The store is closed: its keys weigh nothing any more."""
         self._latest = None
-        for key in list(self._placed):
-            self._drop(key)
+        self._specs.clear()
+        self._placements.clear()
 
     def waits(self, rank: int) -> bool:
         """Whether a declaration of ``rank`` waits."""
@@ -144,13 +135,24 @@ class Keys:
         group = self._by_rank.get(rank, {}).get(seq)
         if group is None:
             return ""
-        return f"waits for worker 0 to init {shorten(key for key in group.specs if not self._ready(key))}"
+        missing = self._placements.missing(group.specs.keys())
+        return f"waits for worker 0 to init {shorten(key for key in group.specs if key in missing)}"
+
+    def _known(self, request: Declare) -> tuple[Spec, ...]:
+        """Return what the arrays of a declaration are, by kind."""
+        specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(request.shapes, request.dtypes, strict=True)]
+        return tuple(self._specs.setdefault(spec, spec) for spec in specs)
+
+    def _waiting_for(self, keys: Collection[Key]) -> list[_Group]:
+        """Return who waits, and has declared some of ``keys``, in the order in which they came."""
+        groups = {group for listed in set(map(self._by_key.get, keys)) if listed is not None for group in listed}
+        return sorted(groups, key=attrgetter("number"))
 
     def _wait(self, group: _Group, asker: Asker) -> None:
         peer, request = asker
         if group.askers:  # a thousand workers that name the same thousand keys name them in the same memory
             first = group.askers[0].request
-            request = replace(request, keys=first.keys, shapes=first.shapes, dtypes=first.dtypes)
+            request = replace(request, keys=first.keys, kinds=first.kinds, shapes=first.shapes, dtypes=first.dtypes)
         group.askers.append(Asker(peer, request))
         self._by_rank.setdefault(request.rank, {})[request.seq] = group
 
@@ -158,66 +160,39 @@ class Keys:
         """Nobody waits any more who has declared what ``group`` has."""
         del self._waiting[group.said]
         for key in group.specs:
-            del self._by_key[key][group]
-            if not self._by_key[key]:
-                del self._by_key[key]
+            listed = self._by_key.pop(key)
+            if len(listed) > 1:
+                self._by_key[key] = tuple(other for other in listed if other is not group)
         for _, request in group.askers:
             del self._by_rank[request.rank][request.seq]
             if not self._by_rank[request.rank]:
                 del self._by_rank[request.rank]
 
-    def _place(self, asker: Asker, specs: Mapping[Key, Spec]) -> list[Outcome]:
-        bound, longest = asker.request.bound, asker.request.longest
-        placed_before = [key for key in specs if key in self._placed]
-        for key in placed_before:
-            if self._placed[key].ready:
-                return [(asker, AlreadyInitialised(f"key {key!r} is initialised already"))]
-        for key in placed_before:  # an earlier call was interrupted: this one is the same, or another
-            known = self._placed[key]
-            if (known.spec, known.bound, known.longest) != (specs[key], bound, longest):
-                self._drop(key)
+    def _place(self, request: Declare, specs: Mapping[Key, Spec]) -> Columns | Exception:
         try:
-            new = {key: spec for key, spec in specs.items() if key not in self._placed}
-            placed = place(new, self._loads, bound, longest)
+            self._placements.add(specs, request.bound, request.longest)
+            return self._placements.columns(request.keys)
         except UsageError as exc:
-            return [(asker, exc)]
-        for key, segments in placed.items():
-            numbered = []
-            for segment in segments:
-                numbered.append([self._next_id, segment.server, segment.start, segment.stop])
-                self._next_id += 1
-            self._placed[key] = _Placed(specs[key], numbered, bound, longest)
-        return [(asker, self._outcome(list(specs)))]
-
-    def _drop(self, key: Key) -> None:
-        placed = self._placed.pop(key)
-        for _, server, start, stop in placed.segments:
-            self._loads[server] -= (stop - start) * placed.spec.itemsize
+            return exc
 
     def _contradicted(self, rank: int, specs: Mapping[Key, Spec]) -> list[tuple[Asker, Exception]]:
         """Return, and forget, those who wait, and said something else of a key."""
         found: list[tuple[Asker, Exception]] = []
-        for key, spec in specs.items():
-            for group in [group for group in self._by_key.get(key, ()) if group.specs[key] != spec]:
+        for group in self._waiting_for(specs.keys()):
+            key = first_other(specs, group.specs)
+            if key is not None:
                 self._remove(group)
                 for asker in group.askers:
-                    words = f"{group.specs[key]} on worker {asker.request.rank}, but {spec} on worker {rank}"
+                    words = f"{group.specs[key]} on worker {asker.request.rank}, but {specs[key]} on worker {rank}"
                     found.append((asker, Mismatch(f"key {key!r} is {words}")))
         return found
 
-    def _ready(self, key: Key) -> bool:
-        return key in self._placed and self._placed[key].ready
-
     def _settle(self, said: Said, askers: Sequence[Asker]) -> list[Outcome]:
         """Return the outcomes of those who have declared ``said``, since all these keys have their values."""
-        outcome = self._outcome(said[0])
+        outcome: Columns | Exception
+        try:
+            outcome = self._placements.columns(said[0])
+        except UsageError as exc:
+            outcome = exc
         self._latest = said, outcome
         return [(asker, outcome) for asker in askers]
-
-    def _outcome(self, keys: Sequence[Key]) -> list[Segments] | Exception:
-        segments = {key: self._placed[key].segments for key in keys}
-        try:
-            require_few({key: len(its) for key, its in segments.items()})  # others may have placed them call by call
-        except UsageError as exc:
-            return exc
-        return list(segments.values())

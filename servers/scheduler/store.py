@@ -120,6 +120,6 @@ def _placed(outcomes: list[Outcome]) -> list[Answer]:
     return [
         refuse(asker.peer, asker.request, outcome)
         if isinstance(outcome, Exception)
-        else Answer(asker.peer, asker.request, Placed(asker.request.seq, outcome))
+        else Answer(asker.peer, asker.request, Placed(asker.request.seq, *outcome))
         for asker, outcome in outcomes
     ]

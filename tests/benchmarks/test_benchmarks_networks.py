@@ -13,6 +13,7 @@ from benchmarks.networks import elements, shapes_of
         ("resnet50", 161, 25_557_032),
         ("vgg16", 32, 138_357_544),
         ("small", 2000, 256_000),
+        ("many", 100_000, 200_000),
         ("tiny", 1, 256),
         ("40MB", 1, 10_000_000),
         ("1KB", 1, 250),
@@ -27,7 +28,9 @@ def test_shapes(name, arrays, numbers):
 
 @pytest.mark.parametrize("name", ["resnet", "40", "MB", "4TB", "-1MB"])
 def test_an_unknown_network_is_told_those_there_are(name):
-    with pytest.raises(ValueError, match=f"no network '{name}'; choose from resnet50, vgg16, small, tiny, or a size"):
+    with pytest.raises(
+        ValueError, match=f"no network '{name}'; choose from resnet50, vgg16, small, many, tiny, or a size"
+    ):
         shapes_of(name)
 
 

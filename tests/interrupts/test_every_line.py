@@ -135,6 +135,43 @@ def test_pushes_and_pulls(job: ThreadedJob, verb: str, mode: str, error: type[Ba
     job.run_sessions(work)
 
 
+@pytest.mark.parametrize("numpy", [True, False], ids=["numpy", "torch"])
+def test_many_small_arrays_at_once(job: ThreadedJob, numpy: bool) -> None:
+    def arrays(value: float) -> list[Any]:
+        made = [torch.full((3,), float(value)) for _ in range(40)]
+        return [tensor.numpy() for tensor in made] if numpy else made
+
+    def work(session: Session) -> None:
+        store, keys = DistStore(session, "dist_sync"), list(range(40))
+        store.init(keys, arrays(0))
+        values, outs, pulled = arrays(0), arrays(0), arrays(0)
+        pushes = expected = 0
+
+        def call(line: int) -> None:
+            for value in values:
+                value[:] = line % 7 + 1
+            store.pushpull(keys, values, outs)
+
+        def after(line: int) -> None:
+            nonlocal pushes, expected
+            for value in values:
+                value[:] = 1e9  # nobody reads them any more
+            if store.statistics().pushes > pushes:
+                pushes, expected = pushes + 40, line % 7 + 1
+            assert store.statistics().pushes == pushes
+            store.pull(keys, pulled)
+            assert all((out == expected).all() for out in pulled)
+            for value in outs:
+                value[:] = -1
+            store.barrier()
+            assert all((out == -1).all() for out in outs)
+
+        assert sweep(job, call, after, Interrupt) > 300
+        store.close()
+
+    job.run_sessions(work)
+
+
 def test_init(job: ThreadedJob) -> None:
     def work(session: Session) -> None:
         watched = Watched(session, "async")

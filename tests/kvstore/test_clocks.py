@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from placed import entries_for
+
 from kvstore.dist.clocks import Clocks
-from kvstore.dist.parcels import Entry, Piece, parcels
+from kvstore.dist.parcels import parcels
 from kvstore.spec import Spec
 
-SPLIT = Entry(Spec((4,), "float32"), [Piece(0, 0, "w", 0, 2), Piece(1, 1, "w", 2, 4)], 0)
+SPLIT = entries_for({"w": Spec((4,), "float32")}, 2, 1)
 
 
 def made(*pushed: int) -> Clocks:
@@ -38,17 +40,15 @@ def test_a_push_counts_for_its_own_keys_however_often_it_is_noted() -> None:
 
 
 def test_clocks_are_those_of_the_keys() -> None:
-    entries = {
-        "a": Entry(Spec((2,), "float32"), [Piece(0, 0, "a", 0, 2)], 0),
-        "b": Entry(Spec((3,), "float32"), [Piece(1, 0, "b", 0, 3)], 1),
-    }
+    entries = entries_for({"a": Spec((2,), "float32"), "b": Spec((3,), "float32")}, 1, 100)
     (parcel,) = parcels(entries, ["b", "a"], 100)
     assert made(0, 3).of(parcel) == [3, 0]
+    assert made(0, 3).after(parcel) == [4, 1]
 
 
 def test_the_round_that_the_earliest_piece_is_of_counts() -> None:
     clocks = made(1)
-    one, two = parcels({"w": SPLIT}, ["w"], 100)
+    one, two = parcels(SPLIT, ["w"], 100)
     clocks.advance(one, [7])
     assert clocks.pushed.tolist() == [1], "of the other nothing is known"
     clocks.advance(two, [3])
@@ -59,9 +59,9 @@ def test_the_round_that_the_earliest_piece_is_of_counts() -> None:
 
 def test_after_a_join_a_worker_goes_on_behind_the_others_never_before_itself() -> None:
     clocks = made(4)
-    clocks.resume([SPLIT], {0: 9, 1: 6})
+    clocks.resume(list(SPLIT.values()), {0: 9, 1: 6})
     assert clocks.pushed.tolist() == [6]
-    clocks.resume([SPLIT], {0: 2, 1: 2})
+    clocks.resume(list(SPLIT.values()), {0: 2, 1: 2})
     assert clocks.pushed.tolist() == [6]
-    clocks.resume([SPLIT], {})
+    clocks.resume(list(SPLIT.values()), {})
     assert clocks.pushed.tolist() == [6]

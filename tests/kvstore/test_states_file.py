@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from kvstore.dist.parcels import Entry, Piece
+from kvstore.dist.entries import Entry, Piece
 from kvstore.dist.states import assemble, cut
 from kvstore.errors import UsageError
 from kvstore.optim import describe

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from threaded import ThreadedJob
@@ -98,7 +99,7 @@ def test_states_are_saved_from_and_loaded_to_a_device(tmp_path: Path) -> None:
 def test_host_copies_go_through_pinned_memory() -> None:
     value = torch.arange(6.0, device=GPU).view(2, 3).t()
     here = torch.ones(2)
-    copy, same = Leaving([value.contiguous(), here]).arrived([0, 1])
+    copy, same = Leaving([value.contiguous(), here]).arrived(np.array([0, 1])).tensors
     assert copy.is_pinned()
     assert copy.tolist() == [[0, 3], [1, 4], [2, 5]]
     assert same is here

@@ -54,7 +54,7 @@ class Flat:
         for step in range(2):
             grads = randoms(self.shapes, seed + step, dtype)
             total = torch.cat([grads[key].reshape(-1) for key in keys]).to(group.params[0].dtype)
-            self.updater.step([group], group.split(total), [total])
+            self.updater.step([group], [total])
         parts = moved.split([math.prod(self.shapes[key]) for key in keys])
         self.values |= {key: part.view(self.shapes[key]) for key, part in zip(keys, parts, strict=True)}
         return len(group.params)

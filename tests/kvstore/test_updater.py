@@ -102,7 +102,7 @@ def test_multipliers_know_a_key_by_another_name() -> None:
     updater = Updater(describe("sgd", {"lr": 1.0, "lr_mult": {"w": 0.5}}), lambda _: "w")
     weight = torch.zeros(1)
     grad = torch.ones(1)
-    updater.step([updater.group([7], [(1,)], weight)], [grad], [grad])
+    updater.step([updater.group([7], [(1,)], weight)], [grad])
     assert weight.item() == -0.5
 
 

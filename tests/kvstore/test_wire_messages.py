@@ -62,9 +62,12 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "ids": some(st.integers(0, 2**32 - 1), size, unique=True),
         "clocks": some(st.integers(0, 2**62 - 1), size),
         "names": some(text, size),
-        "servers": some(text, size),
+        "servers": some(text if get_args(hint)[:1] == (list[str],) else st.integers(0, 4096), size),
         "departed": some(st.integers(0, 4096), size),
-        "segments": some(some(st.tuples(whole, st.integers(0, 4096), whole, whole).map(list), 2), size),
+        "kinds": some(st.integers(0, max(0, size - 1)), size),
+        "counts": some(st.just(1), size),
+        "starts": some(st.integers(0, 2**48), size),
+        "stops": some(st.integers(0, 2**48), size),
         "hyper": some(st.tuples(text, hyper).map(list), size),
         "lr_mult": some(st.tuples(keys, numbers).map(list), size),
         "wd_mult": some(st.tuples(keys, numbers).map(list), size),
@@ -200,13 +203,15 @@ def test_too_many_frames_are_refused() -> None:
 
 
 def test_the_longest_answers_that_are_meant_are_not_too_long() -> None:
-    segment = [2**32 - 1, 4095, 2**48 - 1, 2**48]
-    for segments in ([[segment] * MAX_SEGMENTS], [[segment]] * MAX_SEGMENTS):
-        assert len(encode(wire.Placed(2**62, segments))[0]) < MAX_HEADER
+    columns = [[number] * MAX_SEGMENTS for number in (2**32 - 1, 4095, 2**48 - 1, 2**48)]
+    for counts in ([MAX_SEGMENTS], [1] * MAX_SEGMENTS):
+        assert len(encode(wire.Placed(2**62, counts, *columns))[0]) < MAX_HEADER
 
 
 def test_a_key_of_many_segments_may_be_placed() -> None:
-    placed = wire.Placed(1, [[[i, i % 3, 7 * i, 7 * i + 7] for i in range(5000)]])
+    numbers = list(range(5000))
+    starts, stops = [7 * number for number in numbers], [7 * number + 7 for number in numbers]
+    placed = wire.Placed(1, [5000], numbers, [number % 3 for number in numbers], starts, stops)
     assert decode(encode(placed)) == placed
 
 
@@ -298,11 +303,12 @@ def test_extensions_are_refused(code: int) -> None:
     ("cls", "field"),
     [
         (wire.Declare, "shapes"),
-        (wire.Init, "shapes"),
+        (wire.Init, "kinds"),
         (wire.Push, "clocks"),
         (wire.Pull, "ids"),
         (wire.States, "names"),
         (wire.PutStates, "shapes"),
+        (wire.Placed, "starts"),
     ],
 )
 @settings(max_examples=10)
@@ -314,6 +320,22 @@ def test_lists_of_different_lengths_are_refused(cls: type[Any], field: str, data
     header[at] = header[at][:-1]
     with pytest.raises(WireError, match="different lengths"):
         decode([msgpack.packb(header), *getattr(message, "buffers", [])])
+
+
+def test_what_lists_refer_to_must_be_there() -> None:
+    header = [VERSION, 15, "worker", 0, 1, 1, 1, 0, ["a", "b"], [0, 1], [[1], [2]], ["int8"] * 2, 1, 1]
+    decode([msgpack.packb(header)])
+    header[9] = [0, 2]
+    with pytest.raises(WireError, match="an array of kind 2, where there are 2 kinds"):
+        decode([msgpack.packb(header)])
+
+
+@pytest.mark.parametrize("counts", [[1], [2, 1], [1, 1, 1]])
+def test_as_many_segments_come_as_are_announced(counts: list[int]) -> None:
+    columns = [[0, 1], [0, 0], [0, 0], [1, 1]]
+    decode([msgpack.packb([VERSION, 16, 1, [2], *columns])])
+    with pytest.raises(WireError, match="2 segments, where"):
+        decode([msgpack.packb([VERSION, 16, 1, counts, *columns])])
 
 
 ME = ("worker", 0, 1, 1, 1)
@@ -333,17 +355,25 @@ ME = ("worker", 0, 1, 1, 1)
         wire.Pull(*ME, 256, [0], [1]),
         wire.Pull("boss", *ME[1:], 0, [0], [1]),
         wire.Pull("worker", -2, *ME[2:], 0, [0], [1]),
-        wire.Declare(*ME, 0, [""], [[1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k" * 1025], [[1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, [1.5], [[1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, [True], [[1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [[-1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [[2**48 + 1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [[2**40, 2**40]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [[1] * 33], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [[1]], ["complex64"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [[1]], ["float32"], 0, 1),
-        wire.Declare(*ME, 0, ["k"], [[1]], ["float32"], 1, 0),
+        wire.Declare(*ME, 0, [""], [0], [[1]], ["float32"], 1, 1),
+        wire.Declare(*ME, 0, ["k" * 1025], [0], [[1]], ["float32"], 1, 1),
+        wire.Declare(*ME, 0, [1.5], [0], [[1]], ["float32"], 1, 1),
+        wire.Declare(*ME, 0, [True], [0], [[1]], ["float32"], 1, 1),
+        wire.Declare(*ME, 0, ["k"], [0], [[-1]], ["float32"], 1, 1),
+        wire.Declare(*ME, 0, ["k"], [0], [[2**48 + 1]], ["float32"], 1, 1),
+        wire.Declare(*ME, 0, ["k"], [0], [[2**40, 2**40]], ["float32"], 1, 1),
+        wire.Declare(*ME, 0, ["k"], [0], [[1] * 33], ["float32"], 1, 1),
+        wire.Declare(*ME, 0, ["k"], [0], [[1]], ["complex64"], 1, 1),
+        wire.Declare(*ME, 0, ["k"], [0], [[1]], ["float32"], 0, 1),
+        wire.Declare(*ME, 0, ["k"], [0], [[1]], ["float32"], 1, 0),
+        wire.Declare(*ME, 0, ["k"], [True], [[1], [1]], ["float32"] * 2, 1, 1),
+        wire.Declare(*ME, 0, ["k"], [-1], [[1]], ["float32"], 1, 1),
+        wire.Placed(1, [True], [0], [0], [0], [1]),
+        wire.Placed(1, [0], [], [], [], []),
+        wire.Placed(1, [2], [1, 1], [0, 0], [0, 1], [1, 2]),
+        wire.Placed(1, [1], [0], [4097], [0], [1]),
+        wire.Placed(1, [1], [0], [0], [0.0], [1]),
+        wire.Placed(1, [1], [0], [0], [0], [2**48 + 1]),
         wire.Push(*ME, 0, [1], [1], 1, None, None),
         wire.Push(*ME, 0, [1], [1], True, float("nan"), None),
         wire.Push(*ME, 0, [1], [1], True, None, float("inf")),

@@ -61,6 +61,7 @@ class Worker:
             store=store,
             ids=list(values),
             keys=keys or [f"k{number}" for number in values],
+            kinds=list(range(len(values))),
             shapes=[list(value.shape) for value in values.values()],
             dtype=str(next(iter(values.values()), torch.empty(0)).dtype).removeprefix("torch."),
             buffers=[to_buffer(value.contiguous()) for value in values.values()],

@@ -166,9 +166,8 @@ def _well_formed(draw: st.DrawFn) -> list[Any]:
     shapes = [draw(st.sampled_from([[2], [2], [], [3, 3], [2**40]])) for _ in keys]
     dtypes = [draw(st.sampled_from(["float32", "float32", "int8"])) for _ in keys]
     bound = draw(st.sampled_from([1, 1000]))
-    return encode(
-        Declare(*member.me(), store=store, keys=keys, shapes=shapes, dtypes=dtypes, bound=bound, longest=2**40)
-    )
+    kinds = list(range(len(keys)))
+    return encode(Declare(*member.me(), store, keys, kinds, shapes, dtypes, bound, longest=2**40))
 
 
 KEYED = ["barrier", "beat", "ready", "declare", "declare"]  # what a scheduler is asked
@@ -191,7 +190,7 @@ def flood(count: int, seed: int = 0) -> Any:
         [msgpack.packb([VERSION, 99])],
         [msgpack.packb([VERSION, 18])],
         [msgpack.packb([VERSION, 42, "worker", 0, 1, 1, 0, 0, [1] * 5000, [1], True, None, None])],
-        [msgpack.packb([VERSION, 41, "worker", 0, 1, 1, 0, 0, [1], ["k"], [[2**40, 2**40]], ["float32"]])],
+        [msgpack.packb([VERSION, 41, "worker", 0, 1, 1, 0, 0, [1], ["k"], [0], [[2**40, 2**40]], "float32"])],
         [b"x"] * 100,
         [bytes(1 << 16)],
     ]

@@ -33,13 +33,13 @@ class Member:
         return Barrier(*self.me(), store=store, number=number)
 
     def declare(self, *keys: str, shape: Iterable[int] = (1,), store: int = 0) -> Declare:
-        count = len(keys)
         return Declare(
             *self.me(),
             store=store,
             keys=list(keys),
-            shapes=[list(shape)] * count,
-            dtypes=["int8"] * count,
+            kinds=[0] * len(keys),
+            shapes=[list(shape)],
+            dtypes=["int8"],
             bound=1000,
             longest=2**40,
         )

@@ -468,9 +468,9 @@ def test_keys_are_declared_and_ready():
     assert job.say(w1, early) == []
     assert job.reply(w1, w1.explain(early.seq)).text == "waits for worker 0 to init 'a', 'b'"
     mine = w0.declare("b", "a")
-    assert job.reply(w0, mine) == Placed(mine.seq, [[[1, 0, 0, 1]], [[0, 0, 0, 1]]])
+    assert job.reply(w0, mine) == Placed(mine.seq, [1, 1], [1, 0], [0, 0], [0, 0], [1, 1])
     ready = Ready(*w0.me(), store=0, keys=["a", "b"])
-    placed = Placed(early.seq, [[[0, 0, 0, 1]], [[1, 0, 0, 1]]])
+    placed = Placed(early.seq, [1, 1], [0, 1], [0, 0], [0, 0], [1, 1])
     assert dict(job.say(w0, ready)) == {w0: Ack(ready.seq), w1: placed}
     for member, request, reply in ((w0, mine, None), (w0, ready, Ack(ready.seq)), (w1, early, placed)):
         again = job.reply(member, request)
@@ -519,7 +519,9 @@ def test_a_key_that_rank_0_will_never_give_is_not_waited_for():
         Open("worker", 1, 1, 5, 0, store=0, mode="sync"),
         Ready("worker", 1, 1, 5, 0, store=0, keys=["a"]),
         Barrier("server", 0, 1, 5, 0, store=0, number=1),
-        Declare("server", 0, 1, 5, 0, store=0, keys=["a"], shapes=[[1]], dtypes=["int8"], bound=1, longest=2**40),
+        Declare(
+            "server", 0, 1, 5, 0, store=0, keys=["a"], kinds=[0], shapes=[[1]], dtypes=["int8"], bound=1, longest=2**40
+        ),
     ],
 )
 def test_what_a_member_may_not_ask_is_refused(message: Any):

@@ -8,13 +8,15 @@ from kvstore.errors import AlreadyInitialised, Mismatch, UsageError
 from kvstore.spec import MAX_SEGMENTS
 from kvstore.wire import Declare
 from servers.scheduler.keys import Keys
+from servers.scheduler.placements import Columns
 
 
 class Said:
     """Declares as a worker, and keeps what everybody was told."""
 
     def __init__(self, servers: int = 2) -> None:
-        self.keys = Keys([0] * servers)
+        self.loads = [0] * servers
+        self.keys = Keys(self.loads)
         self.heard: dict[int, list[object]] = {}
         self.seq = itertools.count(1)
         self.fault: Exception | None = None
@@ -28,6 +30,7 @@ class Said:
             *("worker", rank, 1, seq, 0),
             store=0,
             keys=list(shapes),
+            kinds=list(range(len(specs))),
             shapes=[shape for shape, _ in specs],
             dtypes=[dtype for _, dtype in specs],
             bound=bound,
@@ -43,7 +46,15 @@ class Said:
     def _hear(self, outcomes: list) -> None:
         for asker, outcome in outcomes:
             assert asker.peer == b"peer %d" % asker.request.rank
-            self.heard.setdefault(asker.request.rank, []).append(outcome)
+            told = listed(outcome) if isinstance(outcome, Columns) else outcome
+            self.heard.setdefault(asker.request.rank, []).append(told)
+
+
+def listed(columns: Columns) -> list[list[list[int]]]:
+    """Return, for each key, its segments: id, server, start and stop."""
+    counts, *numbers = columns
+    segments = iter(zip(*numbers, strict=True))
+    return [[list(next(segments)) for _ in range(count)] for count in counts]
 
 
 A = [[[0, 0, 0, 4]]]  # one key, one segment: id 0 on server 0, elements 0 to 4
@@ -112,7 +123,7 @@ def test_rank_0_may_declare_again_what_has_no_value_yet():
     assert said.heard[0][0] == said.heard[0][1] == [[[0, 0, 0, 4]], [[1, 1, 0, 1]]]
     said.declare(0, b=[8])
     assert said.heard[0][2] == [[[2, 1, 0, 8]]]
-    assert said.keys._loads == [16, 32], "what is not there any more weighs nothing"
+    assert said.loads == [16, 32], "what is not there any more weighs nothing"
 
 
 @pytest.mark.parametrize("other", [[2], ([4], "float64"), [2, 2]])
@@ -160,7 +171,18 @@ def test_who_contradicts_rank_0_later_learns_it_and_so_does_rank_0(ready: bool):
 def test_a_key_twice_in_one_call_is_refused():
     keys = Keys([0])
     request = Declare(
-        "worker", 0, 1, 1, 0, store=0, keys=["a", "a"], shapes=[[1], [1]], dtypes=["int8"] * 2, bound=1, longest=2**40
+        "worker",
+        0,
+        1,
+        1,
+        0,
+        store=0,
+        keys=["a", "a"],
+        kinds=[0, 0],
+        shapes=[[1]],
+        dtypes=["int8"],
+        bound=1,
+        longest=2**40,
     )
     outcomes, fault = keys.declare(b"", request)
     assert [type(outcome) for _, outcome in outcomes] == [UsageError]

@@ -131,8 +131,8 @@ def all_make_and_close_a_store(crowd: Crowd) -> None:
 
 def declare(crowd: Crowd, rank: int) -> Declare:
     keys = [f"key {number}" for number in range(20)]
-    shapes, dtypes = [[3, 4] for _ in keys], ["float32"] * len(keys)
-    return Declare(*crowd.me(rank), store=0, keys=keys, shapes=shapes, dtypes=dtypes, bound=1000, longest=2**40)
+    kinds = [0] * len(keys)
+    return Declare(*crowd.me(rank), 0, keys, kinds, shapes=[[3, 4]], dtypes=["float32"], bound=1000, longest=2**40)
 
 
 def all_declare_keys_before_and_after_they_are_there(crowd: Crowd) -> None:

@@ -15,7 +15,7 @@ from kvstore.spec import Spec
 from kvstore.strips import LANE
 from kvstore.values import Run, from_buffer
 from kvstore.wire import Ack, Values
-from servers.bucket import Bucket, Slot
+from servers.bucket import Bucket, Slots
 from servers.buckets import MAX_SPLITS, Buckets
 from servers.rounds import Rounds
 
@@ -34,7 +34,9 @@ class Watched(Heap):
 
 
 def bucket(*values: torch.Tensor, memory: Heap | None = None) -> Bucket:
-    slots = [Slot(number, f"k{number}", Spec(tuple(value.shape), "float32")) for number, value in enumerate(values)]
+    ids = range(len(values))
+    specs = [Spec(tuple(value.shape), "float32") for value in values]
+    slots = Slots(ids, [f"k{number}" for number in ids], specs, [0] * len(values))
     made = Bucket(slots, "float32", Rounds(frozenset({0})), memory or Heap())
     made.load([Run(0, torch.cat([value.reshape(-1) for value in values]))])
     return made

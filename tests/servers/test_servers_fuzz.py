@@ -72,7 +72,7 @@ def test_a_scheduler_survives_anything(thrown: list[Any], started: bool):
     assert scheduler.failure is None
     if started:
         declare = good.declare("k", store=SPARE)
-        assert job.reply(good, declare) == Placed(declare.seq, [[[0, 0, 0, 1]]])
+        assert job.reply(good, declare) == Placed(declare.seq, [1], [0], [0], [0], [1])
         census = Census(*good.me())
         assert job.reply(good, census) == Counted(census.seq, 0)
 

@@ -164,7 +164,20 @@ def test_what_is_no_request_is_dropped(message: Message):
         Barrier("worker", 0, 1, 50, 0, store=0, number=1),
         Leave("worker", 0, 1, 50, 0, error=None),
         Census("worker", 0, 1, 50, 0),
-        Declare("worker", 0, 1, 50, 0, store=0, keys=["a"], shapes=[[1]], dtypes=["float32"], bound=1, longest=2**40),
+        Declare(
+            "worker",
+            0,
+            1,
+            50,
+            0,
+            store=0,
+            keys=["a"],
+            kinds=[0],
+            shapes=[[1]],
+            dtypes=["float32"],
+            bound=1,
+            longest=2**40,
+        ),
     ],
 )
 def test_what_is_for_the_scheduler_is_refused(message: Message):

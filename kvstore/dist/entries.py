@@ -1,0 +1,151 @@
+"""What a worker knows of its store's keys, in columns: what is done to thousands of keys is a few steps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from kvstore.spec import ITEMSIZE, Key, Spec
+
+Column: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+DTYPES = tuple(ITEMSIZE)  # by the code that columns have
+
+
+class Piece(NamedTuple):
+    """A segment: elements ``start`` to ``stop`` of the array of ``key``, which its server calls ``id``."""
+
+    id: int
+    server: int
+    key: Key
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a worker knows of a key; ``place`` is its number among the store's keys, by which its clock is found."""
+
+    spec: Spec
+    pieces: list[Piece]
+    place: int = 0
+
+    @property
+    def cut(self) -> bool:
+        """Whether it is several segments."""
+        return len(self.pieces) > 1
+
+    @property
+    def servers(self) -> int:
+        """How many servers hold some of it; a server may hold several segments."""
+        return len({piece.server for piece in self.pieces})
+
+
+class Pieces(NamedTuple):
+    """Where arrays are: how many pieces each of them has, and the columns of all pieces, in order; see ``Piece``."""
+
+    counts: Column
+    ids: Column
+    servers: Column
+    starts: Column
+    stops: Column
+
+
+class Entries(Mapping[Key, Entry]):
+    """The keys of one store, in the order in which they were added, and their pieces.
+
+    Attributes:
+        places: by key, its number, from 0.
+        specs: of the arrays, each once.
+        kinds: by place, which of ``specs`` the array has.
+        firsts, counts: by place, the first of its pieces, and how many they are.
+        ids, servers, starts, stops: by piece; see ``Piece``.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[Key, int] = {}
+        self.specs: list[Spec] = []
+        self.kinds, self.firsts, self.counts = _NONE, _NONE, _NONE
+        self.ids, self.servers, self.starts, self.stops = _NONE, _NONE, _NONE, _NONE
+        self._codes: dict[Spec, int] = {}
+
+    @classmethod
+    def of(cls, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], pieces: Pieces) -> Entries:
+        """Return those of ``keys``, of which the i-th is an array of ``specs[kinds[i]]``."""
+        made = cls()
+        made._add(keys, np.array(kinds, np.int64), specs, pieces)
+        return made
+
+    def add(self, others: Entries) -> None:
+        """Take in ``others``, none of which are here yet. May be cut short by an exception, and repeated."""
+        keys, pieces = len(others), others.pieces
+        columns = (column[:pieces] for column in (others.ids, others.servers, others.starts, others.stops))
+        self._add(list(others), others.kinds[:keys], others.specs, Pieces(others.counts[:keys], *columns))
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces all keys have; the columns have room for more."""
+        last = len(self.places) - 1
+        return int(self.firsts[last] + self.counts[last]) if self.places else 0
+
+    def _add(self, keys: Sequence[Key], kinds: Column, specs: Sequence[Spec], pieces: Pieces) -> None:
+        if not keys or keys[0] in self.places:
+            return
+        place, piece = len(self.places), self.pieces
+        for spec in specs:
+            if spec not in self._codes:
+                self.specs[len(self._codes) :] = [spec]
+                self._codes[spec] = len(self._codes)
+        codes = np.array([self._codes[spec] for spec in specs], np.int64)
+        self.kinds = _written(self.kinds, place, codes[kinds])
+        self.firsts = _written(self.firsts, place, piece + np.cumsum(pieces.counts) - pieces.counts)
+        self.counts = _written(self.counts, place, pieces.counts)
+        self.ids = _written(self.ids, piece, pieces.ids)
+        self.servers = _written(self.servers, piece, pieces.servers)
+        self.starts = _written(self.starts, piece, pieces.starts)
+        self.stops = _written(self.stops, piece, pieces.stops)
+        self.places.update(dict(zip(keys, range(place, place + len(keys)), strict=True)))  # all at once: they are here
+
+    def __getitem__(self, key: Key) -> Entry:
+        place = self.places[key]
+        first = int(self.firsts[place])
+        span = slice(first, first + int(self.counts[place]))
+        columns = (column[span].tolist() for column in (self.ids, self.servers, self.starts, self.stops))
+        pieces = [Piece(number, server, key, start, stop) for number, server, start, stop in zip(*columns, strict=True)]
+        return Entry(self.specs[self.kinds[place]], pieces, place)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.places
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def bytes_by_server(self, servers: int) -> list[int]:
+        """Return how many bytes of the arrays each of so many servers holds."""
+        keys, pieces = len(self.places), self.pieces
+        itemsizes = np.array([spec.itemsize for spec in self.specs], np.int64)[self.kinds[:keys]]
+        held = np.zeros(servers, np.int64)
+        nbytes = (self.stops - self.starts)[:pieces] * np.repeat(itemsizes, self.counts[:keys])
+        np.add.at(held, self.servers[:pieces], nbytes)
+        totals: list[int] = held.tolist()
+        return totals
+
+
+_NONE: Column = np.zeros(0, np.int64)
+
+
+def _written(column: Column, start: int, values: Column) -> Column:
+    """Return ``column`` with ``values`` from ``start`` on; it is another one, twice as long, if there is no room."""
+    stop = start + len(values)
+    if stop > len(column):
+        longer = np.zeros(max(stop, 2 * len(column)), np.int64)
+        longer[:start] = column[:start]
+        column = longer
+    column[start:stop] = values
+    return column

@@ -1,0 +1,261 @@
+"""Lists of arrays, thousands at once: whether they are what most callers have, and where their elements lie.
+
+What is to be known of each array is asked by C functions, in ``map``. No lists of new objects are made on the way: of
+so many, the garbage collector would look at all again and again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter, eq
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+from torch.autograd.graph import increment_version
+
+from kvstore.errors import UsageError
+from kvstore.spec import ITEMSIZE, Spec
+from kvstore.values.addresses import Column, collect
+from kvstore.values.arrays import as_dtype, as_output, as_tensor
+
+FEW = 16  # arrays; so many may as well be moved one by one
+PART = 4 << 10  # bytes; arrays that have more, on average, are moved one by one as fast as memory is
+
+_TENSORS = {torch.Tensor, torch.nn.Parameter}
+_DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
+_ON_CPU, _PLAIN = attrgetter("is_cpu"), attrgetter("flags.carray")
+
+T = TypeVar("T")
+
+
+def many_small(count: int, nbytes: int) -> bool:
+    """Whether ``count`` arrays, of so many bytes together, are best moved all at once."""
+    return count > FEW and nbytes < PART * count
+
+
+class Layout:
+    """What the arrays of a list are to be; and how copies of them lie back to back, those of large items first.
+
+    Args:
+        kinds: for each array, which of ``specs`` it has.
+        specs: shapes and dtypes.
+
+    Attributes:
+        shapes, dtypes: of each array, as torch has them.
+        numpy: dtypes as numpy has them; None if it lacks one.
+        lengths: bytes of each array.
+        offsets: where in a copy of all each of them begins; it is aligned there.
+        nbytes: of all.
+        many: see ``many_small``.
+    """
+
+    def __init__(self, kinds: Column, specs: Sequence[Spec]) -> None:
+        numbers = kinds.tolist()
+        self.shapes = list(map([spec.shape for spec in specs].__getitem__, numbers))
+        self.dtypes = list(map([as_dtype(spec.dtype) for spec in specs].__getitem__, numbers))
+        names = [spec.dtype for spec in specs]
+        self.numpy = None if "bfloat16" in names else list(map(list(map(np.dtype, names)).__getitem__, numbers))
+        self.lengths = np.array([spec.nbytes for spec in specs], np.int64)[kinds]
+        self.nbytes = int(self.lengths.sum())
+        self.many = many_small(len(numbers), self.nbytes)
+        ordered = sorted(set(names), key=lambda name: (-ITEMSIZE[name], name))
+        ranks = np.array([ordered.index(name) for name in names])[kinds]
+        self.by_dtype = {name: np.flatnonzero(ranks == rank) for rank, name in enumerate(ordered)}
+        self.order = np.concatenate(list(self.by_dtype.values()))
+        self.offsets = np.empty_like(self.lengths)
+        self.offsets[self.order] = np.cumsum(self.lengths[self.order]) - self.lengths[self.order]
+
+
+class Arrays:
+    """A list of contiguous arrays in this machine's memory.
+
+    Attributes:
+        tensors: over the same memory.
+        own: whether they are copies that nobody else has.
+        given: whether the tensors are the caller's own.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        addresses: Column | None,
+        *,
+        own: bool = False,
+        given: bool = False,
+        made: bool = False,
+    ) -> None:
+        self.tensors = tensors
+        self.own = own
+        self.given = given
+        self._addresses = addresses
+        self._made = made  # tensors are, anew whenever one is asked for; their memory stays where it is
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor], given: bool = False) -> Arrays:
+        """Return contiguous tensors on the CPU as a list of arrays.
+
+        Raises:
+            RuntimeError: one has no plain memory.
+        """
+        addresses = _addresses(tensors)
+        return cls(tuple(tensors), addresses if len(tensors) > FEW else None, given=given)
+
+    def at(self, positions: Column) -> Column | None:
+        """Return where those at ``positions`` begin.
+
+        None: the list is short, or one of them is not where it was, and may be anything by now.
+        """
+        if self._addresses is None:
+            return None
+        addresses = self._addresses[positions]
+        if self._made:
+            return addresses
+        now = _addresses([self.tensors[position] for position in positions.tolist()])
+        return addresses if np.array_equal(addresses, now) else None
+
+    def written(self, positions: Column) -> None:
+        """Let autograd know that those at ``positions`` are written to, other than by torch."""
+        if not self._made:
+            increment_version([self.tensors[position] for position in positions.tolist()])
+
+    def copied(self, layout: Layout) -> Arrays:
+        """Return copies."""
+        flat = np.empty(layout.nbytes, np.uint8)
+        addresses = _addresses(self.tensors) if self._addresses is None else self._addresses
+        collect(addresses[layout.order], layout.lengths[layout.order], flat.data)
+        return _parts(flat, layout)
+
+
+def values_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
+    """Return ``arrays`` to read from, if they are what most callers have; many small ones are copied.
+
+    None: they are to be looked at one by one, and may be wrong.
+    """
+    kinds = set(map(type, arrays))
+    if kinds == {np.ndarray} and layout.many and (copies := _joined(arrays, layout)) is not None:
+        return copies
+    found = _fitting(arrays, kinds, as_tensor, layout)
+    return found.copied(layout) if found is not None and layout.many else found
+
+
+def outputs_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
+    """Return ``arrays`` to write to, as ``values_of`` does."""
+    kinds = set(map(type, arrays))
+    if kinds == {np.ndarray} and layout.many and _writable(arrays, layout):
+        kept = tuple(arrays)
+        addresses = _addresses(map(torch.from_numpy, kept))
+        return Arrays(_Lazy(lambda position: torch.from_numpy(kept[position]), len(kept)), addresses, made=True)
+    return _fitting(arrays, kinds, as_output, layout)
+
+
+def kinds_of(arrays: Sequence[Any]) -> tuple[Column, list[Spec]] | None:
+    """Return which kind of array each is, and the kinds, if all are torch tensors, or all are numpy arrays.
+
+    None: they are to be looked at one by one.
+    """
+    kinds = set(map(type, arrays))
+    shape = torch.Tensor.size if kinds <= _TENSORS else _SHAPE if kinds == {np.ndarray} else None
+    if shape is None:
+        return None
+    numbers: _Numbers = _Numbers()
+    column = np.fromiter(
+        map(numbers.__getitem__, zip(map(_DTYPE, arrays), map(shape, arrays), strict=True)), np.int64, len(arrays)
+    )
+    try:
+        return column, [Spec(tuple(size), str(dtype).removeprefix("torch.")) for dtype, size in numbers]
+    except UsageError:
+        return None
+
+
+def _fitting(
+    arrays: Sequence[Any], kinds: set[type], convert: Callable[[Any], torch.Tensor], layout: Layout
+) -> Arrays | None:
+    given = kinds <= _TENSORS
+    if not given:
+        if any(issubclass(kind, list | tuple) for kind in kinds):  # several devices
+            return None
+        try:
+            arrays = [array if type(array) in _TENSORS else convert(array) for array in arrays]
+        except UsageError:
+            return None
+        if not _TENSORS.issuperset(map(type, arrays)):
+            return None
+    tensors: Sequence[torch.Tensor] = arrays
+    if list(map(_DTYPE, tensors)) != layout.dtypes or not all(map(eq, map(torch.Tensor.size, tensors), layout.shapes)):
+        return None
+    if not all(map(_ON_CPU, tensors)) or any(map(torch.Tensor.is_neg, tensors)):
+        return None
+    try:
+        found = Arrays.of(tensors, given)
+        return found if all(map(torch.Tensor.is_contiguous, tensors)) else None
+    except RuntimeError:  # a layout without plain memory
+        return None
+
+
+def _joined(arrays: Sequence[np.ndarray[Any, Any]], layout: Layout) -> Arrays | None:
+    """Return copies of numpy arrays, whatever their strides; None if one is of another shape or dtype."""
+    if layout.numpy is None or not all(map(eq, map(_SHAPE, arrays), layout.shapes)):
+        return None
+    flat = np.empty(layout.nbytes, np.uint8)
+    stop = 0
+    for name, positions in layout.by_dtype.items():
+        its = arrays if len(layout.by_dtype) == 1 else [arrays[position] for position in positions.tolist()]
+        start, stop = stop, stop + int(layout.lengths[positions].sum())
+        try:
+            np.concatenate(its, axis=None, out=flat[start:stop].view(name), casting="no")
+        except TypeError:
+            return None
+    return _parts(flat, layout)
+
+
+def _writable(arrays: Sequence[np.ndarray[Any, Any]], layout: Layout) -> bool:
+    """Whether numpy arrays fit, and are contiguous, aligned, and not read-only."""
+    return (
+        list(map(_DTYPE, arrays)) == layout.numpy
+        and all(map(eq, map(_SHAPE, arrays), layout.shapes))
+        and all(map(_PLAIN, arrays))
+    )
+
+
+def _parts(flat: np.ndarray[tuple[int], np.dtype[np.uint8]], layout: Layout) -> Arrays:
+    """Return arrays that lie in ``flat``."""
+
+    def part(position: int) -> torch.Tensor:
+        start = int(layout.offsets[position])
+        data = whole[start : start + int(layout.lengths[position])]
+        return data.view(layout.dtypes[position]).view(layout.shapes[position])
+
+    whole = torch.from_numpy(flat)
+    return Arrays(_Lazy(part, len(layout.shapes)), whole.data_ptr() + layout.offsets, own=True, made=True)
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> Column:
+    return np.fromiter(map(torch.Tensor.data_ptr, tensors), np.int64)
+
+
+class _Numbers(dict[Any, int]):
+    """Numbers things as they come."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+class _Lazy(Sequence[T]):
+    """Things that are made when somebody asks for them."""
+
+    def __init__(self, make: Callable[[int], T], size: int) -> None:
+        self._make, self._size = make, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[T]: ...
+    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
+        if isinstance(place, slice):
+            return [self._make(each) for each in range(self._size)[place]]
+        return self._make(range(self._size)[place])

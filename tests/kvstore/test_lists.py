@@ -1,0 +1,256 @@
+"""Lists of arrays that are checked and moved all at once: what comes of it is what comes of them one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.spec import Spec
+from kvstore.values import (
+    Arrays,
+    Layout,
+    as_tensors,
+    collect,
+    kinds_of,
+    outputs_of,
+    scatter,
+    to_buffer,
+    values_of,
+)
+
+SPECS = [Spec((2,), "float32"), Spec((3, 2), "float32"), Spec((), "int64"), Spec((0, 4), "float16"), Spec((5,), "int8")]
+LARGE = Spec((40_000,), "float64")
+
+
+def layout_of(specs: Sequence[Spec]) -> Layout:
+    distinct = list(dict.fromkeys(specs))
+    return Layout(np.array([distinct.index(spec) for spec in specs]), distinct)
+
+
+def numbers(spec: Spec, seed: int) -> np.ndarray[Any, Any]:
+    """Any bits: also NaNs, with whatever is in them."""
+    return np.frombuffer(np.random.default_rng(seed).bytes(spec.nbytes), spec.dtype).reshape(spec.shape)
+
+
+class Interchanged:
+    """Something that has DLPack, and nothing else."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.tensor.__dlpack_device__()
+
+
+def plain(array: np.ndarray[Any, Any]) -> Any:
+    return array.copy()
+
+
+def read_only(array: np.ndarray[Any, Any]) -> Any:
+    made = array.copy()
+    made.flags.writeable = False
+    return made
+
+
+def strided(array: np.ndarray[Any, Any]) -> Any:
+    return np.stack([array, array], axis=-1)[..., 1]
+
+
+def backwards(array: np.ndarray[Any, Any]) -> Any:
+    return array[::-1].copy()[::-1] if array.ndim else array.copy()
+
+
+def swapped(array: np.ndarray[Any, Any]) -> Any:
+    return array.astype(array.dtype.newbyteorder())
+
+
+def tensor(array: np.ndarray[Any, Any]) -> Any:
+    return torch.from_numpy(array.copy())
+
+
+def strided_tensor(array: np.ndarray[Any, Any]) -> Any:
+    return torch.from_numpy(np.stack([array, array], axis=-1))[..., 1]
+
+
+def parameter(array: np.ndarray[Any, Any]) -> Any:
+    made = tensor(array)
+    return torch.nn.Parameter(made, requires_grad=made.is_floating_point())
+
+
+def interchanged(array: np.ndarray[Any, Any]) -> Any:
+    return Interchanged(tensor(array))
+
+
+GAPS = [strided, backwards, strided_tensor]  # unless they have one element
+WAYS = [plain, read_only, strided, backwards, swapped, tensor, parameter, strided_tensor, interchanged]
+lists = st.one_of(
+    st.lists(st.tuples(st.sampled_from(SPECS), st.sampled_from(ways)), min_size=1, max_size=40)
+    for ways in (WAYS, [plain], [tensor, parameter], [plain, read_only, strided, backwards], [plain, tensor])
+)
+
+
+def gaps(listed: Sequence[tuple[Spec, Any]]) -> bool:
+    return any(way in GAPS and spec.size > 1 for spec, way in listed)
+
+
+def bits(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    return [bytes(to_buffer(tensor.detach().contiguous())) for tensor in tensors]
+
+
+def by_address(arrays: Arrays, layout: Layout) -> list[bytes] | None:
+    addresses = arrays.at(np.arange(len(layout.lengths)))
+    if addresses is None:
+        return None
+    out = bytearray(layout.nbytes)
+    collect(addresses, layout.lengths, out)
+    stops = np.cumsum(layout.lengths).tolist()
+    return [bytes(out[stop - length : stop]) for stop, length in zip(stops, layout.lengths.tolist(), strict=True)]
+
+
+@given(lists, st.booleans(), st.integers(0, 2**32))
+def test_values_are_what_they_are_one_by_one(listed: list[tuple[Spec, Any]], large: bool, seed: int) -> None:
+    if large:  # then they are not copied
+        listed = [*listed, (LARGE, tensor)]
+    arrays = [way(numbers(spec, seed + place)) for place, (spec, way) in enumerate(listed)]
+    layout = layout_of([spec for spec, _ in listed])
+    found = values_of(arrays, layout)
+    if found is None:
+        assert gaps(listed)
+        return
+    expected = bits([as_tensors(array)[0] for array in arrays])
+    assert bits(found.tensors) == expected
+    assert by_address(found, layout) == (expected if len(listed) > 16 or found.own else None)
+    assert found.own is layout.many
+
+
+@given(lists, st.integers(0, 2**32))
+def test_outputs_are_written_where_they_are_or_not_at_all(listed: list[tuple[Spec, Any]], seed: int) -> None:
+    outs = [way(numbers(spec, seed)) for spec, way in listed]
+    layout = layout_of([spec for spec, _ in listed])
+    found = outputs_of(outs, layout)
+    assert (found is None) == (
+        gaps(listed) or any(way is read_only or (way is swapped and spec.itemsize > 1) for spec, way in listed)
+    )
+    if found is None:
+        return
+    addresses = found.at(np.arange(len(outs)))
+    assert (addresses is None) == (len(outs) <= 16)
+    if addresses is not None:
+        data = [numbers(spec, seed + 1).tobytes() for spec, _ in listed]
+        found.written(np.arange(len(outs)))
+        scatter(b"".join(data), addresses, layout.lengths)
+        assert [bytes(as_bytes(out)) for out in outs] == data
+
+
+def as_bytes(out: Any) -> memoryview:
+    (data,) = as_tensors(out)
+    return to_buffer(data.contiguous())
+
+
+@pytest.mark.parametrize("make", [plain, tensor], ids=["numpy", "torch"])
+@pytest.mark.parametrize("count", [3, 30])
+@pytest.mark.parametrize("wrong", [Spec((2, 1), "float32"), Spec((2,), "float16"), Spec((3,), "float32")], ids=str)
+def test_an_array_that_does_not_fit_is_for_who_looks_at_each(make: Any, count: int, wrong: Spec) -> None:
+    layout = layout_of([Spec((2,), "float32")] * count)
+    arrays = [make(np.zeros(2, np.float32)) for _ in range(count)]
+    assert values_of(arrays, layout) is not None
+    assert outputs_of(arrays, layout) is not None
+    arrays[count // 2] = make(np.zeros(wrong.shape, wrong.dtype))
+    assert values_of(arrays, layout) is None
+    assert outputs_of(arrays, layout) is None
+
+
+@pytest.mark.parametrize("count", [3, 30])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        lambda: torch.zeros(2, device="meta"),
+        lambda: torch.eye(2).to_sparse()[0],
+        lambda: torch.zeros(1).expand(2),
+        lambda: [torch.zeros(2)],
+        lambda: (torch.zeros(2), torch.zeros(2)),
+        lambda: 3.0,
+        lambda: None,
+    ],
+    ids=["meta", "sparse", "expanded", "list", "tuple", "number", "none"],
+)
+def test_what_has_no_memory_of_its_own_is_for_who_looks_at_each(count: int, odd: Any) -> None:
+    layout = layout_of([Spec((2,), "float32")] * count)
+    for arrays in ([torch.zeros(2)] * count, [np.zeros(2, np.float32)] * count):
+        arrays[-1] = odd()
+        assert values_of(arrays, layout) is None
+        assert outputs_of(arrays, layout) is None
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_what_torch_negates_when_it_is_read_is_negated(count: int) -> None:
+    layout = layout_of([Spec((1,), "float32")] * count)
+    views = [torch.complex(torch.zeros(1), torch.full((1,), -float(number))).conj().imag for number in range(count)]
+    assert all(view.is_neg() and view.is_contiguous() for view in views)
+    assert values_of(views, layout) is None
+    assert [value.item() for view in views for value in as_tensors(view)] == list(range(count))
+    assert not any(value.is_neg() for view in views for value in as_tensors(view))
+    assert outputs_of(views, layout) is None
+
+
+def test_a_tensor_that_has_moved_is_not_written_by_its_address() -> None:
+    layout = layout_of([Spec((2,), "float32")] * 20)
+    outs = [torch.zeros(2) for _ in range(20)]
+    found = outputs_of(outs, layout)
+    assert found is not None
+    outs[7].data = torch.zeros(1)
+    assert found.at(np.array([6, 7])) is None
+    assert found.at(np.array([5, 6])) is not None
+
+
+def test_versions_grow_with_what_is_written() -> None:
+    outs = [torch.zeros(2) for _ in range(20)]
+    found = outputs_of(outs, layout_of([Spec((2,), "float32")] * 20))
+    assert found is not None
+    found.written(np.array([3]))
+    assert [out._version for out in outs] == [number == 3 for number in range(20)]
+
+
+@given(st.lists(st.sampled_from(SPECS), min_size=1, max_size=30), st.sampled_from([plain, tensor]))
+def test_kinds_are_numbered_as_they_come(specs: list[Spec], make: Any) -> None:
+    found = kinds_of([make(np.zeros(spec.shape, spec.dtype)) for spec in specs])
+    assert found is not None
+    kinds, distinct = found
+    assert distinct == list(dict.fromkeys(specs))
+    assert [distinct[kind] for kind in kinds.tolist()] == specs
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [np.zeros(1), torch.zeros(1)],
+        [np.zeros(1, np.complex64)],
+        [torch.zeros(1, dtype=torch.complex64)],
+        [np.zeros(1, ">f4")],
+        [np.zeros(1), [np.zeros(1)]],
+    ],
+    ids=["mixed", "complex", "complex of torch", "foreign", "list"],
+)
+def test_other_kinds_are_for_who_looks_at_each(arrays: list[Any]) -> None:
+    assert kinds_of(arrays) is None
+
+
+@given(st.lists(st.sampled_from([*SPECS, LARGE]), min_size=1, max_size=30))
+def test_copies_lie_one_after_the_other_and_are_aligned(specs: list[Spec]) -> None:
+    layout = layout_of(specs)
+    spans = sorted(zip(layout.offsets.tolist(), layout.lengths.tolist(), strict=True))
+    at = 0
+    for start, length in spans:
+        assert start == at
+        at += length
+    assert at == layout.nbytes
+    assert all(start % spec.itemsize == 0 for start, spec in zip(layout.offsets.tolist(), specs, strict=True))
