@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from urllib.parse import quote, unquote
 
+from kvstore.cached import cached
 from kvstore.errors import ConfigError
 
 VARIABLES = ("KVSTORE_SECRET_KEY", "KVSTORE_ROOT_KEY", "KVSTORE_MEMBER_KEYS")
@@ -56,7 +56,7 @@ class Keys:
             raise ConfigError("KVSTORE_ROOT_KEY is not among KVSTORE_MEMBER_KEYS: they are of different jobs")
         return cls(secret, root, members)
 
-    @cached_property
+    @cached
     def public(self) -> str:
         """The public key of ``secret``.
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from kvstore.cached import cached
 from kvstore.errors import UnknownName, UsageError, choices
 from kvstore.hyperparameters import finite, is_number, plain, positive
 from kvstore.spec import Key, Spec, check_key
@@ -149,7 +150,7 @@ class Optimizer:
                 + ("give the optimizer one from the start" if fits else "only numbers can change; call set_optimizer")
             )
 
-    @functools.cached_property
+    @cached
     def _numbers(self) -> dict[Key, int]:
         return {key: number for number, group in enumerate(self.groups, 1) for key in group.keys}
 

@@ -6,9 +6,9 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
+from kvstore.cached import cached
 from kvstore.errors import Mismatch, UsageError, choices
 
 Key: TypeAlias = "int | str"
@@ -47,7 +47,7 @@ class Spec:
                 f"shape {self.shape} cannot be stored: at most {MAX_DIMS} dimensions, none negative, and 2^48 elements"
             )
 
-    @cached_property
+    @cached
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
@@ -57,7 +57,7 @@ class Spec:
         """Bytes of one element."""
         return ITEMSIZE[self.dtype]
 
-    @cached_property
+    @cached
     def nbytes(self) -> int:
         """Bytes of the whole array."""
         return self.size * self.itemsize

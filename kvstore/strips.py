@@ -9,11 +9,11 @@ import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 
+from kvstore.cached import cached
 from kvstore.spec import Key
 from kvstore.values import many_small, split_like
 
@@ -40,7 +40,7 @@ class Strip:
     param: torch.Tensor
     master: bool
 
-    @cached_property
+    @cached
     def _spans(self) -> dict[Key, tuple[int, int, Sequence[int]]]:
         """By key, where in ``param`` its array begins, its size, and its shape."""
         sizes = [math.prod(shape) for shape in self.shapes]

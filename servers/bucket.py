@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import torch
 
+from kvstore.cached import cached
 from kvstore.memory import Memory
 from kvstore.spec import ITEMSIZE, Key, Spec
 from kvstore.values import Part, copy_each, from_buffer, sum_runs
@@ -106,7 +106,7 @@ class Bucket:
         self._sent = False
         self._move()
 
-    @cached_property
+    @cached
     def places(self) -> dict[int, int]:
         """By segment, which of them it is."""
         return {number: place for place, number in enumerate(self.ids)}

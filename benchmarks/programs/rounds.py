@@ -25,12 +25,13 @@ def main() -> None:
     options.add_argument("--optimizer", default="none")
     options.add_argument("--memory", choices=["ordinary", "arena"], default="ordinary")
     options.add_argument("--arrays", choices=["torch", "numpy"], default="torch", help="what the caller has")
+    options.add_argument("--check-finite", action="store_true", help="let servers refuse NaN and infinity")
     options.add_argument("--sample-every", type=int, default=0, help="note the servers' memory every so many rounds")
     options.add_argument("--compression", type=json.loads, help="what set_gradient_compression takes, as JSON")
     args = options.parse_args()
 
     arena = args.memory == "arena"
-    store = kv.create(args.type, **({"bigarray_bound": NEVER_CUT} if arena else {}))
+    store = kv.create(args.type, check_finite=args.check_finite, **({"bigarray_bound": NEVER_CUT} if arena else {}))
     shapes = shapes_of(args.net)
     keys = list(range(len(shapes)))
     weights = [torch.zeros(shape) for shape in shapes]

@@ -29,7 +29,7 @@ def pushpull(session: Session) -> None:
         session.measure(case(_work(options), session.peers, memories, transport))
         return
     session.measure(case(_work(options), session.peers, ("ordinary", "arena")))
-    session.measure(case(_work(options, optimizer="sgd"), session.peers, ("ordinary", "arena")))
+    session.measure(with_check(case(_work(options, optimizer="sgd"), session.peers, ("ordinary", "arena"))))
     session.measure(case(_work(options, "vgg16", "sgd"), session.peers))
     session.measure(case(_work(options), session.peers, transport="tcp"))
 
@@ -73,6 +73,13 @@ def case(
     if sums and "sockets" in peers and transport != "auto":
         contenders.append(Sockets(work))
     return Case(name or case_name(work, transport), _title(work, transport), contenders)
+
+
+def with_check(measured: Case) -> Case:
+    """The same work, done by us with ``check_finite`` too, and compared with what it costs without."""
+    ours = next(one for one in measured.contenders if isinstance(one, Ours))
+    checked = replace(ours, name=f"{ours.name}, check_finite", words=(*ours.words, "--check-finite"))
+    return replace(measured, contenders=[checked, *measured.contenders], peers=(*measured.peers, ours.name))
 
 
 def with_numpy(measured: Case, with_init: bool = False) -> Case:

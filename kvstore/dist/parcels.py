@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from kvstore.cached import cached
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -106,23 +106,23 @@ class Parcel:
         self._table = table
         self._numbers = numbers
 
-    @cached_property
+    @cached
     def many(self) -> bool:
         """Whether its stretches are best moved all at once."""
         return many_small(len(self.positions), self.nbytes)
 
-    @cached_property
+    @cached
     def offsets(self) -> Column:
         """For each stretch, where in its array it begins, in bytes."""
         return self.begins * ITEMSIZE[self.dtype]
 
-    @cached_property
+    @cached
     def lengths(self) -> Column:
         """Bytes of each stretch."""
         lengths: Column = (self.ends - self.begins) * ITEMSIZE[self.dtype]
         return lengths
 
-    @cached_property
+    @cached
     def pieces(self) -> list[Piece]:
         """See ``Piece``."""
         table = self._table
@@ -133,12 +133,12 @@ class Parcel:
             for number, position, server, start, stop in zip(self.ids, *lists, strict=True)
         ]
 
-    @cached_property
+    @cached
     def entries(self) -> list[Entry]:
         """What is known of the key of each piece."""
         return [self._table.entries[piece.key] for piece in self.pieces]
 
-    @cached_property
+    @cached
     def sizes(self) -> list[int]:
         """How many elements each piece has."""
         return [piece.stop - piece.start for piece in self.pieces]
@@ -158,7 +158,7 @@ class Parcel:
         shapes = [list(specs[code].shape) if code < len(specs) else [code - len(specs)] for code in distinct.tolist()]
         return kinds.tolist(), shapes
 
-    @cached_property
+    @cached
     def stretches(self) -> list[Stretch]:
         """See ``Stretch``."""
         whole = self.ends - self.begins == self._table.sizes[self.positions]
@@ -169,7 +169,7 @@ class Parcel:
         """Whether an array shares payloads."""
         return bool(self.small) and not entry.cut and entry.spec.size <= self.small
 
-    @cached_property
+    @cached
     def spans(self) -> list[Span]:
         """What the payloads of all pieces are of, in order."""
         made: list[Span] = []

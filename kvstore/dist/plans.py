@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from kvstore.cached import cached
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class Plan:
     def _has_all(self, arrays: Any) -> bool:
         return type(arrays) in (list, tuple) and len(arrays) == len(self.keys)
 
-    @cached_property
+    @cached
     def specs(self) -> list[Spec]:
         """Of each key."""
         return list(map(self._table.specs.__getitem__, self._table.kinds.tolist()))

@@ -1,0 +1,33 @@
+"""``functools.cached_property`` as it is since Python 3.12: without a lock.
+
+Before, all instances of a class shared one, which an exception in the middle of a call, as a signal handler raises it,
+could leave locked for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class cached(Generic[T]):  # noqa: N801 - it is used as a decorator
+    """A property that is computed when it is first read, and then kept. Two threads may both compute it."""
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> cached[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> cached[T] | T:
+        if instance is None:
+            return self
+        value = instance.__dict__[self._name] = self._compute(instance)  # from now on it is found there
+        return value
