@@ -11,7 +11,7 @@ def tell(env: Mapping[str, str], role: str, rank: int, how: str) -> None:
     """Tell the scheduler of a job that a member has ended; the scheduler tells everybody.
 
     Args:
-        env: the environment of a process of the job.
+        env: the environment of the process that has ended, or of the scheduler: with the key of either it may be said.
         role, rank: who has ended.
         how: in words: "exited with code 7".
     """
@@ -19,11 +19,11 @@ def tell(env: Mapping[str, str], role: str, rank: int, how: str) -> None:
         return  # nobody is left to tell; the others hear its silence
     from kvstore.config import Config
     from kvstore.transport.links import links  # only now: launch.py starts without it
-    from kvstore.wire import Lost, encode
+    from kvstore.wire import MAX_REASON, Lost, encode
 
     config = Config.from_env(env)
     transport = links(config)()
     try:
-        transport.send(transport.connect(config.root), encode(Lost(role, rank, how)))
+        transport.send(transport.connect(config.root), encode(Lost(role, rank, how[:MAX_REASON])))
     finally:
         transport.close(linger=LINGER_S)

@@ -54,6 +54,8 @@ class Server:
             self._session.rank,
             self._session.num_workers,
             self._transport,
+            self._transport,
+            self._session.worker_keys,
         )
 
     def run(self) -> int:
@@ -96,7 +98,14 @@ def run_server(
 
 def run_scheduler(config: Config, transport: Transport, clock: Callable[[], float] = time.monotonic) -> int:
     """Be the scheduler until all members have left; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""
-    scheduler = Scheduler(config.num_workers, config.num_servers, config.heartbeat_timeout_s, FAREWELL_S)
+    scheduler = Scheduler(
+        config.num_workers,
+        config.num_servers,
+        config.heartbeat_timeout_s,
+        FAREWELL_S,
+        transport,
+        "" if config.keys is None else config.keys.root,
+    )
 
     def stop_if_finished(outbox: Outbox) -> Outbox:
         if scheduler.finished:

@@ -78,6 +78,7 @@ class Service:
             outbox = self._handle(peer, message)
         except WireError as exc:
             self._drops.note("a bad message", exc)
+            self._transport.refuse(peer)
             return
         except WeightsInDoubt:  # nothing that this server would say from now on could be trusted
             raise

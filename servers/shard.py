@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from kvstore.consistency import Rule
 from kvstore.errors import Mismatch, NodeLost, UsageError, WeightsInDoubt, WireError
 from kvstore.memory import Heap, Memory
 from kvstore.optim import Optimizer, describe
+from kvstore.transport.base import Admission
 from kvstore.wire import (
     MAX_REASON,
     Ack,
@@ -16,6 +17,7 @@ from kvstore.wire import (
     Explain,
     Explanation,
     GetStates,
+    Here,
     Init,
     Message,
     Open,
@@ -31,7 +33,7 @@ from kvstore.wire import (
 from servers.agreement import Agreement
 from servers.ledger import Ledger, Verdict
 from servers.replies import Answer, Outbox, refuse
-from servers.senders import Senders
+from servers.senders import Senders, turn_away
 from servers.table import Table
 
 log = logging.getLogger(__name__)
@@ -46,9 +48,18 @@ class Shard:
         rank: which server this is.
         num_workers: how many workers contribute to a round.
         memory: where values live.
+        admission: decides about links.
+        keys: the public keys that the workers have joined with, by rank; none where nothing is proved.
     """
 
-    def __init__(self, rank: int, num_workers: int, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        num_workers: int,
+        memory: Memory | None = None,
+        admission: Admission | None = None,
+        keys: Sequence[str] = (),
+    ) -> None:
         self.rank = rank
         self._workers = range(num_workers)
         self._incarnations = dict.fromkeys(self._workers, 1)  # what the scheduler gave; nobody is replaced yet
@@ -59,18 +70,22 @@ class Shard:
         self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
         self._departed: Collection[int] = ()
         self._ledger: Ledger[Reply | Pull] = Ledger()
-        self._senders = Senders()
+        self._senders = Senders(admission)
+        self._keys = dict(enumerate(keys))
 
     def handle(self, peer: bytes, message: Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
-        if not isinstance(message, Request):
+        if not isinstance(message, Request) and not isinstance(message, Here):
             log.debug("dropped a %s, which is nothing to tell a server", type(message).__name__)
             return []
         if message.role != "worker" or message.incarnation != self._incarnations.get(message.rank):
-            return [(peer, refuse(peer, message, UsageError(f"{message.node} is no worker of this job")).reply)]
+            return turn_away(peer, message, "is no worker of this job")
+        if not self._senders.admit(peer, message, self._keys.get(message.rank, "")):
+            return turn_away(peer, message, "joined this job with another key than this link's")
+        if isinstance(message, Here):
+            return []
         if isinstance(message, Explain):
             return [(peer, Explanation(message.seq, self._explain(message)[:MAX_REASON]))]
-        self._senders.note(peer, message)
         verdict = self._ledger.admit(message)
         if verdict is Verdict.REPEAT:
             return self._again(peer, message)
@@ -201,6 +216,8 @@ class Shard:
     def _again(self, peer: bytes, message: Request) -> Outbox:
         """Answer a repeat: as before, but with the values of now, for those of then are not kept."""
         before = self._ledger.recall(message)
+        if before is None:
+            self._senders.repeat(peer, message)
         if isinstance(before, Pull):
             table = self._tables.get(before.store)
             if table is None:

@@ -18,7 +18,7 @@ from kvstore.member.window import Window
 from kvstore.memory import Parts
 from kvstore.ticket import Ticket
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Failure, Node, Reply, decode, encode, require_short
+from kvstore.wire import Buffer, Failure, Here, Node, Reply, decode, encode, require_short
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +119,7 @@ class Links:
         self._windows[peer] = Window(self._window)
         route = self._ends.transport.connect(link.endpoint, bulk=link.bulk)
         self._ends.routes[peer], self._ends.peers[route] = route, peer
+        self._introduce(route)
         self._doubtful = False
         return peer
 
@@ -210,6 +211,8 @@ class Links:
         transport = self._make_transport()
         routes = {peer: transport.connect(link.endpoint, bulk=link.bulk) for peer, link in self._links.items()}
         self._ends = _Ends(transport, routes, {route: peer for peer, route in routes.items()})
+        for route in routes.values():
+            self._introduce(route)
         self._windows = {peer: Window(self._window) for peer in self._links}
         for request in self.outstanding:
             window = self._windows[request.peer]
@@ -223,6 +226,12 @@ class Links:
             self._go_on(peer)
 
     # ---- helpers
+
+    def _introduce(self, route: Peer) -> None:
+        """Say whose link it is, before all else; whoever joins has no name yet, and is known by that."""
+        node = self.node
+        if node.rank >= 0:
+            self._ends.transport.send(route, encode(Here(node.role, node.rank, node.incarnation)))
 
     def _message(self, request: Request) -> Sequence[Buffer | Parts]:
         node = self.node
@@ -275,6 +284,7 @@ class Links:
             self._drop("a message", "a stranger", "it is no peer of ours")
             return
         if not frames:  # the link has been made anew
+            self._introduce(route)
             for unanswered in self.outstanding:
                 if unanswered.peer == peer and unanswered.gone:
                     self._send(unanswered)

@@ -53,6 +53,7 @@ class Session:
 
     Attributes:
         stores: how many this process has made.
+        worker_keys: for a server: the public keys that workers have proved, by rank; none where nothing is proved.
         flushes: what is to be done before it leaves.
     """
 
@@ -70,6 +71,7 @@ class Session:
         self.stores = 0
         self.flushes: list[Callable[[float], None]] = []
         self.num_workers = 0
+        self.worker_keys: list[str] = []
         self.servers: list[Peer] = []
         self.scheduler: Peer = b""
         self.client = Client(make_transport, clock, self.limits, config.role, secrets.randbits(62), config.window_bytes)
@@ -102,6 +104,7 @@ class Session:
         welcome = self._welcome()
         self.client.node = Node(self.config.role, welcome.rank, welcome.incarnation)
         self.num_workers = welcome.num_workers
+        self.worker_keys = welcome.worker_keys
         if self.config.role == "worker":
             self.servers = [
                 self.client.connect(endpoint, f"server {rank}", bulk=True)

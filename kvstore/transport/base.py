@@ -18,13 +18,41 @@ IDLE_S, ASK_S, ASKS = 60, 15, 4
 MAX_FRAME = 1 << 36  # bytes; a peer that announces more is disconnected
 
 
-class Transport(Memory, Protocol):
+class Admission(Protocol):
+    """Who may come: what is decided about links that others have made, and what is known of them."""
+
+    def admit(self, peer: Peer) -> None:
+        """Note that ``peer`` is a member of the job.
+
+        Until then it is a stranger: it may send short messages only, all strangers together get a small part of this
+        process's time, and the one that has been silent for longest is dropped when there are too many.
+        """
+        ...
+
+    def refuse(self, peer: Peer) -> None:
+        """Drop a link that others have made, because of the message that came last: what it has cost is strangers'.
+
+        A transport that cannot drop one link goes on with it.
+        """
+        ...
+
+    def identity(self, peer: Peer) -> str:
+        """Return the public key that ``peer`` has proved to have the secret key of; empty where nothing is proved."""
+        ...
+
+    def gone(self, peer: Peer) -> bool:
+        """Whether a link that others have made has ended; False if it is not known."""
+        ...
+
+
+class Transport(Memory, Admission, Protocol):
     """One member's end of its links: it may listen, connect to others, or both.
 
     A ``Peer`` names a link at this end only: ``connect`` returns one, and ``recv`` gives one with each message, to
-    answer by. Frames arrive whole, once on each link, and in order but for priorities; a message to a peer that is gone
-    is dropped. The buffers that are sent must not change afterwards, those that are received must not be written to:
-    they may be one memory. Received ones stay good as long as they are held, whatever happens to the link.
+    answer by. Frames arrive whole, once on each link, and in order but for priorities. A message to a peer that is gone
+    is dropped; whoever takes nothing for a minute of what is sent to them is disconnected. The buffers that are sent
+    must not change afterwards, those that are received must not be written to: they may be one memory. Received ones
+    stay good as long as they are held, whatever happens to the link.
 
     ``allocate`` gives memory that can be sent, whole or in parts, in the cheapest way that there is. It is freed when
     its last view is dropped and nobody can read any more what was sent of it; ``busy`` is whether somebody can.

@@ -110,6 +110,9 @@ class Courier:
     def _see_to(self, link: Link, now: float) -> None:
         if link.connected:
             link.flush()
+            stalls_at = link.stalls_at(now)
+            if stalls_at is not None and now >= stalls_at:
+                link.cut()
             return
         made = link.arrive(now)
         if made is not None:
@@ -124,6 +127,6 @@ class Courier:
             if link.waits:
                 if link.socket is not None:
                     poll.register(link.socket, select.POLLOUT)
-                if not link.connected:
-                    due.append(link.due)
+                stalls_at = link.stalls_at(now)
+                due.append(link.due if stalls_at is None else stalls_at)
         return poll, 1000 * max(0.0, min(due) - now) + 1 if due else None

@@ -78,6 +78,10 @@ class Curve:
         self._socket.set(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
         self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
 
+    def knows(self, key: str) -> bool:
+        """Whether ``key`` is the public key of a member."""
+        return key in self._keys.members
+
     def callback(self, _domain: str, key: bytes) -> bool:
         """Whether whoever has the public key ``key`` may come in; the checker's thread asks."""
         known = key in self._members

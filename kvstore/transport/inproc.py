@@ -104,6 +104,20 @@ class InprocTransport(Heap):
                 return
         self._deliver(peer, sent)
 
+    def admit(self, peer: Peer) -> None:
+        """There are no strangers inside a process."""
+
+    def refuse(self, peer: Peer) -> None:
+        """Nor anybody whose link it would help to drop."""
+
+    def identity(self, peer: Peer) -> str:
+        """Nobody proves anything."""
+        return ""
+
+    def gone(self, peer: Peer) -> bool:
+        """A link lasts as long as its ends."""
+        return False
+
     def gathers(self, peer: Peer) -> bool:
         """No: whoever receives reads where it was sent from."""
         return False

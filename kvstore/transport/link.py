@@ -16,6 +16,7 @@ Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
 RETRY_S, RETRY_MAX_S = 0.02, 1.0
 ATTEMPT_S = 10.0  # until the next attempt to connect, if this one is not answered
+STALLED_S = 60.0  # whoever takes nothing for so long of what waits for them is disconnected
 _PARTS = 256  # buffers in one system call
 _THERE = (0, errno.EISCONN)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
@@ -51,6 +52,8 @@ class Link:
         self._sending = False  # whether nobody knows how much of the queue has left: a call to the system is under way
         self._address: Any = None
         self._tries = 0
+        self._sent = 0  # bytes
+        self._stuck: tuple[int, float] | None = None  # how many had been sent when something first waited, and when
 
     @property
     def lonely(self) -> bool:
@@ -76,7 +79,8 @@ class Link:
         if self.socket is None or not self.connected:
             return not self.queue
         if self._sending:  # an exception has cut that short; the next to come is the courier, or whoever has caught it
-            return self._break(self.socket)
+            self.cut()
+            return True
         while self.queue:
             self._sending = True
             try:
@@ -86,22 +90,37 @@ class Link:
                 return False
             except OSError as exc:
                 require_systems(exc)
-                return self._break(self.socket)
+                self.cut()
+                return True
             self.queue.gone(sent)
+            self._sent += sent
             self._sending = False
         return True
 
-    def _break(self, broken: socket.socket) -> bool:
-        """End a connection over which nothing more must go; return True, for nothing is left to send."""
+    def cut(self) -> None:
+        """End the connection, over which nothing more must go; whoever reads finds out."""
         self._sending = False
         self.queue.clear()
-        with ignored():
-            broken.shutdown(socket.SHUT_RDWR)  # so that whoever reads finds out
-        return True
+        if self.socket is not None:
+            with ignored():
+                self.socket.shutdown(socket.SHUT_RDWR)
+
+    def stalls_at(self, now: float) -> float | None:
+        """When it will have stalled, if nothing leaves until then of what waits; None if nothing does."""
+        if not self.queue or not self.connected:
+            self._stuck = None
+            return None
+        if self._stuck is None or self._stuck[0] != self._sent:
+            self._stuck = (self._sent, now)
+        return self._stuck[1] + STALLED_S
 
     def detach(self) -> None:
         """Have copies of what is queued."""
         self.queue.detach()
+
+    def known(self) -> None:
+        """Take messages of any length from now on: who sends them has been introduced."""
+        self.incoming = Incoming(greeted=True)
 
     def take(self, made: socket.socket) -> None:
         """Have a connection."""

@@ -132,6 +132,22 @@ class SharedMemoryTransport:
             left.insert(0, b"".join(references))
         self._inner.send(peer, left, priority)
 
+    def admit(self, peer: Peer) -> None:
+        """See the inner transport."""
+        self._inner.admit(peer)
+
+    def refuse(self, peer: Peer) -> None:
+        """See the inner transport."""
+        self._inner.refuse(peer)
+
+    def identity(self, peer: Peer) -> str:
+        """See the inner transport."""
+        return self._inner.identity(peer)
+
+    def gone(self, peer: Peer) -> bool:
+        """See the inner transport."""
+        return self._inner.gone(peer)
+
     def gathers(self, peer: Peer) -> bool:
         """Whether what goes to ``peer`` goes through the inner transport, as far as we know, and that does."""
         link = self._links.get(peer)
@@ -158,6 +174,7 @@ class SharedMemoryTransport:
                 message = self._take(peer, frames)
             except WireError as exc:
                 self._drops.note("a bad message", exc)
+                self._inner.refuse(peer)
                 message = None
             if message is not None:
                 return peer, message
@@ -237,19 +254,21 @@ class SharedMemoryTransport:
             return self._resolve(peer, frames)
         if kind not in (HELLO, MAPPED, CANNOT) or len(frames) > 1:
             raise WireError("a frame of the transport's that means nothing")
-        link = self._links.setdefault(peer, _Link())
         if kind == HELLO:
-            self._meet(peer, link, own)
-        elif not link.asked or link.reader is not None:
+            self._meet(peer, own)
+            return None
+        link = self._links.get(peer)
+        if link is None or not link.asked or link.reader is not None:
             raise WireError("an answer to a question that was not asked")
-        elif kind == MAPPED:
+        if kind == MAPPED:
             link.reader = Reader(*_introduced(own))
         return None
 
-    def _meet(self, peer: Peer, link: _Link, own: Buffer) -> None:
+    def _meet(self, peer: Peer, own: Buffer) -> None:
         """Map the arena of a peer, and tell it whether that went well."""
         name, nonce = _introduced(own)
         self._forget()
+        link = self._links.setdefault(peer, _Link())
         arena, link.mapped = self._own(), None
         try:
             if arena is not None:
@@ -262,9 +281,9 @@ class SharedMemoryTransport:
             self._greeted(peer)
 
     def _forget(self) -> None:
-        """Let go of arenas whose owners have closed them: who comes now may have had another before."""
+        """Let go of arenas whose owners have closed them, and of links that are gone: who comes may have had others."""
         for peer, link in list(self._links.items()):
-            if link.mapped is not None and not exists(link.mapped.name):
+            if self._inner.gone(peer) or (link.mapped is not None and not exists(link.mapped.name)):
                 del self._links[peer]
 
     def _resolve(self, peer: Peer, frames: Frames) -> Frames:

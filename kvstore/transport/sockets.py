@@ -24,13 +24,13 @@ from kvstore.memory import Heap, Parts, keep_freed
 from kvstore.transport.base import Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.courier import Courier
-from kvstore.transport.link import RETRY_S, Address, Link
+from kvstore.transport.link import Address, Link
 from kvstore.transport.pacing import LOOK_S
+from kvstore.transport.strangers import Limits, Strangers
 from kvstore.transport.stream import packed
 from kvstore.transport.system_errors import require_systems
 from kvstore.wire import Buffer
 
-HANDSHAKE_S = 10.0  # who has not shown by then that they speak the protocol is disconnected
 _ARRIVING_S = 0.001  # between two looks at whether what was sent has arrived
 _READS = 128  # from one link, before it is another's turn
 
@@ -76,18 +76,21 @@ class SocketTransport(Heap):
 
     Args:
         places: the kind of sockets.
+        limits: what those may cost who have made a link, and have not been admitted.
     """
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: Places, limits: Limits | None = None) -> None:
         keep_freed()
         self._places = places
         self._selector = selectors.DefaultSelector()
         self._bell = Bell()
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._numbers = itertools.count()
-        self._listeners: list[socket.socket] = []
-        self._links: dict[Peer, Link] = {}
-        self._strangers: dict[Peer, float] = {}  # who have made a link and said nothing yet, and since when
+        self._links: dict[Peer, Link] = {}  # those that this side has made, and the admitted ones
+        self._strangers = Strangers(self._selector, self._arrive, limits or Limits())  # the others
+        self._handed_at = 0.0  # when ``recv`` last returned a message
+        # For whom this thread works at strangers' cost, and since when, in the processor's time.
+        self._bill: tuple[Peer, float] | None = None
         self._received: deque[tuple[Peer, Frames]] = deque()
         self._changed = threading.Condition()  # also guards what is sent, and which sockets links have
         self._courier = Courier(self._links, self._changed, partial(places.addresses, wait=True), self._begin)
@@ -102,8 +105,7 @@ class SocketTransport(Heap):
         """
         listener, endpoint = self._places.listen(endpoint)
         listener.setblocking(False)
-        self._listeners.append(listener)
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._strangers.listen(listener)
         return endpoint
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
@@ -129,7 +131,11 @@ class SocketTransport(Heap):
     def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
         """Send ``frames``, or leave what does not fit to the courier, who reads it later: it must stay as it is."""
         link = self._links.get(peer)
-        if link is None or self._closed or link.lost:  # whoever is told of that asks again, in order
+        if link is None:
+            if peer in self._strangers.links:
+                self._strangers.answer(peer, packed(frames))
+            return
+        if self._closed or link.lost:  # whoever is told of that asks again, in order
             return
         parts = packed(frames)
         with self._changed:
@@ -149,33 +155,69 @@ class SocketTransport(Heap):
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message."""
         now = time.monotonic()
+        self._settle(now)
         if now >= self._look_at:
             self._look(now)
         deadline = now + timeout
         while not self._received and not self._closed:
-            events = self._selector.select(timeout)
-            rung = not events
+            until = min(deadline, self._strangers.opens_at)
+            events = self._selector.select(max(0.0, until - now))
+            rung = visited = False
             if timeout and not events:
                 self._read_anyway()
             for key, _ in events:
                 if key.fileobj is self._bell:
                     rung = True
                     self._bell.silence()
-                elif key.data is None:
-                    self._accept(key.fileobj)  # type: ignore[arg-type]
+                elif key.data is self._strangers:
+                    visited = True
                 else:
                     self._read(key.data)
-            if self._strangers:
-                self._turn_away()
-            if rung and not self._received:
+            now = time.monotonic()
+            if visited or self._strangers.links or self._strangers.opens_at <= now:
+                now = self._see_to_strangers(visited, now)
+            if not self._received and (rung or now >= deadline):
                 return None
-            timeout = max(0.0, deadline - time.monotonic())
         if not self._received or self._closed:
             return None
         peer, frames = self._received.popleft()
         if not frames:
             self._links[peer].lost = False
+        self._handed_at = now
+        if peer in self._strangers.links:
+            self._bill = peer, time.thread_time()
         return peer, frames
+
+    def admit(self, peer: Peer) -> None:
+        """Hear ``peer`` as long as it has something to say, at no stranger's cost."""
+        self._settle(time.monotonic())  # what is done for a member from now on is not done for a stranger
+        link = self._strangers.admit(peer)
+        if link is None or link.socket is None:
+            return
+        link.known()
+        with self._changed:
+            self._links[peer] = link
+        self._selector.register(link.socket, selectors.EVENT_READ, link)
+
+    def refuse(self, peer: Peer) -> None:
+        """Drop a link that the other side has made, with what has come over it."""
+        link = self._links.get(peer)
+        if link is not None and link.endpoint:
+            return
+        if self._bill is None:
+            self._bill = peer, time.thread_time() - (time.monotonic() - self._handed_at)
+        self._received = deque(entry for entry in self._received if entry[0] != peer)
+        self._strangers.drop(peer)
+        if link is not None:
+            self._lose(link)
+
+    def gone(self, peer: Peer) -> bool:
+        """Whether it has been lost, and is not one of this side's."""
+        return peer not in self._links and peer not in self._strangers.links
+
+    def identity(self, peer: Peer) -> str:
+        """Nobody proves anything here."""
+        return ""
 
     def interrupt(self) -> None:
         """Wake ``recv``."""
@@ -186,9 +228,10 @@ class SocketTransport(Heap):
         self._closed = True
         with self._changed:  # the courier must not be at what is closed; this thread may hold it already
             self._courier.abandon()
-            for sock in [*self._listeners, *(link.socket for link in self._links.values())]:
+            for sock in [link.socket for link in self._links.values()]:
                 if sock is not None:
                     sock.close()
+            self._strangers.close()
         with suppress(RuntimeError):  # in the end it is not held
             while True:
                 self._changed.release()
@@ -209,8 +252,10 @@ class SocketTransport(Heap):
         while self._on_way() and time.monotonic() < deadline:
             time.sleep(_ARRIVING_S)
         self._selector.close()
-        for sock in [*self._listeners, *(link.socket for link in self._links.values() if link.socket is not None)]:
-            sock.close()
+        self._strangers.close()
+        for link in self._links.values():
+            if link.socket is not None:
+                link.socket.close()
         self._links.clear()
         self._places.leave()
         self._bell.close()
@@ -227,35 +272,33 @@ class SocketTransport(Heap):
         with self._changed:
             self._places.share(self._connections(), now)
 
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                made, _ = listener.accept()
-            except BlockingIOError:
-                return
-            except OSError:  # too many files are open: whoever waits must wait longer
-                time.sleep(RETRY_S)
-                return
-            made.setblocking(False)
-            if not self._places.admit(made):
-                made.close()
-                continue
-            link = Link(b"from:%d" % next(self._numbers))
-            with self._changed:
-                link.take(made)
-                self._links[link.peer] = link
-                link.flush()
-            self._strangers[link.peer] = time.monotonic() + HANDSHAKE_S
-            self._selector.register(made, selectors.EVENT_READ, link)
+    def _settle(self, now: float) -> None:
+        """Have strangers pay for what this thread has done at their cost."""
+        if self._bill is not None:
+            peer, since = self._bill
+            self._strangers.spend(peer, time.thread_time() - since, now)
+            self._bill = None
 
-    def _turn_away(self) -> None:
-        """Close the links of those who have said nothing for too long."""
-        now = time.monotonic()
-        while self._strangers:
-            peer, limit = next(iter(self._strangers.items()))
-            if limit > now:
-                return
-            self._lose(self._links[peer])
+    def _arrive(self, made: socket.socket) -> Link | None:
+        """Greet whoever has made a connection, if they may come."""
+        if not self._places.admit(made):
+            return None
+        link = Link(b"from:%d" % next(self._numbers))
+        link.take(made)
+        link.flush()
+        return link
+
+    def _see_to_strangers(self, visited: bool, now: float) -> float:
+        """Hear strangers, if it is time, and send away those who say nothing; return what time it is then."""
+        if self._strangers.opens_at <= now:
+            self._strangers.open()
+        if visited:
+            message = self._strangers.attend(now)
+            if message is not None:
+                self._received.append(message)
+            now = time.monotonic()
+        self._strangers.dismiss(now)
+        return now
 
     def _read_anyway(self) -> None:
         """Look where nothing wakes us: Linux before 5.8 may forget to, if its memory is full before enough has come."""
@@ -281,8 +324,6 @@ class SocketTransport(Heap):
             if not count:
                 self._lose(link)
                 return
-            if self._strangers and incoming.greeted:
-                self._strangers.pop(link.peer, None)
             if count < len(room):
                 break
         enough = incoming.enough
@@ -292,7 +333,6 @@ class SocketTransport(Heap):
 
     def _lose(self, link: Link) -> None:
         """The other side has gone: forget a link that it made, make ours again."""
-        self._strangers.pop(link.peer, None)
         with self._changed:
             if link.socket is not None:
                 self._selector.unregister(link.socket)

@@ -5,8 +5,9 @@ Numbers are little-endian: one of 32 bits, then one of 64 bits for each frame.
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvstore.errors import WireError
 from kvstore.memory import SMALL, Parts, space
@@ -15,7 +16,8 @@ from kvstore.wire import Buffer
 
 MAX_FRAMES = 1 << 17  # in a message
 _ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit
-_STRANGERS_ROOM = 256  # bytes, until the greeting: whoever says nothing must not cost much
+_FIRST_ROOM = 256  # bytes, until the greeting
+SHORT_FRAMES, SHORT_BYTES = 4, 16 << 10  # of a message in an introduction: an address, or the text of an error
 _ENOUGH = 256 << 10  # bytes of a large frame that are worth waking up for: below, that costs more than the copy
 
 GREETING = b"kvstore\x01"  # the last byte is the number of this format
@@ -40,8 +42,22 @@ def packed(frames: Sequence[Buffer | Parts]) -> list[memoryview]:
     return parts
 
 
-class Incoming:
-    """Takes messages out of a stream. Large frames are received where they stay.
+def is_greeting(said: Buffer) -> bool:
+    """Whether ``said``, the beginning of a stream, is the whole greeting.
+
+    Raises:
+        WireError: it will not be.
+    """
+    if not GREETING.startswith(said):
+        raise WireError("no greeting")
+    return len(said) == len(GREETING)
+
+
+class Introduction:
+    """Takes the greeting, and then short messages, out of the stream of somebody who is not known yet.
+
+    It asks for no byte more than the next part needs. So whoever says nothing costs next to no memory, and what follows
+    a message stays with the system until it is decided what to make of the sender; then ``Incoming`` goes on.
 
     Attributes:
         greeted: whether the stream has shown that it is one.
@@ -49,7 +65,63 @@ class Incoming:
 
     def __init__(self) -> None:
         self.greeted = False
-        self._bytes = bytearray(_STRANGERS_ROOM)
+        self._lengths: Sequence[int] = ()
+        self._await(len(GREETING), self._greet)
+
+    def room(self) -> memoryview:
+        """Where the next bytes of the stream are to be put: at least one, at the start of it."""
+        return memoryview(self._part)[self._filled :]
+
+    def take(self, count: int) -> Frames | None:
+        """Note that so many bytes have been put there; return the message if it is whole now.
+
+        Raises:
+            WireError: the stream is none of short messages.
+        """
+        self._filled += count
+        return self._step(self._part) if self._filled == len(self._part) else None
+
+    def _await(self, size: int, step: Callable[[bytearray], Frames | None]) -> None:
+        """Let ``step`` take the next part, which has so many bytes."""
+        self._part, self._filled, self._step = bytearray(size), 0, step
+
+    def _greet(self, part: bytearray) -> None:
+        self.greeted = is_greeting(part)
+        self._await(_COUNT.size, self._begin)
+
+    def _begin(self, part: bytearray) -> None:
+        (count,) = _COUNT.unpack(part)
+        if not 0 < count <= SHORT_FRAMES:
+            raise WireError(f"a message of {count} frames from somebody who is not known yet")
+        self._await(_LENGTH * count, self._announce)
+
+    def _announce(self, part: bytearray) -> Frames | None:
+        self._lengths = struct.unpack(f"<{len(part) // _LENGTH}Q", part)
+        size = sum(self._lengths)
+        if size > SHORT_BYTES:
+            raise WireError(f"a message of {size} bytes from somebody who is not known yet")
+        self._await(size, self._end)
+        return None if size else self._end(self._part)
+
+    def _end(self, part: bytearray) -> Frames:
+        stops = itertools.accumulate(self._lengths)
+        self._await(_COUNT.size, self._begin)
+        return [part[stop - length : stop] for stop, length in zip(stops, self._lengths, strict=True)]
+
+
+class Incoming:
+    """Takes messages out of a stream. Large frames are received where they stay.
+
+    Args:
+        greeted: whether the greeting has been taken already.
+
+    Attributes:
+        greeted: whether the stream has shown that it is one.
+    """
+
+    def __init__(self, greeted: bool = False) -> None:
+        self.greeted = greeted
+        self._bytes = bytearray(_ROOM if greeted else _FIRST_ROOM)
         self._start = self._stop = 0  # of what is in there and not taken yet
         self._lengths: list[int] = []  # of the message that is coming, last first
         self._frames: Frames = []
@@ -99,10 +171,7 @@ class Incoming:
     def _greet(self) -> bool:
         """Take the greeting, if it is whole."""
         here = self._stop - self._start
-        said = self._bytes[self._start : self._start + min(here, len(GREETING))]
-        if not GREETING.startswith(said):
-            raise WireError("no greeting")
-        if here < len(GREETING):
+        if not is_greeting(self._bytes[self._start : self._start + min(here, len(GREETING))]):
             return False
         self._bytes = self._bytes[self._start + len(GREETING) : self._stop] + bytearray(_ROOM)
         self._start, self._stop = 0, here - len(GREETING)

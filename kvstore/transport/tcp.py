@@ -16,6 +16,7 @@ from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S
 from kvstore.transport.link import Address
 from kvstore.transport.pacing import Pacing, Seen
 from kvstore.transport.sockets import SocketTransport
+from kvstore.transport.strangers import Limits
 from kvstore.transport.system_errors import ignored, require_systems
 
 SCHEME = "tcp://"
@@ -129,10 +130,13 @@ class TcpTransport(SocketTransport):
 
     Args:
         root_fd, congestion, pacing: see ``TcpPlaces``.
+        limits: see ``SocketTransport``.
     """
 
-    def __init__(self, root_fd: int = -1, congestion: str = "", pacing: bool = True) -> None:
-        super().__init__(TcpPlaces(root_fd, congestion, pacing))
+    def __init__(
+        self, root_fd: int = -1, congestion: str = "", pacing: bool = True, limits: Limits | None = None
+    ) -> None:
+        super().__init__(TcpPlaces(root_fd, congestion, pacing), limits)
 
 
 def _seen(made: socket.socket) -> Seen:

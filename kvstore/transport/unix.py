@@ -13,6 +13,7 @@ from kvstore.transport.base import BACKLOG
 from kvstore.transport.link import Address
 from kvstore.transport.place import require_private
 from kvstore.transport.sockets import SocketTransport
+from kvstore.transport.strangers import Limits
 
 SCHEME = "ipc://"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -68,10 +69,14 @@ class UnixPlaces:
 
 
 class UnixTransport(SocketTransport):
-    """One member's end of its links over unix sockets; see ``Transport``."""
+    """One member's end of its links over unix sockets; see ``Transport``.
 
-    def __init__(self) -> None:
-        super().__init__(UnixPlaces())
+    Args:
+        limits: see ``SocketTransport``.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        super().__init__(UnixPlaces(), limits)
 
 
 def _path(endpoint: str) -> Path:

@@ -10,6 +10,11 @@ middle of it (CPython 3.11). The memory would then be used for something else wh
 When a connection is lost, ZeroMQ makes another, and sends over it what it still has, although what went before may be
 lost. So each link begins with a greeting, of which there is but one: what comes without it is dropped. Whoever made the
 link gives it up, with all that ZeroMQ has, makes it anew under another name, and says so (see ``Transport.recv``).
+
+There are no bounds on what waits to leave (SNDHWM) or to be taken (RCVHWM): a ROUTER drops what is too much without a
+word, and whoever waits for it would wait until the deadline. But a connection over which nothing leaves for
+``STALLED_S`` is ended by the system (TCP_USER_TIMEOUT), and what waited goes with it. Links with keys are members'
+only, and are never dropped for what they say.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from kvstore.memory import Heap, Parts, keep_freed, whole
 from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.curve import Curve
+from kvstore.transport.link import STALLED_S
 from kvstore.transport.losses import Losses
 from kvstore.transport.place import require_private
 from kvstore.transport.stream import GREETING
@@ -71,6 +77,7 @@ class ZmqTransport(Heap):
         self._socket.set(zmq.TCP_KEEPALIVE_IDLE, IDLE_S)
         self._socket.set(zmq.TCP_KEEPALIVE_INTVL, ASK_S)
         self._socket.set(zmq.TCP_KEEPALIVE_CNT, ASKS)
+        self._socket.set(zmq.TCP_MAXRT, int(STALLED_S * 1000))
         self._curve = None if keys is None else Curve(self._context, self._socket, keys)
         self._bell = Bell()
         self._poller = zmq.Poller()
@@ -83,7 +90,7 @@ class ZmqTransport(Heap):
         self._peers: dict[bytes, Peer] = {}  # and the other way round
         self._renewed: dict[Peer, None] = {}  # which of them have been made anew, and nobody has been told yet
         self._received: deque[tuple[Peer, Frames]] = deque()  # before that
-        self._greeted: set[bytes] = set()  # accepted ones that have begun as they should
+        self._greeted: dict[bytes, str] = {}  # accepted ones that have begun as they should -> the key of who made it
         self._closed = self._flowing = False
 
     def bind(self, endpoint: str) -> str:
@@ -140,6 +147,20 @@ class ZmqTransport(Heap):
         last = len(frames) - 1
         for i, frame in enumerate(map(whole, frames)):
             self._socket.send(frame, zmq.SNDMORE if i < last else 0)
+
+    def admit(self, peer: Peer) -> None:
+        """Whoever has got this far is a member."""
+
+    def refuse(self, peer: Peer) -> None:
+        """ZeroMQ can end no single link."""
+
+    def identity(self, peer: Peer) -> str:
+        """The public key that whoever made the link has proved to have the secret key of."""
+        return self._greeted.get(peer, "")
+
+    def gone(self, peer: Peer) -> bool:
+        """ZeroMQ does not say."""
+        return False
 
     def gathers(self, peer: Peer) -> bool:
         """No: what ZeroMQ has been given cannot be taken back."""
@@ -245,7 +266,17 @@ class ZmqTransport(Heap):
             if route in self._greeted:
                 return route, frames
             if frames == [GREETING] and route.startswith(_CHOSEN):
-                self._greeted.add(route)
+                self._greeted[route] = self._proved(parts[1])
+
+    def _proved(self, frame: zmq.Frame) -> str:
+        """The public key of whoever has sent ``frame``, as the checker of keys has found it."""
+        if self._curve is None:
+            return ""
+        try:
+            user = frame.get("User-Id")
+        except zmq.ZMQError:  # it came over a link without keys
+            return ""
+        return str(user) if self._curve.knows(str(user)) else ""
 
     def _wait(self, deadline: float) -> bool:
         """Wait until something has come, or been lost; return False if the deadline or the bell was first."""

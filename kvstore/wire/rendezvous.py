@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from kvstore.errors import WireError
+from kvstore.keys import LENGTH
 from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
@@ -43,12 +44,16 @@ class Join(Request):
 @message(11)
 @dataclass(frozen=True)
 class Welcome(Reply):
-    """All are here: your rank and incarnation, and the servers' addresses in the order of their ranks."""
+    """All are here: your rank and incarnation, and the servers' addresses in the order of their ranks.
+
+    Servers are told the public keys that the workers have proved, by rank; none where nothing is proved.
+    """
 
     rank: Rank
     incarnation: Seq
     num_workers: Annotated[int, f.integer(1, MAX_NODES)]
     servers: Annotated[list[str], f.list_of(f.text(512), MAX_NODES)]
+    worker_keys: Annotated[list[str], f.list_of(f.text(LENGTH), MAX_NODES)] = field(default_factory=list)
 
 
 @message(12)
@@ -74,6 +79,11 @@ class Pulse(Message):
     role: Role
     rank: Rank
     incarnation: Seq
+
+    @property
+    def node(self) -> Node:
+        """Who is."""
+        return Node(self.role, self.rank, self.incarnation)
 
 
 @message(13)
@@ -188,6 +198,21 @@ class CloseStore(Request):
     """I do not use ``store`` any more."""
 
     store: Store
+
+
+@message(24)
+@dataclass(frozen=True)
+class Here(Message):
+    """This link is that member's: the first that it says over each link that it makes, once it has a rank."""
+
+    role: Role
+    rank: Rank
+    incarnation: Seq
+
+    @property
+    def node(self) -> Node:
+        """Who it is."""
+        return Node(self.role, self.rank, self.incarnation)
 
 
 # ---- notices

@@ -6,7 +6,9 @@ import functools
 import logging
 from collections.abc import Callable
 
+from kvstore.drops import Drops
 from kvstore.errors import NodeLost, UsageError, WireError
+from kvstore.transport.base import Admission
 from kvstore.wire import (
     MAX_REASON,
     Ack,
@@ -20,11 +22,13 @@ from kvstore.wire import (
     Explain,
     Explanation,
     Fault,
+    Here,
     JobFailed,
     Join,
     Leave,
     Lost,
     Message,
+    Node,
     Opened,
     OpenStore,
     Pause,
@@ -41,7 +45,7 @@ from servers.replies import Answer, Outbox, refuse
 from servers.scheduler.departures import Departures
 from servers.scheduler.members import Event, Member, Members, State
 from servers.scheduler.stores import Stores
-from servers.senders import Senders
+from servers.senders import Senders, turn_away
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +60,19 @@ class Scheduler:
         limit_s: the silence, in seconds, after which a member is lost.
         farewell_s: how long after a worker has left those who wait for it are told. A process that leaves because it
             is about to fail needs that long to end, and its exit code says more than that it has left.
+        admission: decides about links.
+        key: the scheduler's own public key; empty where there are no keys.
     """
 
-    def __init__(self, num_workers: int, num_servers: int, limit_s: float, farewell_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        num_workers: int,
+        num_servers: int,
+        limit_s: float,
+        farewell_s: float = 0.0,
+        admission: Admission | None = None,
+        key: str = "",
+    ) -> None:
         self.members = Members(num_workers, num_servers, limit_s)
         self.failure: str | None = None
         self._failed_at = 0.0
@@ -68,10 +82,13 @@ class Scheduler:
         self._news: Roster | Stop = Roster(0, [])  # what servers must know of workers that have left
         self._workers = range(num_workers)
         self._addresses: list[str] = []  # of the servers by rank, once all have joined
+        self._worker_keys: list[str] = []  # likewise; none where nothing is proved
         self._departures = Departures(farewell_s)
         self._stores = Stores(self._workers, num_servers, self._departures)
         self._ledger: Ledger[Reply] = Ledger()
-        self._senders = Senders()
+        self._senders = Senders(admission)
+        self._key = key
+        self._drops = Drops(log)
         self._notices: Outbox = []
 
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
@@ -81,12 +98,12 @@ class Scheduler:
             self._beat(peer, message)
             return self._flush([])
         if isinstance(message, Pulse):
-            self._pulse(message)
+            self._pulse(peer, message)
             return []
         if isinstance(message, Lost):
-            self._lost(message)
+            self._lost(peer, message)
             return self._flush([])
-        if not isinstance(message, Request):
+        if not isinstance(message, Request) and not isinstance(message, Here):
             log.debug("dropped a %s, which is nothing to tell a scheduler", type(message).__name__)
             return []
         if isinstance(message, Explain):
@@ -97,13 +114,18 @@ class Scheduler:
             return self._give_up(peer, message)
         member = self.members.identify(message.role, message.rank, message.incarnation)
         if member is None:  # before the ledger, which strangers must not write in
-            return [(peer, refuse(peer, message, UsageError(f"{message.node} is no member of this job")).reply)]
-        self._senders.note(peer, message)
+            return turn_away(peer, message, "is no member of this job")
+        if not self._senders.admit(peer, message, member.key):
+            return turn_away(peer, message, "joined this job with another key than this link's")
+        if isinstance(message, Here):
+            return []
         verdict = self._ledger.admit(message)
         if verdict is Verdict.STALE:
             return []
         if verdict is Verdict.REPEAT:
             before = self._ledger.recall(message)
+            if before is None:
+                self._senders.repeat(peer, message)
             return [] if before is None else [(peer, before)]
         return self._flush(self._answers(peer, message, functools.partial(self._serve, member)))
 
@@ -135,12 +157,18 @@ class Scheduler:
             raise NodeLost(self.failure)
         member = self.members.by_nonce(message.incarnation)
         if member is None:
-            member = Member(message.role, message.incarnation, message.rank, message.address, peer, message.seq)
+            key = self._senders.key(peer)
+            member = Member(message.role, message.incarnation, message.rank, message.address, peer, message.seq, key)
             self.members.join(member)
+            self._senders.admit(peer, message, key)
             if self.members.settle(self._now):
                 log.info("all members have joined")
                 self._addresses = [server.address for server in self.members.of("server")]
+                keys = [worker.key for worker in self.members.of("worker")]
+                self._worker_keys = keys if any(keys) else []
                 self._notices += [(other.join_peer, self._welcome(other)) for other in self.members.everyone]
+        elif not self._senders.admit(peer, message, member.key):
+            raise UsageError("a process with another key has asked to join in this name")
         else:
             member.join_peer, member.join_seq = peer, message.seq
             if self.members.complete:
@@ -154,16 +182,18 @@ class Scheduler:
             incarnation=member.incarnation,
             num_workers=len(self._workers),
             servers=self._addresses,
+            worker_keys=self._worker_keys if member.role == "server" else [],
         )
 
     def _give_up(self, peer: bytes, message: Leave) -> Outbox:
         """A member goes that has not been welcomed, or does not know it yet."""
         member = self.members.by_nonce(message.incarnation)
-        if member is None:
-            return [(peer, refuse(peer, message, UsageError(f"{message.node} is no member of this job")).reply)]
+        if member is None or self._senders.key(peer) != member.key:
+            return turn_away(peer, message, "is no member of this job")
         answers: list[Answer] = []
         if member.state is State.JOINED:
             self.members.withdraw(member)
+            self._senders.forget(Node(member.role, member.hint, member.nonce))
             log.warning("a %s has left before all had joined: %s", member.role, message.error)
         else:
             answers = self._leave(member, message)
@@ -179,7 +209,7 @@ class Scheduler:
 
     def _beat(self, peer: bytes, message: Beat) -> None:
         member = self.members.identify(message.role, message.rank, message.incarnation)
-        if member is None or member.state is State.LOST:
+        if member is None or member.state is State.LOST or not self._senders.admit(peer, message, member.key):
             self._notices.append((peer, JobFailed(f"{message.node} is not a member of this job, or was given up")))
             return
         if peer != member.peer:  # its link has been made anew, and what was told over the old one may be lost
@@ -192,18 +222,35 @@ class Scheduler:
         if member.role == "server" and self.failure is None:
             self._inform(member)
 
-    def _pulse(self, message: Pulse) -> None:
+    def _pulse(self, peer: bytes, message: Pulse) -> None:
         """Hear that a member's process is alive, though it may have no time to say so itself."""
         member = self.members.identify(message.role, message.rank, message.incarnation)
-        if member is not None and member.state is State.READY:
+        if member is None or not self._senders.admit(peer, message, member.key):
+            return
+        if member.state is State.READY:
             self.members.hear(member, self._now)
 
-    def _lost(self, message: Lost) -> None:
+    def _lost(self, peer: bytes, message: Lost) -> None:
         member = self.members.find(message.role, message.rank)
         who = f"{message.role} {message.rank}" if message.role != "scheduler" else "the scheduler"
+        if not self._may_report(self._senders.key(peer), member):
+            self._drops.note(f"a report that {who} {message.how}", "it came over a link with another member's key")
+            return
         if member is not None and not self.members.happens(member, Event.DIES) and member.state is State.LOST:
             return  # it was known
         self._fail(f"{who} {message.how}")
+
+    def _may_report(self, key: str, about: Member | None) -> bool:
+        """Whether whoever has ``key`` may say that a member has ended: the launcher, which has everybody's.
+
+        It uses the key of the member that has ended, or the scheduler's. Who has not joined yet has a key that nobody
+        has joined with.
+        """
+        if not key or key == self._key:
+            return True
+        if about is not None:
+            return key == about.key
+        return not self.members.has_joined(key)
 
     def _leave(self, member: Member, message: Leave) -> list[Answer]:
         if not self.members.happens(member, Event.LEAVES):

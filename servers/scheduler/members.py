@@ -51,6 +51,7 @@ class Member:
         nonce: the random number it joined with, by which a repeated request to join is known.
         hint: the rank it asked for, -1 for any.
         join_peer, join_seq: the link and number of its request to join.
+        key: the public key that it has proved then; empty where nothing is proved.
         peer: the link of its heartbeat, over which notices go; None before the first beat.
         heard: when it was last heard of.
         epoch: of the news of workers that it has been told over ``peer``.
@@ -63,6 +64,7 @@ class Member:
     address: str
     join_peer: bytes
     join_seq: int
+    key: str = ""
     rank: int = -1
     incarnation: int = 0
     state: State = State.JOINED
@@ -98,6 +100,7 @@ class Members:
         self._by_nonce: dict[int, Member] = {}  # in the order of joining
         self._by_wish: dict[tuple[str, int], dict[int, Member]] = {}  # by role and hint, then by nonce
         self._by_rank: dict[tuple[str, int], Member] = {}
+        self._keys: set[str] = set()  # with which members have joined
         self._ready: OrderedDict[int, Member] = OrderedDict()  # by nonce, the longest silent first
         self._joined = Counter[str]()  # by role: how many have joined
         self._gone = Counter[str]()  # and how many of them have left or been lost
@@ -136,19 +139,27 @@ class Members:
         """The member that joined with ``nonce``."""
         return self._by_nonce.get(nonce)
 
+    def has_joined(self, key: str) -> bool:
+        """Whether a member has joined with this public key."""
+        return key in self._keys
+
     # ---- joining
 
     def join(self, member: Member) -> None:
         """Let ``member`` in.
 
         Raises:
-            UsageError: the job is full.
+            UsageError: the job is full, or a member has joined with its key.
         """
         wanted = self.wanted.get(member.role)
         if wanted is None:
             raise UsageError(f"a {member.role} does not join a job")
         if self._joined[member.role] >= wanted:
             raise UsageError(f"the job has its {wanted} {member.role}s already")
+        if member.key in self._keys:
+            raise UsageError("a member has joined with this key already: give each process of the job its own")
+        if member.key:
+            self._keys.add(member.key)
         self._by_nonce[member.nonce] = member
         self._by_wish.setdefault((member.role, member.hint), {})[member.nonce] = member
         self._joined[member.role] += 1
@@ -159,6 +170,7 @@ class Members:
         """Let somebody else have the place of ``member``, which does not wait for the others any more."""
         del self._by_nonce[member.nonce]
         del self._by_wish[member.role, member.hint][member.nonce]
+        self._keys.discard(member.key)
         self._joined[member.role] -= 1
         self.present -= 1
         self._absent = None

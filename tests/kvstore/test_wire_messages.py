@@ -63,6 +63,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "clocks": some(st.integers(0, 2**62 - 1), size),
         "names": some(text, size),
         "servers": some(text if get_args(hint)[:1] == (list[str],) else st.integers(0, 4096), size),
+        "worker_keys": some(st.text(max_size=40), size),
         "departed": some(st.integers(0, 4096), size),
         "kinds": some(st.integers(0, max(0, size - 1)), size),
         "counts": some(st.just(1), size),
@@ -383,6 +384,8 @@ ME = ("worker", 0, 1, 1, 1)
         wire.SetOptimizer(*ME, 0, 1, "sgd", [["m", {}]], None, [], [], 0.1, 1.0),
         wire.SetOptimizer(*ME, 0, 1, "sgd", [["m"]], None, [], [], 0.1, 1.0),
         wire.Welcome(1, 0, 1, 0, []),
+        wire.Welcome(1, 0, 1, 1, [], ["k" * 41]),
+        wire.Here("worker", 4097, 1),
     ],
 )
 def test_values_out_of_range_are_refused(message: Any) -> None:

@@ -37,6 +37,32 @@ def sent(message: Message) -> Any:
     return decode([bytearray(frame) for frame in encode(message)])
 
 
+class Door:
+    """What is decided about links, and what is known of them.
+
+    Args:
+        keys: the key that each has proved.
+    """
+
+    def __init__(self, keys: dict[bytes, str] | None = None) -> None:
+        self.keys = keys or {}
+        self.admitted: list[bytes] = []
+        self.refused: list[bytes] = []
+        self.ended: set[bytes] = set()
+
+    def admit(self, peer: bytes) -> None:
+        self.admitted.append(peer)
+
+    def refuse(self, peer: bytes) -> None:
+        self.refused.append(peer)
+
+    def identity(self, peer: bytes) -> str:
+        return self.keys.get(peer, "")
+
+    def gone(self, peer: bytes) -> bool:
+        return peer in self.ended
+
+
 class Worker:
     """Makes the requests of one worker, numbered as a worker would."""
 

@@ -22,6 +22,7 @@ class Links:
         self.now = 0.0
         self.sent: list[tuple[bytes, Message]] = []
         self.rings = 0
+        self.refused: list[bytes] = []
 
     def recv(self, timeout: float) -> Any:
         if not self.script:
@@ -38,6 +39,9 @@ class Links:
 
     def send(self, peer: bytes, frames: Any, priority: int | None = None) -> None:
         self.sent.append((peer, decode(frames)))
+
+    def refuse(self, peer: bytes) -> None:
+        self.refused.append(peer)
 
     def interrupt(self) -> None:
         self.rings += 1
@@ -93,20 +97,23 @@ def test_while_messages_wait_time_is_told_later_but_told():
     assert ticks == [0.0, 2.25, 3.25]
 
 
-def test_bad_messages_are_dropped_and_a_flood_does_not_fill_the_log(caplog: pytest.LogCaptureFixture):
+def test_bad_messages_cost_their_links_and_a_flood_does_not_fill_the_log(caplog: pytest.LogCaptureFixture):
     handled = []
     links = Links(*([[b"\xc1 nonsense"]] * 1234), encode(Ack(1)))
     serve(links, lambda peer, message: handled.append(message) or [])
     assert handled == [Ack(1)]
+    assert links.refused == [b"peer"] * 1234
     assert [record.args[1] for record in caplog.records] == [1, 10, 100, 1000]  # type: ignore[index]
 
 
-def test_a_message_that_the_core_finds_bad_is_dropped_too(caplog: pytest.LogCaptureFixture):
+def test_a_message_that_the_core_finds_bad_is_no_better(caplog: pytest.LogCaptureFixture):
     def handle(peer: bytes, message: Message) -> list[Any]:
         raise WireError("no such thing")
 
-    serve(Links(encode(Ack(1))), handle)
+    links = Links(encode(Ack(1)))
+    serve(links, handle)
     assert "dropped a bad message (1 so far): no such thing" in caplog.text
+    assert links.refused == [b"peer"]
 
 
 @pytest.mark.parametrize("where", ["handle", "decode"])

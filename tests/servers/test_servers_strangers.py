@@ -56,7 +56,8 @@ class SecuredJob(ThreadedJob):
 
     def __init__(self, *, shm: bool = False) -> None:
         super().__init__(workers=2, servers=2)
-        self.keys = dict(zip(MEMBERS, map(Keys.from_env, variables(len(MEMBERS))), strict=True))
+        self._keys = variables(len(MEMBERS))
+        self.keys = dict(zip(MEMBERS, map(Keys.from_env, self._keys), strict=True))
         self.places: dict[str, str] = {}
         sock = socket.create_server(("127.0.0.1", 0))
         root = "tcp://{}:{}".format(*sock.getsockname())

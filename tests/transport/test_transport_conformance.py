@@ -47,10 +47,13 @@ class Ends:
         return self._made[-1]
 
     def pair(self) -> tuple[Transport, Transport, bytes]:
-        """A listener, another that has a link to it, and that link."""
+        """A listener, another that has a link to it and is known, and that link."""
         listener, other = self.new(), self.new()
         self.endpoint = listener.bind(self.endpoint)
-        return listener, other, other.connect(self.endpoint)
+        link = other.connect(self.endpoint)
+        other.send(link, [b"here"])
+        assert receive(listener)[1] == [b"here"]
+        return listener, other, link
 
     def close(self) -> None:
         for transport in self._made:
@@ -119,8 +122,10 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
 
 
 def receive(transport: Transport, timeout: float = LONG) -> tuple[bytes, list[memoryview]]:
+    """The next message, whose sender is known from then on."""
     received = transport.recv(timeout)
     assert received is not None, "nothing came"
+    transport.admit(received[0])
     return received[0], [memoryview(frame) for frame in received[1]]
 
 
@@ -441,7 +446,7 @@ made = {"UnixTransport": UnixTransport, "TcpTransport": TcpTransport, "ZmqTransp
 inner = next(make for name, make in made.items() if name in kinds)()
 transport = SharedMemoryTransport(inner, "conformance") if "SharedMemory" in kinds else inner
 link = transport.connect(endpoint)
-transport.send(link, [b"hello", bytes(1 << 16)])
+transport.send(link, [b"hello", bytes(1 << 13)])
 held = []
 number = 0
 while True:

@@ -163,6 +163,10 @@ class Ends:
     def __init__(self, one: TcpTransport, two: TcpTransport) -> None:
         self.one, self.two = one, two
         self.peer = one.connect(two.bind("tcp://127.0.0.2:0"))
+        one.send(self.peer, [b"here"])
+        received = two.recv(LONG)
+        assert received is not None
+        two.admit(received[0])
         self.exchange()
 
     def exchange(self) -> None:

@@ -272,8 +272,8 @@ def test_a_real_connection_has_what_was_chosen(new: Callable[..., TcpTransport])
     listener, other = new(congestion="reno"), new(congestion="reno")
     other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])
     assert hear(listener) == [b"hello"]
-    for transport in (listener, other):
-        (link,) = transport._links.values()
+    (ours,), (theirs,) = other._links.values(), listener._strangers.links.values()
+    for link in (ours, theirs.link):
         assert link.socket is not None
         name = link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
         assert name.rstrip(b"\0") == b"reno"
@@ -282,7 +282,11 @@ def test_a_real_connection_has_what_was_chosen(new: Callable[..., TcpTransport])
 def half_of_a_large_message(listener: TcpTransport, endpoint: str) -> tuple[socket.socket, socket.socket, memoryview]:
     """Send the first half; return the socket of who does, that of the listener, and the other half."""
     sender = socket.create_connection(("127.0.0.1", int(endpoint.rpartition(":")[2])))
-    whole = memoryview(b"".join([GREETING, *map(bytes, packed([b"head", b"x" * (1 << 20)]))]))
+    sender.sendall(b"".join([GREETING, *map(bytes, packed([b"hello"]))]))
+    received = listener.recv(LONG)
+    assert received is not None
+    listener.admit(received[0])
+    whole = memoryview(b"".join(map(bytes, packed([b"head", b"x" * (1 << 20)]))))
     sender.sendall(whole[: 1 << 19])
     rest = whole[1 << 19 :]
 

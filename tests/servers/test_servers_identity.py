@@ -1,0 +1,356 @@
+"""Who may speak in whose name: cores that are told which key each link has proved, and jobs with keys and without."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import pytest
+import torch
+from asking import Desk, Door, Worker, floats, sent, text_of
+from rendezvous import Job, Member
+from test_servers_strangers import SecuredJob, Training
+from threaded import ThreadedJob
+from waiting import LONG, until
+
+from kvstore.dist import DistStore
+from kvstore.transport import Transport
+from kvstore.transport.tcp import TcpTransport
+from kvstore.transport.zeromq import ZmqTransport
+from kvstore.wire import (
+    Ack,
+    Alive,
+    Beat,
+    Explanation,
+    Failure,
+    Here,
+    JobFailed,
+    Leave,
+    Lost,
+    Message,
+    Pulse,
+    Push,
+    Welcome,
+    decode,
+    encode,
+)
+from servers.scheduler import Scheduler
+from servers.shard import Shard
+
+# ---- a server
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door({b"own": "key 0", b"other": "key 1", b"scheduler": "key of the scheduler"})
+
+
+@pytest.fixture
+def shard(door: Door) -> Shard:
+    return Shard(0, 2, None, door, ["key 0", "key 1"])
+
+
+def said(shard: Shard, peer: bytes, message: Message) -> list[Any]:
+    outbox = shard.handle(peer, sent(message))
+    assert all(whom == peer for whom, _ in outbox)
+    return [reply for _, reply in outbox]
+
+
+def test_a_server_hears_a_worker_over_links_with_its_key_only(shard: Shard, door: Door):
+    worker = Worker(0)
+    assert said(shard, b"own", opening := worker.open()) == [Ack(opening.seq)]
+    for link in (b"other", b"scheduler", b"unknown"):
+        for forged in (worker.open(), worker.init({1: floats(1)}), worker.push({1: floats(1)}), worker.explain(1)):
+            (reply,) = said(shard, link, forged)
+            assert text_of(reply, "UsageError") == "worker 0 joined this job with another key than this link's"
+        assert said(shard, link, Here("worker", 0, 1)) == []
+    assert door.admitted == [b"own"]
+    assert said(shard, b"own", first := worker.init({1: floats(1)})) == [Ack(first.seq)], (
+        "nothing has been noted of them"
+    )
+
+
+def test_a_server_that_was_told_no_key_hears_nobody_who_has_one(door: Door):
+    shard, worker = Shard(0, 2, None, door, ["key 0"]), Worker(1)
+    (reply,) = said(shard, b"other", worker.open())
+    assert "another key" in text_of(reply, "UsageError")
+
+
+def test_what_a_worker_says_first_makes_a_link_its_own(shard: Shard, door: Door):
+    assert said(shard, b"own", Here("worker", 0, 1)) == []
+    assert door.admitted == [b"own"]
+    for stranger in (Here("worker", 2, 1), Here("worker", 1, 0), Here("server", 0, 1)):
+        assert said(shard, b"other", stranger) == []
+    assert said(shard, b"other", Alive()) == []
+    assert door.admitted == [b"own"]
+
+
+def test_who_is_refused_stays_a_stranger():
+    door = Door()
+    shard = Shard(0, 1, None, door)
+    (reply,) = said(shard, b"link", Worker(1).open())
+    assert text_of(reply, "UsageError").endswith("is no worker of this job")
+    assert door.admitted == []
+
+
+def test_a_repeat_draws_no_answer_away():
+    desk = Desk(2, values={1: floats(0)})
+    a, b = desk.workers
+    push = a.push({1: floats(1)}, want=True)
+    assert desk.shard.handle(a.peer, sent(push)) == []
+    assert desk.shard.handle(b"forger", sent(Here("worker", 0, 1))) == []
+    assert desk.shard.handle(b"forger", sent(push)) == []
+    answers = dict(desk.shard.handle(b.peer, sent(b.push({1: floats(2)}))))
+    assert a.peer in answers
+
+
+# ---- a scheduler
+
+
+class KeyedJob(Job):
+    """A job in which each member's links have proved a key of its own."""
+
+    def __init__(self, *, start: bool = True) -> None:
+        self.door = Door({b"scheduler's": "key of the scheduler", b"nobody's": "key of nobody yet"})
+        super().__init__(start=False)
+        for member in self.everyone:
+            self.door.keys |= dict.fromkeys((member.peer, member.beats), f"key of {member.nonce}")
+        self.scheduler = Scheduler(2, 1, 10.0, 0.0, self.door, "key of the scheduler")
+        self.tick()
+        if start:
+            for member in self.everyone:
+                self.say(member, member.join())
+            for member in self.everyone:
+                member.incarnation = 1
+                assert self.beat(member) == [Alive()]
+
+    def forged(self, message: Message, link: bytes = b"") -> list[Any]:
+        """What worker 1 is told if it says this."""
+        peer = link or self.workers[1].peer
+        outbox = self.scheduler.handle(peer, sent(message), self.now)
+        return [(whom, sent(reply)) for whom, reply in outbox]
+
+
+def test_servers_are_told_the_workers_keys_and_workers_are_not():
+    job = KeyedJob(start=False)
+    w0, w1, server = job.everyone
+    for member in (server, w1):
+        assert job.say(member, member.join()) == []
+    welcomes = dict(job.say(w0, w0.join()))
+    assert welcomes[server].worker_keys == ["key of 100", "key of 101"]
+    assert welcomes[w0].worker_keys == welcomes[w1].worker_keys == []
+    assert [isinstance(welcome, Welcome) for welcome in welcomes.values()] == [True] * 3
+
+
+def test_whoever_joins_again_must_have_the_same_key():
+    job = KeyedJob(start=False)
+    w0, w1, server = job.everyone
+    job.say(w0, w0.join())
+    ((_, reply),) = job.forged(w0.join())
+    assert text_of(reply, "UsageError") == "a process with another key has asked to join in this name"
+    ((_, reply),) = job.forged(Leave("worker", -1, w0.nonce, 2, 0, error="bye"))
+    assert text_of(reply, "UsageError") == "worker -1 is no member of this job"
+    assert job.say(w1, w1.join()) == []
+    assert {whom for whom, _ in job.say(server, server.join())} == {w0, w1, server}
+
+
+def test_with_one_key_one_member_joins_at_a_time():
+    job = KeyedJob(start=False)
+    w0, w1, server = job.everyone
+    job.say(w0, w0.join())
+    ((_, reply),) = job.handle(w0.peer, w1.join())
+    assert text_of(reply, "UsageError").startswith("a member has joined with this key already")
+    job.say(w0, Leave("worker", -1, w0.nonce, 2, 0, error="bye"))
+    assert job.handle(w0.peer, w1.join()) == []
+    assert job.handle(w1.peer, w0.join()) == []
+    assert len(job.say(server, server.join())) == 3
+
+
+def test_a_member_is_heard_over_links_with_its_key_only(caplog: pytest.LogCaptureFixture):
+    job = KeyedJob()
+    w0 = job.workers[0]
+    admitted = list(job.door.admitted)
+    for forged in (w0.barrier(), w0.leave(), w0.declare("w")):
+        ((_, reply),) = job.forged(forged)
+        assert text_of(reply, "UsageError") == "worker 0 joined this job with another key than this link's"
+    assert job.forged(Here("worker", 0, 1)) == []
+    ((_, reply),) = job.forged(Beat("worker", 0, 1))
+    assert isinstance(reply, JobFailed)
+    assert job.door.admitted == admitted
+    assert "dropped a Barrier in the name of worker 0 (1 so far): it came over a link with another key" in caplog.text
+    assert job.reply(w0, asked := w0.pause()) == Ack(asked.seq), "it is still there"
+
+
+@pytest.mark.parametrize("what", [Beat, Pulse])
+def test_forged_signs_of_life_keep_nobody_alive(what: type[Beat | Pulse]):
+    job = KeyedJob()
+    others = job.everyone[1:]
+    for _ in range(4):
+        job.tick(4.0)
+        for member in others:
+            job.beat(member)
+        job.forged(what("worker", 0, 1))
+        if job.scheduler.failure:
+            break
+    assert job.scheduler.failure is not None
+    assert job.scheduler.failure.startswith("worker 0 is lost")
+
+
+def test_a_pulse_from_beside_a_member_keeps_it_alive_and_draws_no_notice_to_it():
+    job = KeyedJob()
+    w0, *others = job.everyone
+    job.door.keys[b"pulse"] = "key of 100"
+    for _ in range(4):
+        job.tick(4.0)
+        for member in others:
+            job.beat(member)
+        assert job.forged(Pulse("worker", 0, 1), b"pulse") == []
+    assert job.scheduler.failure is None
+    told = {whom for whom, _ in job.handle(w0.peer, w0.leave("it failed"))}
+    assert told == {w0, *others}
+
+
+@pytest.mark.parametrize(
+    ("link", "about", "believed"),
+    [
+        (b"scheduler's", ("worker", 0), True),
+        (b"scheduler's", ("scheduler", 0), True),
+        (b"link of worker 100", ("worker", 0), True),
+        (b"link of worker 101", ("worker", 0), False),
+        (b"link of server 20", ("worker", 0), False),
+        (b"link of worker 101", ("scheduler", 0), False),
+        (b"nobody's", ("worker", 0), False),
+    ],
+)
+def test_who_may_report_that_a_member_has_ended(link: bytes, about: tuple[str, int], believed: bool):
+    """The launcher has all keys, and uses that of the member, or the scheduler's."""
+    job = KeyedJob()
+    job.forged(Lost(*about, "exited with code 7"), link)
+    assert (job.scheduler.failure is not None) == believed
+
+
+@pytest.mark.parametrize(("link", "believed"), [(b"nobody's", True), (b"link of worker 100", False)])
+def test_who_may_report_that_one_has_ended_that_has_not_joined(link: bytes, believed: bool):
+    job = KeyedJob(start=False)
+    job.say(job.workers[0], job.workers[0].join())
+    job.forged(Lost("worker", 1, "exited with code 7"), link)
+    assert (job.scheduler.failure is not None) == believed
+
+
+def test_without_keys_anybody_may_report():
+    job = Job()
+    job.handle(b"anybody", Lost("worker", 0, "exited with code 7"))
+    assert job.scheduler.failure == "worker 0 exited with code 7"
+
+
+def test_the_links_of_who_has_given_up_joining_are_dropped():
+    door = Door()
+    scheduler, early = Scheduler(2, 1, 10.0, 0.0, door), Member("worker", 100, 0)
+    assert scheduler.handle(early.peer, sent(early.join()), 0.0) == []
+    assert door.admitted == [early.peer]
+    scheduler.handle(early.peer, sent(Leave("worker", -1, early.nonce, 2, 0, error="bye")), 0.0)
+    assert door.refused == [early.peer]
+
+
+# ---- real links
+
+
+class Forger:
+    """Says things over links of its own, and notes what it is told.
+
+    Args:
+        transport: to make the links with.
+        endpoints: where to.
+    """
+
+    def __init__(self, transport: Transport, *endpoints: str) -> None:
+        self._transport = transport
+        self._links = [transport.connect(endpoint) for endpoint in endpoints]
+
+    def say(self, *messages: Message) -> list[Any]:
+        """Say all of it over each link; return what came back within a moment after the last."""
+        for link in self._links:
+            for message in messages:
+                self._transport.send(link, encode(message))
+        told = []
+        while (received := self._transport.recv(LONG if not told else 0.2)) is not None:
+            if received[1]:
+                told.append(decode(received[1]))
+        return told
+
+
+def test_a_member_that_speaks_in_anothers_name_changes_nothing(caplog: pytest.LogCaptureFixture):
+    with SecuredJob() as job, caplog.at_level(logging.WARNING):
+        transport = ZmqTransport(keys=job.keys["worker 1"])
+        forger, worker = Forger(transport, *job.places.values()), Worker(0)
+        worker.seq = 1000
+        try:
+            with Training(job):
+                told = forger.say(
+                    Here("worker", 0, 1),
+                    worker.push({1: floats(1)}, 7, want=True),
+                    worker.explain(3),
+                    Leave(*worker.me(), error="forged"),
+                    Lost("worker", 0, "was never lost"),
+                )
+        finally:
+            transport.close()
+        failures = {reply.text for reply in told if isinstance(reply, Failure)}
+        assert failures == {"worker 0 joined this job with another key than this link's"}
+        assert {type(reply) for reply in told} <= {Failure, Explanation}, "the scheduler explains to whoever asks"
+    assert set(job.exit_codes.values()) == {0}
+    assert "in the name of worker 0" in caplog.text
+    assert "a report that worker 0 was never lost" in caplog.text
+
+
+def test_a_report_with_the_key_of_the_lost_or_of_the_scheduler_is_heard():
+    for name in ("worker 0", "scheduler"):
+        with SecuredJob() as job:
+            transport = ZmqTransport(keys=job.keys[name])
+            transport.send(transport.connect(job.places["scheduler"]), encode(Lost("worker", 0, "exited with code 7")))
+            try:
+                until(lambda job=job: job._sessions[1].client.failure is not None, "the other worker to be told")
+            finally:
+                transport.close()
+        assert job.exit_codes["server 0"] != 0
+
+
+def test_over_plain_links_a_forger_draws_no_answer_away():
+    """It cannot be told from the worker; but what the worker asks it is answered, over its own link."""
+    with ThreadedJob(2, 1, kind="tcp") as job:
+        go_on = threading.Event()
+        asked: list[Push] = []
+
+        def work(store: DistStore) -> list[float]:
+            out = torch.zeros(3)
+            store.init("w", torch.zeros(3))
+            if store.rank == 1:
+                assert go_on.wait(LONG)
+            store.pushpull("w", torch.full((3,), store.rank + 1.0), out)
+            return out.tolist()
+
+        def forge() -> None:
+            session = job._sessions[0]
+            links = session.client._links
+            until(lambda: any(r.peer == b"server 0" and r.gone for r in links.outstanding), "the worker to wait")
+            (request,) = [r for r in links.outstanding if r.peer == b"server 0"]
+            asked.append(decode([bytes(f) for f in request.frames or ()]))
+            transport = TcpTransport()
+            link = transport.connect(links._links[b"server 0"].endpoint)
+            try:
+                transport.send(link, encode(Here("worker", 0, 1)))
+                transport.send(link, encode(asked[0]))
+                transport.send(link, encode(Worker(0).explain(request.seq)))
+                until(lambda: transport.recv(0.05), "the forger to be heard")
+                go_on.set()
+                until(lambda: transport.recv(0.05), "the forger to be answered, too")
+            finally:
+                transport.close()
+
+        forger = threading.Thread(target=forge)
+        forger.start()
+        assert job.run(work) == [[3.0] * 3] * 2
+        forger.join(LONG)
+        assert not forger.is_alive()
+    assert asked
