@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from kvstore.config import Config
+from kvstore.job.config import Config
 
 
 def default_store() -> str:

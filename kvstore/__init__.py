@@ -8,7 +8,6 @@ store.init("w", weight)
 store.pushpull("w", grad, out=weight)
 """
 
-from kvstore.base import KVStore
 from kvstore.errors import (
     AlreadyInitialised,
     ConfigError,
@@ -26,8 +25,9 @@ from kvstore.errors import (
     WeightsInDoubt,
     WireError,
 )
-from kvstore.factory import create
-from kvstore.statistics import Statistics
+from kvstore.store.base import KVStore
+from kvstore.store.factory import create
+from kvstore.store.statistics import Statistics
 from kvstore.ticket import Ticket
 
 __version__ = "0.1.0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kvstore.keys import VARIABLES, pair
+from kvstore.job.curve_keys import VARIABLES, pair
 
 ROOT = ("scheduler", 0)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvstore.lost import tell
+from kvstore.bootstrap.report import tell
 from launcher.tasks import Task
 
 
 def report(task: Task, how: str) -> None:
-    """Tell the scheduler of `task`'s job that it has ended; see `kvstore.lost.tell`.
+    """Tell the scheduler of `task`'s job that it has ended; see `kvstore.bootstrap.report.tell`.
 
     Args:
         task: the process that failed.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kvstore import processes
+from kvstore.job import processes
 from launcher.command import argv_of
 from launcher.errors import LaunchError
 from launcher.job import Job

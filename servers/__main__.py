@@ -7,11 +7,11 @@ import signal
 import sys
 from types import FrameType
 
-from kvstore.config import Config
 from kvstore.errors import KVStoreError
-from kvstore.processes import allow_many_files
-from kvstore.transport.links import links
-from servers.places import server_endpoint
+from kvstore.job.config import Config
+from kvstore.job.processes import allow_many_files
+from kvstore.transport.choose import links
+from servers.endpoints import server_endpoint
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
             return run_scheduler(config.require_job("scheduler"), links(config)())
         config = config.require_job("server")
         name = f"server-{config.rank_hint}" if config.rank_hint >= 0 else f"server-{_unique()}"
-        from kvstore.transport.shm import sharing  # brings numpy, which the scheduler does without
+        from kvstore.transport.shm.transport import sharing  # brings numpy, which the scheduler does without
 
         return run_server(config, sharing(links(config), config), server_endpoint(config, name))
     except KVStoreError as exc:

@@ -7,13 +7,13 @@ import sys
 import time
 from collections.abc import Callable
 
-from kvstore.config import Config
 from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.job.config import Config
 from kvstore.member.session import Session
 from kvstore.transport import Transport
 from kvstore.wire import Message, Roster, Stop
-from servers.places import scheduler_endpoint, warn_if_open
-from servers.replies import Outbox
+from servers.endpoints import scheduler_endpoint, warn_if_open
+from servers.requests.replies import Outbox
 from servers.scheduler import Scheduler
 from servers.service import Service
 

@@ -7,11 +7,11 @@ import queue
 import time
 from collections.abc import Callable
 
-from kvstore.drops import Drops
 from kvstore.errors import WeightsInDoubt, WireError
+from kvstore.rare_log import Drops
 from kvstore.transport import Transport
 from kvstore.wire import Message, Values, decode, encode
-from servers.replies import Outbox
+from servers.requests.replies import Outbox
 
 log = logging.getLogger(__name__)
 

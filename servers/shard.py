@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from kvstore.consistency import Rule
 from kvstore.errors import Mismatch, NodeLost, UsageError, WeightsInDoubt, WireError
-from kvstore.memory import Heap, Memory
-from kvstore.optim import Optimizer, describe
+from kvstore.optim.optimizer import Optimizer, describe
+from kvstore.rule import Rule
 from kvstore.transport.base import Admission
+from kvstore.transport.memory import Heap, Memory
 from kvstore.wire import (
     MAX_REASON,
     Ack,
@@ -30,11 +30,11 @@ from kvstore.wire import (
     SetOptimizer,
     Values,
 )
-from servers.agreement import Agreement
-from servers.ledger import Ledger, Verdict
-from servers.replies import Answer, Outbox, refuse
-from servers.senders import Senders, turn_away
-from servers.table import Table
+from servers.requests.agreement import Agreement
+from servers.requests.ledger import Ledger, Verdict
+from servers.requests.replies import Answer, Outbox, refuse
+from servers.requests.reply_links import Senders, turn_away
+from servers.store.table import Table
 
 log = logging.getLogger(__name__)
 

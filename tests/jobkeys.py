@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.keys import pair
+from kvstore.job.curve_keys import pair
 
 
 def variables(members: int) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ from typing import Any
 import zmq
 from waiting import LONG
 
-from kvstore.keys import split_key
+from kvstore.job.curve_keys import split_key
 
 NULL, CURVE = b"NULL", b"CURVE"
 HELLO_BYTES = 64 + 202  # a CURVE client's greeting and HELLO

@@ -23,16 +23,16 @@ from typing import Any
 import jobkeys
 from waiting import LONG
 
-from kvstore.config import Config
-from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.errors import KVStoreError
-from kvstore.keys import Keys, with_key
+from kvstore.job.config import Config
+from kvstore.job.curve_keys import Keys, with_key
 from kvstore.member.session import Session
+from kvstore.rule import Rule
 from kvstore.ticket import Limits
 from kvstore.transport import InprocNetwork, Transport
-from kvstore.transport.links import links
-from kvstore.transport.shm import sharing
+from kvstore.transport.choose import links
+from kvstore.transport.shm.transport import sharing
 from servers.server import run_scheduler, run_server
 
 

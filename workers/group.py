@@ -15,7 +15,7 @@ import torch
 
 import kvstore as kv
 from kvstore import KVStore, UsageError
-from kvstore.config import Config
+from kvstore.job.config import Config
 from workers.common.gather import require_sums
 
 

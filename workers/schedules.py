@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import cos, pi
 
 from kvstore import UsageError
-from kvstore.hyperparameters import finite
+from kvstore.optim.hyperparameters import finite
 from workers.common.checks import at_least
 
 WARMUPS = ("linear", "constant")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.programs.servers import environment
-from kvstore.transport.stream import GREETING, packed
+from kvstore.transport.sockets.stream import GREETING, packed
 
 CONNECTIONS = 128
 POLL_S = 0.05

@@ -8,7 +8,7 @@ from benchmarks.figures import Result
 from benchmarks.jobs import HERE
 from benchmarks.networks import elements, shapes_of
 from benchmarks.session import Case, Session
-from kvstore.keys import pair
+from kvstore.job.curve_keys import pair
 
 ROUNDS = 10
 PLAIN = "kvstore, plain"

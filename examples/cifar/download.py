@@ -18,7 +18,7 @@ from urllib.request import urlopen
 
 from cifar.cifar10 import FILES
 from cifar.images import DataError
-from kvstore.files import replacing
+from kvstore.job.files import replacing
 
 FOLDER = "cifar-10-batches-bin"  # in the archive, and in the data folder
 CONNECT_S = 5.0  # to connect, and for any one read

@@ -12,13 +12,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kvstore.address import choose, is_loopback
 from kvstore.bootstrap.keeper import Member, Task
 from kvstore.bootstrap.place import MOST_SERVERS, Place
-from kvstore.config import Config, inherited
 from kvstore.errors import ConfigError
-from kvstore.processes import complete, source_root, words
-from kvstore.ranks import Ranks
+from kvstore.job.address import choose, is_loopback
+from kvstore.job.config import Config, inherited
+from kvstore.job.processes import complete, source_root, words
+from kvstore.job.ranks import Ranks
 
 END_S = 10.0
 # A unix socket's path has at most 107 bytes (103 on macOS), and what servers call theirs comes behind this.

@@ -12,9 +12,9 @@ from pathlib import Path
 from kvstore.bootstrap.crew import Crew
 from kvstore.bootstrap.meeting import FileMeeting, meeting, on_one_host
 from kvstore.bootstrap.place import Place, require_safe
-from kvstore.config import Config, inherited
 from kvstore.errors import ConfigError
-from kvstore.ranks import Ranks
+from kvstore.job.config import Config, inherited
+from kvstore.job.ranks import Ranks
 
 
 @contextlib.contextmanager

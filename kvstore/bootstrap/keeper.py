@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from kvstore.bootstrap.report import tell
 from kvstore.errors import JOB_FAILED_EXIT
-from kvstore.lost import tell
-from kvstore.processes import TiedProcess
+from kvstore.job.processes import TiedProcess
 
 POLL_S = 0.05
 LAST_WORDS_S = 2.0  # how long the members may take to hear of a failure and to say so, before they are killed
@@ -158,7 +158,7 @@ class Keeper:
             with suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         if self._code:
-            from kvstore.transport.presence import sweep
+            from kvstore.transport.shm.presence import sweep
 
             sweep()
 

@@ -17,10 +17,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
 
-from kvstore.address import is_loopback
 from kvstore.errors import ConfigError, DeadlineExceeded
-from kvstore.files import replacing
-from kvstore.ranks import Ranks
+from kvstore.job.address import is_loopback
+from kvstore.job.files import replacing
+from kvstore.job.ranks import Ranks
 
 POLL_S = 0.02
 _PROC = Path("/proc")

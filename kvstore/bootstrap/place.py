@@ -12,9 +12,9 @@ import hmac
 import json
 from dataclasses import asdict, dataclass
 
-from kvstore.config import Config, job_name
 from kvstore.errors import ConfigError
-from kvstore.keys import VARIABLES
+from kvstore.job.config import Config, job_name
+from kvstore.job.curve_keys import VARIABLES
 from kvstore.wire.messages import MAX_NODES
 
 LEAST_SECRET = 32  # characters; there is nothing else between the network and the job

@@ -3,6 +3,14 @@
 A ``Compression`` is a name and numbers, and so can travel. A ``Compressor`` encodes with it and keeps, for every key,
 what the encodings have lacked so far: it goes with the next one. ``opened``, ``decode``, ``assign`` and ``add`` are for
 the other end, which keeps nothing and trusts no payload.
+
+options     the description: how to compress
+table       from a description to the code that does it
+base        what a codec is
+formats     the codecs
+compressor  the sending end (memo: what it keeps of a key; work: one encoding while it is made)
+payloads    the payloads of a message, checked
+noise, scratch, host   random numbers, memory to work in, and where numpy can work
 """
 
 from kvstore.codecs.base import Encoded, Opened

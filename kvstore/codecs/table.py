@@ -8,12 +8,12 @@ from collections.abc import Callable
 import torch
 
 from kvstore.codecs.base import Codec, Opened
-from kvstore.codecs.bits import OneBit, TwoBit
-from kvstore.codecs.choosing import RandomK, Threshold, TopK
-from kvstore.codecs.halves import BFloat16, Float16
-from kvstore.codecs.int8 import Int8
+from kvstore.codecs.formats.bits import OneBit, TwoBit
+from kvstore.codecs.formats.halves import BFloat16, Float16
+from kvstore.codecs.formats.int8 import Int8
+from kvstore.codecs.formats.powersgd import PowerSGD
+from kvstore.codecs.formats.selection import RandomK, Threshold, TopK
 from kvstore.codecs.options import Compression
-from kvstore.codecs.powersgd import PowerSGD
 
 _CODECS: dict[str, Callable[[Compression], Codec]] = {
     "fp16": lambda _: Float16(),

@@ -1,17 +1,17 @@
 """Stores that servers hold: a worker's side.
 
-    store        DistStore: the calls
-    plans        what a list of keys means: checks of its arrays, and the messages it takes
-    parcels      what one message carries
-    pushes       contributions out, values in, and who waits for which
-    requests     the messages themselves, to servers and scheduler
-    outgoing     arrays into messages
-    incoming     replies into arrays
-    compression  values in fewer bytes, both ways
-    optimizer    what this worker has set, and what its pushes ask for
-    join         this worker has run out of batches
-    states       the optimizer's states, of arrays and of pieces
-    options      what create() takes
+store        DistStore: the calls
+plans        what a list of keys means: checks of its arrays, and the messages it takes
+pushes       contributions out, values in, and who waits for which
+clocks       how often each key has been pushed
+requests     the messages themselves, to servers and scheduler
+outgoing     arrays into messages
+incoming     replies into arrays
+compression  values in fewer bytes, both ways
+optimizer    what this worker has set, and what its pushes ask for
+join         this worker has run out of batches
+states       the optimizer's states, of arrays and of pieces
+options      what create() takes
 """
 
 from kvstore.dist.store import DistStore

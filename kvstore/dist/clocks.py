@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvstore.dist.entries import Column, Entry
-from kvstore.dist.parcels import Parcel
+from kvstore.dist.plans.entries import Column, Entry
+from kvstore.dist.plans.parcels import Parcel
 
 
 class Clocks:

@@ -10,8 +10,8 @@ import torch
 from kvstore.codecs import Compression, Compressor, Works, parse
 from kvstore.codecs.payloads import opened_each
 from kvstore.dist.outgoing import Contents, Load, Packer, Plain
-from kvstore.dist.plans import Plan
-from kvstore.dist.parcels import Parcel, Span
+from kvstore.dist.plans.plan import Plan
+from kvstore.dist.plans.parcels import Parcel, Span
 from kvstore.spec import FLOATS, Key
 from kvstore.values import Leaving, from_buffer, to_buffer
 from kvstore.wire import Codec, Push, Values, join, tear

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import torch
 
-from kvstore.dist.entries import Column
-from kvstore.dist.plans import Plan, parts_of
-from kvstore.dist.parcels import Parcel, Stretch
+from kvstore.dist.plans.entries import Column
+from kvstore.dist.plans.plan import Plan, parts_of
+from kvstore.dist.plans.parcels import Parcel, Stretch
 from kvstore.values import (
     Arrays,
     Run,

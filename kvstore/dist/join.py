@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kvstore.dist.clocks import Clocks
-from kvstore.dist.entries import Entry, Piece
+from kvstore.dist.plans.entries import Entry, Piece
 from kvstore.dist.requests import Requests
 from kvstore.errors import DeadlineExceeded, KVStoreError
 from kvstore.spec import Key

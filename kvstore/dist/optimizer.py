@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore import states
+from kvstore.optim import states
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
-from kvstore.hyperparameters import finite
-from kvstore.optim import Changes, Optimizer, describe, log_replaced, require_shapes
+from kvstore.optim.hyperparameters import finite
+from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, require_shapes
 from kvstore.dist.requests import Requests
 from kvstore.dist.states import assemble, cut
-from kvstore.dist.entries import Entries, Entry, Piece
-from kvstore.dist.parcels import parcels
+from kvstore.dist.plans.entries import Entries, Entry, Piece
+from kvstore.dist.plans.parcels import parcels
 from kvstore.spec import Key
-from kvstore.updater import Updater
+from kvstore.optim.updater import Updater
 
 AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
 

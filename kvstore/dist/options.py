@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from kvstore.consistency import LATE, Rule
+from kvstore.rule import LATE, Rule
 from kvstore.errors import UsageError
-from kvstore.hyperparameters import finite
-from kvstore.registry import flag, require_options
+from kvstore.optim.hyperparameters import finite
+from kvstore.store.registry import flag, require_options
 
 SSP_STALENESS = 3  # of a 'dist_ssp' store that is not told
 _COMMON = ("timeout_s", "bigarray_bound", "check_finite")

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
-from kvstore.memory import SMALL, Memory, Parts
-from kvstore.dist.plans import parts_of
-from kvstore.dist.parcels import Parcel
+from kvstore.transport.memory import SMALL, Memory, Parts
+from kvstore.dist.plans.plan import parts_of
+from kvstore.dist.plans.parcels import Parcel
 from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad
 from kvstore.wire import Buffer, Codec
 

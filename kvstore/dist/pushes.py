@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.consistency import Rule
+from kvstore.rule import Rule
 from kvstore.dist.clocks import Clocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.incoming import Decode, Writer
 from kvstore.dist.join import Joining
 from kvstore.dist.optimizer import Hyper, Optimizing
 from kvstore.dist.outgoing import Load, Plain
-from kvstore.dist.parcels import Parcel
-from kvstore.dist.plans import Plan
+from kvstore.dist.plans.parcels import Parcel
+from kvstore.dist.plans.plan import Plan
 from kvstore.dist.requests import Requests
 from kvstore.errors import UsageError
 from kvstore.member.outstanding import Effect, Request, Sender, Turn

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.consistency import Rule
-from kvstore.dist.entries import Entries, Piece, Pieces
+from kvstore.rule import Rule
+from kvstore.dist.plans.entries import Entries, Piece, Pieces
 from kvstore.dist.outgoing import Packer
-from kvstore.dist.parcels import Parcel
-from kvstore.dist.plans import Plan
+from kvstore.dist.plans.parcels import Parcel
+from kvstore.dist.plans.plan import Plan
 from kvstore.member.outstanding import Effect, Question, Request, Sender
 from kvstore.member.session import Session
-from kvstore.optim import Optimizer
+from kvstore.optim.optimizer import Optimizer
 from kvstore.spec import Key, Spec
 from kvstore.ticket import Limits, Ticket
 from kvstore.values import Leaving, from_buffer, spec_of, to_buffer

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from kvstore.dist.entries import Entry, Piece
+from kvstore.dist.plans.entries import Entry, Piece
 from kvstore.errors import UsageError
 from kvstore.spec import Key
-from kvstore.states import States
+from kvstore.optim.states import States
 
 
 def assemble(pieces: Mapping[tuple[Piece, str], torch.Tensor], entries: Mapping[Key, Entry]) -> States:

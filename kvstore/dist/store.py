@@ -10,28 +10,28 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore import states
-from kvstore.arguments import one_kind, pairs
-from kvstore.base import KVStore
-from kvstore.config import Config
-from kvstore.consistency import Rule
+from kvstore.optim import states
+from kvstore.store.arguments import one_kind, pairs
+from kvstore.store.base import KVStore
+from kvstore.job.config import Config
+from kvstore.rule import Rule
 from kvstore.dist.clocks import Clocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
-from kvstore.dist.entries import Entries
+from kvstore.dist.plans.entries import Entries
 from kvstore.dist.incoming import Writer
 from kvstore.dist.join import Joining
 from kvstore.dist.optimizer import Optimizing, described
 from kvstore.dist.options import parse
-from kvstore.dist.plans import Plan, Plans
+from kvstore.dist.plans.plan import Plan, Plans
 from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
 from kvstore.errors import AlreadyInitialised, Unsupported, UsageError
 from kvstore.member.session import Session, shared
-from kvstore.optim import require_shapes
+from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
 from kvstore.spec import Key, Spec, as_shape, require_same
-from kvstore.statistics import Statistics
+from kvstore.store.statistics import Statistics
 from kvstore.ticket import Limits, Ticket
 from kvstore.values import (
     Arrays,

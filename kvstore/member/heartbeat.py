@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from kvstore.drops import Drops
 from kvstore.errors import KVStoreError, NodeLost, WireError
-from kvstore.keys import split_key
+from kvstore.job.curve_keys import split_key
+from kvstore.rare_log import Drops
 from kvstore.transport import Transport
 from kvstore.wire import Alive, Beat, Message, Node, decode, encode
 

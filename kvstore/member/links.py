@@ -11,13 +11,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kvstore.drops import Drops
 from kvstore.errors import KVStoreError, WireError, rebuild
 from kvstore.member.outstanding import Effect, Outstanding, Request
 from kvstore.member.window import Window
-from kvstore.memory import Parts
+from kvstore.rare_log import Drops
 from kvstore.ticket import Ticket
 from kvstore.transport import Peer, Transport
+from kvstore.transport.memory import Parts
 from kvstore.wire import Buffer, Failure, Here, Node, Reply, decode, encode, require_short
 
 log = logging.getLogger(__name__)

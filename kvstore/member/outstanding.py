@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.errors import KVStoreError
-from kvstore.memory import Parts, whole
 from kvstore.ticket import Ticket
+from kvstore.transport.memory import Parts, whole
 from kvstore.wire import Buffer, Message, Reply
 
 Sender: TypeAlias = tuple[str, int, int, int, int]  # what every request begins with: see ``kvstore.wire.Request``

@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
-from kvstore.config import Config
-from kvstore.keys import Keys
-from kvstore.processes import complete, source_root, words
-from kvstore.transport.links import links
+from kvstore.job.config import Config
+from kvstore.job.curve_keys import Keys
+from kvstore.job.processes import complete, source_root, words
+from kvstore.transport.choose import links
 from kvstore.wire import Node, Pulse, encode
 
 _STOPPED = "TtZX"  # a process that a signal or a debugger has stopped, or that is no more

@@ -20,11 +20,11 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
-from kvstore.address import host_and_port, resolve
 from kvstore.bootstrap import joining
-from kvstore.config import Config
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
-from kvstore.keys import split_key
+from kvstore.job.address import host_and_port, resolve
+from kvstore.job.config import Config
+from kvstore.job.curve_keys import split_key
 from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat, Listener
 from kvstore.member.outstanding import Question, Sender
@@ -255,8 +255,8 @@ def shared(config: Config) -> Session:
 
 
 def _new(config: Config) -> Session:
-    from kvstore.transport.links import links
-    from kvstore.transport.shm import sharing
+    from kvstore.transport.choose import links
+    from kvstore.transport.shm.transport import sharing
 
     config.require_job("worker")
     return Session(config, sharing(links(config), config), pulse=config.pulse and available())

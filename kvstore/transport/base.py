@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from kvstore.memory import Memory, Parts
+from kvstore.transport.memory import Memory, Parts
 from kvstore.wire import Buffer
 
 Peer: TypeAlias = bytes

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from kvstore.errors import ConfigError
-from kvstore.memory import Heap, Parts, whole
 from kvstore.transport.base import Frames, Peer
+from kvstore.transport.memory import Heap, Parts, whole
 from kvstore.wire import Buffer
 
 

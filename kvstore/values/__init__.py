@@ -1,4 +1,15 @@
-"""Arrays in and out: whatever the caller has becomes a torch tensor over the same memory. Torch begins here."""
+"""Arrays in and out: whatever the caller has becomes a torch tensor over the same memory. Torch begins here.
+
+arrays     numpy, torch, cupy and DLPack arrays as tensors, and tensors as bytes
+lists      lists of them, thousands at once (addresses: moved by where they lie)
+runs       one payload in several buffers
+reduce     sums in a fixed order
+staging    between devices and the host
+copying    copies, many at once
+overlap    whether arrays share memory
+finite     whether values are finite
+grads      work that autograd does not see
+"""
 
 from kvstore.values.addresses import collect, scatter
 from kvstore.values.arrays import (

@@ -1,4 +1,12 @@
-"""Messages and bytes: what crosses between processes, and nothing of how. Pure: no sockets, no clock, no torch."""
+"""Messages and bytes: what crosses between processes, and nothing of how. Pure: no sockets, no clock, no torch.
+
+messages    what all messages have in common
+parameters  workers and servers: values, gradients, optimizers, states
+rendezvous  members and the scheduler: joining, beating, keys, barriers, leaving
+frames      bytes to messages and back
+fields      the check of each field
+payload     several arrays in a message's frames
+"""
 
 from kvstore.wire.frames import VERSION, Buffer, decode, encode, require_short
 from kvstore.wire.messages import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from kvstore.consistency import LATE, MAX_STALENESS, MODES
+from kvstore.rule import LATE, MAX_STALENESS, MODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
@@ -54,7 +54,7 @@ Changes = Annotated[
 @message(40)
 @dataclass(frozen=True)
 class Open(Request):
-    """I use ``store``, and this is its rule; see ``kvstore.consistency``."""
+    """I use ``store``, and this is its rule; see ``kvstore.rule``."""
 
     store: Store
     mode: Annotated[str, f.choice(*MODES)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from kvstore.errors import WireError
-from kvstore.keys import LENGTH
+from kvstore.job.curve_keys import LENGTH
 from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import kvstore
 from kvstore.errors import WireError
-from kvstore.processes import source_root
+from kvstore.job.processes import source_root
 from kvstore.wire import Message
 from launcher.agents import protocol as p
 from launcher.agents.link import Link

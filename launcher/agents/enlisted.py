@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from kvstore.processes import allow_many_files
+from kvstore.job.processes import allow_many_files
 from launcher.agents.carrier import Carrier
 from launcher.agents.enlist import Ticket
 from launcher.agents.muster import Muster

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kvstore.errors import WireError
-from kvstore.keys import Keys, pair, with_key
+from kvstore.job.curve_keys import Keys, pair, with_key
 from kvstore.transport import Peer
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.transport.zeromq.transport import ZmqTransport
 from kvstore.wire import Message, decode, encode
 from launcher.agents.enlist import Ticket
 from launcher.agents.link import OnEnd, OnMessage

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 import kvstore
-from kvstore.address import Address
-from kvstore.config import Config
 from kvstore.errors import ConfigError
-from kvstore.processes import source_root
+from kvstore.job.address import Address
+from kvstore.job.config import Config
+from kvstore.job.processes import source_root
 from launcher.agents import protocol as p
 from launcher.agents.fleet import Fleet
 from launcher.agents.muster import Interrupted, Muster

@@ -9,8 +9,8 @@ import socket
 import time
 from collections.abc import Iterable
 
-from kvstore.address import Address, choose
 from kvstore.errors import ConfigError
+from kvstore.job.address import Address, choose
 from launcher.errors import LaunchError
 
 Target = tuple[str, str, int]

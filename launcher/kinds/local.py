@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from kvstore.processes import source_root
+from kvstore.job.processes import source_root
 from launcher import dryrun
 from launcher.crew import Crew
 from launcher.ending import Limits
@@ -153,7 +153,7 @@ def _run(
 
 def _sweep_shared() -> None:
     """Remove the memory of jobs that were killed with everything that could have done it."""
-    from kvstore.transport.presence import sweep  # only now, while the processes start
+    from kvstore.transport.shm.presence import sweep  # only now, while the processes start
 
     sweep()
 

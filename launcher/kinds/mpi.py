@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from kvstore.processes import source_root
+from kvstore.job.processes import source_root
 from launcher import dryrun
 from launcher.agents import boot
 from launcher.agents import job as agents

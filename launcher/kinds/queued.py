@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.drops import worth_a_line
+from kvstore.rare_log import worth_a_line
 from launcher.errors import LaunchError
 from launcher.kinds.programs import tell
 from launcher.processes.signals import CHILD, SignalQueue

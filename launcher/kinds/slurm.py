@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from kvstore.processes import source_root
+from kvstore.job.processes import source_root
 from launcher import batch, dryrun
 from launcher.agents import boot
 from launcher.agents import job as agents

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kvstore.processes import TiedProcess
+from kvstore.job.processes import TiedProcess
 from launcher.ending import Exit
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
 

@@ -6,8 +6,8 @@ import functools
 import logging
 from collections.abc import Callable
 
-from kvstore.drops import Drops
 from kvstore.errors import NodeLost, UsageError, WireError
+from kvstore.rare_log import Drops
 from kvstore.transport.base import Admission
 from kvstore.wire import (
     MAX_REASON,
@@ -40,12 +40,12 @@ from kvstore.wire import (
     Stop,
     Welcome,
 )
-from servers.ledger import Ledger, Verdict
-from servers.replies import Answer, Outbox, refuse
+from servers.requests.ledger import Ledger, Verdict
+from servers.requests.replies import Answer, Outbox, refuse
+from servers.requests.reply_links import Senders, turn_away
 from servers.scheduler.departures import Departures
 from servers.scheduler.members import Event, Member, Members, State
 from servers.scheduler.stores import Stores
-from servers.senders import Senders, turn_away
 
 log = logging.getLogger(__name__)
 

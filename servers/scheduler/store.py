@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from kvstore.errors import NodeLost, UsageError
 from kvstore.wire import Ack, Barrier, Declare, Placed, Ready
 from servers.names import have, name
-from servers.replies import Answer, refuse
+from servers.requests.replies import Answer, refuse
 from servers.scheduler.barriers import Barriers
 from servers.scheduler.departures import Departures
 from servers.scheduler.joins import Joins

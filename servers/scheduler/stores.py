@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence, Set
 from kvstore.errors import UsageError
 from kvstore.wire import MAX_STORES
 from servers.names import MOST
-from servers.replies import Answer
+from servers.requests.replies import Answer
 from servers.scheduler.departures import Departures
 from servers.scheduler.store import Store
 

@@ -12,7 +12,9 @@ from coded import COMPRESSIONS, NAMES, arrays, in_parts, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codecs import Compression, Compressor, bits, choosing, host, parse
+from kvstore.codecs import Compression, Compressor, host, parse
+from kvstore.codecs.formats import bits
+from kvstore.codecs.formats import selection as choosing
 from kvstore.placement import split
 
 

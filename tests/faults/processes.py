@@ -23,7 +23,7 @@ import kvstore.dist  # noqa: F401 - so that forks have it
 import servers.server  # noqa: F401
 from faults.plan import Plan
 from faults.training import Training, Wrong
-from kvstore.lost import tell
+from kvstore.bootstrap.report import tell
 from servers.__main__ import main as serve
 
 WRONG_EXIT = 77

@@ -12,7 +12,7 @@ from jobs import Job, job
 from proc import state
 from waiting import PROMPT, until
 
-from kvstore.transport.presence import available
+from kvstore.transport.shm.presence import available
 
 PIDFD_GETFD = 438  # the number of that system call, everywhere
 pytestmark = pytest.mark.skipif(not available(), reason="memory cannot be shared here")

@@ -22,10 +22,10 @@ from interrupting import Interrupt, interrupted
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.errors import AlreadyInitialised, UsageError
 from kvstore.member.session import Session
+from kvstore.rule import Rule
 
 # Python cannot raise out of a destructor, nor out of what a weak reference calls: it says so, and goes on. And what has
 # been made, and is not in any variable yet, is closed by a destructor.

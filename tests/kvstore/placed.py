@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvstore.dist.entries import Entries, Pieces
+from kvstore.dist.plans.entries import Entries, Pieces
 from kvstore.placement import WHOLE, Segment, place
 from kvstore.spec import Key, Spec
 

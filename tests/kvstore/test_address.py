@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from kvstore import address
-from kvstore.address import Address, choose, interfaces, is_any, is_here, is_loopback, resolve
 from kvstore.errors import ConfigError
+from kvstore.job import address
+from kvstore.job.address import Address, choose, interfaces, is_any, is_here, is_loopback, resolve
 
 THERE = [("lo", "127.0.0.1"), ("eth0", "10.0.0.5"), ("eth1", "192.168.1.5"), ("lo", "::1"), ("eth0", "2001:db8::5")]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="interfaces are listed on Linux only")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvstore.arguments import group, one_kind
 from kvstore.errors import UsageError
+from kvstore.store.arguments import group, one_kind
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from kvstore.bootstrap.job import _require_private
 from kvstore.bootstrap.keeper import Member, Task
 from kvstore.bootstrap.meeting import FileMeeting, StoreMeeting, meeting, meeting_file, on_one_host
 from kvstore.bootstrap.place import Place, require_safe
-from kvstore.config import Config
 from kvstore.errors import ConfigError, DeadlineExceeded
-from kvstore.ranks import FAMILIES, Ranks
+from kvstore.job.config import Config
+from kvstore.job.ranks import FAMILIES, Ranks
 
 SECRET = "0123456789abcdef0123456789abcdef"
 PLACE = Place("10.0.0.7", 4711, 2, "kvstore-0-abc")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from placed import entries_for
 
 from kvstore.dist.clocks import Clocks
-from kvstore.dist.parcels import parcels
+from kvstore.dist.plans.parcels import parcels
 from kvstore.spec import Spec
 
 SPLIT = entries_for({"w": Spec((4,), "float32")}, 2, 1)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from jobkeys import variables
 
-from kvstore.config import BIGARRAY_BOUND, Config
 from kvstore.errors import ConfigError
-from kvstore.keys import with_key
+from kvstore.job.config import BIGARRAY_BOUND, Config
+from kvstore.job.curve_keys import with_key
 
 JOB = {
     "DMLC_ROLE": "worker",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.files import replacing
+from kvstore.job.files import replacing
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_sync_that_fails_is_raised_and_leaves_one_file_whole(
 
 
 def test_a_link_in_the_way_is_not_followed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.files.secrets.token_hex", lambda _: "guessed")
+    monkeypatch.setattr("kvstore.job.files.secrets.token_hex", lambda _: "guessed")
     (path.parent / ".file.guessed.part").symlink_to(path)
     with pytest.raises(FileExistsError):
         replace(path)
@@ -115,7 +115,7 @@ def test_a_replacement_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 CRASH = """
 import os, sys
 from pathlib import Path
-from kvstore.files import replacing
+from kvstore.job.files import replacing
 
 step, path = sys.argv[1], Path(sys.argv[2])
 syncs = []

@@ -13,7 +13,7 @@ from jobkeys import variables
 from zmq.utils import z85
 
 from kvstore.errors import ConfigError
-from kvstore.keys import LENGTH, VARIABLES, Keys, _is_key, pair, split_key, with_key
+from kvstore.job.curve_keys import LENGTH, VARIABLES, Keys, _is_key, pair, split_key, with_key
 from kvstore.wire.rendezvous import Join, Welcome
 
 ENV = variables(3)[1]
@@ -110,7 +110,7 @@ def test_an_address_with_something_else(key: str) -> None:
 
 def test_settings_and_addresses_are_read_without_zeromq() -> None:
     code = (
-        "import sys; from kvstore.config import Config; import kvstore.address, kvstore.keys; Config.from_env(); "
+        "import sys; from kvstore.job.config import Config; import kvstore.job.address, kvstore.job.curve_keys; Config.from_env(); "
         "assert not {'zmq', 'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], env={**ENV, "PYTHONPATH": ":".join(sys.path)}, check=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kvstore.errors import UnknownName, UsageError
-from kvstore.hyperparameters import finite
-from kvstore.optim import describe, names
+from kvstore.optim.hyperparameters import finite
+from kvstore.optim.optimizer import describe, names
 
 WEIGHT = [torch.zeros(2, 2)]
 CLASSES = {name: cls for name, cls in vars(torch.optim).items() if isinstance(cls, type) and name.lower() in names()}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placed import entries_for
 
-from kvstore.dist.parcels import Stretch, parcels
+from kvstore.dist.plans.parcels import Stretch, parcels
 from kvstore.spec import Key, Spec
 
 specs = st.dictionaries(

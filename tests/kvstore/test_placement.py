@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.config import BIGARRAY_BOUND
 from kvstore.errors import UsageError
+from kvstore.job.config import BIGARRAY_BOUND
 from kvstore.placement import place, split
 from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS, Spec
 

@@ -17,8 +17,8 @@ import pytest
 from proc import state
 from waiting import LONG, until
 
-from kvstore import exec_helper, processes
-from kvstore.processes import TiedProcess
+from kvstore.job import exec_helper, processes
+from kvstore.job.processes import TiedProcess
 
 SHELL = "/bin/sh"
 ENV = {"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -207,7 +207,7 @@ def test_half_a_request_is_not_executed(heard: int, tmp_path: Path) -> None:
 
 PARENT = """
 import subprocess, sys, time
-from kvstore.processes import TiedProcess
+from kvstore.job.processes import TiedProcess
 tied = TiedProcess(["sleep", "600"], {"PATH": "/usr/bin:/bin"})
 if sys.argv[1] == "run":
     tied.execute()
@@ -235,7 +235,7 @@ def gone(pid: int) -> bool:
 # A lock that another thread holds when a process is forked is what code between fork and exec waits for, for ever.
 LOCKED = """
 import os, threading
-from kvstore.processes import TiedProcess
+from kvstore.job.processes import TiedProcess
 lock = threading.Lock()
 lock.acquire()
 os.register_at_fork(after_in_child=lock.acquire)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from kvstore.config import Config
 from kvstore.errors import ConfigError
-from kvstore.ranks import FAMILIES, Ranks
+from kvstore.job.config import Config
+from kvstore.job.ranks import FAMILIES, Ranks
 
 TORCH, OPENMPI, MPICH, SLURM = FAMILIES
 

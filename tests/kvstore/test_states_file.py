@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from kvstore.dist.entries import Entry, Piece
+from kvstore.dist.plans.entries import Entry, Piece
 from kvstore.dist.states import assemble, cut
 from kvstore.errors import UsageError
-from kvstore.optim import describe
+from kvstore.optim.optimizer import describe
+from kvstore.optim.states import FORMAT, read, read_residuals, require_keys, require_optimizer, write
+from kvstore.optim.updater import Updater
 from kvstore.placement import place
 from kvstore.spec import Key, Spec
-from kvstore.states import FORMAT, read, read_residuals, require_keys, require_optimizer, write
-from kvstore.updater import Updater
 
 STATES = {
     ("w", "momentum_buffer"): torch.arange(6.0).view(2, 3),
@@ -58,7 +58,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
 
     path = tmp_path / "s"
     write(path, "adam", {("w", "step"): torch.tensor(1.0)})
-    monkeypatch.setattr("kvstore.states.save_file", full_disk)
+    monkeypatch.setattr("kvstore.optim.states.save_file", full_disk)
     with pytest.raises(OSError, match="no space left"):
         write(path, "adam", {("w", "step"): torch.tensor(2.0)})
     assert read(path)[1]["w", "step"].item() == 1

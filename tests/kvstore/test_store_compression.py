@@ -10,11 +10,11 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore import states
 from kvstore.codecs import Compressor, decode, parse
-from kvstore.consistency import Rule
 from kvstore.dist.compression import Compressing
 from kvstore.errors import UnknownName, Unsupported, UsageError
+from kvstore.optim import states
+from kvstore.rule import Rule
 
 SHAPES = {"small": (5,), "matrix": (40, 60), "large": (5001,)}  # the larger ones are cut over the servers
 EVERY = [

@@ -14,9 +14,9 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore import states
-from kvstore.consistency import Rule
 from kvstore.dist import DistStore
+from kvstore.optim import states
+from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE
 from kvstore.values import as_dtype
 

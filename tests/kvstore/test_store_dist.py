@@ -13,9 +13,9 @@ from threaded import ThreadedJob, set_limits
 from waiting import LONG
 
 import kvstore as kv
-from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.member.session import Session
+from kvstore.rule import Rule
 
 BOUND = 10  # elements: arrays of so many are cut over the servers
 SOON = 0.05  # seconds: the deadline of what cannot come

@@ -10,8 +10,8 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.consistency import Rule
 from kvstore.dist import DistStore
+from kvstore.rule import Rule
 
 BAD = [float("nan"), float("inf"), -float("inf")]
 Work = Callable[[kv.KVStore], Any]

@@ -13,9 +13,9 @@ import torch
 from threaded import ThreadedJob
 
 import kvstore as kv
-from kvstore.consistency import Rule
 from kvstore.dist import DistStore
-from kvstore.optim import names
+from kvstore.optim.optimizer import names
+from kvstore.rule import Rule
 from kvstore.values import Leaving, as_tensor, from_host, reduce_to
 
 pytestmark = [

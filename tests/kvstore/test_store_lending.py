@@ -16,8 +16,8 @@ from waiting import LONG
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.member import client
-from kvstore.transport.link import Link
-from kvstore.transport.sockets import SocketTransport
+from kvstore.transport.sockets.link import Link
+from kvstore.transport.sockets.transport import SocketTransport
 
 KEYS = list(range(6))
 SIZE = 50_000  # elements, of which many messages are made

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvstore as kv
-from kvstore import registry
+from kvstore.store import registry
 
 SHAPE = (4, 4)
 KEYS: list[Any] = [5, 7, 11]

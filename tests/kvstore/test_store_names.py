@@ -11,9 +11,9 @@ from threaded import ThreadedJob
 from waiting import LONG
 
 import kvstore as kv
-from kvstore import registry as names_of_stores
 from kvstore.dist import DistStore
-from kvstore.local import DeviceStore, LocalStore
+from kvstore.store import registry as names_of_stores
+from kvstore.store.local import DeviceStore, LocalStore
 from kvstore.ticket import Limits
 
 LOCAL = ["local", "local_update_cpu", "local_allreduce_cpu"]

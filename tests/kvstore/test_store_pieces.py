@@ -10,11 +10,11 @@ import pytest
 import torch
 from threaded import ThreadedJob
 
-from kvstore import states
 from kvstore.dist import DistStore
 from kvstore.dist import optimizer as optimizing
 from kvstore.dist.requests import Requests
 from kvstore.member.client import STALL_S
+from kvstore.optim import states
 
 SHAPES = {"a": (5000,), "b": (40, 100), "c": (3,), "d": (9000,)}
 PIECE = 2048  # bytes; four of them may be on their way to a server

@@ -10,9 +10,9 @@ import torch
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.consistency import Rule
 from kvstore.dist.options import parse
 from kvstore.errors import UnknownName, UsageError
+from kvstore.rule import Rule
 
 SIZES = {"small": 3, "large": 3000}  # the second is cut over the servers
 

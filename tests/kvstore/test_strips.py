@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.optim import describe, names
+from kvstore.optim.fused import LANE, alike
+from kvstore.optim.optimizer import describe, names
+from kvstore.optim.updater import Updater
 from kvstore.spec import Key
-from kvstore.strips import LANE, alike
-from kvstore.updater import Updater
 
 # Whole vectors, nothing, numbers, and sizes that leave a rest.
 SHAPES: dict[Key, tuple[int, ...]] = {

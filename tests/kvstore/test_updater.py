@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kvstore.errors import Mismatch, UsageError
-from kvstore.optim import describe, names
+from kvstore.optim.optimizer import describe, names
+from kvstore.optim.updater import Updater
 from kvstore.spec import Key
-from kvstore.updater import Updater
 
 SHAPES: dict[Key, tuple[int, ...]] = {"a": (4, 3), "b": (3, 4), "c": (5, 5)}  # matrices: Muon takes nothing else
 STEPS = 4

@@ -15,7 +15,7 @@ from waiting import LONG
 
 import kvstore
 from kvstore.errors import ConfigError
-from kvstore.keys import Keys, pair
+from kvstore.job.curve_keys import Keys, pair
 from kvstore.wire import decode
 from launcher import batch
 from launcher.agents import boot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import processes
+from kvstore.job import processes
 from launcher.agents import boot
 from launcher.agents import job as agents
 from launcher.agents.carrier import Carrier
@@ -25,7 +25,7 @@ AGENT = shlex.join(boot.argv(sys.executable, str(ROOT)))
 # Noise at the door, and an agent with keys of its own.
 STRANGERS = """
 import socket, sys, time
-from kvstore.keys import pair
+from kvstore.job.curve_keys import pair
 from launcher.agents.enlist import Ticket
 from launcher.agents.hub import BackLink
 from launcher.agents.protocol import Hello

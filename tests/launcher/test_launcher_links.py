@@ -18,7 +18,7 @@ from line import Line
 from strangers import BYTES, attempt, throw
 from waiting import LONG
 
-from kvstore.keys import pair
+from kvstore.job.curve_keys import pair
 from kvstore.wire import Message, encode
 from launcher.agents.enlist import Ticket
 from launcher.agents.framing import MAGIC, frame

@@ -11,9 +11,9 @@ import pytest
 
 from kvstore.errors import KVStoreError, ServerError, WireError
 from kvstore.member.outstanding import Effect, Outstanding, Question, Request, Sender
-from kvstore.memory import Parts
 from kvstore.spec import shorten
 from kvstore.ticket import Limits, Ticket
+from kvstore.transport.memory import Parts
 from kvstore.wire import Ack, Barrier, Message, Values
 
 S0, S1 = b"server 0", b"server 1"

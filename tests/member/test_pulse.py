@@ -14,11 +14,11 @@ import pytest
 from proc import state
 from waiting import LONG, until
 
-from kvstore.config import Config
-from kvstore.keys import Keys, with_key
+from kvstore.job.config import Config
+from kvstore.job.curve_keys import Keys, with_key
 from kvstore.member.pulse import PulseProcess, runs
 from kvstore.transport import Transport
-from kvstore.transport.links import links
+from kvstore.transport.choose import links
 from kvstore.wire import Node, Pulse, decode
 
 NODE = Node("worker", 3, 1)
@@ -65,7 +65,7 @@ def test_it_beats_until_it_is_ended(heard: tuple[Transport, Config]) -> None:
 
 BESIDE = """
 import sys, time
-from kvstore.config import Config
+from kvstore.job.config import Config
 from kvstore.member.pulse import PulseProcess
 from kvstore.wire import Node
 

@@ -15,7 +15,6 @@ import torch
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.config import Config
 from kvstore.dist import DistStore
 from kvstore.errors import (
     JOB_FAILED_EXIT,
@@ -27,11 +26,12 @@ from kvstore.errors import (
     ServerError,
     UsageError,
 )
+from kvstore.job.config import Config
 from kvstore.member import client
 from kvstore.member import session as sessions
 from kvstore.member.session import Session
 from kvstore.transport import InprocNetwork, Transport
-from kvstore.transport.tcp import TcpTransport
+from kvstore.transport.sockets.tcp import TcpTransport
 from kvstore.wire import Alive, Join, decode, encode
 from servers.server import run_server
 
@@ -415,7 +415,7 @@ def test_two_threads_push_the_same_key_and_every_push_is_a_round_of_its_own():
 @pytest.fixture
 def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ThreadedJob], Session]]:
     """``kvstore.member.session.shared`` as a worker process has it, over an in-process network."""
-    from kvstore.transport import links
+    from kvstore.transport import choose as links
 
     hooks: list[Any] = []
     monkeypatch.setattr(sessions, "_shared", None)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.errors import Mismatch
-from servers.agreement import Agreement
+from servers.requests.agreement import Agreement
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from asking import Desk, Worker, floats, values_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.memory import Heap
+from kvstore.optim.fused import LANE
 from kvstore.spec import Spec
-from kvstore.strips import LANE
+from kvstore.transport.memory import Heap
 from kvstore.values import Run, from_buffer
 from kvstore.wire import Ack, Values
-from servers.bucket import Bucket, Slots
-from servers.buckets import MAX_SPLITS, Buckets
-from servers.rounds import Rounds
+from servers.store.bucket import Bucket, Slots
+from servers.store.buckets import MAX_SPLITS, Buckets
+from servers.store.rounds import Rounds
 
 SIZES = {1: 2, 2: 3, 3: 1, 4: 4}
 LANES = {1: LANE, 2: 2 * LANE, 3: LANE + 1, 4: LANE}  # some of them are updated as one

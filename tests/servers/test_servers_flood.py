@@ -19,11 +19,11 @@ import torch
 from malformed import flood
 from waiting import LONG
 
-from kvstore.config import Config
 from kvstore.dist import DistStore
+from kvstore.job.config import Config
 from kvstore.member.session import Session
-from kvstore.transport.stream import GREETING, packed
-from kvstore.transport.unix import UnixTransport
+from kvstore.transport.sockets.stream import GREETING, packed
+from kvstore.transport.sockets.unix import UnixTransport
 
 FRAMES = 800  # more would take long: strangers get a fiftieth of the time
 GROWTH = 4 << 20  # bytes

@@ -16,8 +16,8 @@ from waiting import LONG, until
 
 from kvstore.dist import DistStore
 from kvstore.transport import Transport
-from kvstore.transport.tcp import TcpTransport
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.transport.sockets.tcp import TcpTransport
+from kvstore.transport.zeromq.transport import ZmqTransport
 from kvstore.wire import (
     Ack,
     Alive,

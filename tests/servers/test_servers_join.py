@@ -13,10 +13,10 @@ from torch import nn
 from waiting import LONG
 
 import kvstore as kv
-from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded, NodeLost, UsageError
 from kvstore.member.session import Session
+from kvstore.rule import Rule
 from workers import Trainer
 
 SHAPES = {"cut": (40, 20), "odd": (211,), "tiny": (3,)}

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kvstore.wire import Barrier, Request
-from servers.ledger import Ledger, Verdict
+from servers.requests.ledger import Ledger, Verdict
 
 
 def request(seq: int, *, done: int = 0, rank: int = 0, incarnation: int = 1, role: str = "worker") -> Request:

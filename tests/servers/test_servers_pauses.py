@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.wire import Ack, Resume, Values
-from servers.clocks import Clocks
-from servers.pauses import Pauses
-from servers.rounds import Rounds
+from servers.store.clocks import Clocks
+from servers.store.joins import Pauses
+from servers.store.rounds import Rounds
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.data())

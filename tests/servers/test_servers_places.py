@@ -8,12 +8,12 @@ import socket
 import pytest
 from jobkeys import variables
 
-from kvstore import address
-from kvstore.config import Config
 from kvstore.errors import ConfigError
-from kvstore.keys import Keys, with_key
-from servers import places
-from servers.places import scheduler_endpoint, server_endpoint, warn_if_open
+from kvstore.job import address
+from kvstore.job.config import Config
+from kvstore.job.curve_keys import Keys, with_key
+from servers import endpoints as places
+from servers.endpoints import scheduler_endpoint, server_endpoint, warn_if_open
 
 KEYS = Keys.from_env(variables(2)[0])
 NAMES = {"head": "10.0.0.1", "me": "10.0.0.5", "service": "10.96.0.7", "debian": "127.0.1.1"}

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.rounds import Rounds
+from servers.store.rounds import Rounds
 
 
 @st.composite

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.wire import Ack, Values
-from servers.clocks import Clocks
-from servers.rounds import Rounds
+from servers.store.clocks import Clocks
+from servers.store.rounds import Rounds
 
 
 def read(desk: Desk, reply: Any, number: int = 1) -> torch.Tensor:

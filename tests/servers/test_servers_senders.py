@@ -6,8 +6,8 @@ import pytest
 from asking import Door, Worker
 
 from kvstore.wire import Ack, Beat, Here, Node, Request
-from servers.replies import Answer
-from servers.senders import KEPT, Senders
+from servers.requests.replies import Answer
+from servers.requests.reply_links import KEPT, Senders
 
 
 def outbox(senders: Senders, peer: bytes, request: Request) -> list[bytes]:

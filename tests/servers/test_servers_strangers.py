@@ -19,15 +19,15 @@ from strangers import BYTES, HELLO_BYTES, Tap, attempt, idle, throw
 from threaded import ThreadedJob
 from waiting import LONG, until
 
-from kvstore.config import Config
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded
-from kvstore.keys import Keys, pair, split_key, with_key
+from kvstore.job.config import Config
+from kvstore.job.curve_keys import Keys, pair, split_key, with_key
 from kvstore.member.session import Session
 from kvstore.transport import Transport
-from kvstore.transport.links import links
-from kvstore.transport.shm import sharing
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.transport.choose import links
+from kvstore.transport.shm.transport import sharing
+from kvstore.transport.zeromq.transport import ZmqTransport
 
 MEMBERS = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
 

@@ -9,9 +9,9 @@ import torch
 from asking import Desk, floats, text_of, values_in
 
 from kvstore.errors import WeightsInDoubt
-from kvstore.optim import classes
+from kvstore.optim.optimizer import classes
+from kvstore.optim.updater import Updater
 from kvstore.spec import Spec
-from kvstore.updater import Updater
 from kvstore.wire import Ack, States, Values, tear
 
 

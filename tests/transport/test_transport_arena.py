@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import WireError
-from kvstore.transport import arena as arenas
-from kvstore.transport import presence
-from kvstore.transport.arena import Arena
-from kvstore.transport.blocks import Blocks, rounded
-from kvstore.transport.mapped import Mapped
-from kvstore.transport.presence import CELLS, FREE, HELD, SENT, Presence, Reader, sweep
+from kvstore.transport.shm import arena as arenas
+from kvstore.transport.shm import presence
+from kvstore.transport.shm.arena import Arena
+from kvstore.transport.shm.blocks import Blocks, rounded
+from kvstore.transport.shm.mapped import Mapped
+from kvstore.transport.shm.presence import CELLS, FREE, HELD, SENT, Presence, Reader, sweep
 
 pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
 
@@ -342,9 +342,9 @@ import os, sys
 from pathlib import Path
 from kvstore.transport import presence
 presence.DIRECTORY = Path(sys.argv[1])
-from kvstore.transport.arena import Arena
-from kvstore.transport.mapped import Mapped
-from kvstore.transport.presence import Presence, Reader
+from kvstore.transport.shm.arena import Arena
+from kvstore.transport.shm.mapped import Mapped
+from kvstore.transport.shm.presence import Presence, Reader
 """
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvstore.transport.budget import Budget
+from kvstore.transport.sockets.budget import Budget
 
 
 @pytest.fixture

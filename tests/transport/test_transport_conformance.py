@@ -20,15 +20,15 @@ from jobkeys import variables
 from waiting import LONG
 
 from kvstore.errors import ConfigError
-from kvstore.keys import Keys
-from kvstore.memory import Parts
+from kvstore.job.curve_keys import Keys
 from kvstore.transport import InprocNetwork, Transport
-from kvstore.transport.presence import available
-from kvstore.transport.shm import SharedMemoryTransport
-from kvstore.transport.sockets import SocketTransport
-from kvstore.transport.tcp import TcpTransport
-from kvstore.transport.unix import UnixTransport
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.transport.memory import Parts
+from kvstore.transport.shm.presence import available
+from kvstore.transport.shm.transport import SharedMemoryTransport
+from kvstore.transport.sockets.tcp import TcpTransport
+from kvstore.transport.sockets.transport import SocketTransport
+from kvstore.transport.sockets.unix import UnixTransport
+from kvstore.transport.zeromq.transport import ZmqTransport
 
 MEMBERS = variables(3)  # of one job; their ends take turns
 SIZES = (0, 1, 100, 64 << 10, 4 << 20)
@@ -433,12 +433,12 @@ def test_memory_that_may_be_read_is_busy(ends: Ends):
 
 CHILD = """
 import os, sys
-from kvstore.keys import Keys
-from kvstore.memory import Parts
-from kvstore.transport.shm import SharedMemoryTransport
-from kvstore.transport.tcp import TcpTransport
-from kvstore.transport.unix import UnixTransport
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.job.curve_keys import Keys
+from kvstore.transport.memory import Parts
+from kvstore.transport.shm.transport import SharedMemoryTransport
+from kvstore.transport.sockets.tcp import TcpTransport
+from kvstore.transport.sockets.unix import UnixTransport
+from kvstore.transport.zeromq.transport import ZmqTransport
 
 kinds, endpoint = sys.argv[1:]
 keys = Keys.from_env(os.environ) if "key=" in endpoint else None

@@ -17,10 +17,11 @@ from strangers import BYTES, HELLO_BYTES, NULL, READY, Tap, attempt, frame, gree
 from waiting import LONG
 
 from kvstore.errors import ConfigError
-from kvstore.keys import Keys, pair, split_key, with_key
-from kvstore.transport import presence, zeromq
-from kvstore.transport.shm import LARGE, SharedMemoryTransport
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.job.curve_keys import Keys, pair, split_key, with_key
+from kvstore.transport.shm import presence
+from kvstore.transport.shm.transport import LARGE, SharedMemoryTransport
+from kvstore.transport.zeromq import transport as zeromq
+from kvstore.transport.zeromq.transport import ZmqTransport
 
 JOB = [Keys.from_env(env) for env in variables(3)]
 OTHER_JOB = [Keys.from_env(env) for env in variables(2)]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from kvstore.transport.link import Link
-from kvstore.transport.stream import GREETING, packed
+from kvstore.transport.sockets.link import Link
+from kvstore.transport.sockets.stream import GREETING, packed
 
 
 class Interrupt(BaseException):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.transport.losses import _may_be
+from kvstore.transport.zeromq.losses import _may_be
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.transport.outgoing import Outgoing
+from kvstore.transport.sockets.queue import Outgoing
 
 
 def message(name: bytes) -> list[memoryview]:

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import LONG, until
 
-from kvstore.config import Config
-from kvstore.transport import pacing, sockets, tcp
-from kvstore.transport.links import links
-from kvstore.transport.pacing import BUSY, FAST, LEAST, LOOK_S, TIMES, UNLIMITED, Pacing, Seen
-from kvstore.transport.tcp import TcpPlaces, TcpTransport
+from kvstore.job.config import Config
+from kvstore.transport.choose import links
+from kvstore.transport.sockets import pacing, tcp
+from kvstore.transport.sockets import transport as sockets
+from kvstore.transport.sockets.pacing import BUSY, FAST, LEAST, LOOK_S, TIMES, UNLIMITED, Pacing, Seen
+from kvstore.transport.sockets.tcp import TcpPlaces, TcpTransport
 
 MB = 1_000_000
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is asked to keep to a rate")

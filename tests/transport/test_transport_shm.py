@@ -19,12 +19,14 @@ import msgpack
 import pytest
 from waiting import LONG
 
-from kvstore.config import Config
-from kvstore.transport import InprocNetwork, InprocTransport, presence, shm
-from kvstore.transport import arena as arenas
-from kvstore.transport.arena import Arena
-from kvstore.transport.shm import LARGE, MAX_OWN, SharedMemoryTransport, sharing
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.job.config import Config
+from kvstore.transport import InprocNetwork, InprocTransport
+from kvstore.transport.shm import arena as arenas
+from kvstore.transport.shm import presence
+from kvstore.transport.shm import transport as shm
+from kvstore.transport.shm.arena import Arena
+from kvstore.transport.shm.transport import LARGE, MAX_OWN, SharedMemoryTransport, sharing
+from kvstore.transport.zeromq.transport import ZmqTransport
 
 pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
 
@@ -409,8 +411,8 @@ def test_references_that_have_run_out(ends: Ends):
 
 SMALL = """
 import logging, sys
-from kvstore.transport.shm import SharedMemoryTransport
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.transport.shm.transport import SharedMemoryTransport
+from kvstore.transport.zeromq.transport import ZmqTransport
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
 listener, other = (SharedMemoryTransport(ZmqTransport(), "small") for _ in range(2))
@@ -454,8 +456,8 @@ import random, sys, zlib
 from collections import deque
 from pathlib import Path
 from kvstore.transport import presence
-from kvstore.transport.shm import SharedMemoryTransport
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.transport.shm.transport import SharedMemoryTransport
+from kvstore.transport.zeromq.transport import ZmqTransport
 
 presence.DIRECTORY = Path(sys.argv[2])
 transport = SharedMemoryTransport(ZmqTransport(), "job")

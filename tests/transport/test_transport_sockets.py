@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from waiting import LONG, until
 
-from kvstore.transport import link as links
-from kvstore.transport import sockets
-from kvstore.transport.sockets import SocketTransport
-from kvstore.transport.strangers import Limits, Stranger, Strangers
-from kvstore.transport.stream import GREETING, SHORT_BYTES, packed
-from kvstore.transport.tcp import TcpTransport
-from kvstore.transport.unix import UnixTransport
+from kvstore.transport.sockets import link as links
+from kvstore.transport.sockets import transport as sockets
+from kvstore.transport.sockets.strangers import Limits, Stranger, Strangers
+from kvstore.transport.sockets.stream import GREETING, SHORT_BYTES, packed
+from kvstore.transport.sockets.tcp import TcpTransport
+from kvstore.transport.sockets.transport import SocketTransport
+from kvstore.transport.sockets.unix import UnixTransport
 
 
 class Kind:

@@ -14,16 +14,17 @@ import pytest
 from cutting import connections
 from waiting import LONG, until
 
-from kvstore.config import Config
 from kvstore.errors import ConfigError
-from kvstore.keys import Keys
-from kvstore.transport import Transport, courier
+from kvstore.job.config import Config
+from kvstore.job.curve_keys import Keys
+from kvstore.transport import Transport
 from kvstore.transport.base import ASK_S, ASKS, IDLE_S
-from kvstore.transport.link import Link
-from kvstore.transport.links import links
-from kvstore.transport.stream import GREETING, packed
-from kvstore.transport.tcp import TcpPlaces, TcpTransport
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.transport.choose import links
+from kvstore.transport.sockets import courier
+from kvstore.transport.sockets.link import Link
+from kvstore.transport.sockets.stream import GREETING, packed
+from kvstore.transport.sockets.tcp import TcpPlaces, TcpTransport
+from kvstore.transport.zeromq.transport import ZmqTransport
 
 T = TypeVar("T", bound=Transport)
 

@@ -11,9 +11,9 @@ import pytest
 from waiting import LONG
 
 from kvstore.errors import ConfigError
-from kvstore.transport import unix
-from kvstore.transport.stream import GREETING
-from kvstore.transport.unix import UnixTransport
+from kvstore.transport.sockets import unix
+from kvstore.transport.sockets.stream import GREETING
+from kvstore.transport.sockets.unix import UnixTransport
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from jobkeys import variables
 from line import Line
 from waiting import LONG, until
 
-from kvstore import memory
 from kvstore.errors import ConfigError
-from kvstore.keys import Keys
-from kvstore.transport.stream import GREETING
-from kvstore.transport.zeromq import ZmqTransport
+from kvstore.job.curve_keys import Keys
+from kvstore.transport import memory
+from kvstore.transport.sockets.stream import GREETING
+from kvstore.transport.zeromq.transport import ZmqTransport
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from threaded import ThreadedJob
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from kvstore.consistency import Rule
 from kvstore.dist import DistStore
 from kvstore.member.session import Session
+from kvstore.rule import Rule
 from workers import Checkpoint, Reducer, SplitSampler, fit
 
 FEATURES, CLASSES = 6, 3

@@ -9,7 +9,7 @@ import torch
 
 import kvstore as kv
 import workers
-from kvstore.config import Config
+from kvstore.job.config import Config
 from workers import group
 
 

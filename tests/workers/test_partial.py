@@ -13,7 +13,7 @@ from torch import nn
 
 import kvstore as kv
 from kvstore.dist import DistStore
-from kvstore.local import LocalStore
+from kvstore.store.local import LocalStore
 from workers import PartialSync, PeriodicAveraging
 
 SYNCHRONOUS = [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}]

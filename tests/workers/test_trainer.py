@@ -12,9 +12,9 @@ from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
-from kvstore import states
 from kvstore.dist import DistStore
 from kvstore.member.session import Session
+from kvstore.optim import states
 from workers import Trainer
 
 HOWS: list[dict[str, Any]] = [

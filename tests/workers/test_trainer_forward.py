@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.errors import NodeLost
-from kvstore.local import LocalStore
+from kvstore.store.local import LocalStore
 from kvstore.ticket import Ticket
 from workers import Trainer
 from workers.common import buckets

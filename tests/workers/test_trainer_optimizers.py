@@ -12,7 +12,7 @@ from torch import nn
 
 import kvstore as kv
 from kvstore.dist import DistStore
-from kvstore.optim import names
+from kvstore.optim.optimizer import names
 from workers import Trainer
 
 STEPS = 20
@@ -136,7 +136,7 @@ def test_parameter_groups(
 @pytest.mark.parametrize("mode", ["async", "ssp"])
 def test_groups_where_every_push_is_an_update(mode: str) -> None:
     """One worker, so that the order of updates is one."""
-    from kvstore.consistency import Rule
+    from kvstore.rule import Rule
 
     options = {"lr": 0.1, "momentum": 0.9}
     rule = Rule("async", 3 if mode == "ssp" else None)

@@ -18,7 +18,7 @@ from torch import nn
 
 import kvstore as kv
 from kvstore.dist import DistStore
-from kvstore.local import LocalStore
+from kvstore.store.local import LocalStore
 from kvstore.ticket import Ticket
 from workers import Trainer
 from workers.common import buckets

@@ -10,7 +10,7 @@ import torch
 
 import kvstore as kv
 from kvstore import KVStore, UsageError
-from kvstore.config import Config
+from kvstore.job.config import Config
 from kvstore.values import as_output
 from workers import group
 from workers.dist_opt.channel import Channel

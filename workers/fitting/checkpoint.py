@@ -27,8 +27,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from kvstore import KVStoreError, Mismatch, UsageError
-from kvstore.files import replacing
-from kvstore.states import read_residuals
+from kvstore.job.files import replacing
+from kvstore.optim.states import read_residuals
 
 WEIGHTS, WORKER = "workers weights 1", "workers position 1"
 

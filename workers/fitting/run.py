@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from kvstore import KVStore, UsageError
-from kvstore.config import Config
+from kvstore.job.config import Config
 from workers.callbacks.param import BatchEndParam, log
 from workers.fitting import position
 from workers.fitting.archive import Archive

@@ -10,8 +10,8 @@ from torch import nn
 
 import kvstore as kv
 from kvstore import AlreadyInitialised, KVStore, UsageError
-from kvstore.config import Config
-from kvstore.registry import Builtin, find
+from kvstore.job.config import Config
+from kvstore.store.registry import Builtin, find
 from workers.common.buckets import divide
 from workers.trainer.arrivals import require_waiting
 from workers.trainer.overlap import Overlap

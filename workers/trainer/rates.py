@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 
 from kvstore import UsageError
-from kvstore.hyperparameters import finite
-from kvstore.optim import Optimizer
+from kvstore.optim.hyperparameters import finite
+from kvstore.optim.optimizer import Optimizer
 from workers.trainer.parameters import Collected, Parameter
 
 Schedule: TypeAlias = Callable[[int], float]

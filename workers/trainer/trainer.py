@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from kvstore import KVStore, Unsupported, UsageError, states
-from kvstore.optim import describe
+from kvstore import KVStore, Unsupported, UsageError
+from kvstore.optim import states
+from kvstore.optim.optimizer import describe
 from workers.trainer.arrays import Arrays
 from workers.trainer.clipping import Summed, clip
 from workers.trainer.decision import decide, opened, overlapping, require_free, take

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from kvstore import NotFinite, states
-from kvstore.hyperparameters import finite
-from kvstore.optim import Optimizer, require_shapes
-from kvstore.updater import Updater, refusals
+from kvstore import NotFinite
+from kvstore.optim import states
+from kvstore.optim.hyperparameters import finite
+from kvstore.optim.optimizer import Optimizer, require_shapes
+from kvstore.optim.updater import Updater, refusals
 from kvstore.values import all_finite, spec_of
 from workers.trainer.parameters import Parameter
 

@@ -1,0 +1,134 @@
+"""What one worker knows of its store's keys, and the plans of the lists of them that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from kvstore.cached import cached
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore.dist.plans.entries import Entries
+from kvstore.dist.plans.parcels import Parcel, Table, pack
+from kvstore.errors import KeyNotInitialised
+from kvstore.spec import FLOATS, Key, Spec
+from kvstore.values import Arrays, Layout, outputs_of, values_of
+
+MOST = 1 << 20  # keys in all plans that are kept
+PLAN = 64  # keys that take as much memory as a plan without any
+_KEYS = {int, str}
+
+
+class Plan:
+    """What to do for ``keys``, each of which is listed once.
+
+    Args:
+        entries: what is known of them, and perhaps of others.
+        keys: the list.
+        most: bytes that a message should have.
+        small: elements of arrays that share payloads; see ``pack``.
+
+    Attributes:
+        places: of the keys, among those of the store.
+        parcels: the messages.
+        layout: what arrays are to be.
+        floats: whether all are of floating point.
+    """
+
+    def __init__(self, entries: Entries, keys: Sequence[Key], most: int, small: int = 0) -> None:
+        table = Table(entries, keys)
+        self.keys = tuple(keys)
+        self.places = table.places
+        self.parcels = pack(table, most, small)
+        self.layout = Layout(table.kinds, table.specs)
+        self.floats = all(spec.dtype in FLOATS for spec in table.specs)
+        self._table = table
+
+    def values(self, arrays: Any) -> Arrays | None:
+        """Return ``arrays`` as values, if they are what most callers have: one for each key, all at once; see ``values_of``."""
+        return values_of(arrays, self.layout) if self._has_all(arrays) else None
+
+    def outputs(self, arrays: Any) -> Arrays | None:
+        """Return ``arrays`` as what to write into; see ``outputs_of``."""
+        return outputs_of(arrays, self.layout) if self._has_all(arrays) else None
+
+    def _has_all(self, arrays: Any) -> bool:
+        return type(arrays) in (list, tuple) and len(arrays) == len(self.keys)
+
+    @cached
+    def specs(self) -> list[Spec]:
+        """Of each key."""
+        return list(map(self._table.specs.__getitem__, self._table.kinds.tolist()))
+
+
+def parts_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return flat views of the stretches of contiguous ``tensors`` that are in ``parcel``."""
+    parts: list[torch.Tensor] = []
+    for position, start, stop, whole in parcel.stretches:
+        tensor = tensors[position]
+        flat = tensor if tensor.dim() == 1 else tensor.view(-1)
+        parts.append(flat if whole else flat[start:stop])
+    return parts
+
+
+class Plans:
+    """Makes plans, and keeps them: a list of keys that comes again costs no look at each of them.
+
+    Args:
+        piece: bytes that a message should have.
+
+    Attributes:
+        entries: what is known of each key that this worker has passed to ``init``.
+    """
+
+    def __init__(self, piece: int) -> None:
+        self.entries = Entries()
+        self._piece = piece
+        self._fold, self._small = 1, 0
+        self._made: dict[tuple[Key, ...], Plan] = {}
+        self._kept = 0
+
+    def fold(self, times: int, small: int) -> None:
+        """From now on let messages be of so many times more bytes, and arrays of so few elements share payloads."""
+        self._fold, self._small = times, small
+        self._forget()
+
+    def of(self, keys: Iterable[Key]) -> Plan:
+        """Return the plan for ``keys``, each of which is listed once.
+
+        Raises:
+            KeyNotInitialised: this worker does not know one of them.
+        """
+        listed = tuple(keys)
+        plan = self._made.get(listed)
+        if plan is None:
+            for key in listed:
+                if key not in self.entries:
+                    raise KeyNotInitialised(f"key {key!r} has no value on this worker; call init first")
+            plan = self._make(listed)
+        return plan
+
+    def known(self, key: Any) -> Plan | None:
+        """Return the plan for ``key``, or a list of them, if they are known, and each is listed once.
+
+        None: they are to be looked at one by one, and may be wrong.
+        """
+        listed = tuple(key) if isinstance(key, list | tuple) else (key,)
+        if not _KEYS.issuperset(map(type, listed)):  # 1.0 and True would be found as 1
+            return None
+        plan = self._made.get(listed)
+        if plan is None and listed and self.entries.places.keys() >= (distinct := set(listed)):
+            plan = self._make(listed) if len(distinct) == len(listed) else None
+        return plan
+
+    def _make(self, listed: tuple[Key, ...]) -> Plan:
+        if self._kept > MOST:
+            self._forget()
+        self._kept += PLAN + len(listed)
+        plan = self._made[listed] = Plan(self.entries, listed, self._piece * self._fold, self._small)
+        return plan
+
+    def _forget(self) -> None:
+        self._made.clear()
+        self._kept = 0

@@ -1,0 +1,258 @@
+"""Settings, read from the environment once: the only reader of environment variables in the package.
+
+The rendezvous contract is MXNet's (``DMLC_*``), so that existing job scripts and cluster operators work; all else is
+``KVSTORE_*``. ``DMLC_PS_ROOT_URI`` is a host name or address (with ``DMLC_PS_ROOT_PORT``), or a whole ``ipc://``
+endpoint, which needs no port.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from kvstore.errors import ConfigError
+from kvstore.job.address import host_and_port, is_loopback, tcp_endpoint
+from kvstore.job.curve_keys import Keys, split_key, with_key
+from kvstore.job.ranks import Ranks
+
+ROLES = ("worker", "server", "scheduler")
+BIGARRAY_BOUND = 1_000_000
+FOR_EVER_S = 1e9  # thirty years; clocks and sockets take no infinity
+MAX_JOB = 40  # characters of a job's name
+NETWORK_PIECE = 640 << 10  # bytes; a server answers when it has a piece from every worker, so it must not be large
+FEW_WORKERS, FEW_PIECE = 2, 2 << 20  # with no more, that matters less than what each message costs
+WINDOW_PIECES = 4  # with fewer, lines are idle; with more, a server may fall far behind the others
+HOST_PIECE = 64 << 20  # no network card is idle meanwhile: what counts is how many messages there are
+
+T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True)
+class Config:
+    """What one process needs to know of its job.
+
+    Attributes:
+        role: ``worker``, ``server`` or ``scheduler``.
+        root: the scheduler's endpoint, ``ipc://path`` or ``tcp://host:port``, this with the scheduler's key if there
+            are keys; empty outside a job.
+        num_workers, num_servers: how many the job has; 0 outside a job.
+        node_host: the address that this process binds to and tells the others, for TCP; empty for the default.
+        interface: the network interface whose address it is, if ``node_host`` is empty; empty for the default.
+        rank_hint: the rank to ask for, -1 for any.
+        local_rank, local_size: which of its host's members of its role this is, and how many there are; -1 and 0 where
+            nobody has said.
+        root_fd: a listening socket that was opened for the scheduler, -1 for none.
+        timeout_s: how long a peer may take to answer, or to say what it waits for itself, in seconds.
+        patience_s: how long a wait goes on whose peers say that; 0 for ever.
+        join_timeout_s: how long a worker waits for the others to be there; 0 for ``patience_s``.
+        heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.
+        pulse: whether a small process beside each worker says so, too.
+        bigarray_bound: arrays of at least so many elements are cut across all servers.
+        piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
+        congestion: the congestion control of plain TCP links; empty for the system's, but not BBR.
+        pacing: whether plain TCP links keep to a rate, so that they share lines well.
+        update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
+        job: a name for the job that a file name can have; the same in all processes of it.
+        shm: whether processes of one host share memory.
+        encryption: whether links over TCP are to be encrypted, which takes keys.
+        keys: those of this process; None for plain links.
+        job_secret: what all processes make their keys from, where nobody gives each its own.
+        ranks: who this is among those that torchrun, mpirun or srun has started; None if nobody has said, or if
+            ``root`` says where the job is.
+    """
+
+    role: str = "worker"
+    root: str = ""
+    num_workers: int = 0
+    num_servers: int = 0
+    node_host: str = ""
+    interface: str = ""
+    rank_hint: int = -1
+    local_rank: int = -1
+    local_size: int = 0
+    root_fd: int = -1
+    timeout_s: float = 60.0
+    patience_s: float = 1800.0
+    join_timeout_s: float = 0.0
+    heartbeat_s: float = 1.0
+    heartbeat_timeout_s: float = 30.0
+    pulse: bool = True
+    bigarray_bound: int = BIGARRAY_BOUND
+    piece_bytes: int = FEW_PIECE
+    congestion: str = ""
+    pacing: bool = True
+    update_on_kvstore: bool = True
+    job: str = "none"
+    shm: bool = True
+    encryption: bool = True
+    keys: Keys | None = field(default=None, repr=False)
+    job_secret: str = field(default="", repr=False)
+    ranks: Ranks | None = None
+
+    def __post_init__(self) -> None:
+        if self.heartbeat_timeout_s < 2 * self.heartbeat_s:
+            raise ConfigError(
+                f"KVSTORE_HEARTBEAT_TIMEOUT_S={self.heartbeat_timeout_s:g} must be at least twice "
+                f"KVSTORE_HEARTBEAT_S={self.heartbeat_s:g}, or one late beat is a death"
+            )
+
+    @property
+    def join_limit_s(self) -> float:
+        """How long a worker waits for the others to be there."""
+        return self.join_timeout_s or self.patience_s or FOR_EVER_S
+
+    @property
+    def one_host(self) -> bool:
+        """Whether all members of the job are on this host."""
+        return _one_host(self.root)
+
+    @property
+    def window_bytes(self) -> int:
+        """How much may be on its way from one server of what goes in turn: little where a network card is shared."""
+        return 1 << 40 if self.one_host else WINDOW_PIECES * self.piece_bytes
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
+        """Read ``env`` (the process's environment by default).
+
+        Raises:
+            ConfigError: a variable has a value that cannot be used; the message says which would.
+        """
+        env = os.environ if env is None else env
+        role = env.get("DMLC_ROLE", "worker")
+        if role not in ROLES:
+            raise ConfigError(f"DMLC_ROLE={role!r}; it must be one of {', '.join(ROLES)}")
+        root = _root(env)
+        encryption = _number(env, ("KVSTORE_ENCRYPTION",), int, 1, 0) != 0
+        keys = Keys.from_env(env) if encryption else None
+        ranks = Ranks.from_env(env) if role == "worker" and not root else None
+        num_workers = _number(env, ("DMLC_NUM_WORKER",), int, 0, 0)
+        return cls(
+            role=role,
+            root=with_key(root, keys.root) if keys is not None and root.startswith("tcp://") else root,
+            num_workers=num_workers,
+            num_servers=_number(env, ("DMLC_NUM_SERVER",), int, 0, 0),
+            node_host=env.get("DMLC_NODE_HOST", "").strip(),
+            interface=env.get("DMLC_INTERFACE", "").strip(),
+            rank_hint=_number(env, ("DMLC_TASK_ID", "DMLC_RANK"), int, -1, -1),
+            local_rank=_number(env, ("KVSTORE_LOCAL_RANK",), int, ranks.local_rank if ranks else -1, -1),
+            local_size=_number(env, ("KVSTORE_LOCAL_SIZE",), int, ranks.local_size if ranks else 0, 0),
+            root_fd=_number(env, ("KVSTORE_ROOT_FD",), int, -1, -1),
+            timeout_s=_number(env, ("KVSTORE_TIMEOUT_S",), float, cls.timeout_s, 0.001),
+            patience_s=_number(env, ("KVSTORE_PATIENCE_S",), float, cls.patience_s, 0.0),
+            join_timeout_s=_number(env, ("KVSTORE_JOIN_TIMEOUT_S",), float, cls.join_timeout_s, 0.0),
+            heartbeat_s=_number(env, ("KVSTORE_HEARTBEAT_S",), float, cls.heartbeat_s, 0.01),
+            heartbeat_timeout_s=_number(env, ("KVSTORE_HEARTBEAT_TIMEOUT_S",), float, cls.heartbeat_timeout_s, 0.02),
+            pulse=_number(env, ("KVSTORE_PULSE",), int, 1, 0) != 0,
+            bigarray_bound=_number(
+                env, ("KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_BIGARRAY_BOUND"), int, cls.bigarray_bound, 1
+            ),
+            piece_bytes=_number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(root, num_workers), 1024),
+            congestion=env.get("KVSTORE_CONGESTION", "").strip(),
+            pacing=_number(env, ("KVSTORE_PACING",), int, 1, 0) != 0,
+            update_on_kvstore=_number(env, ("MXNET_UPDATE_ON_KVSTORE",), int, 1, 0) != 0,
+            job=_job(env, root),
+            shm=_number(env, ("KVSTORE_SHM",), int, 1, 0) != 0,
+            encryption=encryption,
+            keys=keys,
+            job_secret=env.get("KVSTORE_JOB_SECRET", "").strip(),
+            ranks=ranks,
+        )
+
+    @property
+    def in_job(self) -> bool:
+        """Whether this process was started as a part of a job, by whatever starts such."""
+        return bool(self.root or self.num_workers or self.ranks)
+
+    def require_job(self, role: str) -> Config:
+        """Return self if it describes a job that a ``role`` can join.
+
+        Raises:
+            ConfigError: outside a job, or for another role; the message says what to set or run.
+        """
+        needed = {
+            "DMLC_PS_ROOT_URI": self.root,
+            "DMLC_NUM_WORKER": self.num_workers,
+            "DMLC_NUM_SERVER": self.num_servers,
+        }
+        missing = [name for name, value in needed.items() if not value]
+        if missing:
+            raise ConfigError(
+                f"this process is not part of a distributed job: not set, or 0: {', '.join(missing)}; and neither "
+                "torchrun, mpirun nor srun has said which rank it is. "
+                'Start it with launch.py -n 2 -s 2 "python script.py" or torchrun --nproc-per-node=2 script.py, '
+                "or use a 'local' or 'device' store"
+            )
+        if role != self.role:
+            raise ConfigError(
+                f"DMLC_ROLE={self.role}, but this is what a {role} does"
+                + ("; start servers and the scheduler with `python -m servers`" if role == "worker" else "")
+            )
+        return self
+
+
+def inherited(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of this process, with these variables in it."""
+    return {**os.environ, **variables}
+
+
+def _one_host(root: str) -> bool:
+    """Whether all members of a job that meets there are on one host: nobody else can come."""
+    return root.startswith("ipc://") or is_loopback(host_and_port(split_key(root)[0])[0])
+
+
+def _piece(root: str, num_workers: int) -> int:
+    """The best size of a message, by what all members of the job know."""
+    if _one_host(root):
+        return HOST_PIECE
+    return NETWORK_PIECE if num_workers > FEW_WORKERS else FEW_PIECE
+
+
+def _root(env: Mapping[str, str]) -> str:
+    uri = env.get("DMLC_PS_ROOT_URI", "")
+    if not uri or uri.startswith("ipc://"):
+        return uri
+    if "://" in uri:
+        raise ConfigError(f"DMLC_PS_ROOT_URI={uri!r} must be a host, an address or an ipc:// endpoint")
+    port = _number(env, ("DMLC_PS_ROOT_PORT",), int, 0, 1)
+    if not 0 < port < 65536:
+        raise ConfigError(f"DMLC_PS_ROOT_PORT must be 1 to 65535 when DMLC_PS_ROOT_URI is {uri!r}")
+    if ":" not in uri:
+        return tcp_endpoint(uri, port)
+    address = uri.removeprefix("[").removesuffix("]")
+    try:
+        ipaddress.IPv6Address(address)
+    except ValueError:
+        raise ConfigError(f"DMLC_PS_ROOT_URI={uri!r} must be a host or an address, without a port") from None
+    return tcp_endpoint(address, port)
+
+
+def job_name(text: str) -> str:
+    """Return what of ``text`` can name a job, as parts of files' names do; all of it if it was made here."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text)[:MAX_JOB]
+
+
+def _job(env: Mapping[str, str], root: str) -> str:
+    """The launcher's name for the job, or one made from where its members meet."""
+    given = job_name(env.get("KVSTORE_JOB", ""))
+    return given or (hashlib.sha256(root.encode()).hexdigest()[:16] if root else Config.job)
+
+
+def _number(env: Mapping[str, str], names: tuple[str, ...], kind: Callable[[str], T], default: T, least: T) -> T:
+    for name in names:
+        text = env.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            value = kind(text)
+        except ValueError:
+            raise ConfigError(f"{name}={text!r} is not a number") from None
+        if not least <= value < float("inf"):
+            raise ConfigError(f"{name}={text} must be a finite number, at least {least}")
+        return value
+    return default

@@ -1,0 +1,312 @@
+"""Optimizers by name: a description that can travel, because it is a name and numbers and nothing else."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from kvstore.cached import cached
+from kvstore.errors import UnknownName, UsageError, choices
+from kvstore.optim.hyperparameters import finite, is_number, plain, positive
+from kvstore.spec import Key, Spec, check_key
+from kvstore.wire.parameters import MAX_GROUPS
+
+log = logging.getLogger(__name__)
+
+# Names that MXNet gives to what torch calls otherwise.
+ALIASES = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
+_ITS_ALIASES = {"rmsprop": {"gamma1": "alpha", "rho": "alpha"}, "nadam": {"schedule_decay": "momentum_decay"}}
+# MXNet's for what is always so here, and for other ways to the same numbers.
+_IGNORED = frozenset({"multi_precision", "lazy_update", "aggregate_num", "use_fused_step"})
+_NOT_HERE = {
+    "lbfgs": "it evaluates the loss several times a step, through a closure, which cannot travel to a server",
+    "sparseadam": "it is for sparse gradients, and stores hold dense ones; adam takes those",
+    "optimizer": "it is the base class",
+}
+# These decide how to run rather than what to compute.
+_HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
+# These look at the shape of the whole tensor, so servers must not hold it in pieces.
+_WHOLE = frozenset({"adafactor", "muon"})
+_MATRICES = frozenset({"muon"})
+
+Changes: TypeAlias = Mapping[tuple[int, str], Any]  # by number of the group and name; see ``Optimizer.changes``
+
+
+@functools.cache
+def classes() -> dict[str, type[torch.optim.Optimizer]]:
+    """The classes of ``torch.optim`` that can be used, by name."""
+    found = {
+        name.lower(): cls
+        for name, cls in vars(torch.optim).items()
+        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name.lower() not in _NOT_HERE
+    }
+    return found | {"nag": torch.optim.SGD}
+
+
+def names() -> list[str]:
+    """The optimizers that can be set by name."""
+    return sorted(classes())
+
+
+@dataclass(frozen=True)
+class Group:
+    """Keys with hyper-parameters of their own, by torch's names; what is not in ``hyper`` is the optimizer's."""
+
+    keys: tuple[Key, ...]
+    hyper: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A description of an optimizer.
+
+    Groups have numbers: 0 is that of the keys that are in none, then come ``groups`` in their order.
+
+    Attributes:
+        name: one of ``names()``.
+        lr: the learning rate.
+        hyper: torch's other hyper-parameters, by torch's names.
+        rescale_grad: gradients are multiplied by it first.
+        clip_gradient: then clipped to plus and minus this.
+        lr_mult, wd_mult: factors to ``lr`` and ``weight_decay`` by key.
+        groups: keys with other hyper-parameters, perhaps with another ``lr``.
+    """
+
+    name: str
+    lr: float
+    hyper: dict[str, Any] = field(default_factory=dict)
+    rescale_grad: float = 1.0
+    clip_gradient: float | None = None
+    lr_mult: dict[Key, float] = field(default_factory=dict)
+    wd_mult: dict[Key, float] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether it needs whole tensors."""
+        return self.name in _WHOLE
+
+    def same_rule(self, other: Optimizer | None) -> bool:
+        """Whether state made by ``other`` still means the same under this one."""
+        return other is not None and self.name == other.name
+
+    def number_of(self, key: Key) -> int:
+        """Return the number of the group that ``key`` is in."""
+        return self._numbers.get(key, 0)
+
+    def hyper_of(self, number: int) -> dict[str, Any]:
+        """Return the hyper-parameters of a group, with its learning rate, as torch's constructors take them."""
+        own = self.groups[number - 1].hyper if number else {}
+        return {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in ({"lr": self.lr} | self.hyper | own).items()
+        }
+
+    def defaults(self, number: int) -> dict[str, Any]:
+        """Return all hyper-parameters of a group, those that were not given too, by torch's names."""
+        return _hyperparameters(self.name) | self.hyper_of(number)
+
+    def changes(self, base: Mapping[str, Any], groups: Sequence[Mapping[str, Any]] = ()) -> dict[tuple[int, str], Any]:
+        """Return new values of hyper-parameters, of all keys and of each group, as pushes carry them.
+
+        Raises:
+            UnknownName: no such hyper-parameter.
+            UsageError: more groups than there are, or a value that can only be changed by ``set_optimizer``.
+        """
+        if len(groups) > len(self.groups):
+            raise UsageError(f"{len(groups)} groups were given, but set_optimizer had {len(self.groups)}")
+        changed = {
+            (number, name): plain(name, value)
+            for number, given in enumerate([base, *groups])
+            for name, value in _torch_names(self.name, given, self.hyper_of(number)).items()
+        }
+        self.require_changes(changed)
+        return changed
+
+    def require_changes(self, changes: Changes) -> None:
+        """Raise ``UsageError`` if ``changes`` are not such that updates can go on with them, state and all."""
+        for (number, name), value in changes.items():
+            if number > len(self.groups):
+                raise UsageError(f"there is no group {number}: set_optimizer had {len(self.groups)}")
+            valid = _hyperparameters(self.name) | self.hyper_of(number)
+            if name not in valid:
+                raise UnknownName(f"{self.name} has no hyper-parameter {name!r}; choose from {choices(valid)}")
+            before = valid[name]
+            fits = (
+                is_number(value) and is_number(before)
+                if not isinstance(before, list | tuple)
+                else isinstance(value, list | tuple) and len(value) == len(before)
+            )
+            if value == before or (fits and (name != "momentum" or (value and before))):
+                continue
+            raise UsageError(
+                f"{name} cannot become {value!r} from {before!r} between updates: "
+                + ("give the optimizer one from the start" if fits else "only numbers can change; call set_optimizer")
+            )
+
+    @cached
+    def _numbers(self) -> dict[Key, int]:
+        return {key: number for number, group in enumerate(self.groups, 1) for key in group.keys}
+
+
+def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
+    """Return the description of an optimizer given by name, class or unused instance, and hyper-parameters.
+
+    Args:
+        optimizer: a name (any of ``names()``, upper or lower case), a class of ``torch.optim``, or an instance that has
+            made no step, whose hyper-parameters are taken.
+        hyperparameters: torch's names or MXNet's (``learning_rate``, ``wd``, ``beta1``, ``beta2``, ``epsilon``), and
+            ``rescale_grad``, ``clip_gradient``, ``lr_mult``, ``wd_mult``; and ``groups``: dicts with ``keys`` and
+            hyper-parameters that differ for these, among them ``lr_mult`` and ``wd_mult`` as numbers. MXNet's
+            ``multi_precision``, ``lazy_update``, ``aggregate_num`` and ``use_fused_step`` change nothing.
+
+    Raises:
+        UnknownName: no such optimizer or hyper-parameter; the message lists those there are.
+        UsageError: a value that is no number, a key in two groups, or an optimizer that cannot travel by name.
+    """
+    given = dict(hyperparameters)
+    groups = given.pop("groups", ())
+    name = _name_of(optimizer, grouped=bool(groups))
+    rescale, clip = given.pop("rescale_grad", 1.0), given.pop("clip_gradient", None)
+    lr_mult, wd_mult = _multipliers(given, "lr_mult"), _multipliers(given, "wd_mult")
+    valid = _hyperparameters(name)
+    defaults = dict(valid)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        # Some classes are special cases of others and have defaults that they do not let anybody choose.
+        own = optimizer.defaults if len(optimizer.param_groups) > 1 else optimizer.param_groups[0]
+        its = {key: value for key, value in own.items() if key in valid}
+        defaults |= its
+        given = its | _torch_names(name, given, defaults)
+    hyper = _torch_names(name, given, defaults)
+    if name == "nag":
+        hyper = {"momentum": 0.9, "nesterov": True} | hyper
+    lr = finite("learning_rate", hyper.pop("lr", valid["lr"]))
+    hyper = {key: plain(key, value) for key, value in sorted(hyper.items())}
+    return Optimizer(
+        name,
+        lr,
+        hyper,
+        finite("rescale_grad", rescale),
+        None if clip is None else positive("clip_gradient", clip),
+        lr_mult,
+        wd_mult,
+        _groups(name, groups, valid | {"lr": lr} | hyper, lr_mult, wd_mult),
+    )
+
+
+def require_shapes(optimizer: Optimizer | None, specs: Iterable[tuple[Key, Spec]]) -> None:
+    """Raise ``UsageError`` unless ``optimizer`` can update arrays like these."""
+    if optimizer is None or optimizer.name not in _MATRICES:
+        return
+    for key, spec in specs:
+        if len(spec.shape) != 2:
+            raise UsageError(
+                f"{optimizer.name} updates matrices only, and key {key!r} is {spec}; use a store, or a Trainer, with "
+                "another optimizer for what is no matrix"
+            )
+
+
+def _groups(
+    name: str, given: Any, base: Mapping[str, Any], lr_mult: dict[Key, float], wd_mult: dict[Key, float]
+) -> tuple[Group, ...]:
+    """The groups of a description; their multipliers go into those by key."""
+    if isinstance(given, Mapping | str) or not isinstance(given, Sequence) or len(given) > MAX_GROUPS:
+        raise UsageError(f"groups is a list of at most {MAX_GROUPS} dicts with 'keys' and hyper-parameters")
+    groups: list[Group] = []
+    seen: set[Key] = set()
+    for one in given:
+        if not isinstance(one, Mapping) or not isinstance(one.get("keys"), list | tuple):
+            raise UsageError(f"a group is a dict with a list of 'keys', and hyper-parameters; {one!r:.80} is none")
+        own = {key: value for key, value in one.items() if key != "keys"}
+        keys = tuple(check_key(key) for key in one["keys"])
+        for key in keys:
+            if key in seen:
+                raise UsageError(f"key {key!r} is in two groups")
+            seen.add(key)
+        for which, mults in (("lr_mult", lr_mult), ("wd_mult", wd_mult)):
+            if which in own:
+                factor = finite(which, own.pop(which))
+                mults.update({key: factor for key in keys if key not in mults})
+        hyper = _torch_names(name, own, base)
+        groups.append(Group(keys, {key: plain(key, value) for key, value in sorted(hyper.items())}))
+        if "lr" in hyper:
+            finite("learning_rate", hyper["lr"])
+    return tuple(groups)
+
+
+def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` by torch's names; ``defaults`` has what one of two betas leaves open."""
+    valid, aliases = _hyperparameters(name), _aliases(name)
+    named = {key: value for key, value in given.items() if key not in _IGNORED}
+    for old, new in aliases.items():
+        if old in named:
+            if new in named:
+                raise UsageError(f"{old} and {new} are the same; give one of them")
+            named[new] = named.pop(old)
+    pair = ("beta1", "beta2") if "betas" in valid else ()
+    if any(beta in named for beta in pair):
+        betas = tuple(named.get("betas", defaults.get("betas", valid["betas"])))
+        named["betas"] = (named.pop("beta1", betas[0]), named.pop("beta2", betas[1]))
+    for key in named:
+        if key not in valid:
+            extra = {"rescale_grad", "clip_gradient", "lr_mult", "wd_mult", *aliases, *pair}
+            raise UnknownName(f"{name} has no hyper-parameter {key!r}; choose from {choices({*valid, *extra})}")
+    return named
+
+
+def _name_of(optimizer: Any, *, grouped: bool) -> str:
+    if isinstance(optimizer, str):
+        name = optimizer.lower()
+        if name in classes():
+            return name
+        why = f": {_NOT_HERE[name]}" if name in _NOT_HERE else ""
+        raise UnknownName(f"no optimizer {optimizer!r}{why}; choose from {', '.join(names())}")
+    cls = optimizer if isinstance(optimizer, type) else type(optimizer)
+    name = cls.__name__.lower()
+    if name in _NOT_HERE and cls.__module__.startswith("torch.optim"):
+        raise UsageError(
+            f"torch.optim.{cls.__name__} cannot travel to a server: {_NOT_HERE[name]}; choose from {', '.join(names())}"
+        )
+    if classes().get(name) is not cls:
+        raise UsageError(
+            f"{cls.__module__}.{cls.__qualname__} cannot travel to a server; use one of torch.optim's: "
+            f"{', '.join(names())}"
+        )
+    if isinstance(optimizer, torch.optim.Optimizer):
+        if any(float(state.get("step", 1)) for state in optimizer.state.values()):  # Adagrad's is there from the start
+            raise UsageError("this optimizer has made steps, and its state would be lost; pass an unused one")
+        if len(optimizer.param_groups) > 1 and not grouped:
+            raise UsageError(
+                "this optimizer has several parameter groups, of tensors; pass groups=[{'keys': [...], ...}] and a name"
+            )
+    return name
+
+
+def _hyperparameters(name: str) -> dict[str, Any]:
+    parameters = inspect.signature(classes()[name]).parameters
+    return {key: parameter.default for key, parameter in parameters.items() if key not in _HOW}
+
+
+def _aliases(name: str) -> dict[str, str]:
+    """MXNet's names for hyper-parameters that this optimizer has, and torch's."""
+    every, valid = ALIASES | _ITS_ALIASES.get(name, {}), _hyperparameters(name)
+    return {old: new for old, new in every.items() if new in valid}
+
+
+def _multipliers(given: dict[str, Any], name: str) -> dict[Key, float]:
+    mults = given.pop(name, {})
+    if not isinstance(mults, Mapping):
+        raise UsageError(f"{name} maps keys to factors, it is not {type(mults).__name__}")
+    return {check_key(key): finite(f"{name}[{key!r}]", value) for key, value in mults.items()}
+
+
+def log_replaced(old: Optimizer | None, new: Optimizer) -> None:
+    """Say so when another optimizer takes over and the old one's state is dropped."""
+    if old is not None and not new.same_rule(old):
+        log.warning("set_optimizer: %s replaces %s, whose state is dropped", new.name, old.name)

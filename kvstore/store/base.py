@@ -1,0 +1,370 @@
+"""KVStore, the interface. Imports torch only when a store is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kvstore.errors import UnknownName, Unsupported, UsageError
+from kvstore.spec import Key, as_shape
+from kvstore.store.arguments import group, one_kind
+from kvstore.store.registry import register
+from kvstore.store.statistics import Statistics
+from kvstore.ticket import Ticket, finish
+
+T = TypeVar("T", bound="type[KVStore]")
+
+
+class KVStore:
+    """Arrays by key: pushed values are summed, and assigned or handed to an optimizer; pulled ones are the result.
+
+    A key is an ``int`` from -2**63 to 2**64 - 1 or a ``str``; one store has keys of one kind. A value is a numpy array,
+    a torch tensor on any device, a cupy array or anything with DLPack; a list of them holds one per device, whose sum
+    counts. Numpy arrays of foreign byte order are converted; nothing can be written into them. Every method that takes
+    a key also takes a list of keys, with a list of values.
+
+    To add a store, subclass and register it (as MXNet's ``KVStoreBase.register``)::
+
+        @kv.KVStore.register
+        class Mine(kv.KVStore):
+            def pushpull(self, key, value, out=None, priority=0, *, wait=True, copy=True): ...
+
+        kv.create("mine")
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name or type(self).__name__.lower()
+        self._kind: type | None = None
+
+    # ---- values
+
+    def init(self, key: Any, value: Any) -> None:
+        """Give new keys their first values; on all workers, once for each key.
+
+        Rank 0's values are the ones that count. On the others this returns when they are there.
+
+        Raises:
+            AlreadyInitialised: a key was initialised before; nothing has changed.
+            Mismatch: another worker initialised a key with another shape or dtype.
+            DeadlineExceeded: rank 0 has not called ``init`` for these keys in time.
+        """
+        pairs = self._pairs(key, value)
+        self._init(pairs, list(key) if isinstance(key, list | tuple) else [key])
+        self._kind = one_kind(pairs, self._kind)
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> Ticket:
+        """Contribute values: their sum over devices and workers is assigned, or handed to the optimizer if one is set.
+
+        Returns at once; the values have been copied.
+
+        Args:
+            key: one key or a list of them.
+            value: for each key, a value or a list of them (one per device).
+            priority: higher ones are served first where there is a choice.
+
+        Returns:
+            A ticket that is done when the push has taken effect.
+
+        Raises:
+            KeyNotInitialised: this worker has not passed a key to ``init``.
+            Mismatch: a value has another shape or dtype than its key.
+            NotFinite: the store checks, and some elements are NaN or infinite. In dist stores the ticket raises it, on
+                every worker of the round; other segments of the same push may have been updated.
+        """
+        return self._push(self._pairs(key, value), priority)
+
+    def pull(
+        self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True, *, wait: bool = True, copy: bool = True
+    ) -> Ticket:
+        """Write current values into ``out``: with ``dist_sync``, those that include every push of this worker so far.
+
+        Args:
+            key: one key or a list of them.
+            out: for each key, an array of its shape and dtype, or a list of them, to write into.
+            priority: higher ones are served first where there is a choice.
+            ignore_sparse: changes nothing: all values are dense.
+            wait: return when ``out`` is written; if False, at once, and ``out`` is written by the ticket's ``wait``. If
+                the same key is pushed again before that, the value may be that of the later round.
+            copy: False lets each ``out`` that is a contiguous torch tensor on the CPU *become* the value, if that can
+                be had without a copy (in dist stores, where its key is not cut across servers): its old memory is let
+                go, and its ``data`` is memory that the server and other workers may be reading. It is a value to read:
+                who writes into it in place changes it for all. It stays as it is when the server goes on; the next
+                pull gives another one.
+
+        Raises:
+            KeyNotInitialised, Mismatch: as for ``push``.
+            DeadlineExceeded: the value did not come in time; the message names who is missing.
+        """
+        return finish(self._pull(self._pairs(key, out), priority, copy), wait)
+
+    def pushpull(
+        self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
+    ) -> Ticket:
+        """``push`` and ``pull`` in one message; without an optimizer, an all-reduce.
+
+        Args:
+            key: one key or a list of them.
+            value: as for ``push``.
+            out: as for ``pull``; None writes into ``value``.
+            priority: higher ones are served first where there is a choice.
+            wait: as for ``pull``.
+            copy: as for ``pull``.
+        """
+        values = self._pairs(key, value)
+        outs = values if out is None else self._pairs(key, out)
+        return finish(self._pushpull(values, outs, priority, copy), wait)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """``init`` with ``value``, then ``pull`` into ``out``: every worker gets rank 0's values."""
+        self.init(key, value)
+        self.pull(key, out, priority)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Not here: all values are dense."""
+        raise Unsupported("there are no row-sparse values; pull(key, out) writes all rows")
+
+    def empty(self, shape: Any, dtype: Any = None) -> Any:
+        """Return a new torch tensor on the CPU, uninitialised, whose push copies nothing where that is possible.
+
+        In dist stores it lies in memory that the servers of this host read (elsewhere it is an ordinary tensor), so it
+        must not change between its push and the moment the push has taken effect: when ``pushpull`` returns, or the
+        ticket is done. Views of it are as good as it is.
+
+        Args:
+            shape: a number or a tuple of them.
+            dtype: as torch, numpy or a name has it; float32 by default.
+        """
+        import torch
+
+        from kvstore.values import as_dtype
+
+        return torch.empty(as_shape(shape), dtype=as_dtype(dtype))
+
+    # ---- updates
+
+    def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
+        """Update with this optimizer from now on, instead of assigning.
+
+        Every worker may call it, with the same arguments, or rank 0 alone; it acts once. Called again with other
+        numbers it keeps the optimizer's state; another optimizer drops it, with a warning.
+
+        Args:
+            optimizer: the name of one in ``torch.optim`` (``sgd``, ``nag``, ``adam``, ``adamw``, ...), its class, or an
+                instance that has not been used, whose defaults are taken.
+            hyperparameters: by torch's names or MXNet's (``learning_rate``, ``wd``); also ``rescale_grad``,
+                ``clip_gradient``, and ``lr_mult`` and ``wd_mult``, factors by key; and ``groups``, a list of dicts,
+                each with ``keys`` and what differs for these: ``groups=[{"keys": ["bias"], "wd": 0.0}]``.
+
+        Raises:
+            UnknownName: no such optimizer or hyper-parameter.
+            ServerError: a server could not make it; carries the server's message.
+            Mismatch: this worker's arguments are not rank 0's.
+        """
+        raise self._unsupported("set_optimizer")
+
+    def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
+        """Compress what is pushed from now on; on all workers alike, before a push or between two.
+
+        What an encoding lacks is kept and goes with the next push of the key. Integers are sent as they are.
+
+        Args:
+            compression: ``type``, and the parameters of that type: ``fp16``, ``bf16``, ``2bit`` (``threshold``),
+                ``1bit`` (``threshold``), ``topk`` and ``randomk`` (``ratio`` or ``k``), ``threshold``, ``int8``,
+                ``powersgd`` (``rank``); ``pull``, a type or such a dict, for what comes back. None, or the type
+                ``none``, turns it off. See ``kvstore.codecs.parse``.
+
+        Raises:
+            UnknownName: no such type or parameter; the message lists those there are.
+            UsageError: a parameter out of range.
+            Unsupported: this store sends nothing.
+        """
+        raise self._unsupported("set_gradient_compression")
+
+    def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
+        """Update with ``updater(key, pushed, stored)``, which changes ``stored`` in place; local stores only."""
+        raise self._unsupported("set_updater")
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate that this worker has set."""
+        raise self._unsupported("learning_rate")
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Use ``lr`` from this worker's next push on; momentum and other state stay.
+
+        With ``dist_sync`` all workers that set one must set the same for the same round.
+        """
+        self.set_hyperparameters(learning_rate=lr)
+
+    def set_hyperparameters(
+        self,
+        *,
+        learning_rate: float | None = None,
+        rescale_grad: float | None = None,
+        groups: Sequence[Mapping[str, Any]] = (),
+        **others: Any,
+    ) -> None:
+        """Use these from this worker's next push on; what is not given stays. See ``set_learning_rate``.
+
+        Args:
+            learning_rate, rescale_grad: None leaves them as they are.
+            groups: what changes for each of ``set_optimizer``'s groups, in their order; ``lr`` too.
+            others: other hyper-parameters, of all keys whose group has none of its own.
+
+        Raises:
+            UnknownName: no such hyper-parameter.
+            UsageError: one that only ``set_optimizer`` can change: a bool, a text, a momentum from or to 0.
+        """
+        raise self._unsupported("set_hyperparameters")
+
+    def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
+        """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices.
+
+        With compression, what this worker's encodings lack so far is in it too; then each worker writes a file of its
+        own, if the run is to go on exactly as it would have. A ``note`` is kept with it, for the caller's own use.
+        """
+        raise self._unsupported("save_optimizer_states")
+
+    def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
+        """Take the optimizer's state from ``path``; all workers may call it, rank 0's file is the one that counts.
+
+        With compression, a worker also takes what its own encodings lacked, if the file is one that it wrote itself.
+        """
+        raise self._unsupported("load_optimizer_states")
+
+    # ---- the job
+
+    def companion(self) -> KVStore:
+        """Return a new store of the same workers and devices that sums what is pushed, whatever this one does with it.
+
+        For sums beside the training: metrics, flags, norms. Every worker calls it at the same point of its program.
+        """
+        raise self._unsupported("companion")
+
+    @property
+    def type(self) -> str:
+        """The name that the store was created with."""
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return 1
+
+    def barrier(self) -> None:
+        """Return when all workers have come to this call.
+
+        Raises:
+            DeadlineExceeded: they have not, in time; the message names the missing.
+        """
+
+    def join(self, timeout: float | None = None) -> int:
+        """Say that this worker has run out of batches, and return when all workers have: Horovod's ``join``.
+
+            for batch in my_batches:  # as many as this worker has
+                ...
+            store.join()
+
+        Rounds go on without it: from its last push of each key on, sums are over the workers that still push, as if it
+        pushed zeros. So gradients that are divided by ``num_workers``, or by the size of the whole batch, go on
+        counting each sample the same, and the last rounds of an epoch are small steps. Which rounds a worker is in
+        depends on what it has pushed, never on when it calls this. With a quorum, a round is over when so many of
+        those who still push are there, and stands for these. In ``dist_async`` and ``dist_ssp`` nobody waits for a
+        worker that has joined, which it has once its pushes are answered: a ``pushpull`` with ``wait=False`` too.
+
+        When it returns everybody contributes to the next round again, and a ``pull`` gives what the last round left:
+        those who had joined need one. ``barrier`` and ``init`` that need a worker which has joined raise
+        ``UsageError``. If nobody has run out early it is a barrier after the last push.
+
+        Args:
+            timeout: in seconds; by default the store's deadline, which others' remaining batches may need longer than.
+
+        Returns:
+            The rank that joined last: the worker that has pushed most, of several the highest.
+
+        Raises:
+            DeadlineExceeded: others have more to do; the message names them. Another call waits on.
+            NodeLost: a worker has died, or left without joining.
+        """
+        if self.num_workers > 1:
+            raise self._unsupported("join")
+        return self.rank
+
+    def is_capable(self, capability: str) -> bool:
+        """Whether the store has an ability; ``optimizer`` is the only one there is to ask for."""
+        if capability.lower() != "optimizer":
+            raise UnknownName(f"no capability {capability!r}; choose from optimizer")
+        return type(self).set_optimizer is not KVStore.set_optimizer
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether a push of NaN or infinite values raises ``NotFinite`` instead of changing values; see ``create``."""
+        return False
+
+    def num_dead_nodes(self) -> int:
+        """How many members of the job are lost; once that has ended the job, this too raises ``NodeLost``."""
+        return 0
+
+    def statistics(self) -> Statistics:
+        """What the store has done so far."""
+        return Statistics()
+
+    def close(self) -> None:
+        """Wait for outstanding pushes and end the use of the store. May be called again.
+
+        Raises:
+            KVStoreError: a push had failed, and nobody had waited for it.
+        """
+
+    def __enter__(self) -> KVStore:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if error is None:
+            self.close()
+
+    # MXNet's names for these, which its scripts use.
+    def _barrier(self) -> None:
+        self.barrier()
+
+    def _set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
+        self.set_updater(updater)
+
+    def _send_command_to_servers(self, head: int, body: Any) -> None:
+        raise Unsupported("servers take no commands; call set_optimizer, set_hyperparameters, set_gradient_compression")
+
+    # ---- for subclasses: keys are checked and grouped, values are lists with one entry per device
+
+    def _init(self, values: dict[Key, list[Any]], listed: list[Key]) -> None:
+        raise self._unsupported("init")
+
+    def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
+        raise self._unsupported("push")
+
+    def _pull(self, outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
+        raise self._unsupported("pull")
+
+    def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
+        raise self._unsupported("pushpull")
+
+    def _unsupported(self, what: str) -> Unsupported:
+        return Unsupported(f"a {self._name!r} store has no {what}")
+
+    def _pairs(self, key: Any, value: Any) -> dict[Key, list[Any]]:
+        pairs = group(key, value)
+        one_kind(pairs, self._kind)
+        return pairs
+
+    @staticmethod
+    def register(cls: T) -> T:
+        """Class decorator: make ``create`` know the class by its lower-case name, and call it with its options."""
+        if not (isinstance(cls, type) and issubclass(cls, KVStore)):
+            raise UsageError(f"{cls!r} is no subclass of KVStore")
+        register(cls.__name__.lower(), cls)
+        return cls

@@ -1,0 +1,39 @@
+"""``create``: from the name of a store to a store. Imports its module, and torch with it, when it is made."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from kvstore.store.base import KVStore
+from kvstore.store.registry import Builtin, find
+
+
+def create(name: str = "local", **options: Any) -> KVStore:
+    """Return a new store.
+
+    Args:
+        name: ``local``, ``device``, ``dist_sync`` (or ``dist``), ``dist_device_sync``, ``dist_async``, ``dist_ssp``,
+            one of MXNet's other names for these, or a registered one; upper or lower case.
+        options: ``check_finite``: refuse pushes with NaN or infinite elements, with ``NotFinite``, which names worker,
+            key and push; off by default, as it costs a look at every sum. For dist stores ``timeout_s``, the deadline
+            of every wait in seconds, and ``bigarray_bound``, the number of elements from which an array is cut across
+            all servers; for those with rounds ``quorum``, how many workers make one, and ``late`` (``drop`` or
+            ``keep``); for ``dist_ssp`` ``staleness``, how many pushes a worker that reads may be ahead of the slowest
+            (3); for this and ``dist_async`` ``delay_compensation``; see ``kvstore.rule``. A registered store's
+            own.
+
+    Raises:
+        UnknownName: no such store, or no such option; the message lists those there are.
+        ConfigError: a dist store outside a job.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a store is a str, not {type(name).__name__}")
+    found = find(name)
+    store: KVStore
+    if isinstance(found, Builtin):
+        cls = getattr(importlib.import_module(found.module), found.cls)
+        store = cls.create(name.lower(), found.canonical, options)
+    else:
+        store = found(**options)
+    return store

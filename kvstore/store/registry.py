@@ -1,0 +1,75 @@
+"""Which stores there are, by name: the built-in ones, and those that programs have registered. Imports none of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from kvstore.errors import UnknownName, UsageError
+
+
+class Builtin(NamedTuple):
+    """Where the class of a built-in store is; ``canonical`` is the name that others are aliases of."""
+
+    module: str
+    cls: str
+    canonical: str
+
+
+_BUILTIN = {
+    name: Builtin(module, cls, names[0])
+    for module, cls, names in (
+        ("kvstore.store.local", "LocalStore", ("local", "local_update_cpu", "local_allreduce_cpu")),
+        ("kvstore.store.local", "DeviceStore", ("device", "local_allreduce_device")),
+        ("kvstore.dist", "DistStore", ("dist_sync", "dist")),
+        ("kvstore.dist", "DistStore", ("dist_device_sync", "dist_sync_device")),
+        ("kvstore.dist", "DistStore", ("dist_async", "dist_async_device", "dist_device_async")),
+        ("kvstore.dist", "DistStore", ("dist_ssp", "dist_ssp_device", "dist_device_ssp")),
+    )
+    for name in names
+}
+_REGISTERED: dict[str, Callable[..., Any]] = {}
+
+
+def register(name: str, make: Callable[..., Any]) -> None:
+    """Let ``name``, in lower case, mean the store that ``make`` returns; warn if it had a meaning."""
+    if name in store_names():
+        warnings.warn(f"the new store {name!r} replaces the one of that name", stacklevel=3)
+    _REGISTERED[name] = make
+
+
+def find(name: str) -> Builtin | Callable[..., Any]:
+    """Return what ``name``, in upper or lower case, means.
+
+    Raises:
+        UnknownName: nothing; the message lists the names there are.
+    """
+    lowered = name.lower()
+    if lowered in _REGISTERED:
+        return _REGISTERED[lowered]
+    if lowered not in _BUILTIN:
+        raise UnknownName(f"no store {name!r}; choose from {', '.join(store_names())}")
+    return _BUILTIN[lowered]
+
+
+def store_names() -> list[str]:
+    """The names that ``create`` knows."""
+    return [*_BUILTIN, *sorted(_REGISTERED)]
+
+
+def require_options(name: str, options: Mapping[str, Any], valid: tuple[str, ...]) -> None:
+    """Raise ``UnknownName`` if there is an option that is not among the ``valid`` ones."""
+    for option in options:
+        if option not in valid:
+            raise UnknownName(
+                f"a {name!r} store has no option {option!r}"
+                + (f"; choose from {', '.join(valid)}" if valid else "; it has none")
+            )
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return option ``name``, which is on or off; None, which is as good as not given, is off."""
+    if value is not None and not isinstance(value, bool):
+        raise UsageError(f"{name}={value!r} must be True or False")
+    return bool(value)

@@ -1,0 +1,266 @@
+"""The memory from which this process sends: chunks in /dev/shm that its peers map, cut into blocks.
+
+A block is free when no view of it is left here *and* no reader needs it any more. For the second there is a byte, a
+*cell*, in the control file for each reference that was sent: the owner makes it SENT before it sends the reference, the
+reader makes it HELD when it has the reference and FREE when its last view is gone. No message is needed for that.
+
+Why plain stores are enough. Sending and receiving the message orders what the owner wrote, the cell included, before
+what the reader does. For the way back, all loads of the data by the reader come before its store of FREE, and all the
+owner's stores of new data after its load of FREE: x86 keeps loads before later stores, and stores in order
+(``presence.available`` keeps other processors out).
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+import time
+import weakref
+from bisect import bisect_right, insort
+from collections import deque
+from ctypes import addressof, c_char
+
+import numpy as np
+import numpy.typing as npt
+
+from kvstore.transport.shm.blocks import PAGE, Block, Blocks, rounded
+from kvstore.transport.shm.presence import CELLS, FREE, SENT, Presence, Reader, create, room, sweep
+from kvstore.wire import Buffer
+
+FIRST_CHUNK = 16 << 20
+LARGEST_CHUNK = 256 << 20
+POLL_S = 0.001
+PRUNE = 16  # cells of one block from which on it is worth looking which are free
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class _View(weakref.ref[Bytes]):
+    """Notices the death of the last view of a block: they all refer to one array, and this to it."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
+class Arena:
+    """The owner's side. Any thread may use it. In a child after fork it refuses to work.
+
+    Args:
+        job: the job's name, a part of the files'.
+
+    Raises:
+        OSError: /dev/shm has no room for the control file.
+    """
+
+    def __init__(self, job: str) -> None:
+        sweep()
+        self.presence = Presence(job)
+        self._cells = self.presence.cells
+        self._lock = threading.Lock()
+        self._blocks = Blocks()
+        self._chunks: list[Bytes] = []
+        self._bases: list[tuple[int, int]] = []  # (address, number of the chunk), sorted
+        self._views: dict[int, _View] = {}  # by the key of the block; a weak reference must live to be called
+        self._unseen: deque[_View] = deque()  # whose array is gone; their callbacks come at any time, in any thread
+        self._notice = self._unseen.append
+        self._read: dict[int, list[Block]] = {}  # size -> blocks without a view that somebody may still read
+        self._free_cells = list(range(CELLS - 1, -1, -1))
+        self._sent: dict[int, Reader] = {}
+        self._closed = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open, and this process's own."""
+        return not (self._closed or self.presence.inherited)
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Return ``nbytes`` of memory, writable and aligned to 64 bytes, that can be sent without a copy.
+
+        Raises:
+            OSError: /dev/shm is full.
+        """
+        size = rounded(max(nbytes, 1))
+        with self._lock:
+            if not self.usable:
+                raise OSError(errno.EBADF, "this process's shared memory is closed")
+            block = self._same(size) or self._other(size)
+            array = self._chunks[block.chunk][block.offset : block.offset + nbytes]
+            view = _View(array, self._notice)
+            view.block = block
+            self._views[block.key] = view
+        return array.data
+
+    def refer(self, frame: Buffer, reader: Reader) -> tuple[int, int, int, int] | None:
+        """Note that ``reader`` is sent ``frame``, which is copied into the arena if it is not there.
+
+        Returns:
+            Chunk, cell, offset and length of the reference; None if too many are out.
+
+        Raises:
+            OSError: it had to be copied and /dev/shm is full.
+        """
+        place = self._locate(frame)
+        if place is None:
+            copy = self.allocate(len(frame))
+            copy[:] = frame
+            frame = copy
+            place = self._locate(frame)
+        if place is None:
+            raise AssertionError("a block of the arena is not in it")
+        chunk, offset, block = place
+        with self._lock:
+            if len(block.cells) > block.prune_at:
+                self._prune(block)
+            if not self._free_cells:
+                for one in self._blocks.all():
+                    self._prune(one)
+                if not self._free_cells:
+                    return None
+            cell = self._free_cells.pop()
+            self._cells[cell] = SENT
+            self._sent[cell] = reader
+            block.cells.append(cell)
+        return chunk, cell, offset, len(frame)
+
+    def lend(self, frame: Buffer) -> None:
+        """Note that ``frame`` goes out in a way that does not tell when it has been read."""
+        place = self._locate(frame)
+        if place is not None:
+            place[2].lent = True
+
+    def busy(self, buffer: Buffer) -> bool:
+        """Whether anybody may still read ``buffer``; True if it is not the arena's."""
+        place = self._locate(buffer)
+        if place is None:
+            return True
+        cells = self._cells
+        with self._lock:
+            return place[2].lent or any(cells[cell] for cell in place[2].cells)
+
+    def drain(self, timeout: float) -> None:
+        """Wait until all that was sent has been received by those who live, but no longer than ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            with self._lock:
+                waits = {reader for cell, reader in self._sent.items() if self._cells[cell] == SENT}
+            if not any(reader.lives() for reader in waits):
+                return
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Remove the files. Views, here and elsewhere, stay good; new ones are refused."""
+        with self._lock:
+            self._closed = True
+            self.presence.unlink()
+
+    def abandon(self) -> None:
+        """``close`` in whatever state an exception has left this: what is in doubt is not looked at."""
+        self._closed = True
+        self.presence.unlink()
+
+    def _same(self, size: int) -> Block | None:
+        """A block that had this size before: what a training step finds."""
+        while self._unseen:
+            self._bury(self._unseen.popleft())
+        waiting = self._read.get(size)
+        if waiting:
+            self._read[size] = [block for block in waiting if not self._returned(block)]
+        return self._blocks.take_same(size)
+
+    def _other(self, size: int) -> Block:
+        self._regain()
+        block = self._blocks.take(size)
+        if block is None and self._forget_the_dead():
+            self._regain()
+            block = self._blocks.take(size)
+        if block is None:
+            self._grow(size)
+            block = self._blocks.take(size)
+        if block is None:
+            raise AssertionError("a new chunk is too small for what it was made for")
+        return block
+
+    def _bury(self, view: _View) -> None:
+        block = view.block
+        del self._views[block.key]
+        if self._prune(block):
+            self._read.setdefault(block.size, []).append(block)
+        else:
+            self._reset(block)
+
+    def _reset(self, block: Block) -> None:
+        block.lent = False
+        self._blocks.give(block)
+
+    def _returned(self, block: Block) -> bool:
+        """Take back a block if nobody reads it any more; return whether that is so."""
+        if self._prune(block):
+            return False
+        self._reset(block)
+        return True
+
+    def _regain(self) -> None:
+        """Take back all that nobody reads any more."""
+        for size, blocks in list(self._read.items()):
+            self._read[size] = [block for block in blocks if not self._returned(block)]
+
+    def _forget_the_dead(self) -> bool:
+        """Free the cells of readers that are gone; return whether there were any."""
+        dead = {reader for reader in set(self._sent.values()) if not reader.lives()}
+        for cell, reader in self._sent.items():
+            if reader in dead:
+                self._cells[cell] = FREE
+        return bool(dead)
+
+    def _prune(self, block: Block) -> bool:
+        """Take back those cells of ``block`` that are free; return whether some are not."""
+        if not block.cells:
+            return False
+        cells, left = self._cells, []
+        for cell in block.cells:
+            if cells[cell]:
+                left.append(cell)
+            else:
+                del self._sent[cell]
+                self._free_cells.append(cell)
+        block.cells = left
+        block.prune_at = max(PRUNE, 2 * len(left))
+        return bool(left)
+
+    def _grow(self, size: int) -> None:
+        """Add a chunk: twice the last one, or less where /dev/shm has little."""
+        wanted = min(FIRST_CHUNK << len(self._chunks), LARGEST_CHUNK)
+        free = room()[1]
+        while wanted > free / 2:  # others want some too
+            wanted //= 2
+        nbytes = max(wanted, -(-size // PAGE) * PAGE)
+        number = len(self._chunks)
+        fd = create(self.presence.name, number + 1, nbytes)
+        try:
+            chunk: Bytes = np.frombuffer(mmap.mmap(fd, nbytes), np.uint8)
+        finally:
+            os.close(fd)
+        self._chunks.append(chunk)
+        insort(self._bases, (chunk.ctypes.data, number))
+        self._blocks.grow(number, nbytes)
+
+    def _locate(self, buffer: Buffer) -> tuple[int, int, Block] | None:
+        """The chunk, the offset and the block of ``buffer``, if it is the arena's."""
+        if not self._bases or not isinstance(buffer, memoryview) or not buffer.nbytes:
+            return None
+        if buffer.readonly:
+            address = np.frombuffer(buffer, np.uint8).ctypes.data
+        else:
+            address = addressof(c_char.from_buffer(buffer))
+        with self._lock:
+            index = bisect_right(self._bases, (address, CELLS)) - 1
+            if index < 0:
+                return None
+            base, number = self._bases[index]
+            offset = address - base
+            if offset >= len(self._chunks[number]):
+                return None
+            block = self._blocks.find(number, offset)
+        return None if block is None else (number, offset, block)

@@ -1,0 +1,348 @@
+"""Shared memory for links inside one host, around a transport that carries everything else.
+
+Messages go through the inner transport, large frames of them as *references* to memory that the peer can map. Frames of
+our own begin with a byte that no msgpack begins with:
+
+    HELLO       this is my arena; can you map it?        name, nonce
+    MAPPED      yes; by this you see whether I live      name, nonce of the reader's own
+    CANNOT      no
+    REFERENCES  before the frames of a message: those that are left out of it, and where they are
+
+A hello goes out when the first large frame does; until it is answered, and after a CANNOT, frames go as they are. So a
+peer on another host, in another container or of another kind costs one small message, and nobody has to know who is
+where. The first frame of a message is its header and never goes by reference. Each direction is for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import msgpack
+
+from kvstore.errors import WireError
+from kvstore.job.config import Config
+from kvstore.rare_log import Drops
+from kvstore.transport.base import Frames, Peer, Transport
+from kvstore.transport.memory import Heap, Parts
+from kvstore.transport.shm.arena import Arena
+from kvstore.transport.shm.mapped import Mapped
+from kvstore.transport.shm.presence import CONTROL, DIRECTORY, Reader, available, exists, room
+from kvstore.transport.system_errors import require_systems
+from kvstore.wire import Buffer
+
+log = logging.getLogger(__name__)
+
+LARGE = 32 << 10  # bytes; smaller frames are as fast through a socket
+MARK = 0xC1
+REFERENCES, HELLO, MAPPED, CANNOT = range(4)
+MAX_HELLO = 512
+MAX_OWN = 100  # frames of our own that one recv takes before it returns without a message
+
+_REFERENCE = struct.Struct("<HHIQQ")  # position in the message, chunk, cell, offset, length
+_PLAIN = bytes((MARK, REFERENCES))
+
+
+def sharing(make: Callable[[], Transport], config: Config) -> Callable[[], Transport]:
+    """Return what makes transports like ``make``'s that share memory, or ``make`` where that is off or cannot be."""
+    if not (config.shm and available()):
+        return make
+    return lambda: SharedMemoryTransport(make(), config.job)
+
+
+class _Link:
+    """What we know of one link: whom we send references, and whose we receive."""
+
+    __slots__ = ("asked", "mapped", "reader")
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.reader: Reader | None = None
+        self.mapped: Mapped | None = None
+
+
+class SharedMemoryTransport:
+    """An end of links that shares memory with whoever is on the same host; see ``Transport``.
+
+    Args:
+        inner: carries messages; closed with this.
+        job: the job's name, a part of the files'.
+    """
+
+    def __init__(self, inner: Transport, job: str) -> None:
+        self._inner = inner
+        self._job = job
+        self._heap = Heap()
+        self._making = threading.Lock()
+        self._arena: Arena | None = None
+        self._tried = self._closed = False
+        self._links: dict[Peer, _Link] = {}
+        self._drops = Drops(log)
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; see the inner transport."""
+        return self._inner.bind(endpoint)
+
+    def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
+        """Make a link; see the inner transport. With ``bulk`` the peers meet at once."""
+        peer = self._inner.connect(endpoint)
+        if bulk:
+            self._greeted(peer)
+        return peer
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Return memory that the peers on this host can read; where there is none, memory like any."""
+        arena = self._own()
+        if arena is not None and nbytes:
+            try:
+                return arena.allocate(nbytes)
+            except OSError as exc:
+                require_systems(exc)
+                _notice(nbytes, exc)
+        return self._heap.allocate(nbytes)
+
+    def busy(self, buffer: Buffer) -> bool:
+        """Whether a peer has not yet let go of a message that was sent from ``buffer``'s memory."""
+        arena = self._arena
+        return arena is None or arena.busy(buffer)
+
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+        """Queue ``frames``; large ones stay where they are if the peer can read them there."""
+        if self._closed:
+            return
+        left: list[Buffer | Parts] = []
+        references = [_PLAIN]
+        link: _Link | None = None
+        for position, frame in enumerate(frames):
+            if isinstance(frame, Parts):
+                left.append(frame)
+                continue
+            if len(frame) >= LARGE and position:
+                link = link or self._greeted(peer)
+                if link.reader is not None and (packed := self._refer(link.reader, position, frame)):
+                    references.append(packed)
+                    continue
+            if self._arena is not None:
+                self._arena.lend(frame)
+            left.append(frame)
+        if len(references) > 1 or (left and len(left[0]) and left[0][0] == MARK):
+            left.insert(0, b"".join(references))
+        self._inner.send(peer, left, priority)
+
+    def admit(self, peer: Peer) -> None:
+        """See the inner transport."""
+        self._inner.admit(peer)
+
+    def refuse(self, peer: Peer) -> None:
+        """See the inner transport."""
+        self._inner.refuse(peer)
+
+    def identity(self, peer: Peer) -> str:
+        """See the inner transport."""
+        return self._inner.identity(peer)
+
+    def gone(self, peer: Peer) -> bool:
+        """See the inner transport."""
+        return self._inner.gone(peer)
+
+    def gathers(self, peer: Peer) -> bool:
+        """Whether what goes to ``peer`` goes through the inner transport, as far as we know, and that does."""
+        link = self._links.get(peer)
+        return (link is None or link.reader is None) and self._inner.gathers(peer)
+
+    def detach(self) -> None:
+        """See the inner transport; what peers read where it is has been allocated for them."""
+        self._inner.detach()
+
+    def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
+        """Return the next message; its large frames are views of the sender's memory."""
+        deadline = 0.0
+        for _ in range(MAX_OWN):
+            received = self._inner.recv(timeout)
+            if received is None:
+                return None
+            peer, frames = received
+            if not frames and self._links.pop(peer, None) is not None:
+                self._greeted(peer)
+            if not frames or not len(frames[0]) or frames[0][0] != MARK:
+                return received
+            deadline = deadline or time.monotonic() + timeout
+            try:
+                message = self._take(peer, frames)
+            except WireError as exc:
+                self._drops.note("a bad message", exc)
+                self._inner.refuse(peer)
+                message = None
+            if message is not None:
+                return peer, message
+            timeout = max(0.0, deadline - time.monotonic())
+        return None
+
+    def interrupt(self) -> None:
+        """Wake ``recv``."""
+        self._inner.interrupt()
+
+    def abandon(self) -> None:
+        """Drop all links; what has been allocated stays good."""
+        self._closed = True
+        self._inner.abandon()
+        arena, self._arena = self._arena, None
+        if arena is not None:
+            arena.abandon()
+        self._links.clear()
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close the links; peers have ``linger`` seconds to receive what was sent, and keep what they hold."""
+        if self._closed:
+            return
+        with self._making:
+            self._closed = True
+        deadline = time.monotonic() + linger
+        if self._arena is not None:
+            self._arena.drain(linger)
+        self._inner.close(max(0.0, deadline - time.monotonic()))
+        if self._arena is not None:
+            self._arena.close()
+        self._arena = None  # so that peers need not wait for us, unless we still hold what they sent
+        self._links.clear()
+
+    def _own(self) -> Arena | None:
+        """The arena, made when it is first needed; None if it cannot be."""
+        if self._arena is None and not self._tried:
+            with self._making:
+                if self._arena is None and not self._tried and not self._closed:
+                    self._tried = True
+                    try:
+                        self._arena = Arena(self._job)
+                    except OSError as exc:
+                        require_systems(exc)
+                        _notice(CONTROL, exc)
+        return self._arena if self._arena is not None and self._arena.usable else None
+
+    def _greeted(self, peer: Peer) -> _Link:
+        link = self._links.get(peer)
+        if link is None:
+            link = self._links[peer] = _Link()
+        if link.reader is not None and not link.reader.lives():  # somebody else may have taken its place
+            link.asked, link.reader = False, None
+        if not link.asked:
+            link.asked = True
+            arena = self._own()
+            if arena is not None:
+                self._inner.send(peer, [_hello(HELLO, arena)])
+        return link
+
+    def _refer(self, reader: Reader, position: int, frame: Buffer) -> bytes | None:
+        if self._arena is None:
+            return None
+        try:
+            reference = self._arena.refer(frame, reader)
+        except OSError as exc:
+            require_systems(exc)
+            _notice(len(frame), exc)
+            return None
+        return reference and _REFERENCE.pack(position, *reference)
+
+    def _take(self, peer: Peer, frames: Frames) -> Frames | None:
+        """Act on a frame of our own; return the message that it belongs to, if it does to one."""
+        own = frames[0]
+        kind = own[1] if len(own) > 1 else -1
+        if kind == REFERENCES:
+            return self._resolve(peer, frames)
+        if kind not in (HELLO, MAPPED, CANNOT) or len(frames) > 1:
+            raise WireError("a frame of the transport's that means nothing")
+        if kind == HELLO:
+            self._meet(peer, own)
+            return None
+        link = self._links.get(peer)
+        if link is None or not link.asked or link.reader is not None:
+            raise WireError("an answer to a question that was not asked")
+        if kind == MAPPED:
+            link.reader = Reader(*_introduced(own))
+        return None
+
+    def _meet(self, peer: Peer, own: Buffer) -> None:
+        """Map the arena of a peer, and tell it whether that went well."""
+        name, nonce = _introduced(own)
+        self._forget()
+        link = self._links.setdefault(peer, _Link())
+        arena, link.mapped = self._own(), None
+        try:
+            if arena is not None:
+                link.mapped = Mapped(name, nonce, arena.presence)
+        except WireError as exc:
+            log.debug("no shared memory with a peer: %s", exc)
+        answer = bytes((MARK, CANNOT)) if arena is None or link.mapped is None else _hello(MAPPED, arena)
+        self._inner.send(peer, [answer])
+        if link.mapped is not None:  # whoever sends us much will get much
+            self._greeted(peer)
+
+    def _forget(self) -> None:
+        """Let go of arenas whose owners have closed them, and of links that are gone: who comes may have had others."""
+        for peer, link in list(self._links.items()):
+            if self._inner.gone(peer) or (link.mapped is not None and not exists(link.mapped.name)):
+                del self._links[peer]
+
+    def _resolve(self, peer: Peer, frames: Frames) -> Frames:
+        """Put views where frames were left out."""
+        references = memoryview(frames[0])[2:]
+        if len(references) % _REFERENCE.size:
+            raise WireError(f"references of {len(references)} bytes")
+        left = iter(frames[1:])
+        message: Frames = []
+        if references:
+            link = self._links.get(peer)
+            if link is None or link.mapped is None:
+                raise WireError("a reference to memory that was not introduced")
+            for position, *reference in _REFERENCE.iter_unpack(references):
+                while len(message) < position:
+                    frame = next(left, None)
+                    if frame is None:
+                        raise WireError("a reference behind the end of its message")
+                    message.append(frame)
+                if len(message) > position:
+                    raise WireError("references out of order")
+                message.append(link.mapped.view(*reference))
+        message.extend(left)
+        if not message:
+            raise WireError("a message without frames")
+        return message
+
+
+def _hello(kind: int, arena: Arena) -> bytes:
+    return bytes((MARK, kind)) + bytes(msgpack.packb([arena.presence.name, arena.presence.nonce]))
+
+
+def _introduced(own: Buffer) -> tuple[str, bytes]:
+    """The name and the nonce in a hello or its answer."""
+    try:
+        fields = msgpack.unpackb(own[2:]) if len(own) <= MAX_HELLO else None
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        fields = None
+    if type(fields) is not list or [type(field) for field in fields] != [str, bytes]:
+        raise WireError("a hello that is none")
+    return fields[0], fields[1]
+
+
+_noticed = threading.Lock()
+
+
+def _notice(nbytes: int, error: OSError) -> None:
+    """Say, once in a process, that it goes on without more shared memory."""
+    if not _noticed.acquire(blocking=False):
+        return
+    try:
+        total, free = (count / 2**20 for count in room())
+        there = f"{DIRECTORY} has {total:.0f} MiB, {free:.0f} of them free"
+    except OSError:
+        there = f"there is no {DIRECTORY}"
+    log.warning(
+        "no shared memory for %d bytes: %s (%s). This process goes on over sockets, which is slower; "
+        "in a container, more comes with docker run --shm-size",
+        nbytes,
+        error.strerror or error,
+        there,
+    )

@@ -1,0 +1,218 @@
+"""Messages in a stream of bytes: a greeting, then of each how many frames, the length of each, the frames. Pure.
+
+Numbers are little-endian: one of 32 bits, then one of 64 bits for each frame.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Sequence
+
+from kvstore.errors import WireError
+from kvstore.transport.base import MAX_FRAME, Frames
+from kvstore.transport.memory import SMALL, Parts, space
+from kvstore.wire import Buffer
+
+MAX_FRAMES = 1 << 17  # in a message
+_ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit
+_FIRST_ROOM = 256  # bytes, until the greeting
+SHORT_FRAMES, SHORT_BYTES = 4, 16 << 10  # of a message in an introduction: an address, or the text of an error
+_ENOUGH = 256 << 10  # bytes of a large frame that are worth waking up for: below, that costs more than the copy
+
+GREETING = b"kvstore\x01"  # the last byte is the number of this format
+_COUNT = struct.Struct("<I")
+_LENGTH = 8
+
+
+def packed(frames: Sequence[Buffer | Parts]) -> list[memoryview]:
+    """Return the bytes of a message, in parts: frames where they lie."""
+    parts: list[memoryview] = [memoryview(b"")]
+    lengths: list[int] = []
+    for frame in frames:
+        if isinstance(frame, Parts):
+            lengths.append(sum(map(len, frame)))
+            parts.extend(frame)
+            continue
+        view = memoryview(frame).cast("B")
+        lengths.append(len(view))
+        if lengths[-1]:
+            parts.append(view)
+    parts[0] = memoryview(struct.pack(f"<I{len(lengths)}Q", len(lengths), *lengths))
+    return parts
+
+
+def is_greeting(said: Buffer) -> bool:
+    """Whether ``said``, the beginning of a stream, is the whole greeting.
+
+    Raises:
+        WireError: it will not be.
+    """
+    if not GREETING.startswith(said):
+        raise WireError("no greeting")
+    return len(said) == len(GREETING)
+
+
+class Introduction:
+    """Takes the greeting, and then short messages, out of the stream of somebody who is not known yet.
+
+    It asks for no byte more than the next part needs. So whoever says nothing costs next to no memory, and what follows
+    a message stays with the system until it is decided what to make of the sender; then ``Incoming`` goes on.
+
+    Attributes:
+        greeted: whether the stream has shown that it is one.
+    """
+
+    def __init__(self) -> None:
+        self.greeted = False
+        self._lengths: Sequence[int] = ()
+        self._await(len(GREETING), self._greet)
+
+    def room(self) -> memoryview:
+        """Where the next bytes of the stream are to be put: at least one, at the start of it."""
+        return memoryview(self._part)[self._filled :]
+
+    def take(self, count: int) -> Frames | None:
+        """Note that so many bytes have been put there; return the message if it is whole now.
+
+        Raises:
+            WireError: the stream is none of short messages.
+        """
+        self._filled += count
+        return self._step(self._part) if self._filled == len(self._part) else None
+
+    def _await(self, size: int, step: Callable[[bytearray], Frames | None]) -> None:
+        """Let ``step`` take the next part, which has so many bytes."""
+        self._part, self._filled, self._step = bytearray(size), 0, step
+
+    def _greet(self, part: bytearray) -> None:
+        self.greeted = is_greeting(part)
+        self._await(_COUNT.size, self._begin)
+
+    def _begin(self, part: bytearray) -> None:
+        (count,) = _COUNT.unpack(part)
+        if not 0 < count <= SHORT_FRAMES:
+            raise WireError(f"a message of {count} frames from somebody who is not known yet")
+        self._await(_LENGTH * count, self._announce)
+
+    def _announce(self, part: bytearray) -> Frames | None:
+        self._lengths = struct.unpack(f"<{len(part) // _LENGTH}Q", part)
+        size = sum(self._lengths)
+        if size > SHORT_BYTES:
+            raise WireError(f"a message of {size} bytes from somebody who is not known yet")
+        self._await(size, self._end)
+        return None if size else self._end(self._part)
+
+    def _end(self, part: bytearray) -> Frames:
+        stops = itertools.accumulate(self._lengths)
+        self._await(_COUNT.size, self._begin)
+        return [part[stop - length : stop] for stop, length in zip(stops, self._lengths, strict=True)]
+
+
+class Incoming:
+    """Takes messages out of a stream. Large frames are received where they stay.
+
+    Args:
+        greeted: whether the greeting has been taken already.
+
+    Attributes:
+        greeted: whether the stream has shown that it is one.
+    """
+
+    def __init__(self, greeted: bool = False) -> None:
+        self.greeted = greeted
+        self._bytes = bytearray(_ROOM if greeted else _FIRST_ROOM)
+        self._start = self._stop = 0  # of what is in there and not taken yet
+        self._lengths: list[int] = []  # of the message that is coming, last first
+        self._frames: Frames = []
+        self._large: memoryview | None = None  # the frame that is coming, with as much of it as is here
+        self._filled = 0
+
+    def room(self) -> memoryview:
+        """Where the next bytes of the stream are to be put: at least one, at the start of it."""
+        if self._large is not None:
+            return self._large[self._filled :]
+        if self._start == self._stop:
+            self._start = self._stop = 0
+        elif len(self._bytes) - self._stop < len(self._bytes) // 2:
+            count = self._stop - self._start
+            self._bytes[:count] = self._bytes[self._start : self._stop]
+            self._start, self._stop = 0, count
+        return memoryview(self._bytes)[self._stop :]
+
+    @property
+    def enough(self) -> int:
+        """How many bytes are worth waking up for: 1, but in a large frame what it lacks, or a good part of that."""
+        return 1 if self._large is None else min(len(self._large) - self._filled, _ENOUGH)
+
+    def take(self, count: int) -> list[Frames]:
+        """Note that so many bytes have been put there; return the messages that are whole now.
+
+        Raises:
+            WireError: the stream is none of messages.
+        """
+        if self._large is not None:
+            self._filled += count
+            if self._filled < len(self._large):
+                return []
+            self._frames.append(self._large)
+            self._large = None
+        else:
+            self._stop += count
+        messages: list[Frames] = []
+        if not self.greeted and not self._greet():
+            return messages
+        while self._go_on():
+            if not self._lengths:
+                messages.append(self._frames)
+                self._frames = []
+        return messages
+
+    def _greet(self) -> bool:
+        """Take the greeting, if it is whole."""
+        here = self._stop - self._start
+        if not is_greeting(self._bytes[self._start : self._start + min(here, len(GREETING))]):
+            return False
+        self._bytes = self._bytes[self._start + len(GREETING) : self._stop] + bytearray(_ROOM)
+        self._start, self._stop = 0, here - len(GREETING)
+        self.greeted = True
+        return True
+
+    def _go_on(self) -> bool:
+        """Take one frame, or one header before it; return whether there was a whole one."""
+        if not self._lengths and not self._frames:
+            return self._begin()
+        if not self._lengths:
+            return True  # the large frame that has just come was the last
+        length, here = self._lengths[-1], self._stop - self._start
+        if length <= here:
+            self._frames.append(self._bytes[self._start : self._start + length])
+            self._start += length
+            self._lengths.pop()
+            return True
+        if length < SMALL:
+            return False
+        self._large = space(length)
+        self._large[:here] = self._bytes[self._start : self._stop]
+        self._filled, self._start = here, self._stop
+        self._lengths.pop()
+        return False
+
+    def _begin(self) -> bool:
+        here = self._stop - self._start
+        if here < _COUNT.size:
+            return False
+        (count,) = _COUNT.unpack_from(self._bytes, self._start)
+        if not 0 < count <= MAX_FRAMES:
+            raise WireError(f"a message of {count} frames")
+        size = _COUNT.size + _LENGTH * count
+        if here < size:
+            if size > len(self._bytes) // 2:
+                self._bytes = self._bytes[self._start : self._stop] + bytearray(2 * size)
+                self._start, self._stop = 0, here
+            return False
+        self._lengths = list(struct.unpack_from(f"<{count}Q", self._bytes, self._start + _COUNT.size))[::-1]
+        if max(self._lengths) > MAX_FRAME:
+            raise WireError(f"a frame of {max(self._lengths)} bytes")
+        self._start += size
+        return True

@@ -1,0 +1,352 @@
+"""Links over sockets of our own: what is sent leaves in the call that sends it.
+
+ZeroMQ hands each message to a thread of its own, at both ends: that is four more switches between threads on a way
+there and back, of 0.1 to 1 ms each where processors are few. Here a message that fits into the socket, as those do
+whose values are in shared memory, takes one system call. For what does not fit, and until somebody listens, there is
+one thread, the courier: of who connects from then on, of who listens from when it is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol
+
+from kvstore.errors import WireError
+from kvstore.transport.base import Frames, Peer
+from kvstore.transport.bell import Bell
+from kvstore.transport.memory import Heap, Parts, keep_freed
+from kvstore.transport.sockets.courier import Courier
+from kvstore.transport.sockets.link import Address, Link
+from kvstore.transport.sockets.pacing import LOOK_S
+from kvstore.transport.sockets.strangers import Limits, Strangers
+from kvstore.transport.sockets.stream import packed
+from kvstore.transport.system_errors import require_systems
+from kvstore.wire import Buffer
+
+_ARRIVING_S = 0.001  # between two looks at whether what was sent has arrived
+_READS = 128  # from one link, before it is another's turn
+
+
+class Places(Protocol):
+    """Where sockets of one kind are, and who may come there."""
+
+    def listen(self, endpoint: str) -> tuple[socket.socket, str]:
+        """Return a socket that listens, and the endpoint to reach it by; raise ``ConfigError`` if that cannot be."""
+        ...
+
+    def check(self, endpoint: str) -> None:
+        """Raise ``ConfigError`` if ``endpoint`` is none to connect to."""
+        ...
+
+    def addresses(self, endpoint: str, wait: bool) -> list[Address]:
+        """Return the addresses of ``endpoint``, none if it has none, or if it takes ``wait`` to know."""
+        ...
+
+    def admit(self, made: socket.socket) -> bool:
+        """Make a connection that somebody has made ready to be used; return whether they may."""
+        ...
+
+    def wake_at(self, made: socket.socket, count: int) -> None:
+        """Have a connection count as readable only when so many bytes have come, if its kind can."""
+        ...
+
+    def share(self, made: Sequence[socket.socket], now: float) -> None:
+        """See to it that connections share lines well; is called every ``LOOK_S``, while messages are waited for."""
+        ...
+
+    def on_way(self, made: socket.socket) -> bool:
+        """Whether some of what was sent may get lost if the connection is closed now."""
+        ...
+
+    def leave(self) -> None:
+        """Clear away what listening has left."""
+        ...
+
+
+class SocketTransport(Heap):
+    """One member's end of its links over sockets; see ``Transport``.
+
+    Args:
+        places: the kind of sockets.
+        limits: what those may cost who have made a link, and have not been admitted.
+    """
+
+    def __init__(self, places: Places, limits: Limits | None = None) -> None:
+        keep_freed()
+        self._places = places
+        self._selector = selectors.DefaultSelector()
+        self._bell = Bell()
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._numbers = itertools.count()
+        self._links: dict[Peer, Link] = {}  # those that this side has made, and the admitted ones
+        self._strangers = Strangers(self._selector, self._arrive, limits or Limits())  # the others
+        self._handed_at = 0.0  # when ``recv`` last returned a message
+        # For whom this thread works at strangers' cost, and since when, in the processor's time.
+        self._bill: tuple[Peer, float] | None = None
+        self._received: deque[tuple[Peer, Frames]] = deque()
+        self._changed = threading.Condition()  # also guards what is sent, and which sockets links have
+        self._courier = Courier(self._links, self._changed, partial(places.addresses, wait=True), self._begin)
+        self._look_at = 0.0
+        self._closed = False
+
+    def bind(self, endpoint: str) -> str:
+        """Listen at ``endpoint``.
+
+        Raises:
+            ConfigError: it cannot be bound; the message says why.
+        """
+        listener, endpoint = self._places.listen(endpoint)
+        listener.setblocking(False)
+        self._strangers.listen(listener)
+        return endpoint
+
+    def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
+        """Make a link; the courier goes on trying until someone listens there, and again if they are gone.
+
+        Raises:
+            ConfigError: the endpoint is none.
+        """
+        self._places.check(endpoint)
+        peer = b"to:%d" % next(self._numbers)
+        link = Link(peer, endpoint)
+        addresses = self._places.addresses(endpoint, wait=False)
+        with self._changed:
+            self._courier.start()
+            self._links[peer] = link
+            made = link.dial(addresses, time.monotonic()) if addresses else None
+            if made is not None:
+                self._begin(link, made)
+            if link.waits:
+                self._courier.call()
+        return peer
+
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+        """Send ``frames``, or leave what does not fit to the courier, who reads it later: it must stay as it is."""
+        link = self._links.get(peer)
+        if link is None:
+            if peer in self._strangers.links:
+                self._strangers.answer(peer, packed(frames))
+            return
+        if self._closed or link.lost:  # whoever is told of that asks again, in order
+            return
+        parts = packed(frames)
+        with self._changed:
+            if not link.put(parts, priority):
+                self._courier.call()
+
+    def gathers(self, peer: Peer) -> bool:
+        """Yes: one system call takes what lies in many places."""
+        return True
+
+    def detach(self) -> None:
+        """Copy what is queued."""
+        with self._changed:
+            for link in self._links.values():
+                link.detach()
+
+    def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
+        """Return the next message."""
+        now = time.monotonic()
+        self._settle(now)
+        if now >= self._look_at:
+            self._look(now)
+        deadline = now + timeout
+        while not self._received and not self._closed:
+            until = min(deadline, self._strangers.opens_at)
+            events = self._selector.select(max(0.0, until - now))
+            rung = visited = False
+            if timeout and not events:
+                self._read_anyway()
+            for key, _ in events:
+                if key.fileobj is self._bell:
+                    rung = True
+                    self._bell.silence()
+                elif key.data is self._strangers:
+                    visited = True
+                else:
+                    self._read(key.data)
+            now = time.monotonic()
+            if visited or self._strangers.links or self._strangers.opens_at <= now:
+                now = self._see_to_strangers(visited, now)
+            if not self._received and (rung or now >= deadline):
+                return None
+        if not self._received or self._closed:
+            return None
+        peer, frames = self._received.popleft()
+        if not frames:
+            self._links[peer].lost = False
+        self._handed_at = now
+        if peer in self._strangers.links:
+            self._bill = peer, time.thread_time()
+        return peer, frames
+
+    def admit(self, peer: Peer) -> None:
+        """Hear ``peer`` as long as it has something to say, at no stranger's cost."""
+        self._settle(time.monotonic())  # what is done for a member from now on is not done for a stranger
+        link = self._strangers.admit(peer)
+        if link is None or link.socket is None:
+            return
+        link.known()
+        with self._changed:
+            self._links[peer] = link
+        self._selector.register(link.socket, selectors.EVENT_READ, link)
+
+    def refuse(self, peer: Peer) -> None:
+        """Drop a link that the other side has made, with what has come over it."""
+        link = self._links.get(peer)
+        if link is not None and link.endpoint:
+            return
+        if self._bill is None:
+            self._bill = peer, time.thread_time() - (time.monotonic() - self._handed_at)
+        self._received = deque(entry for entry in self._received if entry[0] != peer)
+        self._strangers.drop(peer)
+        if link is not None:
+            self._lose(link)
+
+    def gone(self, peer: Peer) -> bool:
+        """Whether it has been lost, and is not one of this side's."""
+        return peer not in self._links and peer not in self._strangers.links
+
+    def identity(self, peer: Peer) -> str:
+        """Nobody proves anything here."""
+        return ""
+
+    def interrupt(self) -> None:
+        """Wake ``recv``."""
+        self._bell.ring()
+
+    def abandon(self) -> None:
+        """Drop all links at once."""
+        self._closed = True
+        with self._changed:  # the courier must not be at what is closed; this thread may hold it already
+            self._courier.abandon()
+            for sock in [link.socket for link in self._links.values()]:
+                if sock is not None:
+                    sock.close()
+            self._strangers.close()
+        with suppress(RuntimeError):  # in the end it is not held
+            while True:
+                self._changed.release()
+        self._selector.close()
+        self._places.leave()
+        self._bell.close()
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close the links; what is queued has ``linger`` seconds to leave."""
+        if self._closed:
+            return
+        deadline = time.monotonic() + linger
+        with self._changed:
+            while any(link.queue for link in self._links.values()) and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            self._closed = True
+        self._courier.stop()
+        while self._on_way() and time.monotonic() < deadline:
+            time.sleep(_ARRIVING_S)
+        self._selector.close()
+        self._strangers.close()
+        for link in self._links.values():
+            if link.socket is not None:
+                link.socket.close()
+        self._links.clear()
+        self._places.leave()
+        self._bell.close()
+
+    def _connections(self) -> list[socket.socket]:
+        return [link.socket for link in self._links.values() if link.socket is not None and link.connected]
+
+    def _on_way(self) -> bool:
+        return any(map(self._places.on_way, self._connections()))
+
+    def _look(self, now: float) -> None:
+        """Look after how connections share their lines."""
+        self._look_at = now + LOOK_S
+        with self._changed:
+            self._places.share(self._connections(), now)
+
+    def _settle(self, now: float) -> None:
+        """Have strangers pay for what this thread has done at their cost."""
+        if self._bill is not None:
+            peer, since = self._bill
+            self._strangers.spend(peer, time.thread_time() - since, now)
+            self._bill = None
+
+    def _arrive(self, made: socket.socket) -> Link | None:
+        """Greet whoever has made a connection, if they may come."""
+        if not self._places.admit(made):
+            return None
+        link = Link(b"from:%d" % next(self._numbers))
+        link.take(made)
+        link.flush()
+        return link
+
+    def _see_to_strangers(self, visited: bool, now: float) -> float:
+        """Hear strangers, if it is time, and send away those who say nothing; return what time it is then."""
+        if self._strangers.opens_at <= now:
+            self._strangers.open()
+        if visited:
+            message = self._strangers.attend(now)
+            if message is not None:
+                self._received.append(message)
+            now = time.monotonic()
+        self._strangers.dismiss(now)
+        return now
+
+    def _read_anyway(self) -> None:
+        """Look where nothing wakes us: Linux before 5.8 may forget to, if its memory is full before enough has come."""
+        for link in [link for link in self._links.values() if link.wakes_at > 1]:
+            self._read(link)
+
+    def _read(self, link: Link) -> None:
+        """Take what has come over a link, and say when to look again."""
+        incoming = link.incoming
+        for _ in range(_READS):
+            if link.socket is None:
+                return
+            room = incoming.room()
+            try:
+                count = link.socket.recv_into(room)
+                for frames in incoming.take(count) if count else ():
+                    self._received.append((link.peer, frames))
+            except BlockingIOError:
+                break
+            except (OSError, WireError, MemoryError) as exc:  # of the last, only an announcement
+                require_systems(exc)
+                count = 0
+            if not count:
+                self._lose(link)
+                return
+            if count < len(room):
+                break
+        enough = incoming.enough
+        if enough != link.wakes_at and link.socket is not None:
+            link.wakes_at = enough
+            self._places.wake_at(link.socket, enough)
+
+    def _lose(self, link: Link) -> None:
+        """The other side has gone: forget a link that it made, make ours again."""
+        with self._changed:
+            if link.socket is not None:
+                self._selector.unregister(link.socket)
+            link.lose(time.monotonic())
+            if not link.endpoint:
+                del self._links[link.peer]
+            if self._courier.needed:  # to dial again, and it may wait for the socket that has gone
+                self._courier.call()
+
+    def _begin(self, link: Link, made: socket.socket) -> None:
+        """Use a connection that this side has made."""
+        self._places.admit(made)
+        self._selector.register(made, selectors.EVENT_READ, link)
+        link.flush()
+        if link.lost:
+            self._received.append((link.peer, []))
+            self._bell.ring()

@@ -1,0 +1,71 @@
+"""Which connections that a ZeroMQ socket has made are lost. ZeroMQ makes them again, and says so to a monitor only."""
+
+from __future__ import annotations
+
+import struct
+
+import zmq
+
+from kvstore.job.address import host_and_port
+
+_MONITOR = "inproc://losses"  # of the socket's own context
+_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_EVENT = struct.Struct("=HI")  # of the first frame: which it is, and a number that depends on that
+_V4 = "::ffff:"  # what ZeroMQ puts before IPv4 addresses where IPv6 is on
+
+
+class Losses:
+    """Watches a socket's connections.
+
+    A connection on which no handshake has succeeded is no loss: nothing has left over it.
+
+    Args:
+        context: the socket's, and of no other.
+        sock: whose connections to watch.
+
+    Attributes:
+        monitor: is readable when there is something to find.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes]) -> None:
+        self._socket = sock
+        self._endpoints: set[str] = set()
+        self._begun: set[str] = set()
+        self.monitor = context.socket(zmq.PAIR)
+        self.monitor.set(zmq.RCVHWM, 0)  # or ZeroMQ's own thread waits for who does not look
+        sock.monitor(_MONITOR, _EVENTS)
+        self.monitor.connect(_MONITOR)
+
+    def watch(self, endpoint: str) -> None:
+        """Watch those to ``endpoint``, from one on that begins now."""
+        self._endpoints.add(endpoint)
+        self._begun.discard(endpoint)
+
+    def find(self) -> set[str]:
+        """Return the endpoints to which a connection has been lost since they were last returned, or watched."""
+        lost: set[str] = set()
+        while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+            event, there = self.monitor.recv_multipart()
+            kind, _ = _EVENT.unpack(event)
+            found = {endpoint for endpoint in self._endpoints if _may_be(endpoint, there.decode(errors="replace"))}
+            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._begun |= found
+            else:
+                lost |= found & self._begun
+        return lost
+
+    def close(self) -> None:
+        """Watch no more. The socket must be closed already."""
+        self.monitor.close(linger=0)
+
+
+def _may_be(endpoint: str, there: str) -> bool:
+    """Whether ``there`` is what ZeroMQ calls ``endpoint``, which may have a name where it has found an address."""
+    if endpoint == there:
+        return True
+    (host, port), (other, number) = host_and_port(endpoint), host_and_port(there)
+    return port == number and (_is_name(host) or host == other.removeprefix(_V4))
+
+
+def _is_name(host: str) -> bool:
+    return ":" not in host and bool(host.strip("0123456789."))

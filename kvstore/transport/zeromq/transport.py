@@ -1,0 +1,303 @@
+"""Links over ZeroMQ: ``ipc://`` in a private directory on one host, ``tcp://`` across hosts, with CURVE if it has keys.
+
+Each member has one ROUTER socket, which both listens and connects: a link it made has a name it chose, a link it
+accepted one that ZeroMQ chose, so no peer can pass for another by claiming a name.
+
+What comes is not copied. What goes is: pyzmq keeps what ZeroMQ has borrowed in a dict that it begins anew when it
+takes its own thread for dead, and ``Thread.is_alive`` says so wrongly for ever if the handler of a signal raises in the
+middle of it (CPython 3.11). The memory would then be used for something else while ZeroMQ reads it.
+
+When a connection is lost, ZeroMQ makes another, and sends over it what it still has, although what went before may be
+lost. So each link begins with a greeting, of which there is but one: what comes without it is dropped. Whoever made the
+link gives it up, with all that ZeroMQ has, makes it anew under another name, and says so (see ``Transport.recv``).
+
+There are no bounds on what waits to leave (SNDHWM) or to be taken (RCVHWM): a ROUTER drops what is too much without a
+word, and whoever waits for it would wait until the deadline. But a connection over which nothing leaves for
+``STALLED_S`` is ended by the system (TCP_USER_TIMEOUT), and what waited goes with it. Links with keys are members'
+only, and are never dropped for what they say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+
+from kvstore.errors import ConfigError
+from kvstore.job.address import host_and_port, tcp_endpoint
+from kvstore.job.curve_keys import Keys, no_keys, split_key, with_key
+from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
+from kvstore.transport.bell import Bell
+from kvstore.transport.directory import require_private
+from kvstore.transport.memory import Heap, Parts, keep_freed, whole
+from kvstore.transport.sockets.link import STALLED_S
+from kvstore.transport.sockets.stream import GREETING
+from kvstore.transport.zeromq.curve import Curve
+from kvstore.transport.zeromq.losses import Losses
+from kvstore.wire import Buffer
+
+HANDSHAKE_MS = 5000  # who has not shown by then that they speak the protocol, and with what key, is disconnected
+_CHOSEN = b"\0"  # what names of accepted links begin with, unless the other side has chosen them
+
+
+class ZmqTransport(Heap):
+    """One member's end of its ZeroMQ links; see ``Transport``.
+
+    Args:
+        root_fd: a listening socket to use at the first ``bind`` to TCP, opened by whoever started this process.
+        keys: the job's. With them, links over TCP are encrypted and between members only, and the endpoints that are
+            returned and asked for have the listener's key; without, links are plain. ``ipc://`` is always.
+
+    Raises:
+        ConfigError: the process's own key is not the job's.
+    """
+
+    def __init__(self, root_fd: int = -1, keys: Keys | None = None) -> None:
+        public = "" if keys is None else keys.public
+        keep_freed()
+        self._root_fd = root_fd
+        self._public = public
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set(zmq.LINGER, 0)  # but for `close`
+        self._socket.set(zmq.SNDHWM, 0)
+        self._socket.set(zmq.RCVHWM, 0)
+        self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME)
+        self._socket.set(zmq.IPV6, 1)
+        self._socket.set(zmq.RECONNECT_IVL, 20)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._socket.set(zmq.BACKLOG, BACKLOG)
+        self._socket.set(zmq.TCP_KEEPALIVE, 1)
+        self._socket.set(zmq.TCP_KEEPALIVE_IDLE, IDLE_S)
+        self._socket.set(zmq.TCP_KEEPALIVE_INTVL, ASK_S)
+        self._socket.set(zmq.TCP_KEEPALIVE_CNT, ASKS)
+        self._socket.set(zmq.TCP_MAXRT, int(STALLED_S * 1000))
+        self._curve = None if keys is None else Curve(self._context, self._socket, keys)
+        self._bell = Bell()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._bell.fileno(), zmq.POLLIN)  # a number: pyzmq hides what an object's fileno() raises
+        self._numbers = itertools.count()
+        self._losses: Losses | None = None  # once there are links of this side's
+        self._endpoints: dict[Peer, str] = {}  # of those, with keys
+        self._routes: dict[Peer, bytes] = {}  # what ZeroMQ calls them, now
+        self._peers: dict[bytes, Peer] = {}  # and the other way round
+        self._renewed: dict[Peer, None] = {}  # which of them have been made anew, and nobody has been told yet
+        self._received: deque[tuple[Peer, Frames]] = deque()  # before that
+        self._greeted: dict[bytes, str] = {}  # accepted ones that have begun as they should -> the key of who made it
+        self._closed = self._flowing = False
+
+    def bind(self, endpoint: str) -> str:
+        """Listen at ``ipc://path``, whose directory must be this user's alone, or at ``tcp://address:port``.
+
+        Port 0 takes a free one. Host names are resolved first, which ZeroMQ would not do.
+
+        Raises:
+            ConfigError: the endpoint cannot be bound; the message says why.
+        """
+        endpoint, key = split_key(endpoint)
+        if key and key != self._public:
+            raise ConfigError(f"cannot listen at {endpoint}: its key is not that of this process's KVSTORE_SECRET_KEY")
+        if endpoint.startswith("ipc://"):
+            require_private(Path(endpoint.removeprefix("ipc://")))
+        elif self._root_fd >= 0:
+            self._socket.set(zmq.USE_FD, self._root_fd)
+        else:
+            endpoint = _resolve(endpoint)
+        # Else an IPv4 address would come back in IPv6 notation.
+        self._socket.set(zmq.IPV6, int(endpoint.startswith("tcp://[")))
+        secured = self._curve is not None and endpoint.startswith("tcp://")
+        if self._curve is not None:
+            self._curve.serve() if secured else self._curve.plain()
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as exc:
+            raise ConfigError(f"cannot listen at {endpoint}: {exc}") from None
+        finally:
+            self._socket.set(zmq.IPV6, 1)
+        if self._root_fd >= 0:
+            self._socket.set(zmq.USE_FD, -1)
+            self._root_fd = -1
+        else:
+            endpoint = str(self._socket.get_string(zmq.LAST_ENDPOINT))
+        return with_key(endpoint, self._public) if secured else endpoint
+
+    def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
+        """Make a link; ZeroMQ goes on trying until someone listens there.
+
+        Raises:
+            ConfigError: the endpoint is none, or has a key although this process has none, or the other way round.
+        """
+        peer = b"to:%d" % next(self._numbers)
+        self._dial(peer, endpoint)
+        self._endpoints[peer] = endpoint
+        return peer
+
+    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+        """Queue copies of ``frames``. What ZeroMQ has been given leaves in order: it knows no priorities."""
+        if self._closed or peer in self._renewed:  # whoever is told of that asks again, in order
+            return
+        self._socket.send(self._routes.get(peer, peer), zmq.SNDMORE)
+        last = len(frames) - 1
+        for i, frame in enumerate(map(whole, frames)):
+            self._socket.send(frame, zmq.SNDMORE if i < last else 0)
+
+    def admit(self, peer: Peer) -> None:
+        """Whoever has got this far is a member."""
+
+    def refuse(self, peer: Peer) -> None:
+        """ZeroMQ can end no single link."""
+
+    def identity(self, peer: Peer) -> str:
+        """The public key that whoever made the link has proved to have the secret key of."""
+        return self._greeted.get(peer, "")
+
+    def gone(self, peer: Peer) -> bool:
+        """ZeroMQ does not say."""
+        return False
+
+    def gathers(self, peer: Peer) -> bool:
+        """No: what ZeroMQ has been given cannot be taken back."""
+        return False
+
+    def detach(self) -> None:
+        """It cannot be done, and nothing asks for it where ``gathers`` says no."""
+
+    def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
+        """Return the next message; large frames are views of ZeroMQ's own buffers."""
+        if self._closed:
+            return None
+        deadline = time.monotonic() + timeout
+        # One message is likely to follow another; else to ask first costs less than the exception.
+        asks = timeout > 0 and not self._flowing
+        while not self._renewed and not self._received and (not asks or self._wait(deadline)):
+            received = self._next()
+            if received is not None:
+                return received
+            if timeout <= 0:
+                self._look()
+                break
+            asks = True
+        if self._received:
+            return self._received.popleft()
+        return (self._renewed.popitem()[0], []) if self._renewed else None
+
+    def fileno(self) -> int:
+        """For a selector: becomes readable when something may have come, of which ``recv(0)`` must then take all."""
+        return int(self._socket.get(zmq.FD))
+
+    def interrupt(self) -> None:
+        """Wake ``recv``."""
+        self._bell.ring()
+
+    def abandon(self) -> None:
+        """Drop all links at once; a message of which only a part has been given to ZeroMQ goes with them."""
+        self._closed = True
+        self._context.destroy(linger=0)
+        if self._curve is not None:
+            self._curve.close()
+        self._bell.close()
+
+    def close(self, linger: float = 0.0) -> None:
+        """Close the socket; what is queued has ``linger`` seconds to leave."""
+        if self._closed:
+            return
+        self._closed = True
+        self._socket.close(linger=int(linger * 1000))
+        if self._losses is not None:
+            self._losses.close()
+        if self._curve is not None:
+            self._curve.close()
+        self._context.term()
+        self._bell.close()
+
+    def _dial(self, peer: Peer, endpoint: str) -> None:
+        """Make a link, or make it anew, under a name that ZeroMQ has not heard yet."""
+        bare, key = split_key(endpoint)
+        if self._curve is None and key:
+            raise no_keys(bare)
+        if self._curve is not None:
+            self._curve.link(bare, key)
+        if self._losses is None:
+            self._losses = Losses(self._context, self._socket)
+            self._poller.register(self._losses.monitor, zmq.POLLIN)
+        route = b"%s/%d" % (peer, next(self._numbers))
+        self._socket.set(zmq.CONNECT_ROUTING_ID, route)
+        try:
+            self._socket.connect(bare)
+        except zmq.ZMQError as exc:
+            raise ConfigError(f"cannot connect to {bare}: {exc}") from None
+        self._losses.watch(bare)
+        self._peers.pop(self._routes.get(peer, b""), None)
+        self._routes[peer], self._peers[route] = route, peer
+        self._socket.send_multipart([route, GREETING])
+
+    def _look(self) -> None:
+        """See whether links of this side's are lost, and make them anew."""
+        found = self._losses.find() if self._losses is not None else set()
+        while found and (received := self._next()) is not None:
+            self._received.append(received)
+        for lost in found:  # ZeroMQ must not have begun with a message: it aborts when the rest of it is not there
+            self._socket.disconnect(lost)  # all links that lead there
+            for peer, endpoint in self._endpoints.items():
+                if split_key(endpoint)[0] == lost:
+                    self._dial(peer, endpoint)
+                    self._renewed[peer] = None
+
+    def _next(self) -> tuple[Peer, Frames] | None:
+        """Take the next message of a member's that is here."""
+        while True:
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                self._flowing = False
+                return None
+            self._flowing = True
+            route = parts[0].bytes
+            frames: Frames = [part.buffer for part in parts[1:]]
+            if route in self._peers:
+                return self._peers[route], frames
+            if route in self._greeted:
+                return route, frames
+            if frames == [GREETING] and route.startswith(_CHOSEN):
+                self._greeted[route] = self._proved(parts[1])
+
+    def _proved(self, frame: zmq.Frame) -> str:
+        """The public key of whoever has sent ``frame``, as the checker of keys has found it."""
+        if self._curve is None:
+            return ""
+        try:
+            user = frame.get("User-Id")
+        except zmq.ZMQError:  # it came over a link without keys
+            return ""
+        return str(user) if self._curve.knows(str(user)) else ""
+
+    def _wait(self, deadline: float) -> bool:
+        """Wait until something has come, or been lost; return False if the deadline or the bell was first."""
+        while True:
+            left = deadline - time.monotonic()
+            ready = dict(self._poller.poll(max(1, int(left * 1000))))
+            if self._losses is not None and self._losses.monitor in ready:
+                self._look()
+            if self._socket in ready or self._renewed:
+                return True
+            if self._bell.fileno() in ready:
+                self._bell.silence()
+                return False
+            if not ready:
+                return False
+
+
+def _resolve(endpoint: str) -> str:
+    host, port = host_and_port(endpoint)
+    try:
+        *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"cannot listen at {endpoint}: {exc}") from None
+    return tcp_endpoint(str(address[0]), port)

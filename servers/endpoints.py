@@ -1,0 +1,92 @@
+"""Where servers and the scheduler listen: beside the job's unix socket, or at one address of this host."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+from kvstore.job.address import Address, choose, host_and_port, is_any, is_here, is_loopback, resolve, tcp_endpoint
+from kvstore.job.config import Config
+from kvstore.job.curve_keys import VARIABLES, split_key, with_key
+
+log = logging.getLogger(__name__)
+
+
+def server_endpoint(config: Config, name: str) -> str:
+    """Return where the server called ``name`` may listen.
+
+    Raises:
+        ConfigError: this host has no such address as it is told to use, or none that leads to the scheduler.
+    """
+    if not config.root.startswith("tcp://"):
+        return f"ipc://{Path(config.root.removeprefix('ipc://')).parent / name}"
+    return tcp_endpoint(_chosen(config).ip, "0")
+
+
+def scheduler_endpoint(config: Config) -> str:
+    """Return where the scheduler may listen: at the root, or behind it if that is the address of something else.
+
+    The root may be the name of a cluster's service, whose address is on no host; its port leads to the same one here.
+
+    Raises:
+        ConfigError: as for servers, or the root is no address that others can reach.
+    """
+    if config.root_fd >= 0 or not config.root.startswith("tcp://"):
+        return config.root
+    host, port = _split(config.root)
+    found = _known(host)
+    if any(map(is_any, found)):
+        raise ConfigError(f"DMLC_PS_ROOT_URI={host} must be the address by which all members reach the scheduler")
+    here = next(filter(is_here, found), None)
+    if here is None:
+        here = _chosen(config).ip
+        level = logging.WARNING if host in found else logging.INFO  # a number is more likely to be a mistake
+        log.log(level, "the scheduler listens at %s: DMLC_PS_ROOT_URI=%s is not an address of this host", here, host)
+    elif is_loopback(here) and not is_loopback(host):
+        log.warning("DMLC_PS_ROOT_URI=%s is %s here, where no other host reaches the scheduler", host, here)
+    endpoint, key = tcp_endpoint(here, port), split_key(config.root)[1]
+    return with_key(endpoint, key) if key else endpoint
+
+
+def warn_if_open(config: Config, endpoint: str) -> None:
+    """Say so if strangers can reach ``endpoint`` and nothing keeps them out, unless that is wanted."""
+    if not config.encryption or config.keys is not None or not endpoint.startswith("tcp://"):
+        return
+    if not is_loopback(_split(endpoint)[0]):
+        log.warning(
+            "links are not encrypted, and whoever reaches %s can join this job. launch.py gives each process keys; "
+            "where something else starts them, set %s (in Kubernetes by a Secret). KVSTORE_ENCRYPTION=0 says that the "
+            "network is trusted, and that this need not be said",
+            endpoint,
+            ", ".join(VARIABLES),
+        )
+
+
+def _chosen(config: Config) -> Address:
+    """The address that this host is told to use, or the one that leads to the scheduler."""
+    host = _split(config.root)[0]
+    if not config.node_host and not _known(host):
+        log.warning("%s cannot be resolved here yet", host)
+        toward = ""
+    else:
+        toward = host
+    interface = "" if is_loopback(host) else config.interface
+    address = choose(host=config.node_host, interface=interface, toward=toward)
+    if address.others and address.ip not in _known(host):  # the scheduler's own host is reached where it is
+        log.warning("this host is %s: %s. DMLC_INTERFACE or DMLC_NODE_HOST chooses another", address.ip, address.why)
+    else:
+        log.info("this host is %s: %s", address.ip, address.why)
+    return address
+
+
+def _known(host: str) -> list[str]:
+    """The addresses of ``host``; none if it has none, as that of a cluster's service that is not ready yet."""
+    try:
+        return resolve(host)
+    except ConfigError:
+        return []
+
+
+def _split(endpoint: str) -> tuple[str, str]:
+    return host_and_port(split_key(endpoint)[0])

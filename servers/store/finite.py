@@ -1,0 +1,45 @@
+"""Values that are NaN or infinite: whose they are, and of which key. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvstore.errors import NotFinite
+from kvstore.values import Part, all_finite
+from servers.store.bucket import Bucket, Contribution
+
+
+def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.Tensor) -> None:
+    """Raise ``NotFinite`` unless ``total``, the sum of ``items``, is finite; it names worker, key and push.
+
+    Only the sum is looked at as long as it is: that is one pass, and it has just been written.
+    """
+    if all_finite(total):
+        return
+    for item in items:
+        for part in item.runs:
+            key = _key_of(bucket, part)
+            if key is not None:
+                raise NotFinite(
+                    f"push {item.clock} of {key!r} by worker {item.node.rank} has NaN or infinite elements; "
+                    "its segment has not been updated"
+                )
+    keys = ", ".join(repr(key) for key in dict.fromkeys(bucket.slots.keys[:3]))
+    raise NotFinite(
+        f"push {items[0].clock} of {keys}: each worker's values are finite, their sum is not in {bucket.dtype}; "
+        "its segment has not been updated"
+    )
+
+
+def _key_of(bucket: Bucket, part: Part) -> int | str | None:
+    """Return the key of the first segment that has elements in ``part`` that are not finite."""
+    values = part.values
+    if all_finite(values):
+        return None
+    for key, start, size in zip(bucket.slots.keys, bucket.starts, bucket.sizes, strict=True):
+        first, last = max(start, part.start), min(start + size, part.stop)
+        if first < last and not all_finite(values[first - part.start : last - part.start]):
+            return key
+    return None

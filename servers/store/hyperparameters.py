@@ -1,0 +1,73 @@
+"""Hyper-parameters that come with pushes: what one asks for, and what a round's contributions agree on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from kvstore.errors import Mismatch, UsageError
+from kvstore.optim.optimizer import Optimizer
+from kvstore.spec import Key, shorten
+from kvstore.wire import Push
+
+
+class Hyper(NamedTuple):
+    """The hyper-parameters of a push; ``changes``, by group and name, are those that differ from the optimizer's."""
+
+    lr: float | None = None
+    rescale: float | None = None
+    changes: tuple[tuple[tuple[int, str], Any], ...] = ()
+
+
+def asked(message: Push, optimizer: Optimizer | None) -> Hyper:
+    """Return the hyper-parameters of a push.
+
+    Raises:
+        UsageError, UnknownName: the optimizer cannot go on with them.
+    """
+    if not message.changes:
+        return Hyper(message.lr, message.rescale)
+    changes = {
+        (number, name): tuple(value) if isinstance(value, list) else value for number, name, value in message.changes
+    }
+    if optimizer is None:
+        raise UsageError("hyper-parameters for a store without an optimizer; call set_optimizer first")
+    optimizer.require_changes(changes)
+    return Hyper(message.lr, message.rescale, tuple(sorted(changes.items())))
+
+
+def agreed(given: Mapping[int, Hyper], keys: Mapping[Key, None]) -> Hyper:
+    """Return the hyper-parameters of a round: those that any worker gave, on which all who gave some must agree.
+
+    Args:
+        given: by worker.
+        keys: whose round it is, for messages.
+
+    Raises:
+        Mismatch: workers disagree; the message says who gave what.
+    """
+
+    def one(name: str, values: Mapping[int, Any]) -> Any:
+        given = {rank: value for rank, value in values.items() if value is not None}
+        if len(set(given.values())) > 1:
+            words = ", ".join(f"{_number(value)} on worker {rank}" for rank, value in given.items())
+            raise Mismatch(f"workers disagree on the {name} for the same round of {shorten(keys)}: {words}")
+        return next(iter(given.values()), None)
+
+    changes = {rank: dict(hyper.changes) for rank, hyper in given.items()}
+    return Hyper(
+        one("learning rate", {rank: hyper.lr for rank, hyper in given.items()}),
+        one("rescale_grad", {rank: hyper.rescale for rank, hyper in given.items()}),
+        tuple(
+            (which, one(_words(*which), {rank: its.get(which) for rank, its in changes.items()}))
+            for which in sorted({which for its in changes.values() for which in its})
+        ),
+    )
+
+
+def _words(number: int, name: str) -> str:
+    return ("learning rate" if name == "lr" else name) + (f" of group {number - 1}" if number else "")
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)

@@ -1,0 +1,210 @@
+"""One store's segments on one server: what pushes and pulls do to them. No I/O, no clock.
+
+``sync``: a push is a contribution to a round; when a round is complete its sum is assigned, or handed to the optimizer,
+and whoever waits for it is answered. ``async``: every push is an update, at once; whoever is too far ahead of others
+waits with its next read. All buckets that one message completes are updated by one call of the optimizer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from kvstore.errors import UsageError
+from kvstore.optim.optimizer import Optimizer
+from kvstore.rule import Rule
+from kvstore.spec import Spec
+from kvstore.transport.memory import Heap, Memory
+from kvstore.values import Part, cut, runs_of
+from kvstore.wire import Ack, Buffer, GetStates, Init, Pause, Pull, Push, PutStates, Reply, States, Values
+from servers.requests.replies import Answer, refuse
+from servers.store.bucket import Bucket, Contribution, Progress
+from servers.store.buckets import Buckets
+from servers.store.clocks import Clocks
+from servers.store.compression import Squeezed, contribution, described
+from servers.store.hyperparameters import asked
+from servers.store.joins import Pauses
+from servers.store.rounds import Rounds
+from servers.store.states import get_states, put_states
+from servers.store.updates import Update, Updates
+from servers.store.waiting import Waiting
+
+
+class Table:
+    """The segments of one store.
+
+    Args:
+        rule: how updates and reads go together.
+        workers: the ranks of the job's workers.
+        memory: where values live.
+    """
+
+    def __init__(self, rule: Rule, workers: Collection[int], memory: Memory | None = None) -> None:
+        rule.require_workers(len(workers))
+        memory = memory or Heap()
+        self.rule = rule
+        self.buckets = Buckets(self._progress, memory)
+        self._workers = frozenset(workers)
+        self._updates = Updates(rule, self.buckets, memory)
+        self._waiting = Waiting(rule, self._workers, self.buckets, self._reply)
+        self._squeezed = Squeezed(lambda number: self.buckets.slot(number).key)
+
+    @property
+    def pauses(self) -> Pauses:
+        """Who has nothing more to contribute for now."""
+        return self._waiting.pauses
+
+    def init(self, message: Init) -> None:
+        """Take new segments and their first values."""
+        kinds = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
+        specs = list(map(kinds.__getitem__, message.kinds))
+        runs = runs_of(message.buffers, message.dtype, sum(spec.size for spec in specs))
+        self.buckets.add(message.ids, message.keys, specs, runs)
+
+    def push(self, peer: bytes, message: Push) -> list[Answer]:
+        """Take a worker's contributions, and answer whoever they complete."""
+        self.pauses.require_before(message)
+        buckets = self.buckets.pushed(message.ids, message.clocks)
+        runs = _payload(message, buckets)
+        hyper = asked(message, self._updates.optimizer)
+        self._updates.require(buckets)
+        clocks = self._clocks(message, buckets)
+        updates: list[Update] = []
+        start = late = 0
+        for bucket, clock in zip(buckets, clocks, strict=True):
+            part = Contribution(message.node, clock, cut(runs, start, start + bucket.size), hyper)
+            updates.append((bucket, [part], hyper))
+            if not bucket.rounds.contribute(message.rank, clock, part) and self.rule.quorum is not None:
+                late += len(bucket.ids)
+            start += bucket.size
+        errors = self._updates.make(updates) if self.rule.mode == "async" else {}
+        if errors:
+            answers = [refuse(peer, message, next(iter(errors.values())))]
+        else:
+            # Before rounds are over: it too must learn of their errors.
+            answers = self._waiting.park(peer, message, late)
+        return answers + self._advance(buckets) + self._waiting.resume()
+
+    def pull(self, peer: bytes, message: Pull) -> list[Answer]:
+        """Answer with values now, or when the rounds they must include are complete."""
+        return self._waiting.park(peer, message)
+
+    def read(self, message: Pull) -> Reply:
+        """Return current values, whatever rounds they include."""
+        return self._reply(message)
+
+    def set_optimizer(self, optimizer: Optimizer) -> None:
+        """Update with ``optimizer`` from now on; the state stays if the rule is the same."""
+        self._updates.set_optimizer(optimizer)
+
+    def get_states(self, message: GetStates) -> States:
+        """Return the optimizer's states of some segments."""
+        return get_states(message, self.buckets, self._updates)
+
+    def put_states(self, message: PutStates) -> None:
+        """Take the optimizer's states of some segments."""
+        put_states(message, self.buckets, self._updates)
+
+    def close(self, error: Exception) -> list[Answer]:
+        """Return the failure of whoever still waits: the store ends."""
+        return self._waiting.close(error)
+
+    def depart(self, workers: Collection[int]) -> list[Answer]:
+        """Note who has left in order; requests that wait for them fail, or are answered, if that is the rule."""
+        self._waiting.departed = frozenset(workers)
+        buckets = self.buckets.all()
+        for bucket in buckets:
+            bucket.rounds.leave(self._waiting.departed)
+        return self._advance(buckets) + self._waiting.despair()
+
+    def pause(self, peer: bytes, message: Pause) -> list[Answer]:
+        """Do without a worker in rounds that it has not pushed for; it is answered when all workers have paused."""
+        for number in message.ids:
+            self.buckets.find(number)
+        clocks = self.pauses.add(peer, message)
+        buckets = self.buckets.apart(clocks)
+        for bucket in buckets:
+            if bucket.ids[0] in clocks:
+                bucket.rounds.pause(message.rank, clocks[bucket.ids[0]])
+        return self._advance(buckets) + self._waiting.despair()
+
+    def explain(self, rank: int, about: int) -> str:
+        """Say what request ``about`` of worker ``rank`` waits for; nothing if it does not."""
+        return self._waiting.explain(rank, about)
+
+    def _clocks(self, message: Push, buckets: Sequence[Bucket]) -> list[int]:
+        """Return which of its pushes a worker's push is to each bucket.
+
+        Raises:
+            UsageError: it is none that the bucket can take any more, and no quorum says what becomes of it then.
+        """
+        starts = itertools.accumulate((len(bucket.ids) for bucket in buckets), initial=0)
+        clocks = [message.clocks[start] for start, _ in zip(starts, buckets, strict=False)]
+        for bucket, clock in zip(buckets, clocks, strict=True) if self.rule.quorum is None else ():
+            if not bucket.rounds.expects(message.rank, clock):
+                raise UsageError(
+                    f"push {clock} of {bucket.slots.keys[0]!r} by worker {message.rank} has no round to go into: "
+                    f"{bucket.rounds.version} are over, or this push has come before"
+                )
+        return clocks
+
+    def _progress(self) -> Progress:
+        made: Progress
+        if self.rule.mode == "async":
+            made = Clocks(self._workers)
+        else:
+            made = Rounds(self._workers, 0, self.rule.quorum, self.rule.late == "keep")
+        made.leave(self._waiting.departed)
+        return made
+
+    def _advance(self, touched: Sequence[Bucket]) -> list[Answer]:
+        """Close the rounds that are complete, and answer whoever waits for what these buckets are now ready for."""
+        if self.rule.mode == "async":
+            return self._waiting.release(touched, {})
+        answers: list[Answer] = []
+        while wave := [(bucket, items) for bucket in touched if (items := bucket.rounds.complete()) is not None]:
+            errors = self._updates.close(wave)
+            answers += self._waiting.release([bucket for bucket, _ in wave], errors)
+        return answers
+
+    def _reply(self, message: Push | Pull, late: int = 0) -> Reply:
+        if isinstance(message, Push) and not message.want:
+            return Ack(message.seq, late)
+        if self.rule.compensation:
+            for bucket in self.buckets.of(message.ids):
+                bucket.remember(message.rank)
+        back = described(message.back)
+        lengths: list[int] = []
+        spans: list[int] = []
+        if back is None:
+            ranges = self.buckets.spans(message.ids)
+            buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
+        else:
+            runs = self.buckets.runs(message.ids)
+            lengths, spans, buffers = self._squeezed.answer(runs, back, feedback=self._updates.updater is None)
+        return Values(
+            message.seq,
+            self.buckets.versions(message.ids) if self.rule.quorum is not None else [],
+            self._ahead(message) if self.rule.mode == "async" else 0,
+            late,
+            lengths,
+            spans,
+            message.priority if isinstance(message, Push) else None,
+            buffers,
+        )
+
+    def _ahead(self, message: Push | Pull) -> int:
+        """How far the asker is ahead of the slowest."""
+        if not message.ids:
+            return 0
+        clock = max(message.clocks)
+        return max(0, clock - min(bucket.rounds.version for bucket in self.buckets.of(message.ids)))
+
+
+def _payload(message: Push, buckets: Sequence[Bucket]) -> Sequence[Part]:
+    if not buckets:
+        return []
+    compression = described(message.codec)
+    if compression is not None:
+        return contribution(message, compression, buckets)
+    return runs_of(message.buffers, buckets[0].dtype, sum(bucket.size for bucket in buckets))
