@@ -455,7 +455,7 @@ ECHO = """
 import random, sys, zlib
 from collections import deque
 from pathlib import Path
-from kvstore.transport import presence
+from kvstore.transport.shm import presence
 from kvstore.transport.shm.transport import SharedMemoryTransport
 from kvstore.transport.zeromq.transport import ZmqTransport
 

@@ -110,7 +110,8 @@ def test_an_address_with_something_else(key: str) -> None:
 
 def test_settings_and_addresses_are_read_without_zeromq() -> None:
     code = (
-        "import sys; from kvstore.job.config import Config; import kvstore.job.address, kvstore.job.curve_keys; Config.from_env(); "
+        "import sys, kvstore.job.address, kvstore.job.curve_keys; "
+        "from kvstore.job.config import Config; Config.from_env(); "
         "assert not {'zmq', 'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], env={**ENV, "PYTHONPATH": ":".join(sys.path)}, check=True)

@@ -340,7 +340,7 @@ def test_where_there_is_little_room_chunks_are_smaller(make: Make, monkeypatch: 
 ALONE = """
 import os, sys
 from pathlib import Path
-from kvstore.transport import presence
+from kvstore.transport.shm import presence
 presence.DIRECTORY = Path(sys.argv[1])
 from kvstore.transport.shm.arena import Arena
 from kvstore.transport.shm.mapped import Mapped

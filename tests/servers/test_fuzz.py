@@ -10,7 +10,7 @@ from asking import Desk, floats, sent, values_in
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from malformed import anything, flood
-from test_scheduler_core import Job
+from rendezvous import Job
 
 from kvstore.errors import WireError
 from kvstore.spec import Spec

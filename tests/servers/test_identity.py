@@ -10,7 +10,7 @@ import pytest
 import torch
 from asking import Desk, Door, Worker, floats, sent, text_of
 from rendezvous import Job, Member
-from test_servers_strangers import SecuredJob, Training
+from secured import SecuredJob, Training
 from threaded import ThreadedJob
 from waiting import LONG, until
 
