@@ -92,8 +92,13 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name=f"heartbeat of {node}", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
-        self._thread.start()
+        """Begin. What beats beside this has been started then, for the caller may go into C and stay there at once."""
+        self._see_to_pulse()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._end_pulse()
+            raise
 
     def stop(self) -> None:
         """End, and close the link. Returns when the thread is gone."""
@@ -108,8 +113,7 @@ class Heartbeat:
         except Exception as exc:  # a dead heartbeat must be as loud as a dead scheduler
             self._listener.on_lost(NodeLost(f"the heartbeat of {self._node} failed: {exc!r}"))
         finally:
-            if self._pulse is not None:
-                self._pulse.end()
+            self._end_pulse()
             self._transport.close()
 
     def _beat(self) -> None:
@@ -161,6 +165,10 @@ class Heartbeat:
             self._pulse = self._beside()
         except OSError as exc:
             self._drops.note("a process that beats for this one", exc)
+
+    def _end_pulse(self) -> None:
+        if self._pulse is not None:
+            self._pulse.end()
 
     def _take(self, frames: list[bytes | bytearray | memoryview]) -> None:
         try:

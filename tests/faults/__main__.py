@@ -9,6 +9,7 @@ import argparse
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 
 from faults.plan import KINDS, Plan
 from faults.runs import carry_out
@@ -22,6 +23,7 @@ def main() -> int:
     parser.add_argument(
         "--signals", action="store_true", help="exceptions in the middle of calls, by SIGINT and SIGALRM"
     )
+    parser.add_argument("--rounds", type=int, help="that a worker trains; default what a seed's plan says")
     options = parser.parse_args()
     first, _, last = options.seeds.partition("-")
     silent = 0
@@ -31,6 +33,8 @@ def main() -> int:
         began = time.monotonic()
         for seed in range(int(first), int(last or first) + 1):
             plan = (Plan.interrupting if options.signals else Plan.of)(seed, kind)
+            if options.rounds is not None:
+                plan = replace(plan, rounds=options.rounds)
             outcome = carry_out(plan)
             verdicts[outcome.verdict] += 1
             interrupts += outcome.interrupts

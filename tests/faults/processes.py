@@ -27,7 +27,7 @@ from kvstore.bootstrap.report import tell
 from servers.__main__ import main as serve
 
 WRONG_EXIT = 77
-HEARTBEAT = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": "6", "KVSTORE_TIMEOUT_S": "20"}
+HEARTBEAT = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": "10", "KVSTORE_TIMEOUT_S": "20"}
 
 
 class Processes:

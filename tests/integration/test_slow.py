@@ -70,7 +70,6 @@ BUSY = """
     weight = np.zeros(4, np.float32)
     store.init("w", weight)
     store.barrier()
-    time.sleep(1.5)  # until its pulse beats: an interpreter takes a moment to start
     if store.rank == 0:
         began = time.monotonic()
         ctypes.PyDLL(None).sleep(8)  # in C, with the interpreter's lock
