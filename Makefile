@@ -30,7 +30,9 @@ demo: $(INSTALLED)  ## train a small residual network with two workers and two s
 # Most tests of launchers wait for processes; beside each other they wait together.
 PARALLEL := -n 4 --dist worksteal
 
+# Compiled once, not by each of the hundreds of processes that tests start; PYTHONDONTWRITEBYTECODE may be set.
 test: $(INSTALLED)  ## run the tests
+	@$(BIN)/python -m compileall -q $(SOURCES)
 	$(BIN)/python -m pytest -q $(PARALLEL)
 
 SEEDS ?= 0-19

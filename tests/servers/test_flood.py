@@ -25,7 +25,7 @@ from kvstore.member.session import Session
 from kvstore.transport.sockets.stream import GREETING, packed
 from kvstore.transport.sockets.unix import UnixTransport
 
-FRAMES = 800  # more would take long: strangers get a fiftieth of the time
+FRAMES = 300  # more would take long: strangers get little of the time
 GROWTH = 4 << 20  # bytes
 ENV = {"DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "1", "DMLC_TASK_ID": "0", "OMP_NUM_THREADS": "1"}
 
