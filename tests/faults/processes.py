@@ -19,7 +19,7 @@ import jobkeys
 import torch
 from cutting import cut
 
-import kvstore.dist  # noqa: F401 - so that forks have it
+import kvstore.dist  # noqa: F401 - so that forks have them
 import servers.server  # noqa: F401
 from faults.plan import Plan
 from faults.training import Training, Wrong
@@ -162,6 +162,7 @@ def _exit_code(main: Callable[[], int]) -> int:
 def running(plan: Plan) -> Iterator[Processes]:
     """The processes of a plan; none of them is left afterwards."""
     torch.set_num_threads(1)
+    torch.optim.SGD([torch.zeros(1)])  # the first one imports much more of torch, so that forks have that, too
     directory = Path(tempfile.mkdtemp(prefix="faults-"))  # not a TemporaryDirectory: forks would remove it at their end
     try:
         made = Processes(plan, directory)
