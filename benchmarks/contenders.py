@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from benchmarks.dmlc import Layout
 from benchmarks.hosts import INTERFACE
 from benchmarks.jobs import HERE, Member, Place, run, scratch
 from benchmarks.peers import Peers
+from launcher.keyring import Keyring
 
 Samples = dict[str, list[float]]
 
@@ -77,7 +78,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Ours:
-    """This project, started by its launcher; or, where ``layout`` says on which hosts, member by member."""
+    """This project, started by its launcher; or member by member, on the hosts of ``layout``, perhaps with ``keys``."""
 
     work: Work
     memory: str = "ordinary"
@@ -87,6 +88,7 @@ class Ours:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     words: Sequence[str] = ()
     with_init: bool = False
+    keys: bool = False
 
     def run(self) -> Samples:
         """See ``Contender``. If asked for, what ``init`` took has a row of its own."""
@@ -104,7 +106,7 @@ class Ours:
             if self.layout is None:
                 return run([launched(self.work.workers, self.work.servers, command, env)], path)
             # The hosts share the cores of this machine.
-            return run(placed(self.layout, command, {**env, "OMP_NUM_THREADS": "1"}), path)
+            return run(placed(self.layout, command, {**env, "OMP_NUM_THREADS": "1"}, self.keys), path)
 
 
 @dataclass(frozen=True)
@@ -218,9 +220,16 @@ def launched(workers: int, servers: int, command: Sequence[str], env: Mapping[st
     return Member("launch.py", [*job, shlex.join(command)], env)
 
 
-def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str]) -> list[Member]:
-    """A whole job of ours, on the hosts of ``layout``."""
-    return dmlc.members(layout, servers=[sys.executable, "-m", "servers"], workers=command, env=env)
+def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str], keys: bool = False) -> list[Member]:
+    """A whole job of ours, on the hosts of ``layout``; with ``keys`` its links are encrypted."""
+    members = dmlc.members(layout, servers=[sys.executable, "-m", "servers"], workers=command, env=env)
+    if not keys:
+        return members
+    who = [(member.env["DMLC_ROLE"], int(member.env["DMLC_TASK_ID"])) for member in members]
+    ring = Keyring.make(who)
+    return [
+        replace(member, env={**member.env, **ring.variables(*its)}) for member, its in zip(members, who, strict=True)
+    ]
 
 
 def ranks(command: Sequence[str], places: Sequence[Place], env: Mapping[str, str] | None = None) -> list[Member]:

@@ -8,7 +8,6 @@ from benchmarks.figures import Result
 from benchmarks.jobs import HERE
 from benchmarks.networks import elements, shapes_of
 from benchmarks.session import Case, Session
-from kvstore.job.curve_keys import pair
 
 ROUNDS = 10
 PLAIN = "kvstore, plain"
@@ -23,7 +22,7 @@ def encryption(session: Session) -> None:
     sockets = {"KVSTORE_SHM": "0"}
     contenders: list[Contender] = [
         Ours(work, layout=layout, env=sockets, name=PLAIN),
-        Ours(work, layout=layout, env={**sockets, **one_key()}, name="kvstore, encrypted"),
+        Ours(work, layout=layout, env=sockets, keys=True, name="kvstore, encrypted"),
     ]
     nbytes = 2 * 4 * elements(shapes_of(net)) * work.workers
 
@@ -35,9 +34,3 @@ def encryption(session: Session) -> None:
     members = f"{work.workers} workers, {work.servers} servers"
     title = f"The arrays of {net} over TCP, {members}; GB/s of all workers, both ways"
     session.measure(Case(f"{net}-encryption", title, contenders, (PLAIN,), note))
-
-
-def one_key() -> dict[str, str]:
-    """Keys for a job whose members share one pair: what it costs is the same."""
-    public, secret = pair()
-    return {"KVSTORE_SECRET_KEY": secret, "KVSTORE_ROOT_KEY": public, "KVSTORE_MEMBER_KEYS": public}
