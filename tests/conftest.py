@@ -20,7 +20,7 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
-_LONG = {"integration", "cluster", "launcher", "examples", "benchmarks"}
+_LONG = {"integration", "cluster", "launcher", "examples", "benchmarks", "faults", "interrupts"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
