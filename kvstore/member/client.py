@@ -281,7 +281,7 @@ class Client:
                 self._lock.sleep(yielding_s)
                 return None  # type: ignore[return-value]
             if self._links.torn:
-                self._mend()
+                self._links.mend()
             result = action(*args)
             self._lock.release()
         except BaseException as exc:
@@ -306,15 +306,11 @@ class Client:
         if not self._links.torn:
             return
         self._acquire()
-        if self._links.torn:  # else another thread has seen to it
-            self._mend()
-        self._lock.release()
-
-    def _mend(self) -> None:
         try:
-            self._links.mend()
-        except Exception as exc:
-            self.fail(KVStoreError(f"the links could not be made anew after an interrupt: {exc!r}"))
+            if self._links.torn:  # else another thread has seen to it
+                self._links.mend()  # if it fails they stay torn, and the next call tries again
+        finally:
+            self._lock.release()
 
     # ---- helpers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -482,3 +483,23 @@ def test_a_request_that_no_peer_would_take_is_refused_at_the_call():
         client.call(server, "telling", lambda sender: Ready(*sender, store=0, keys=keys))
     assert not transport.asked
     client.call(server, "telling", lambda sender: Ready(*sender, store=0, keys=keys[:100]))
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_what_ends_the_making_of_new_links_is_raised_and_the_next_call_makes_them(times: int):
+    """The handler of an alarm raises what looks like an error of the system's."""
+    transport = Played(acknowledge)
+    client, a, _ = client_of(transport)
+    left = [TimeoutError("an alarm") for _ in range(times)]
+
+    def abandon() -> None:
+        if left:
+            raise left.pop()
+
+    transport.abandon = abandon  # type: ignore[method-assign]
+    client.renew()
+    for _ in range(2):
+        with contextlib.suppress(TimeoutError):
+            client.call(a, "x", barrier)
+    assert not left
+    assert isinstance(client.call(a, "x", barrier), Ack)
