@@ -1,7 +1,6 @@
 """``functools.cached_property`` as it is since Python 3.12: without a lock.
 
-Before, all instances of a class shared one, which an exception in the middle of a call, as a signal handler raises it,
-could leave locked for ever.
+Before 3.12, all instances of a class shared one lock. A signal handler's exception could leave it locked for ever.
 """
 
 from __future__ import annotations

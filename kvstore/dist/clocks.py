@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvstore.dist.plans.entries import Column, Entry
+from kvstore.values.addresses import Column
+from kvstore.dist.plans.entries import Entry
 from kvstore.dist.plans.parcels import Parcel
 
 

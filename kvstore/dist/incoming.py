@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from kvstore.dist.plans.entries import Column
+
 from kvstore.dist.plans.plan import Plan, parts_of
 from kvstore.dist.plans.parcels import Parcel, Stretch
 from kvstore.values import (
@@ -24,6 +24,7 @@ from kvstore.values import (
     to_buffer,
     without_grad,
 )
+from kvstore.values.addresses import Column
 from kvstore.errors import UsageError
 from kvstore.wire import Values
 

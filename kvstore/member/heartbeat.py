@@ -92,7 +92,7 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name=f"heartbeat of {node}", daemon=True)
 
     def start(self) -> None:
-        """Begin. What beats beside this has been started then, for the caller may go into C and stay there at once."""
+        """Start the pulse, then the thread. When this returns, the caller may enter C at once and stay there."""
         self._see_to_pulse()
         try:
             self._thread.start()

@@ -56,10 +56,9 @@ class Welcome(Reply):
     worker_keys: Annotated[list[str], f.list_of(f.text(LENGTH), MAX_NODES)] = field(default_factory=list)
 
 
-@message(12)
 @dataclass(frozen=True)
-class Beat(Message):
-    """I am alive."""
+class Introduced(Message):
+    """What a member says of itself; it is no request, and there need be no answer."""
 
     role: Role
     rank: Rank
@@ -67,23 +66,20 @@ class Beat(Message):
 
     @property
     def node(self) -> Node:
-        """Who is."""
+        """Who says it."""
         return Node(self.role, self.rank, self.incarnation)
+
+
+@message(12)
+@dataclass(frozen=True)
+class Beat(Introduced):
+    """I am alive."""
 
 
 @message(26)
 @dataclass(frozen=True)
-class Pulse(Message):
+class Pulse(Introduced):
     """That member's process is alive; from beside it, and there is no answer."""
-
-    role: Role
-    rank: Rank
-    incarnation: Seq
-
-    @property
-    def node(self) -> Node:
-        """Who is."""
-        return Node(self.role, self.rank, self.incarnation)
 
 
 @message(13)
@@ -202,17 +198,8 @@ class CloseStore(Request):
 
 @message(24)
 @dataclass(frozen=True)
-class Here(Message):
-    """This link is that member's: the first that it says over each link that it makes, once it has a rank."""
-
-    role: Role
-    rank: Rank
-    incarnation: Seq
-
-    @property
-    def node(self) -> Node:
-        """Who it is."""
-        return Node(self.role, self.rank, self.incarnation)
+class Here(Introduced):
+    """This link is that member's. A member that has a rank says it first over each link that it makes."""
 
 
 # ---- notices

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from kvstore.spec import ITEMSIZE, Key, Spec
-
-Column: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+from kvstore.values.addresses import Column
 
 DTYPES = tuple(ITEMSIZE)  # by the code that columns have
 

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from kvstore.dist.plans.entries import DTYPES, Column, Entries, Entry, Piece
+from kvstore.values.addresses import Column
+from kvstore.dist.plans.entries import DTYPES, Entries, Entry, Piece
 from kvstore.spec import ITEMSIZE, Key
 from kvstore.values import many_small
 

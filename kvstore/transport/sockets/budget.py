@@ -28,7 +28,7 @@ class Budget:
         return self._saved_s > 0.0
 
     def refund(self, seconds: float) -> None:
-        """Give back what was spent on something that is not to be paid for from this budget after all."""
+        """Give back an expense that turned out not to be this budget's."""
         self._saved_s = min(self._burst_s, self._saved_s + seconds)
 
     def due(self) -> float:

@@ -106,7 +106,7 @@ class Link:
                 self.socket.shutdown(socket.SHUT_RDWR)
 
     def stalls_at(self, now: float) -> float | None:
-        """When it will have stalled, if nothing leaves until then of what waits; None if nothing does."""
+        """Return when the link counts as stalled unless some of its queue leaves first; None if the queue is empty."""
         if not self.queue or not self.connected:
             self._stuck = None
             return None
