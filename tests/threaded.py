@@ -47,6 +47,7 @@ class ThreadedJob:
     Args:
         kind: what the links are: ``inproc``, over ``network``; ``unix`` and, with shared memory, ``shm``, which need a
             private ``directory`` for the sockets; ``tcp``; or, with keys, ``curve``.
+        limit_s: how long a call of ``run`` may take, in seconds, before it is said to hang.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ThreadedJob:
         piece_bytes: int = 1 << 20,
         directory: Path | None = None,
         kind: str = "inproc",
+        limit_s: float = LONG + 10.0,  # after the members' own deadlines
     ) -> None:
         self.network = network or InprocNetwork()
         self.kind = "unix" if directory is not None and kind == "inproc" else kind
@@ -87,6 +89,7 @@ class ThreadedJob:
         }
         self.workers = workers
         self.servers = servers
+        self.limit_s = limit_s
         self.exit_codes: dict[str, int] = {}
         self._threads: list[threading.Thread] = []
         self._sessions: list[Session] = []
@@ -121,7 +124,7 @@ class ThreadedJob:
         ]
         for thread in threads:
             thread.start()
-        _await(threads)
+        _await(threads, self.limit_s)
         self._sessions.sort(key=lambda session: session.rank)
         assert len(self._sessions) == self.workers, "not all workers could join"
         return self
@@ -129,7 +132,7 @@ class ThreadedJob:
     def __exit__(self, *exc: Any) -> None:
         for session in self._sessions:
             session.leave()
-        alive = _await(self._threads)
+        alive = _await(self._threads, self.limit_s)
         assert not alive, f"still running: {alive}"
 
     def run(
@@ -166,7 +169,7 @@ class ThreadedJob:
         ]
         for thread in threads:
             thread.start()
-        alive = _await(threads)
+        alive = _await(threads, self.limit_s)
         for session in self._sessions:
             if session.client.failure is failed:
                 session.client.failure = None  # the job is as good as before, for other tests
@@ -192,9 +195,9 @@ class ThreadedJob:
         self._threads.append(thread)
 
 
-def _await(threads: list[threading.Thread]) -> list[str]:
+def _await(threads: list[threading.Thread], limit_s: float) -> list[str]:
     """Wait for threads to end; return the names of those that don't."""
-    deadline = time.monotonic() + LONG + 10.0  # after their own deadlines
+    deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return [thread.name for thread in threads if thread.is_alive()]

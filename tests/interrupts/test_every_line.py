@@ -27,15 +27,18 @@ from kvstore.errors import AlreadyInitialised, UsageError
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 
+KINDS = ("unix", "tcp", "curve", "shm")
+STEP = int(os.environ.get("KVSTORE_TESTS_LINES", "16"))  # 1 interrupts at every line, which takes a quarter of an hour
+LIMIT_S = LONG + 3600.0 / STEP  # for one sweep
+
 # Python cannot raise out of a destructor, nor out of what a weak reference calls: it says so, and goes on. And what has
 # been made, and is not in any variable yet, is closed by a destructor.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.timeout(LIMIT_S + 60.0),
 ]
 
-KINDS = ("unix", "tcp", "curve", "shm")
-STEP = int(os.environ.get("KVSTORE_TESTS_LINES", "16"))  # 1 interrupts at every line, which takes a quarter of an hour
 SIZES = {"cut": 40_000, "whole": 300}  # elements: over the bound, and so large that memory is shared; and under it
 KEYS = list(SIZES)
 
@@ -46,7 +49,8 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param in ("unix", "shm"):
         directory = tmp_path_factory.mktemp("links")
         directory.chmod(0o700)
-    with ThreadedJob(1, 2, directory=directory, kind=request.param, bigarray_bound=1000, timeout_s=20.0) as job:
+    options = {"directory": directory, "kind": request.param, "limit_s": LIMIT_S}
+    with ThreadedJob(1, 2, bigarray_bound=1000, timeout_s=20.0, **options) as job:
         yield job
 
 
@@ -296,7 +300,7 @@ def test_residuals_are_as_if_nothing_had_happened(tmp_path: Path, compression: d
         assert torch.equal(value(calm), result)
         calm.close()
 
-    with ThreadedJob(1, 2, directory=tmp_path, kind="unix", bigarray_bound=1000) as job:
+    with ThreadedJob(1, 2, directory=tmp_path, kind="unix", bigarray_bound=1000, limit_s=LIMIT_S) as job:
         job.run_sessions(work)
 
 
@@ -324,5 +328,5 @@ def test_a_barrier_with_others(tmp_path: Path) -> None:
         store.barrier()
         comes.put(False)
 
-    with ThreadedJob(2, 1, directory=tmp_path, kind="unix") as job:
+    with ThreadedJob(2, 1, directory=tmp_path, kind="unix", limit_s=LIMIT_S) as job:
         job.run(lambda store: (one if store.rank else zero)(store))
