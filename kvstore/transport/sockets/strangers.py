@@ -35,6 +35,8 @@ class Limits:
         burst_s: how much of that they may take at once.
         pause_s: how much is saved up before they are heard again.
         turn_s: how long they are heard before it is members' turn again.
+        step_s: the most that one step is charged, such as reading a message. What takes longer is the interpreter's own
+            doing, such as a garbage collection: charged in full, one of 0.3 s would close the door for a minute.
     """
 
     links: int = 256
@@ -43,6 +45,7 @@ class Limits:
     burst_s: float = 0.05
     pause_s: float = 0.001
     turn_s: float = 0.001
+    step_s: float = 0.002
 
 
 @dataclass
@@ -132,6 +135,7 @@ class Strangers:
 
     def spend(self, peer: Peer | None, seconds: float, now: float) -> None:
         """Note what a stranger has cost; if all that is too much, hear nobody and let nobody in for a while."""
+        seconds = min(seconds, self._limits.step_s)
         if peer is not None and peer in self.links:
             self.links[peer].cost += seconds
         if self._budget.spend(seconds, now) or not self._listeners:

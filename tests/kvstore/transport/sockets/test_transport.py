@@ -545,7 +545,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_strangers_wait_when_their_time_is_over_and_members_do_not(slow: Clock, kind: Kind):
-    listener = kind.listening(Limits(share=0.1, burst_s=1.5, pause_s=0.5, turn_s=10.0, silence_s=1e6))
+    listener = kind.listening(Limits(share=0.1, burst_s=1.5, pause_s=0.5, turn_s=10.0, step_s=10.0, silence_s=1e6))
     member = connected(kind, [b"here"])
     known = hear(listener)
     strangers = [connected(kind, [b"%d" % number]) for number in range(4)]
@@ -566,7 +566,7 @@ def test_strangers_wait_when_their_time_is_over_and_members_do_not(slow: Clock, 
 
 
 def test_newcomers_wait_too(slow: Clock, kind: Kind):
-    listener = kind.listening(Limits(share=0.1, burst_s=0.5, pause_s=0.5, turn_s=10.0, silence_s=1e6))
+    listener = kind.listening(Limits(share=0.1, burst_s=0.5, pause_s=0.5, turn_s=10.0, step_s=10.0, silence_s=1e6))
     first = connected(kind, [b"here"])
     hear(listener)
     second = connected(kind, [b"here"])
@@ -582,7 +582,7 @@ def test_newcomers_wait_too(slow: Clock, kind: Kind):
 def test_what_a_message_takes_is_at_the_cost_of_strangers_if_it_is_refused_and_given_back_once_they_are_known(
     slow: Clock, kind: Kind, refused: bool
 ):
-    listener = kind.listening(Limits(share=0.1, burst_s=5.0, pause_s=0.5, turn_s=10.0, silence_s=1e6))
+    listener = kind.listening(Limits(share=0.1, burst_s=5.0, pause_s=0.5, turn_s=10.0, step_s=10.0, silence_s=1e6))
     made = connected(kind, [b"here"])
     received = listener.recv(LONG)
     assert received is not None
@@ -597,3 +597,18 @@ def test_what_a_message_takes_is_at_the_cost_of_strangers_if_it_is_refused_and_g
     assert listener.recv(0.0) is None
     assert (listener._strangers.opens_at < math.inf) == refused
     made.close()
+
+
+def test_a_long_garbage_collection_meanwhile_does_not_close_the_door_for_minutes(
+    monkeypatch: pytest.MonkeyPatch, kind: Kind
+):
+    clock = Clock(monkeypatch, 300.0)
+    listener = kind.listening(Limits(share=0.1, burst_s=0.5, pause_s=0.5, turn_s=1000.0, step_s=2.0, silence_s=1e6))
+    first = connected(kind, [b"here"])
+    hear(listener)
+    second = connected(kind, [b"here"])
+    assert listener.recv(0.0) is None, "the budget is spent"
+    clock.now += 20.5  # 1.5 s of debt, and 0.5 s to go on with, at a tenth of the time
+    hear(listener)
+    first.close()
+    second.close()
