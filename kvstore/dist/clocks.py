@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvstore.values.addresses import Column
 from kvstore.dist.plans.entries import Entry
 from kvstore.dist.plans.parcels import Parcel
+from kvstore.values.addresses import Column
 
 
 class Clocks:

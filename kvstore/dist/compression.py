@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
@@ -10,11 +9,11 @@ import torch
 from kvstore.codecs import Compression, Compressor, Works, parse
 from kvstore.codecs.payloads import opened_each
 from kvstore.dist.outgoing import Contents, Load, Packer, Plain
-from kvstore.dist.plans.plan import Plan
 from kvstore.dist.plans.parcels import Parcel, Span
+from kvstore.dist.plans.plan import Plan
 from kvstore.spec import FLOATS, Key
-from kvstore.values import Leaving, from_buffer, to_buffer
-from kvstore.wire import Codec, Push, Values, join, tear
+from kvstore.values import Leaving, to_buffer
+from kvstore.wire import Codec, Values, join
 
 OFF = "none"
 SMALL = 1 << 14  # elements: to copy them costs less than to encode, send and decode them on their own
@@ -74,9 +73,7 @@ class Compressing:
             UsageError: some of them have elements that are infinite or NaN; nothing has been encoded.
         """
         floats = {
-            key: value
-            for key, spec, value in zip(plan.keys, plan.specs, values, strict=True)
-            if spec.dtype in FLOATS
+            key: value for key, spec, value in zip(plan.keys, plan.specs, values, strict=True) if spec.dtype in FLOATS
         }
         for key, value in floats.items():
             self._compressor.require_finite(key, value)

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 import torch
 
-
-from kvstore.dist.plans.plan import Plan, parts_of
 from kvstore.dist.plans.parcels import Parcel, Stretch
+from kvstore.dist.plans.plan import Plan, parts_of
+from kvstore.errors import UsageError
 from kvstore.values import (
     Arrays,
     Run,
@@ -25,7 +25,6 @@ from kvstore.values import (
     without_grad,
 )
 from kvstore.values.addresses import Column
-from kvstore.errors import UsageError
 from kvstore.wire import Values
 
 Decode: TypeAlias = Callable[[Values, Sequence[torch.Tensor]], None]  # into flat float32, one after the other

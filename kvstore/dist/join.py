@@ -42,7 +42,9 @@ class Joining:
         self._requests.announce_pause(number)
 
         def clocks() -> Mapping[Piece, int]:
-            return {piece: int(self._clocks.pushed[entry.place]) for entry in entries.values() for piece in entry.pieces}
+            return {
+                piece: int(self._clocks.pushed[entry.place]) for entry in entries.values() for piece in entry.pieces
+            }
 
         def begun(ticket: Ticket) -> None:
             self._rounds = {}

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.optim import states
-from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
-from kvstore.optim.hyperparameters import finite
-from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, require_shapes
-from kvstore.dist.requests import Requests
-from kvstore.dist.states import assemble, cut
 from kvstore.dist.plans.entries import Entries, Entry, Piece
 from kvstore.dist.plans.parcels import parcels
-from kvstore.spec import Key
+from kvstore.dist.requests import Requests
+from kvstore.dist.states import assemble, cut
+from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
+from kvstore.optim import states
+from kvstore.optim.hyperparameters import finite
+from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, require_shapes
 from kvstore.optim.updater import Updater
+from kvstore.spec import Key
 
 AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
 
@@ -68,7 +68,8 @@ class Optimizing:
     def set(self, new: Optimizer) -> None:
         """Have the servers update with ``new``; what pushes were to ask for is forgotten.
 
-        It is so when the last server has answered, whatever becomes of the call. Until then another try is the same call.
+        It takes effect when the last server has answered, even if the call is interrupted. Until then a retry is the
+        same call.
         """
         version = self._set.version + 1
         try:
@@ -115,9 +116,7 @@ class Optimizing:
 
     def hyper(self) -> Hyper:
         """Return the numbers of the next push."""
-        return Hyper(
-            self._set.lr, self._set.rescale, [[*which, value] for which, value in self._set.changes.items()]
-        )
+        return Hyper(self._set.lr, self._set.rescale, [[*which, value] for which, value in self._set.changes.items()])
 
     def require(self, what: str) -> str:
         """Return the optimizer's name; a worker that has not set it asks the servers, once.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from kvstore.rule import LATE, Rule
 from kvstore.errors import UsageError
 from kvstore.optim.hyperparameters import finite
+from kvstore.rule import LATE, Rule
 from kvstore.store.registry import flag, require_options
 
 SSP_STALENESS = 3  # of a 'dist_ssp' store that is not told

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
-from kvstore.transport.memory import SMALL, Memory, Parts
-from kvstore.dist.plans.plan import parts_of
 from kvstore.dist.plans.parcels import Parcel
+from kvstore.dist.plans.plan import parts_of
+from kvstore.transport.memory import SMALL, Memory, Parts
 from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad
 from kvstore.wire import Buffer, Codec
 
@@ -89,7 +89,7 @@ class Packer:
         return memoryview(bytearray(parcel.nbytes)) if small else self._memory.allocate(parcel.nbytes)
 
     def _views(self, parts: Sequence[torch.Tensor]) -> list[Buffer] | None:
-        """``parts`` where they lie, those that follow each other as one; None if not all can be sent from there, or well."""
+        """Views of ``parts`` in place, adjacent ones merged; None if some cannot be sent so, or if too many."""
         spans: list[tuple[int, int, int]] = []  # whose memory, from where, to where
         for part in parts:
             base = part.untyped_storage().data_ptr()

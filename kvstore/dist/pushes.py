@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.rule import Rule
 from kvstore.dist.clocks import Clocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.incoming import Decode, Writer
@@ -25,6 +24,7 @@ from kvstore.dist.requests import Requests
 from kvstore.errors import UsageError
 from kvstore.member.outstanding import Effect, Request, Sender, Turn
 from kvstore.member.session import Session
+from kvstore.rule import Rule
 from kvstore.spec import require_floats
 from kvstore.ticket import Ticket
 from kvstore.values import Arrays, Leaving

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvstore.rule import Rule
-from kvstore.dist.plans.entries import Entries, Piece, Pieces
 from kvstore.dist.outgoing import Packer
+from kvstore.dist.plans.entries import Entries, Piece, Pieces
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan
 from kvstore.member.outstanding import Effect, Question, Request, Sender
 from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
+from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.ticket import Limits, Ticket
 from kvstore.values import Leaving, from_buffer, spec_of, to_buffer
@@ -117,7 +117,7 @@ class Requests:
         return Entries.of(keys, kinds, specs, Pieces(*(np.array(column, np.int64) for column in columns)))
 
     def put_values(self, plan: Plan, values: Leaving, effect: Effect) -> None:
-        """Give the servers the first values of a plan's keys, then tell the scheduler, of which ``effect`` is a part."""
+        """Give the servers the first values of a plan's keys, then tell the scheduler; ``effect`` is a part of that."""
         ticket = self._ticket("init", plan.keys)
         for parcel in plan.parcels:
             self._client.ask(self._session.servers[parcel.server], ticket, partial(self._init, parcel, values))

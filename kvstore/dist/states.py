@@ -8,8 +8,8 @@ import torch
 
 from kvstore.dist.plans.entries import Entry, Piece
 from kvstore.errors import UsageError
-from kvstore.spec import Key
 from kvstore.optim.states import States
+from kvstore.spec import Key
 
 
 def assemble(pieces: Mapping[tuple[Piece, str], torch.Tensor], entries: Mapping[Key, Entry]) -> States:

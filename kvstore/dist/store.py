@@ -10,27 +10,27 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.optim import states
-from kvstore.store.arguments import one_kind, pairs
-from kvstore.store.base import KVStore
-from kvstore.job.config import Config
-from kvstore.rule import Rule
 from kvstore.dist.clocks import Clocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
-from kvstore.dist.plans.entries import Entries
 from kvstore.dist.incoming import Writer
 from kvstore.dist.join import Joining
 from kvstore.dist.optimizer import Optimizing, described
 from kvstore.dist.options import parse
+from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.plan import Plan, Plans
 from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
 from kvstore.errors import AlreadyInitialised, Unsupported, UsageError
+from kvstore.job.config import Config
 from kvstore.member.session import Session, shared
+from kvstore.optim import states
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
+from kvstore.rule import Rule
 from kvstore.spec import Key, Spec, as_shape, require_same
+from kvstore.store.arguments import one_kind, pairs
+from kvstore.store.base import KVStore
 from kvstore.store.statistics import Statistics
 from kvstore.ticket import Limits, Ticket
 from kvstore.values import (
@@ -192,10 +192,10 @@ class DistStore(KVStore):
         self._check()
         wanted = describe_compression(compression)
         now = self._pushes.compressing
-        if wanted is None:
-            how = None
+        if wanted is not None and now is not None and now.compression == wanted:
+            how: Compressing | None = now
         else:
-            how = now if now is not None and now.compression == wanted else Compressing(wanted)
+            how = None if wanted is None else Compressing(wanted)
         self._session.client.alone(self._compress, how)
 
     def _compress(self, how: Compressing | None) -> None:
@@ -368,7 +368,7 @@ class DistStore(KVStore):
 
 
 def _first_values(arrays: Sequence[Any]) -> tuple[list[int], list[Spec], Arrays | list[torch.Tensor]]:
-    """Return of which kind each of ``arrays`` is, the kinds, and the arrays, contiguous; of several devices the first."""
+    """Return the kind of each of ``arrays``, the kinds, and the arrays, contiguous; of several devices the first."""
     known = kinds_of(arrays)
     if known is not None:
         values = values_of(arrays, Layout(*known))

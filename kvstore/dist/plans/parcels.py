@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from kvstore.cached import cached
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from kvstore.values.addresses import Column
+from kvstore.cached import cached
 from kvstore.dist.plans.entries import DTYPES, Entries, Entry, Piece
 from kvstore.spec import ITEMSIZE, Key
 from kvstore.values import many_small
+from kvstore.values.addresses import Column
 
 MOST_PIECES = 1 << 17  # in one message; what says which they are, or what their states are, must fit its header
 
@@ -45,8 +45,8 @@ class Table:
     Attributes:
         keys: the list.
         specs: of the arrays, each once.
-        places, kinds, sizes, cut: by position in the list: the place of the key, which of ``specs`` its array has, how many
-            elements, and whether it has several pieces.
+        places, kinds, sizes, cut: by position in the list: the key's place, the index of its array's spec in ``specs``,
+            the number of elements, and whether there are several pieces.
         positions: by piece, that of its array in the list.
         ids, servers, starts, stops: by piece; see ``Piece``.
         dtypes: by piece, the code of its dtype; see ``DTYPES``.

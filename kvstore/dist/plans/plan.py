@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from kvstore.cached import cached
 from typing import Any
 
-import numpy as np
 import torch
 
+from kvstore.cached import cached
 from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.parcels import Parcel, Table, pack
 from kvstore.errors import KeyNotInitialised
@@ -46,7 +45,7 @@ class Plan:
         self._table = table
 
     def values(self, arrays: Any) -> Arrays | None:
-        """Return ``arrays`` as values, if they are what most callers have: one for each key, all at once; see ``values_of``."""
+        """Return ``arrays`` as values if there is one for each key and ``values_of`` takes them; else None."""
         return values_of(arrays, self.layout) if self._has_all(arrays) else None
 
     def outputs(self, arrays: Any) -> Arrays | None:
