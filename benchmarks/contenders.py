@@ -225,10 +225,11 @@ def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str], keys:
     members = dmlc.members(layout, servers=[sys.executable, "-m", "servers"], workers=command, env=env)
     if not keys:
         return members
-    who = [(member.env["DMLC_ROLE"], int(member.env["DMLC_TASK_ID"])) for member in members]
-    ring = Keyring.make(who)
+    ranks = [(member.env["DMLC_ROLE"], int(member.env["DMLC_TASK_ID"])) for member in members]
+    keyring = Keyring.make(ranks)
     return [
-        replace(member, env={**member.env, **ring.variables(*its)}) for member, its in zip(members, who, strict=True)
+        replace(member, env={**member.env, **keyring.variables(role, rank)})
+        for member, (role, rank) in zip(members, ranks, strict=True)
     ]
 
 

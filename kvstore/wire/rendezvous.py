@@ -58,7 +58,7 @@ class Welcome(Reply):
 
 @dataclass(frozen=True)
 class Introduced(Message):
-    """What a member says of itself; it is no request, and there need be no answer."""
+    """A notice about one member. Its sender does not wait for an answer."""
 
     role: Role
     rank: Rank
@@ -79,7 +79,7 @@ class Beat(Introduced):
 @message(26)
 @dataclass(frozen=True)
 class Pulse(Introduced):
-    """That member's process is alive; from beside it, and there is no answer."""
+    """The member's process is alive. A process beside it sends this, and gets no answer."""
 
 
 @message(13)
@@ -199,7 +199,7 @@ class CloseStore(Request):
 @message(24)
 @dataclass(frozen=True)
 class Here(Introduced):
-    """This link is that member's. A member that has a rank says it first over each link that it makes."""
+    """The link belongs to the member. A member that has a rank sends it first over each link that it makes."""
 
 
 # ---- notices

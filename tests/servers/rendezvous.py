@@ -64,11 +64,15 @@ class Job:
         self.servers = [Member("server", 20 + n, n) for n in range(servers)]
         self.tick()
         if start:
-            for member in self.everyone:
-                self.say(member, member.join())
-            for member in self.everyone:
-                member.incarnation = 1
-                assert self.beat(member) == [Alive()]
+            self.start()
+
+    def start(self) -> None:
+        """All members join, and beat."""
+        for member in self.everyone:
+            self.say(member, member.join())
+        for member in self.everyone:
+            member.incarnation = 1
+            assert self.beat(member) == [Alive()]
 
     @property
     def everyone(self) -> list[Member]:

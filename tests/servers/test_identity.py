@@ -119,11 +119,7 @@ class KeyedJob(Job):
         self.scheduler = Scheduler(2, 1, 10.0, 0.0, self.door, "key of the scheduler")
         self.tick()
         if start:
-            for member in self.everyone:
-                self.say(member, member.join())
-            for member in self.everyone:
-                member.incarnation = 1
-                assert self.beat(member) == [Alive()]
+            self.start()
 
     def forged(self, message: Message, link: bytes = b"") -> list[Any]:
         """What worker 1 is told if it says this."""

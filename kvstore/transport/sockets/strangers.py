@@ -35,8 +35,8 @@ class Limits:
         burst_s: how much of that they may take at once.
         pause_s: how much is saved up before they are heard again.
         turn_s: how long they are heard before it is members' turn again.
-        step_s: the most that one step is charged, such as reading a message. What takes longer is the interpreter's own
-            doing, such as a garbage collection: charged in full, one of 0.3 s would close the door for a minute.
+        step_s: the most that one step, such as reading a message, is charged. A longer step is the interpreter's doing:
+            a garbage collection of 0.3 s, charged in full, would keep strangers waiting for a minute.
     """
 
     links: int = 256

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from foreign import Foreign
 from threaded import ThreadedJob
 
 import kvstore as kv
@@ -88,19 +89,6 @@ def run(request: pytest.FixtureRequest, clusters: Callable[[Kind], ThreadedJob])
 
 assigning = pytest.mark.parametrize("run", ASSIGNING, ids=str, indirect=True)
 every = pytest.mark.parametrize("run", ALL, ids=str, indirect=True)
-
-
-class Foreign:
-    """An array of some other library: DLPack, and nothing else."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self.tensor.__dlpack__(**kwargs)
-
-    def __dlpack_device__(self) -> Any:
-        return self.tensor.__dlpack_device__()
 
 
 def one_to(n: int) -> int:

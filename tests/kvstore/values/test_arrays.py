@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from foreign import Foreign
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,19 +18,6 @@ from kvstore.values import Leaving, as_output, as_tensor, as_tensors, from_buffe
 
 NUMPY = [name for name in ITEMSIZE if name != "bfloat16"]
 ALL = sorted(ITEMSIZE)
-
-
-class Foreign:
-    """An array of some other library: DLPack, and nothing else."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-
-    def __dlpack__(self, **kwargs: Any) -> Any:
-        return self.tensor.__dlpack__(**kwargs)
-
-    def __dlpack_device__(self) -> Any:
-        return self.tensor.__dlpack_device__()
 
 
 class Broken(Foreign):
