@@ -48,7 +48,7 @@ def carry_out(plan: Plan) -> Outcome:
         _wait(processes, max([at for at, _ in stopped], default=0.0) - time.monotonic(), stopped)
         left = processes.wait(END_S)
         output = processes.output
-        return _judge(plan, processes.codes, left, output)
+        return judge(plan, processes.codes, left, output)
 
 
 def _do(processes: Processes, fault: Fault, stopped: list[tuple[float, str]]) -> None:
@@ -85,7 +85,8 @@ def _interrupt(processes: Processes, plan: Plan) -> None:
         time.sleep(dice.expovariate(1 / INTERRUPT_S))
 
 
-def _judge(plan: Plan, codes: dict[str, int], left: list[str], output: str) -> Outcome:
+def judge(plan: Plan, codes: dict[str, int], left: list[str], output: str) -> Outcome:
+    """Say how a run ended, from the members' exit codes, those that had to be killed at the end, and the output."""
     interrupts = sum(map(int, re.findall(r"and (\d+) interrupts", output)))
     workers = [codes.get(f"worker {rank}") for rank in range(plan.workers)]
     exact = output.count("exact after")
@@ -96,7 +97,10 @@ def _judge(plan: Plan, codes: dict[str, int], left: list[str], output: str) -> O
         return Outcome("silent", f"{', '.join(left)} had not ended after {END_S:g} s", interrupts, output)
     if relics:
         return Outcome("silent", f"{relics} stayed", interrupts, output)
-    if all(code == 0 for code in codes.values()) and exact == plan.workers:
+    # Whoever the plan kills may have done its part by then: the others tell, who end well only if it has.
+    killed = {fault.member for fault in plan.faults if fault.action == "kill"}
+    well = all(code == 0 or (code == -signal.SIGKILL and member in killed) for member, code in codes.items())
+    if well and exact == plan.workers:
         return Outcome("exact", "", interrupts, output)
     if all(code == 0 for code in workers) and exact < plan.workers:
         return Outcome("silent", "workers ended well that had not finished", interrupts, output)

@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from waiting import LONG
 
-from faults.plan import KINDS, Plan, pushed, total
+from faults.plan import KINDS, Fault, Plan, pushed, total
+from faults.processes import WRONG_EXIT
+from faults.runs import judge
 
 TESTS = Path(__file__).parents[1]
 EACH_S = 3 * LONG  # a run has deadlines of its own
@@ -45,6 +48,36 @@ def test_signals_at_any_moment_of_a_call_change_nothing(kind: str) -> None:
     said = runs("0", "--kinds", kind, "--signals", "--rounds", "50")
     assert "1 exact, 0 loud (0 plans have a kill), 0 silent" in said
     assert int(re.findall(r"(\d+) interrupts", said)[0]) > 20
+
+
+WELL = dict.fromkeys(("worker 0", "worker 1", "server 0", "server 1", "scheduler 0"), 0)
+BOTH = "[worker-0] exact after 50 pushes and 0 interrupts\n[worker-1] exact after 50 pushes and 0 interrupts\n"
+LOST = "[worker-0] kvstore.errors.NodeLost: server 1 has died\n"
+KILL = Fault(0.1, "kill", "scheduler 0", 0, 0.1)
+PLAN = replace(Plan.of(0, "unix"), seed=-1, faults=())
+
+
+@pytest.mark.parametrize(
+    ("faults", "codes", "left", "output", "verdict"),
+    [
+        ((), {}, [], BOTH, "exact"),
+        ((KILL,), {"scheduler 0": -9}, [], BOTH, "exact"),  # when the others had heard that the job is over
+        ((), {"scheduler 0": -9}, [], BOTH, "silent"),  # by nobody of ours
+        ((KILL,), {"server 0": -9}, [], BOTH, "silent"),
+        ((KILL,), {"scheduler 0": -11}, [], BOTH, "silent"),
+        ((KILL,), {"scheduler 0": -9, "server 0": 1}, [], BOTH, "silent"),
+        ((KILL,), {"scheduler 0": -9}, ["server 0"], BOTH, "silent"),
+        ((KILL,), {"scheduler 0": -9}, [], BOTH.splitlines()[0], "silent"),
+        ((KILL,), {"scheduler 0": -9, "worker 0": 1, "worker 1": 1}, [], "", "silent"),
+        ((KILL,), {"scheduler 0": -9, "worker 0": 1, "worker 1": 1}, [], LOST, "loud"),
+        ((), {}, [], BOTH + "Wrong: 3 instead of 4", "silent"),
+        ((), {"worker 0": WRONG_EXIT}, [], BOTH + LOST, "silent"),
+    ],
+)
+def test_how_a_run_is_judged(
+    faults: tuple[Fault, ...], codes: dict[str, int], left: list[str], output: str, verdict: str
+) -> None:
+    assert judge(replace(PLAN, faults=faults), WELL | codes, left, output).verdict == verdict
 
 
 def test_a_seed_gives_the_same_plan_every_time() -> None:
