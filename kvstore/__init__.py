@@ -8,11 +8,14 @@ store.init("w", weight)
 store.pushpull("w", grad, out=weight)
 """
 
+from typing import TYPE_CHECKING
+
 from kvstore.errors import (
-    AlreadyInitialised,
+    OLD_NAMES,
+    AlreadyInitialized,
     ConfigError,
     DeadlineExceeded,
-    KeyNotInitialised,
+    KeyNotInitialized,
     KVStoreError,
     Mismatch,
     NodeLost,
@@ -24,6 +27,7 @@ from kvstore.errors import (
     UsageError,
     WeightsInDoubt,
     WireError,
+    renamed,
 )
 from kvstore.store.base import KVStore
 from kvstore.store.factory import create
@@ -33,12 +37,12 @@ from kvstore.ticket import Ticket
 __version__ = "0.1.0"
 
 __all__ = [
-    "AlreadyInitialised",
+    "AlreadyInitialized",
     "ConfigError",
     "DeadlineExceeded",
     "KVStore",
     "KVStoreError",
-    "KeyNotInitialised",
+    "KeyNotInitialized",
     "Mismatch",
     "NodeLost",
     "NotFinite",
@@ -53,3 +57,11 @@ __all__ = [
     "WireError",
     "create",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+if not TYPE_CHECKING:  # type checkers would take every name for one of the module's
+    __getattr__ = renamed(__name__, OLD_NAMES)

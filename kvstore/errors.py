@@ -3,8 +3,8 @@
     KVStoreError
     ├── UsageError                the caller's: fix the call
     │   ├── UnknownName           no such store, optimizer, ...: the message lists those there are
-    │   ├── KeyNotInitialised     a push or pull of a key that this worker has not passed to init()
-    │   ├── AlreadyInitialised    a second init() of a key
+    │   ├── KeyNotInitialized     a push or pull of a key that this worker has not passed to init()
+    │   ├── AlreadyInitialized    a second init() of a key
     │   ├── Mismatch              shapes, dtypes or settings that do not agree
     │   ├── NotFinite             a pushed value is NaN or infinite, in a store that checks
     │   ├── Unsupported           this store cannot do that
@@ -22,6 +22,9 @@ Errors cross the wire as a name from ``BY_NAME`` and a text; nothing else is reb
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 # With this exit code a server or scheduler says that it has ended because the job failed elsewhere.
 JOB_FAILED_EXIT = 3
@@ -39,14 +42,14 @@ class UnknownName(UsageError, ValueError):
     """A name that is not among the valid ones, which the message lists."""
 
 
-class KeyNotInitialised(UsageError, KeyError):
+class KeyNotInitialized(UsageError, KeyError):
     """The key was never passed to ``init`` by this worker."""
 
     def __str__(self) -> str:
         return Exception.__str__(self)  # KeyError would show the repr
 
 
-class AlreadyInitialised(UsageError):
+class AlreadyInitialized(UsageError):
     """The key was passed to ``init`` before."""
 
 
@@ -103,8 +106,8 @@ BY_NAME: dict[str, type[KVStoreError]] = {
     for cls in (
         UsageError,
         UnknownName,
-        KeyNotInitialised,
-        AlreadyInitialised,
+        KeyNotInitialized,
+        AlreadyInitialized,
         Mismatch,
         NotFinite,
         Unsupported,
@@ -133,3 +136,41 @@ def again(error: KVStoreError) -> KVStoreError:
 def choices(valid: object) -> str:
     """Render valid names for a message: sorted, comma-separated."""
     return ", ".join(sorted(map(str, valid)))  # type: ignore[call-overload]
+
+
+def renamed(module: str, old_names: Mapping[str, tuple[str, Any]]) -> Callable[[str], Any]:
+    """Return a ``__getattr__`` for ``module`` that still gives ``old_names``, with a ``DeprecationWarning``.
+
+    Args:
+        module: its name, for messages.
+        old_names: the new name and the thing itself, by old name.
+    """
+
+    def __getattr__(name: str) -> Any:  # noqa: N807
+        if name not in old_names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        new_name, value = old_names[name]
+        warn_renamed(f"{module}.{name}", f"{module}.{new_name}", stacklevel=3)
+        return value
+
+    return __getattr__
+
+
+def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
+    """Warn that ``old`` is a former name of ``new``.
+
+    Args:
+        old, new: as a user writes them: ``name=`` for a keyword.
+        stacklevel: whose code uses the old name; 3 is the caller of whoever calls this.
+    """
+    message = f"{old} is now {new}; the old name will be removed in the next version"
+    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+
+
+OLD_NAMES: Mapping[str, tuple[str, Any]] = {
+    "AlreadyInitialised": ("AlreadyInitialized", AlreadyInitialized),
+    "KeyNotInitialised": ("KeyNotInitialized", KeyNotInitialized),
+}
+
+if not TYPE_CHECKING:  # type checkers would take every name for one of the module's
+    __getattr__ = renamed(__name__, OLD_NAMES)

@@ -1,4 +1,4 @@
-"""A ticket: the receipt for work that goes on, which tells whether it is done and raises what has gone wrong."""
+"""Operations, calls of a store that may go on when they have returned, and tickets, which their callers hold."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from kvstore.errors import KVStoreError, again
 from kvstore.spec import Key, shorten
 
 
-class Limits(NamedTuple):
-    """How long a wait may take, in seconds.
+class WaitLimits(NamedTuple):
+    """How long a wait may take.
 
     Attributes:
-        answer_s: a peer may take so long to answer, or at least to say what it waits for itself.
-        patience_s: as long as all of them do, a wait goes on until then.
+        answer_s: how long a peer may take to answer, or to say what it waits for itself, in seconds.
+        patience_s: how long a wait goes on while all peers do so, in seconds.
     """
 
     answer_s: float
@@ -22,10 +22,10 @@ class Limits(NamedTuple):
 
 
 class Waiter(Protocol):
-    """Whoever can make tickets come true."""
+    """Whoever can complete operations."""
 
-    def wait(self, ticket: Ticket, timeout: float | None) -> None:
-        """Return when ``ticket`` is done."""
+    def wait(self, operation: Operation, timeout: float | None) -> None:
+        """Return when ``operation`` is done."""
         ...
 
     def poll(self) -> None:
@@ -33,10 +33,21 @@ class Waiter(Protocol):
         ...
 
 
-class Ticket:
-    """A receipt for work that goes on: ``push`` returns one, and ``pull`` and ``pushpull`` with ``wait=False``.
+class Operation:
+    """A call of a store, from its first request to the last answer. Its caller holds a ``Ticket`` for it.
 
-    An error belongs to the ticket it happened to. It is raised by ``wait``, or else by the store's next call.
+    Args:
+        what: the call, for messages.
+        keys: the keys it is about.
+        waiter: what its requests are made with; None for an operation that makes none.
+        on_error: called with this operation whenever a part of it fails.
+        limits: of a wait that gives no timeout; None for the waiter's.
+
+    Attributes:
+        open: the numbers of its requests that have not been answered.
+        error: the first error, None if there has been none.
+        raised: whether the error has been raised in the caller's thread.
+        result: what ``wait`` returns.
     """
 
     def __init__(
@@ -44,8 +55,8 @@ class Ticket:
         what: str,
         keys: Sequence[Key] = (),
         waiter: Waiter | None = None,
-        on_error: Callable[[Ticket], None] | None = None,
-        limits: Limits | None = None,
+        on_error: Callable[[Operation], None] | None = None,
+        limits: WaitLimits | None = None,
     ) -> None:
         self.what = what
         self.keys = list(keys)
@@ -58,22 +69,13 @@ class Ticket:
         self._on_error = on_error
 
     def done(self) -> bool:
-        """Whether it has come true or failed; takes in what has arrived, and does not wait.
-
-        Raises:
-            KVStoreError: it has not, and will not, for the job has ended.
-        """
+        """See ``Ticket``."""
         if self.open and self._waiter is not None:
             self._waiter.poll()
         return not self.open
 
     def wait(self, timeout: float | None = None) -> Any:
-        """Wait until it has come true, for at most ``timeout`` seconds; by default as long as the store does.
-
-        Raises:
-            DeadlineExceeded: it has not; it may still, and ``wait`` may be called again.
-            KVStoreError: it failed, here or on a server.
-        """
+        """See ``Ticket``."""
         if self.open and self._waiter is not None:
             self._waiter.wait(self, timeout)
         if self.error is not None:
@@ -82,22 +84,77 @@ class Ticket:
         return self.result
 
     def take(self, reply: Any) -> None:
-        """Make ``reply`` what ``wait`` returns; for requests that want the answer itself."""
+        """Make ``reply`` the result, for requests whose caller wants the answer itself."""
         self.result = reply
 
     def fail(self, error: KVStoreError) -> None:
-        """Note that part of the work failed; the first error stays. May be called again."""
+        """Note that a part has failed. May be called again; the first error stays."""
         if self._on_error is not None:
             self._on_error(self)
         if self.error is None:
             self.error = error
 
     def __repr__(self) -> str:
-        state = "failed" if self.error else "waiting" if self.open else "done"
-        return f"<Ticket {self} {state}>"
+        return f"<Operation {self} {self.state}>"
 
     def __str__(self) -> str:
         return f"{self.what} of {shorten(self.keys)}" if self.keys else self.what
+
+    @property
+    def state(self) -> str:
+        """``failed``, ``waiting`` or ``done``."""
+        return "failed" if self.error else "waiting" if self.open else "done"
+
+
+class Ticket:
+    """The receipt for a call: ``push``, ``pull`` and ``pushpull`` return one.
+
+    An error belongs to the call that it happened to. ``wait`` raises it, or else the store's next call does.
+
+    A store of your own that has done its work when it returns makes one as ``Ticket("push", keys)``.
+
+    Args:
+        of: the name of a call that is done, or the operation that goes on.
+        keys: the keys of a call that is done.
+    """
+
+    __slots__ = ("__weakref__", "_operation")
+
+    def __init__(self, of: str | Operation, keys: Sequence[Key] = ()) -> None:
+        self._operation = Operation(of, keys) if isinstance(of, str) else of
+
+    def done(self) -> bool:
+        """Whether the call has taken effect or failed. Takes in what has arrived, and does not wait.
+
+        Raises:
+            KVStoreError: the job has ended, so that it never will.
+        """
+        return self._operation.done()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait until the call has taken effect, for at most ``timeout`` seconds; None waits as long as the store does.
+
+        Raises:
+            DeadlineExceeded: it has not taken effect yet. It still may, and ``wait`` may be called again.
+            KVStoreError: it failed, here or on a server.
+        """
+        return self._operation.wait(timeout)
+
+    @property
+    def result(self) -> Any:
+        """What ``wait`` returns; None until then, and for calls that return nothing."""
+        return self._operation.result
+
+    def __repr__(self) -> str:
+        return f"<Ticket {self} {self._operation.state}>"
+
+    def __str__(self) -> str:
+        return str(self._operation)
+
+
+def claim(ticket: Ticket) -> Operation:
+    """Return the operation that ``ticket`` is for: the door for code of this project, which users do not need."""
+    return ticket._operation
 
 
 def finish(ticket: Ticket, wait: bool) -> Ticket:

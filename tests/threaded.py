@@ -29,7 +29,7 @@ from kvstore.job.config import Config
 from kvstore.job.curve_keys import Keys, with_key
 from kvstore.member.session import Session
 from kvstore.rule import Rule
-from kvstore.ticket import Limits
+from kvstore.ticket import WaitLimits
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.choose import links
 from kvstore.transport.shm.transport import sharing
@@ -38,7 +38,7 @@ from servers.server import run_scheduler, run_server
 
 def set_limits(store: DistStore, seconds: float) -> None:
     """Give every later wait of ``store`` so many seconds, however patient it was made."""
-    store._requests.limits = Limits(seconds, seconds)
+    store._requests.limits = WaitLimits(seconds, seconds)
 
 
 class ThreadedJob:

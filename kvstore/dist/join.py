@@ -9,7 +9,7 @@ from kvstore.dist.plans.entries import Entry, Piece
 from kvstore.dist.requests import Requests
 from kvstore.errors import DeadlineExceeded, KVStoreError
 from kvstore.spec import Key
-from kvstore.ticket import Ticket
+from kvstore.ticket import Operation
 from kvstore.wire import Resume
 
 
@@ -27,14 +27,14 @@ class Joining:
         self._requests = requests
         self._clocks = clocks
         self._number = 0  # of the last pause
-        self._ticket: Ticket | None = None  # of the one that is under way
+        self._operation: Operation | None = None  # of the one that is under way
         self._last = 0
         self._rounds: dict[int, int] = {}  # by piece: where its rounds are when the worker goes on
 
     @property
     def under_way(self) -> bool:
         """Whether this worker pauses."""
-        return self._ticket is not None
+        return self._operation is not None
 
     def begin(self, entries: Mapping[Key, Entry]) -> None:
         """Tell the scheduler and then the servers; nothing may be pushed from here to ``end``."""
@@ -46,29 +46,29 @@ class Joining:
                 piece: int(self._clocks.pushed[entry.place]) for entry in entries.values() for piece in entry.pieces
             }
 
-        def begun(ticket: Ticket) -> None:
+        def begun(operation: Operation) -> None:
             self._rounds = {}
             self._number = number
-            self._ticket = ticket
+            self._operation = operation
 
         self._requests.pause(number, clocks, self._take, begun)
 
     def wait(self, timeout: float | None) -> None:
         """Return when all servers let this worker go on; after ``DeadlineExceeded`` it pauses all the same."""
-        if self._ticket is None:
+        if self._operation is None:
             return
         try:
-            self._ticket.wait(timeout)
+            self._operation.wait(timeout)
         except DeadlineExceeded:
             raise
         except KVStoreError:
-            self._ticket = None
+            self._operation = None
             raise
 
     def end(self, entries: Mapping[Key, Entry]) -> int:
         """Let the next push of each key follow the rounds of others meanwhile; return the rank that joined last."""
         self._clocks.resume(list(entries.values()), self._rounds)
-        self._ticket = None
+        self._operation = None
         return self._last
 
     def _take(self, ids: Sequence[int], reply: Resume) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from kvstore.errors import UsageError
+from kvstore.errors import UsageError, warn_renamed
 from kvstore.optim.hyperparameters import finite
 from kvstore.rule import LATE, Rule
 from kvstore.store.registry import flag, require_options
 
 SSP_STALENESS = 3  # of a 'dist_ssp' store that is not told
-_COMMON = ("timeout_s", "bigarray_bound", "check_finite")
+_COMMON = ("timeout", "bigarray_bound", "check_finite")
 _OWN = {  # those of each type of store, besides
     "dist_sync": ("quorum", "late"),
     "dist_device_sync": ("quorum", "late"),
@@ -34,8 +34,12 @@ def parse(name: str, canonical: str, options: Mapping[str, Any]) -> tuple[Rule, 
         UnknownName: there is no such option; the message lists those there are.
         UsageError: one has a value that cannot be used.
     """
+    if "timeout_s" in options:
+        warn_renamed("timeout_s=", "timeout=", stacklevel=5)
+        others = {option: value for option, value in options.items() if option != "timeout_s"}
+        options = {"timeout": options["timeout_s"], **others}
     require_options(name, options, (*_COMMON, *_OWN[canonical]))
-    return _rule(canonical, options), _least(options, "timeout_s", 0.001), _least(options, "bigarray_bound", 1)
+    return _rule(canonical, options), _least(options, "timeout", 0.001), _least(options, "bigarray_bound", 1)
 
 
 def _rule(canonical: str, options: Mapping[str, Any]) -> Rule:

@@ -26,7 +26,7 @@ from kvstore.member.outstanding import Effect, Request, Sender, Turn
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 from kvstore.spec import require_floats
-from kvstore.ticket import Ticket
+from kvstore.ticket import Operation
 from kvstore.values import Arrays, Leaving
 from kvstore.wire import MAX_PRIORITY, Ack, Codec, Pull, Push, Values
 
@@ -78,13 +78,13 @@ class Pushes:
         self._optimizing = optimizing
         self._joining = joining
         self._number = 0  # of the last push
-        self._pushed: dict[int, Ticket] = {}  # by number, those that may not have taken effect yet
-        self._failed: dict[Ticket, None] = {}
+        self._pushed: dict[int, Operation] = {}  # by number, those that may not have taken effect yet
+        self._failed: dict[Operation, None] = {}
 
     @property
     def outstanding(self) -> int:
         """How many pushes have not taken effect yet."""
-        return sum(1 for ticket in list(self._pushed.values()) if ticket.open)
+        return sum(1 for operation in list(self._pushed.values()) if operation.open)
 
     @property
     def bytes_pushed(self) -> int:
@@ -95,7 +95,7 @@ class Pushes:
 
     def pushpull(
         self, plan: Plan, values: Arrays | Sequence[torch.Tensor], writer: Writer, priority: int, wait: bool
-    ) -> Ticket:
+    ) -> Operation:
         """Send ``values``, contiguous, and take the new values into what may be the same memory."""
         if not (isinstance(values, Arrays) and values.own) and writer.disturbs(tensors := _tensors(values)):
             values = [tensor.clone() for tensor in tensors]
@@ -109,7 +109,7 @@ class Pushes:
         writer: Writer | None = None,
         priority: int = 0,
         wait: bool = False,
-    ) -> Ticket:
+    ) -> Operation:
         """Send ``values``, contiguous, as this worker's next contribution.
 
         Args:
@@ -123,46 +123,46 @@ class Pushes:
             self._optimizing.require("push")
         if not plan.floats and self._optimizing.optimizer is not None:
             require_floats(zip(plan.keys, plan.specs, strict=True))
-        ticket = self._ticket(what, plan)
+        operation = self._operation(what, plan)
         load: Load
         if self.compressing is None:
             load = Plain(self._requests.packer, Leaving(values))
         else:
             load = self.compressing.load(plan, _tensors(values), self._requests.packer)
-        work = partial(self._push, ticket, plan, load, writer, priority, wait)
+        work = partial(self._push, operation, plan, load, writer, priority, wait)
         if wait:
-            self._client.exchange(work, ticket)
+            self._client.exchange(work, operation)
         else:
-            self._client.submit(work, ticket)
-        return ticket
+            self._client.submit(work, operation)
+        return operation
 
-    def pull(self, plan: Plan, writer: Writer, priority: int, wait: bool) -> Ticket:
+    def pull(self, plan: Plan, writer: Writer, priority: int, wait: bool) -> Operation:
         """Ask for values that include this worker's contributions so far."""
-        ticket = self._ticket("pull", plan)
-        work = partial(self._pull, ticket, plan, writer, priority)
+        operation = self._operation("pull", plan)
+        work = partial(self._pull, operation, plan, writer, priority)
         if wait:
-            self._client.exchange(work, ticket)
+            self._client.exchange(work, operation)
         else:
-            self._client.submit(work, ticket)
-        return ticket
+            self._client.submit(work, operation)
+        return operation
 
-    def flush(self, timeout_s: float | None = None) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Wait until every push has taken effect; raise what has gone wrong."""
-        self._client.wait_all(list(self._pushed.values()), timeout_s)
+        self._client.wait_all(list(self._pushed.values()), timeout)
         self.check()
 
     def check(self) -> None:
         """Raise what has gone wrong since the last call."""
         self.session.check(self.store)
-        for ticket in list(self._failed):
-            if not ticket.raised:
-                ticket.wait()
-            self._failed.pop(ticket, None)
+        for operation in list(self._failed):
+            if not operation.raised:
+                operation.wait()
+            self._failed.pop(operation, None)
 
     # ---- alone at the links
 
     def _push(
-        self, ticket: Ticket, plan: Plan, load: Load, writer: Writer | None, priority: int, wait: bool
+        self, operation: Operation, plan: Plan, load: Load, writer: Writer | None, priority: int, wait: bool
     ) -> tuple[Sequence[Request], Effect]:
         if self._joining.under_way:
             raise UsageError("this worker has joined, and others have not yet: call join() again, which waits on")
@@ -176,24 +176,28 @@ class Pushes:
         for parcel in plan.parcels:
             back = None if writer is None else self._back(parcel, writer)
             turn = Turn(back.nbytes, priority) if wait and back is not None else None
-            requests.append(_Push(self, ticket, parcel, self.clocks.after(parcel), load, hyper, back, order, turn))
+            requests.append(_Push(self, operation, parcel, self.clocks.after(parcel), load, hyper, back, order, turn))
         counts = self.counts._replace(
             pushes=self.counts.pushes + len(plan.keys),
             pulls=self.counts.pulls + (0 if writer is None else len(plan.keys)),
         )
-        return requests, partial(self._made, self._number + 1, ticket, plan, clocks, counts)
+        return requests, partial(self._made, self._number + 1, operation, plan, clocks, counts)
 
-    def _made(self, number: int, ticket: Ticket, plan: Plan, clocks: Any, counts: Counts) -> None:
+    def _made(self, number: int, operation: Operation, plan: Plan, clocks: Any, counts: Counts) -> None:
         self.clocks.note(plan.places, clocks, number)
-        self._pushed[number] = ticket
+        self._pushed[number] = operation
         self._number = number
         self.counts = counts
 
-    def _pull(self, ticket: Ticket, plan: Plan, writer: Writer, priority: int) -> tuple[Sequence[Request], Effect]:
+    def _pull(
+        self, operation: Operation, plan: Plan, writer: Writer, priority: int
+    ) -> tuple[Sequence[Request], Effect]:
         requests = []
         for parcel in plan.parcels:
             back = self._back(parcel, writer)
-            requests.append(_Pull(self, ticket, parcel, self.clocks.of(parcel), back, Turn(back.nbytes, int(priority))))
+            requests.append(
+                _Pull(self, operation, parcel, self.clocks.of(parcel), back, Turn(back.nbytes, int(priority)))
+            )
         counts = self.counts._replace(pulls=self.counts.pulls + len(plan.keys))
         return requests, partial(self._count, counts)
 
@@ -209,8 +213,8 @@ class Pushes:
 
     def _forget(self) -> None:
         """Let go of the oldest pushes, those that have taken effect."""
-        for number, ticket in list(self._pushed.items()):
-            if ticket.open:
+        for number, operation in list(self._pushed.items()):
+            if operation.open:
                 return
             self._pushed.pop(number, None)
 
@@ -244,11 +248,11 @@ class Pushes:
             self.clocks.advance(parcel, versions)
         self.counts = counts
 
-    def _ticket(self, what: str, plan: Plan) -> Ticket:
-        return Ticket(what, plan.keys, self._client, self._fail, self._requests.limits)
+    def _operation(self, what: str, plan: Plan) -> Operation:
+        return Operation(what, plan.keys, self._client, self._fail, self._requests.limits)
 
-    def _fail(self, ticket: Ticket) -> None:
-        self._failed[ticket] = None
+    def _fail(self, operation: Operation) -> None:
+        self._failed[operation] = None
 
 
 def _tensors(values: Arrays | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -272,14 +276,14 @@ class _Values(Request):
     def __init__(
         self,
         pushes: Pushes,
-        ticket: Ticket,
+        operation: Operation,
         parcel: Parcel,
         clocks: list[int],
         back: _Back | None,
         priority: int | None,
         turn: Turn | None,
     ) -> None:
-        super().__init__(pushes.session.servers[parcel.server], ticket, priority, turn)
+        super().__init__(pushes.session.servers[parcel.server], operation, priority, turn)
         self.pushes = pushes
         self.parcel = parcel
         self.clocks = clocks
@@ -307,9 +311,9 @@ class _Pull(_Values):
     __slots__ = ("codec",)
 
     def __init__(
-        self, pushes: Pushes, ticket: Ticket, parcel: Parcel, clocks: list[int], back: _Back, turn: Turn
+        self, pushes: Pushes, operation: Operation, parcel: Parcel, clocks: list[int], back: _Back, turn: Turn
     ) -> None:
-        super().__init__(pushes, ticket, parcel, clocks, back, None, turn)
+        super().__init__(pushes, operation, parcel, clocks, back, None, turn)
         self.codec = back.codec
 
     def message(self, sender: Sender) -> Pull:
@@ -319,7 +323,7 @@ class _Pull(_Values):
     def forsake(self) -> None:
         """See ``Request``; whether it fails does not matter any more either."""
         super().forsake()
-        self.ticket.raised = True
+        self.operation.raised = True
 
 
 class _Push(_Values):
@@ -331,7 +335,7 @@ class _Push(_Values):
     def __init__(
         self,
         pushes: Pushes,
-        ticket: Ticket,
+        operation: Operation,
         parcel: Parcel,
         clocks: list[int],
         load: Load,
@@ -340,7 +344,7 @@ class _Push(_Values):
         order: int | None,
         turn: Turn | None,
     ) -> None:
-        super().__init__(pushes, ticket, parcel, clocks, back, order if turn is None else None, turn)
+        super().__init__(pushes, operation, parcel, clocks, back, order if turn is None else None, turn)
         self.load = load
         self.hyper = hyper
         self.order = order

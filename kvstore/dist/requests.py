@@ -18,7 +18,7 @@ from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
-from kvstore.ticket import Limits, Ticket
+from kvstore.ticket import Operation, WaitLimits
 from kvstore.values import Leaving, from_buffer, spec_of, to_buffer
 from kvstore.wire import (
     Barrier,
@@ -47,7 +47,7 @@ Make = Callable[[Sender], Message]
 
 
 class Requests:
-    """The requests of one store. Those that return no ticket wait for the answer.
+    """The requests of one store. Those that return no operation wait for the answer.
 
     Args:
         session: this process's membership in the job.
@@ -59,7 +59,7 @@ class Requests:
         store: its number on the wire.
     """
 
-    def __init__(self, session: Session, ordinal: int, rule: Rule, limits: Limits) -> None:
+    def __init__(self, session: Session, ordinal: int, rule: Rule, limits: WaitLimits) -> None:
         self._session = session
         self._client = session.client
         self.limits = limits
@@ -118,12 +118,12 @@ class Requests:
 
     def put_values(self, plan: Plan, values: Leaving, effect: Effect) -> None:
         """Give the servers the first values of a plan's keys, then tell the scheduler; ``effect`` is a part of that."""
-        ticket = self._ticket("init", plan.keys)
+        operation = self._operation("init", plan.keys)
         for parcel in plan.parcels:
-            self._client.ask(self._session.servers[parcel.server], ticket, partial(self._init, parcel, values))
-        ticket.wait()
+            self._client.ask(self._session.servers[parcel.server], operation, partial(self._init, parcel, values))
+        operation.wait()
         self._exchange(
-            self._ticket("init", plan.keys),
+            self._operation("init", plan.keys),
             [(self._session.scheduler, lambda sender: Ready(*sender, store=self.store, keys=list(plan.keys)))],
             effect,
         )
@@ -159,9 +159,9 @@ class Requests:
                 groups=[[list(group.keys), [[*pair] for pair in group.hyper.items()]] for group in optimizer.groups],
             )
 
-        ticket = self._ticket("set_optimizer")
-        questions = [_Last(peer, ticket, make, effect) for peer in self._session.servers]
-        self._client.exchange(lambda: (questions, None), ticket)
+        operation = self._operation("set_optimizer")
+        questions = [_Last(peer, operation, make, effect) for peer in self._session.servers]
+        self._client.exchange(lambda: (questions, None), operation)
 
     def optimizer(self) -> str | None:
         """Return the name of the optimizer that the servers have, or None."""
@@ -207,13 +207,17 @@ class Requests:
             ),
         )
 
-    def barrier(self, number: int, begun: Callable[[Ticket], None]) -> None:
-        """Come to the store's barrier ``number``; ``begun`` gets the ticket that is done when all workers have come."""
-        ticket = self._ticket("barrier")
+    def barrier(self, number: int, begun: Callable[[Operation], None]) -> None:
+        """Come to the store's barrier ``number``.
+
+        Args:
+            begun: gets the operation that is done when all workers have come.
+        """
+        operation = self._operation("barrier")
         question = Question(
-            self._session.scheduler, ticket, lambda sender: Barrier(*sender, store=self.store, number=number)
+            self._session.scheduler, operation, lambda sender: Barrier(*sender, store=self.store, number=number)
         )
-        self._client.submit(lambda: ([question], partial(begun, ticket)), ticket)
+        self._client.submit(lambda: ([question], partial(begun, operation)), operation)
 
     def announce_pause(self, number: int) -> None:
         """Tell the scheduler of this worker's pause ``number``, before any server lets others go on because of it."""
@@ -229,16 +233,16 @@ class Requests:
         number: int,
         clocks: Callable[[], Mapping[Piece, int]],
         take: Callable[[Sequence[int], Resume], None],
-        begun: Callable[[Ticket], None],
+        begun: Callable[[Operation], None],
     ) -> None:
         """Tell all servers that this worker has nothing more to contribute.
 
         Args:
             clocks: returns how often each piece has been pushed.
             take: is given each server's answer, with the pieces that it is about.
-            begun: gets the ticket that is done when the servers let this worker go on.
+            begun: gets the operation that is done when the servers let this worker go on.
         """
-        ticket = self._ticket("join")
+        operation = self._operation("join")
 
         def work() -> tuple[Sequence[Request], Effect]:
             by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
@@ -247,17 +251,17 @@ class Requests:
                 by_server[piece.server][piece.id] = clock
                 pushes[piece.key] = clock
             questions = [
-                self._pausing(peer, ticket, number, sum(pushes.values()), pushed, take)
+                self._pausing(peer, operation, number, sum(pushes.values()), pushed, take)
                 for peer, pushed in zip(self._session.servers, by_server, strict=True)
             ]
-            return questions, partial(begun, ticket)
+            return questions, partial(begun, operation)
 
-        self._client.submit(work, ticket)
+        self._client.submit(work, operation)
 
     def _pausing(
         self,
         peer: bytes,
-        ticket: Ticket,
+        operation: Operation,
         number: int,
         pushes: int,
         pushed: Mapping[int, int],
@@ -266,24 +270,24 @@ class Requests:
         ids = list(pushed)
         return Question(
             peer,
-            ticket,
+            operation,
             lambda sender: Pause(*sender, self.store, number, pushes, ids, list(pushed.values())),
             partial(take, ids),
         )
 
     def _one(self, peer: bytes, what: str, keys: Iterable[Key], make: Make) -> Any:
-        ticket = self._ticket(what, keys)
-        return self._exchange(ticket, [(peer, make)])
+        operation = self._operation(what, keys)
+        return self._exchange(operation, [(peer, make)])
 
     def _all(self, what: str, make: Make) -> None:
-        self._exchange(self._ticket(what), [(peer, make) for peer in self._session.servers])
+        self._exchange(self._operation(what), [(peer, make) for peer in self._session.servers])
 
-    def _exchange(self, ticket: Ticket, asked: Sequence[tuple[bytes, Make]], effect: Effect | None = None) -> Any:
-        questions = [Question(peer, ticket, make, ticket.take) for peer, make in asked]
-        return self._client.exchange(lambda: (questions, effect), ticket)
+    def _exchange(self, operation: Operation, asked: Sequence[tuple[bytes, Make]], effect: Effect | None = None) -> Any:
+        questions = [Question(peer, operation, make, operation.take) for peer, make in asked]
+        return self._client.exchange(lambda: (questions, effect), operation)
 
-    def _ticket(self, what: str, keys: Iterable[Key] = ()) -> Ticket:
-        return Ticket(what, list(keys), self._client, limits=self.limits)
+    def _operation(self, what: str, keys: Iterable[Key] = ()) -> Operation:
+        return Operation(what, list(keys), self._client, limits=self.limits)
 
 
 class _Last(Question):
@@ -291,10 +295,10 @@ class _Last(Question):
 
     __slots__ = ("effect",)
 
-    def __init__(self, peer: bytes, ticket: Ticket, make: Make, effect: Effect) -> None:
-        super().__init__(peer, ticket, make)
+    def __init__(self, peer: bytes, operation: Operation, make: Make, effect: Effect) -> None:
+        super().__init__(peer, operation, make)
         self.effect = effect
 
     def take(self, reply: Reply) -> Effect | None:
         """See ``Request``."""
-        return self.effect if self.ticket.open == {self.seq} and self.ticket.error is None else None
+        return self.effect if self.operation.open == {self.seq} and self.operation.error is None else None

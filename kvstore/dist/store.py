@@ -21,7 +21,7 @@ from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.plan import Plan, Plans
 from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
-from kvstore.errors import AlreadyInitialised, Unsupported, UsageError
+from kvstore.errors import AlreadyInitialized, Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.member.session import Session, shared
 from kvstore.optim import states
@@ -32,7 +32,7 @@ from kvstore.spec import Key, Spec, as_shape, require_same
 from kvstore.store.arguments import one_kind, pairs
 from kvstore.store.base import KVStore
 from kvstore.store.statistics import Statistics
-from kvstore.ticket import Limits, Ticket
+from kvstore.ticket import Operation, Ticket, WaitLimits
 from kvstore.values import (
     Arrays,
     Layout,
@@ -50,10 +50,10 @@ CPU = torch.device("cpu")
 
 
 class _Barrier(NamedTuple):
-    """Where a worker is with barriers: how many it has passed, and the ticket of one that it has come to."""
+    """Where a worker is with barriers: how many it has passed, and the operation of one that it has come to."""
 
     passed: int = 0
-    ticket: Ticket | None = None
+    operation: Operation | None = None
 
 
 class DistStore(KVStore):
@@ -64,7 +64,7 @@ class DistStore(KVStore):
         name: what ``create`` was asked for.
         rule: how updates and reads go together.
         on_device: sum the values of several devices on the first one's device, not on the CPU.
-        timeout_s: the deadline of every wait; None for the job's.
+        timeout: the deadline of every wait, in seconds; None for the job's.
         bound: arrays of so many elements are cut across all servers; None for the job's.
     """
 
@@ -74,7 +74,7 @@ class DistStore(KVStore):
         name: str = "dist_sync",
         rule: Rule | None = None,
         on_device: bool = False,
-        timeout_s: float | None = None,
+        timeout: float | None = None,
         bound: int | None = None,
     ) -> None:
         super().__init__(name)
@@ -82,8 +82,8 @@ class DistStore(KVStore):
         self._rule = Rule() if rule is None else rule
         self._rule.require_workers(session.num_workers)
         self._on_device = on_device
-        self._timeout_s = timeout_s
-        limits = session.limits if timeout_s is None else Limits(timeout_s, timeout_s)
+        self._timeout = timeout
+        limits = session.limits if timeout is None else WaitLimits(timeout, timeout)
         self._bound = session.config.bigarray_bound if bound is None else bound
         self._plans = Plans(session.config.piece_bytes)
         self._entries = self._plans.entries
@@ -101,8 +101,8 @@ class DistStore(KVStore):
     @classmethod
     def create(cls, name: str, canonical: str, options: Mapping[str, Any]) -> KVStore:
         """Make one for ``kvstore.create``, in this process's job."""
-        rule, timeout_s, bound = parse(name, canonical, options)
-        return cls(shared(Config.from_env()), name, rule, "device" in name, timeout_s, bound)
+        rule, timeout, bound = parse(name, canonical, options)
+        return cls(shared(Config.from_env()), name, rule, "device" in name, timeout, bound)
 
     # ---- values
 
@@ -129,7 +129,7 @@ class DistStore(KVStore):
         """Return new keys, all different, the first value of each, and of what type the store's keys are.
 
         Raises:
-            UsageError, AlreadyInitialised: they are not such.
+            UsageError, AlreadyInitialized: they are not such.
         """
         listed = pairs(key, value, self._kind)
         if listed is None:
@@ -139,18 +139,18 @@ class DistStore(KVStore):
             listed = list(grouped), list(grouped.values()), one_kind(grouped, self._kind)
         for each in listed[0]:
             if each in self._entries.places:
-                raise AlreadyInitialised(f"key {each!r} is initialised already; push a new value instead")
+                raise AlreadyInitialized(f"key {each!r} is already initialized; push a new value instead")
         return listed
 
     def _add(self, entries: Entries) -> None:
         self._clocks.grow(len(self._entries) + len(entries))
         self._entries.add(entries)
 
-    def push(self, key: Any, value: Any, priority: int = 0) -> Ticket:
+    def push(self, key: Any, value: Any, priority: int = 0, *, wait: bool = False) -> Ticket:
         """See ``KVStore``."""
         self._check()
         plan, values = self._given(self._plans.known(key), key, value)
-        return self._pushes.push("push", plan, values, None, priority)
+        return Ticket(self._pushes.push("push", plan, values, None, priority, wait))
 
     def pull(
         self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True, *, wait: bool = True, copy: bool = True
@@ -158,7 +158,7 @@ class DistStore(KVStore):
         """See ``KVStore``."""
         self._check()
         plan, writer = self._wanted(self._plans.known(key), key, out, copy)
-        return self._pushes.pull(plan, writer, priority, wait)
+        return Ticket(self._pushes.pull(plan, writer, priority, wait))
 
     def pushpull(
         self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
@@ -168,7 +168,7 @@ class DistStore(KVStore):
         known = self._plans.known(key)
         plan, values = self._given(known, key, value)
         _, writer = self._wanted(known, key, value if out is None else out, copy)
-        return self._pushes.pushpull(plan, values, writer, priority, wait)
+        return Ticket(self._pushes.pushpull(plan, values, writer, priority, wait))
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
         """See ``KVStore``."""
@@ -246,7 +246,7 @@ class DistStore(KVStore):
         """See ``KVStore``."""
         self._check()
         name = "dist_device_sync" if self._on_device else "dist_sync"
-        return type(self)(self._session, name, None, self._on_device, self._timeout_s, self._bound)
+        return type(self)(self._session, name, None, self._on_device, self._timeout, self._bound)
 
     @property
     def rank(self) -> int:
@@ -263,21 +263,21 @@ class DistStore(KVStore):
         self._check()
         if self._rule.mode == "async":  # no round waits for these, so nothing else says that they are in
             self._pushes.flush()
-        passed, ticket = self._at_barrier
-        if ticket is None:
+        passed, operation = self._at_barrier
+        if operation is None:
             self._requests.barrier(passed + 1, self._arrived)
-            ticket = self._at_barrier.ticket
+            operation = self._at_barrier.operation
         # Should the others be late, this worker has come all the same: another call waits on at the same barrier.
         try:
-            if ticket is not None:
-                ticket.wait()
+            if operation is not None:
+                operation.wait()
         except UsageError:  # somebody has joined: nobody was let through
             self._at_barrier = _Barrier(passed)
             raise
         self._at_barrier = _Barrier(passed + 1)
 
-    def _arrived(self, ticket: Ticket) -> None:
-        self._at_barrier = self._at_barrier._replace(ticket=ticket)
+    def _arrived(self, operation: Operation) -> None:
+        self._at_barrier = self._at_barrier._replace(operation=operation)
 
     def join(self, timeout: float | None = None) -> int:
         """See ``KVStore``."""

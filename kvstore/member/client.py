@@ -21,7 +21,7 @@ from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
 from kvstore.member.io_lock import IOLock, under_way
 from kvstore.member.links import Links
 from kvstore.member.outstanding import Effect, Question, Request, Sender
-from kvstore.ticket import Limits, Ticket
+from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
 from kvstore.wire import Buffer, Explain, Explanation, Message, Node
 
@@ -58,7 +58,7 @@ class Client:
         self,
         make_transport: Callable[[], Transport],
         clock: Callable[[], float],
-        limits: Limits,
+        limits: WaitLimits,
         role: str,
         incarnation: int,
         window: int,
@@ -102,8 +102,8 @@ class Client:
 
     # ---- requests
 
-    def submit(self, work: Work, ticket: Ticket) -> None:
-        """Make requests on behalf of ``ticket``: all of them or, if this raises before they are noted, none.
+    def submit(self, work: Work, operation: Operation) -> None:
+        """Make requests on behalf of ``operation``: all of them or, if this raises before they are noted, none.
 
         If it raises later they are made all the same, and what they bring is not taken.
         """
@@ -112,40 +112,40 @@ class Client:
             self._require_returned()
             self.alone(self._links.submit, work)
         except BaseException:
-            self.give_up(ticket)
+            self.give_up(operation)
             raise
 
-    def exchange(self, work: Work, ticket: Ticket) -> Any:
-        """``submit``, and wait for ``ticket``: meanwhile requests may read the caller's arrays."""
+    def exchange(self, work: Work, operation: Operation) -> Any:
+        """``submit``, and wait for ``operation``: meanwhile requests may read the caller's arrays."""
         try:
-            self.submit(work, ticket)
-            result = ticket.wait()
+            self.submit(work, operation)
+            result = operation.wait()
         except BaseException:
-            self.give_up(ticket)
+            self.give_up(operation)
             raise
-        self._links.lent.pop(ticket, None)
+        self._links.lent.pop(operation, None)
         return result
 
     def ask(
         self,
         peer: Peer,
-        ticket: Ticket,
+        operation: Operation,
         make: Callable[[Sender], Message],
         on_reply: Callable[[Any], None] | None = None,
     ) -> None:
-        """Ask ``peer`` a single thing on behalf of ``ticket``; see ``Question``."""
-        question = Question(peer, ticket, make, on_reply)
-        self.submit(lambda: ([question], None), ticket)
+        """Ask ``peer`` a single thing on behalf of ``operation``; see ``Question``."""
+        question = Question(peer, operation, make, on_reply)
+        self.submit(lambda: ([question], None), operation)
 
     def call(self, peer: Peer, what: str, make: Callable[[Sender], Message], timeout: float | None = None) -> Any:
         """Ask and wait; return the reply."""
-        ticket = Ticket(what, (), self)
-        self.ask(peer, ticket, make, ticket.take)
-        return ticket.wait(timeout)
+        operation = Operation(what, (), self)
+        self.ask(peer, operation, make, operation.take)
+        return operation.wait(timeout)
 
     def tell(self, peer: Peer, make: Callable[[Sender], Message]) -> None:
         """Send a request whose answer nobody waits for, even if the job has failed."""
-        question = Question(peer, Ticket("farewell"), make)
+        question = Question(peer, Operation("farewell"), make)
         self.alone(self._links.submit, lambda: ([question], None))
 
     def renew(self) -> None:
@@ -153,11 +153,11 @@ class Client:
         self._links.suspect()
         self._lock.wake()
 
-    def give_up(self, ticket: Ticket) -> None:
-        """Do without the rest of ``ticket``: from now on its caller's arrays are neither read nor written."""
-        if ticket.open:
-            self.alone(self._links.give_up, ticket)
-        self._links.lent.pop(ticket, None)
+    def give_up(self, operation: Operation) -> None:
+        """Do without the rest of ``operation``: from now on its caller's arrays are neither read nor written."""
+        if operation.open:
+            self.alone(self._links.give_up, operation)
+        self._links.lent.pop(operation, None)
 
     def of(self, kind: type[T]) -> list[T]:
         """Return the requests of a kind that have not been answered."""
@@ -185,27 +185,27 @@ class Client:
         self.check()
         self.alone(self._links.receive, self._failed, 0.0)
 
-    def wait(self, ticket: Ticket, timeout: float | None = None) -> None:
-        """Return when ``ticket`` is done; see ``Ticket.wait``."""
-        answer_s, patience_s = ticket.limits or self.limits
+    def wait(self, operation: Operation, timeout: float | None = None) -> None:
+        """Return when ``operation`` is done; see ``Operation.wait``."""
+        answer_s, patience_s = operation.limits or self.limits
         began, waited = self._clock(), answer_s if timeout is None else timeout
-        if ticket.open and self._links.congested:
-            self._pace(ticket, began + waited)
-            self._hurry(ticket)
-        while not self._wait_until(lambda: not ticket.open, began + waited - self._clock()):
-            reasons, silent = self._reasons(ticket)
-            if not ticket.open:  # the answer came while this was found out
+        if operation.open and self._links.congested:
+            self._pace(operation, began + waited)
+            self._hurry(operation)
+        while not self._wait_until(lambda: not operation.open, began + waited - self._clock()):
+            reasons, silent = self._reasons(operation)
+            if not operation.open:  # the answer came while this was found out
                 return
             if timeout is not None or silent or waited >= patience_s:
-                raise DeadlineExceeded(f"{ticket} is not done after {waited:.3g} s: {reasons}", silent)
-            log.warning("%s is not done after %.0f s: %s", ticket, waited, reasons)
+                raise DeadlineExceeded(f"{operation} is not done after {waited:.3g} s: {reasons}", silent)
+            log.warning("%s is not done after %.0f s: %s", operation, waited, reasons)
             waited = min(waited + NEWS_S, patience_s)
 
-    def wait_all(self, tickets: Sequence[Ticket], timeout: float | None = None) -> None:
-        """Return when all ``tickets`` are done, without raising their errors; ``timeout`` is for all together."""
+    def wait_all(self, operations: Sequence[Operation], timeout: float | None = None) -> None:
+        """Return when all ``operations`` are done, without raising their errors; ``timeout`` is for all together."""
         deadline = None if timeout is None else self._clock() + timeout
-        for ticket in tickets:
-            self.wait(ticket, None if deadline is None else max(0.0, deadline - self._clock()))
+        for operation in operations:
+            self.wait(operation, None if deadline is None else max(0.0, deadline - self._clock()))
 
     def _wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         deadline = self._clock() + timeout
@@ -218,9 +218,9 @@ class Client:
             self.alone(self._links.receive, lambda: condition() or self._failed(), left, yielding_s=left)
         return True
 
-    def _pace(self, ticket: Ticket, deadline: float) -> None:
-        """Wait for ``ticket`` while requests go in their turn, as long as answers keep coming."""
-        while ticket.open and self._links.congested and (left := deadline - self._clock()) > 0:
+    def _pace(self, operation: Operation, deadline: float) -> None:
+        """Wait for ``operation`` while requests go in their turn, as long as answers keep coming."""
+        while operation.open and self._links.congested and (left := deadline - self._clock()) > 0:
             before = self._links.answers
             self._wait_until(partial(self._answered_since, before), min(STALL_S, left))
             if self._links.answers == before:
@@ -229,16 +229,16 @@ class Client:
     def _answered_since(self, before: int) -> bool:
         return self._links.answers > before
 
-    def _hurry(self, ticket: Ticket) -> None:
-        """Send what ``ticket`` still waits to ask, for somebody waits for it: that must not depend on other answers."""
+    def _hurry(self, operation: Operation) -> None:
+        """Send the rest of ``operation``, whose caller waits: that must not depend on other answers."""
         if self.failure is None:
-            self.alone(self._links.hurry, ticket)
+            self.alone(self._links.hurry, operation)
 
-    def _reasons(self, ticket: Ticket) -> tuple[str, tuple[str, ...]]:
+    def _reasons(self, operation: Operation) -> tuple[str, tuple[str, ...]]:
         """Ask those who have not answered what they wait for; return it in words, and who does not even say that."""
-        missing = self.alone(self._links.outstanding.of, ticket)
+        missing = self.alone(self._links.outstanding.of, operation)
         answers: dict[Peer, str | None] = {}
-        question = Ticket("explanation", (), self)
+        question = Operation("explanation", (), self)
 
         def ask_about(seq: int, peer: Peer) -> None:
             def take(reply: Explanation) -> None:
@@ -325,15 +325,15 @@ class Client:
 
     def _look_for_lent(self) -> None:
         me = threading.get_ident()
-        for ticket in [ticket for ticket, thread in self._links.lent.items() if thread == me]:
-            if any(request.borrows for request in self._links.outstanding.requests_of(ticket)):
+        for operation in [operation for operation, thread in self._links.lent.items() if thread == me]:
+            if any(request.borrows for request in self._links.outstanding.requests_of(operation)):
                 self.fail(
                     KVStoreError(
-                        f"a {ticket} was interrupted, and what cleans up after it was interrupted too: its arrays may "
-                        "have changed since, so this worker cannot go on"
+                        f"a {operation.what} was interrupted twice, the second time while it cleaned up: its arrays "
+                        "may have changed before they were sent, so this worker cannot go on"
                     )
                 )
-            del self._links.lent[ticket]
+            del self._links.lent[operation]
 
 
 _ALONE = Client.alone.__code__

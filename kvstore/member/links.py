@@ -15,7 +15,7 @@ from kvstore.errors import KVStoreError, WireError, rebuild
 from kvstore.member.outstanding import Effect, Outstanding, Request
 from kvstore.member.window import Window
 from kvstore.rare_log import Drops
-from kvstore.ticket import Ticket
+from kvstore.ticket import Operation
 from kvstore.transport import Peer, Transport
 from kvstore.transport.memory import Parts
 from kvstore.wire import Buffer, Failure, Here, Node, Reply, decode, encode, require_short
@@ -51,16 +51,16 @@ class Links:
     Attributes:
         outstanding: what has been asked and not answered.
         answers: how many answers have come.
-        lent: tickets whose requests may read arrays of a caller's, and the thread of that call.
+        lent: operations whose requests may read arrays of a caller's, and the thread of that call.
         closed: whether this member has left.
-        blamed: an exception that a ticket has been given, and that is not for whoever was at the links.
+        blamed: an exception that an operation has been given, and that is not for whoever was at the links.
     """
 
     def __init__(self, make_transport: Callable[[], Transport], node: Node, window: int) -> None:
         self.node = node
         self.outstanding = Outstanding()
         self.answers = 0
-        self.lent: dict[Ticket, int] = {}
+        self.lent: dict[Operation, int] = {}
         self.closed = False
         self.blamed: Exception | None = None
         self._make_transport = make_transport
@@ -133,9 +133,9 @@ class Links:
         for request in requests:
             if request.early:
                 request.frames = self._message(request)
-        ticket, lends = requests[0].ticket, not requests[0].early
+        operation, lends = requests[0].operation, not requests[0].early
         if lends:
-            self.lent[ticket] = threading.get_ident()
+            self.lent[operation] = threading.get_ident()
         self.outstanding.add(requests, effect)
         for request in requests:
             if request.turn is None:
@@ -148,20 +148,20 @@ class Links:
             self._drain()
         self._doubtful = False
         if lends and not any(request.borrows for request in requests):
-            self.lent.pop(ticket, None)
+            self.lent.pop(operation, None)
 
-    def hurry(self, ticket: Ticket) -> None:
-        """Send what ``ticket`` still waits to ask, whether or not it is its turn."""
+    def hurry(self, operation: Operation) -> None:
+        """Send what ``operation`` still waits to ask, whether or not it is its turn."""
         self._doubtful = True
         for window in self._windows.values():
-            for request in window.urgent(lambda request: request.ticket is ticket):
+            for request in window.urgent(lambda request: request.operation is operation):
                 self._send(request)
         self._doubtful = False
 
-    def give_up(self, ticket: Ticket) -> None:
-        """Let the requests of ``ticket`` neither read nor write arrays of the caller's any more."""
+    def give_up(self, operation: Operation) -> None:
+        """Let the requests of ``operation`` neither read nor write arrays of the caller's any more."""
         self._doubtful = True
-        for request in self.outstanding.requests_of(ticket):
+        for request in self.outstanding.requests_of(operation):
             request.forsake()
             if request.frames is None and request.borrows:
                 request.frames = self._message(request)
@@ -251,7 +251,7 @@ class Links:
         self._ends.transport.send(self._ends.routes[request.peer], frames, request.priority)
 
     def _made(self, request: Request) -> Sequence[Buffer | Parts] | None:
-        """Return the message, or None if it cannot be made, which fails its ticket; other requests go on.
+        """Return the message, or None if it cannot be made, which fails its operation; other requests go on.
 
         The first exception may be that of a signal's handler, which may have left memory in any state. So it is raised,
         and the message is made again when the links have been made anew: what goes wrong then too is the message's own.

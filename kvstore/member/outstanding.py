@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.errors import KVStoreError
-from kvstore.ticket import Ticket
+from kvstore.ticket import Operation
 from kvstore.transport.memory import Parts, whole
 from kvstore.wire import Buffer, Message, Reply
 
@@ -27,7 +27,7 @@ class Turn(NamedTuple):
 
 
 class Request:
-    """Something to ask of ``peer`` on behalf of ``ticket``.
+    """Something to ask of ``peer`` on behalf of ``operation``.
 
     Args:
         priority: of its message among those that wait to leave; see ``Transport.send``.
@@ -42,12 +42,14 @@ class Request:
             Else it is made when it goes, from arrays of the caller's, and that must not fail.
     """
 
-    __slots__ = ("failure", "frames", "gone", "peer", "priority", "seq", "ticket", "turn")
+    __slots__ = ("failure", "frames", "gone", "operation", "peer", "priority", "seq", "turn")
     early = True
 
-    def __init__(self, peer: bytes, ticket: Ticket, priority: int | None = None, turn: Turn | None = None) -> None:
+    def __init__(
+        self, peer: bytes, operation: Operation, priority: int | None = None, turn: Turn | None = None
+    ) -> None:
         self.peer = peer
-        self.ticket = ticket
+        self.operation = operation
         self.priority = priority
         self.turn = turn
         self.seq = 0
@@ -63,7 +65,7 @@ class Request:
         """Take what the answer brings; return what is to follow when it counts. May be called again, for a repeat.
 
         Raises:
-            KVStoreError: it cannot be taken, which fails the ticket.
+            KVStoreError: it cannot be taken, which fails the operation.
         """
         return None
 
@@ -96,11 +98,11 @@ class Question(Request):
     def __init__(
         self,
         peer: bytes,
-        ticket: Ticket,
+        operation: Operation,
         make: Callable[[Sender], Message],
         on_reply: Callable[[Any], None] | None = None,
     ) -> None:
-        super().__init__(peer, ticket)
+        super().__init__(peer, operation)
         self.make = make
         self.on_reply = on_reply
 
@@ -116,7 +118,7 @@ class Question(Request):
 
 
 def _refusal(exc: Exception) -> KVStoreError:
-    """Return the error of a ticket whose answer could not be taken."""
+    """Return the error of an operation whose answer could not be taken."""
     if isinstance(exc, KVStoreError):
         return exc
     error = KVStoreError(f"the answer could not be taken: {type(exc).__name__}: {exc}")
@@ -164,7 +166,7 @@ class Outstanding:
         return None if request is None or request.peer != peer else request
 
     def settle(self, request: Request, reply: Reply | None, error: KVStoreError | None) -> None:
-        """Hand ``reply`` to ``request`` and let it go; its ticket fails with ``error``, or if that cannot be done."""
+        """Hand ``reply`` to ``request`` and let it go; ``error``, or one of taking the reply, fails its operation."""
         effect: Effect | None = None
         interrupt: Exception | None = None
         if error is None and reply is not None:
@@ -186,13 +188,13 @@ class Outstanding:
         if self._unfinished is not None:
             self._do(self._unfinished)
 
-    def of(self, ticket: Ticket) -> dict[int, bytes]:
-        """Return the unanswered requests of ``ticket``: sequence number to peer."""
-        return {request.seq: request.peer for request in self.requests_of(ticket)}
+    def of(self, operation: Operation) -> dict[int, bytes]:
+        """Return the unanswered requests of ``operation``: sequence number to peer."""
+        return {request.seq: request.peer for request in self.requests_of(operation)}
 
-    def requests_of(self, ticket: Ticket) -> list[Request]:
-        """Return the unanswered requests of ``ticket``, in order."""
-        return [self._requests[seq] for seq in sorted(ticket.open) if seq in self._requests]
+    def requests_of(self, operation: Operation) -> list[Request]:
+        """Return the unanswered requests of ``operation``, in order."""
+        return [self._requests[seq] for seq in sorted(operation.open) if seq in self._requests]
 
     def _do(self, effect: Effect) -> None:
         self._unfinished = effect
@@ -204,13 +206,13 @@ class Outstanding:
             effect()
         for request in requests:
             self._requests[request.seq] = request
-            request.ticket.open.add(request.seq)
+            request.operation.open.add(request.seq)
         self._next = requests[-1].seq + 1
 
     def _settle(self, request: Request, effect: Effect | None, error: KVStoreError | None) -> None:
         if effect is not None:
             effect()
         if error is not None:
-            request.ticket.fail(error)
+            request.operation.fail(error)
         self._requests.pop(request.seq, None)
-        request.ticket.open.discard(request.seq)  # last: from here on another thread may take the ticket for done
+        request.operation.open.discard(request.seq)  # last: from here on another thread may take the operation for done

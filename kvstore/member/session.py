@@ -29,7 +29,7 @@ from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat, Listener
 from kvstore.member.outstanding import Question, Sender
 from kvstore.member.pulse import PulseProcess, available
-from kvstore.ticket import Limits, Ticket
+from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
 from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Node, Welcome
 
@@ -67,7 +67,7 @@ class Session:
         pulse: bool = False,
     ) -> None:
         self.config = config
-        self.limits = Limits(config.timeout_s, config.patience_s or math.inf)
+        self.limits = WaitLimits(config.timeout_s, config.patience_s or math.inf)
         self.stores = 0
         self.flushes: list[Callable[[float], None]] = []
         self.num_workers = 0
@@ -81,7 +81,7 @@ class Session:
         self._on_notice = on_notice
         self._pulse = pulse
         self._faults: dict[int, list[KVStoreError]] = {}
-        self._asked: Ticket | None = None
+        self._asked: Operation | None = None
         self._heartbeat: Heartbeat | None = None
         self._left = False
 
@@ -131,20 +131,20 @@ class Session:
             raise DeadlineExceeded(f"{exc}{self._unresolved() if exc.silent else ''}", exc.silent) from None
         return welcome
 
-    def _ask(self) -> Ticket:
+    def _ask(self) -> Operation:
         longest = math.inf if self.config.role == "server" else self.config.join_limit_s
-        limits = Limits(min(self.config.join_timeout_s or self.config.timeout_s, longest), longest)
-        ticket = Ticket(f"joining the job at {split_key(self.config.root)[0]}", (), self.client, limits=limits)
-        question = Question(self.scheduler, ticket, self._request, ticket.take)
-        self.client.submit(lambda: ([question], partial(self._has_asked, ticket)), ticket)
-        return ticket
+        limits = WaitLimits(min(self.config.join_timeout_s or self.config.timeout_s, longest), longest)
+        operation = Operation(f"joining the job at {split_key(self.config.root)[0]}", (), self.client, limits=limits)
+        question = Question(self.scheduler, operation, self._request, operation.take)
+        self.client.submit(lambda: ([question], partial(self._has_asked, operation)), operation)
+        return operation
 
     def _request(self, sender: Sender) -> Join:
         role, _, incarnation, seq, done = sender
         return Join(role, self.config.rank_hint, incarnation, seq, done, address=self._address)
 
-    def _has_asked(self, ticket: Ticket) -> None:
-        self._asked = ticket
+    def _has_asked(self, operation: Operation) -> None:
+        self._asked = operation
 
     def _unresolved(self) -> str:
         """What is wrong with the name of the scheduler's host; empty if nothing is."""

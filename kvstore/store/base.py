@@ -45,34 +45,33 @@ class KVStore:
         Rank 0's values are the ones that count. On the others this returns when they are there.
 
         Raises:
-            AlreadyInitialised: a key was initialised before; nothing has changed.
-            Mismatch: another worker initialised a key with another shape or dtype.
+            AlreadyInitialized: a key was initialized before; nothing has changed.
+            Mismatch: another worker initialized a key with another shape or dtype.
             DeadlineExceeded: rank 0 has not called ``init`` for these keys in time.
         """
         pairs = self._pairs(key, value)
         self._init(pairs, list(key) if isinstance(key, list | tuple) else [key])
         self._kind = one_kind(pairs, self._kind)
 
-    def push(self, key: Any, value: Any, priority: int = 0) -> Ticket:
+    def push(self, key: Any, value: Any, priority: int = 0, *, wait: bool = False) -> Ticket:
         """Contribute values: their sum over devices and workers is assigned, or handed to the optimizer if one is set.
-
-        Returns at once; the values have been copied.
 
         Args:
             key: one key or a list of them.
             value: for each key, a value or a list of them (one per device).
             priority: higher ones are served first where there is a choice.
+            wait: return when the push has taken effect; if False, at once, when the values have been copied.
 
         Returns:
             A ticket that is done when the push has taken effect.
 
         Raises:
-            KeyNotInitialised: this worker has not passed a key to ``init``.
+            KeyNotInitialized: this worker has not passed a key to ``init``.
             Mismatch: a value has another shape or dtype than its key.
             NotFinite: the store checks, and some elements are NaN or infinite. In dist stores the ticket raises it, on
                 every worker of the round; other segments of the same push may have been updated.
         """
-        return self._push(self._pairs(key, value), priority)
+        return finish(self._push(self._pairs(key, value), priority), wait)
 
     def pull(
         self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True, *, wait: bool = True, copy: bool = True
@@ -93,7 +92,7 @@ class KVStore:
                 pull gives another one.
 
         Raises:
-            KeyNotInitialised, Mismatch: as for ``push``.
+            KeyNotInitialized, Mismatch: as for ``push``.
             DeadlineExceeded: the value did not come in time; the message names who is missing.
         """
         return finish(self._pull(self._pairs(key, out), priority, copy), wait)
@@ -125,7 +124,7 @@ class KVStore:
         raise Unsupported("there are no row-sparse values; pull(key, out) writes all rows")
 
     def empty(self, shape: Any, dtype: Any = None) -> Any:
-        """Return a new torch tensor on the CPU, uninitialised, whose push copies nothing where that is possible.
+        """Return a new torch tensor on the CPU, uninitialized, whose push copies nothing where that is possible.
 
         In dist stores it lies in memory that the servers of this host read (elsewhere it is an ordinary tensor), so it
         must not change between its push and the moment the push has taken effect: when ``pushpull`` returns, or the

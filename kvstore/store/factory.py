@@ -16,7 +16,7 @@ def create(name: str = "local", **options: Any) -> KVStore:
         name: ``local``, ``device``, ``dist_sync`` (or ``dist``), ``dist_device_sync``, ``dist_async``, ``dist_ssp``,
             one of MXNet's other names for these, or a registered one; upper or lower case.
         options: ``check_finite``: refuse pushes with NaN or infinite elements, with ``NotFinite``, which names worker,
-            key and push; off by default, as it costs a look at every sum. For dist stores ``timeout_s``, the deadline
+            key and push; off by default, as it costs a look at every sum. For dist stores ``timeout``, the deadline
             of every wait in seconds, and ``bigarray_bound``, the number of elements from which an array is cut across
             all servers; for those with rounds ``quorum``, how many workers make one, and ``late`` (``drop`` or
             ``keep``); for ``dist_ssp`` ``staleness``, how many pushes a worker that reads may be ahead of the slowest

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kvstore.errors import AlreadyInitialised, KeyNotInitialised, NotFinite, UsageError
+from kvstore.errors import AlreadyInitialized, KeyNotInitialized, NotFinite, UsageError
 from kvstore.optim import states
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import describe, log_replaced, require_shapes
@@ -52,7 +52,7 @@ class LocalStore(KVStore):
             require_shapes(self._updater.optimizer, ((key, spec_of(first)) for key, first in firsts.items()))
         for key in firsts:
             if key in self._stored:
-                raise AlreadyInitialised(f"key {key!r} is initialised already; push a new value instead")
+                raise AlreadyInitialized(f"key {key!r} is already initialized; push a new value instead")
         for key, first in firsts.items():
             self._stored[key] = first.to(self._home(key, [first]), copy=True).contiguous()
             self._specs[key] = spec_of(first)
@@ -187,7 +187,7 @@ class LocalStore(KVStore):
         self._check()
         spec = self._specs.get(key)
         if spec is None:
-            raise KeyNotInitialised(f"key {key!r} has no value; call init first")
+            raise KeyNotInitialized(f"key {key!r} has no value; call init first")
         for tensor in tensors:
             require_same(key, spec, spec_of(tensor), "this call has")
         return tensors

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
-from kvstore.errors import AlreadyInitialised
+from kvstore.errors import AlreadyInitialized
 from kvstore.placement import Segment, place, require_few
 from kvstore.spec import Key, Spec
 
@@ -50,13 +50,13 @@ class Placements:
         """Place keys; those that were placed before, but have no value yet, only if it was in another way.
 
         Raises:
-            AlreadyInitialised: a key has its first value.
+            AlreadyInitialized: a key has its first value.
             UsageError: see ``place``; nothing new has been placed.
         """
         before = specs.keys() & self.specs.keys()
         if before & self.ready:
             key = next(key for key in specs if key in self.ready)
-            raise AlreadyInitialised(f"key {key!r} is initialised already")
+            raise AlreadyInitialized(f"key {key!r} is initialised already")
         for key in before:  # an earlier call was interrupted: this one is the same, or another
             if (self.specs[key], self._rules[key]) != (specs[key], (bound, longest)):
                 self._drop(key)

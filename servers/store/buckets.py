@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from kvstore.errors import AlreadyInitialised, KeyNotInitialised, UsageError
+from kvstore.errors import AlreadyInitialized, KeyNotInitialized, UsageError
 from kvstore.spec import Key, Spec
 from kvstore.transport.memory import Memory
 from kvstore.values import Run, cut
@@ -47,7 +47,7 @@ class Buckets:
             bucket = self._at[known]
             same = bucket.ids == tuple(ids) and list(bucket.slots.specs) == list(specs)
             if not same or not bucket.rounds.untouched:
-                raise AlreadyInitialised(f"key {self.slot(known).key!r} is initialised already")
+                raise AlreadyInitialized(f"key {self.slot(known).key!r} is initialised already")
             bucket.assign([runs])  # an earlier init was interrupted before anybody knew of it
             return
         slots = Slots(ids, keys, specs, [0] * len(ids))
@@ -76,7 +76,7 @@ class Buckets:
         try:
             return self._at[number]
         except KeyError:
-            raise KeyNotInitialised(f"segment {number} has no value on this server; call init first") from None
+            raise KeyNotInitialized(f"segment {number} has no value on this server; call init first") from None
 
     def of(self, ids: Sequence[int]) -> list[Bucket]:
         """Return the buckets that hold segments ``ids``, each once."""

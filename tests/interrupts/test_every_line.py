@@ -23,7 +23,7 @@ from threaded import ThreadedJob
 from waiting import LONG
 
 from kvstore.dist import DistStore
-from kvstore.errors import AlreadyInitialised, UsageError
+from kvstore.errors import AlreadyInitialized, UsageError
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 
@@ -186,7 +186,7 @@ def test_init(job: ThreadedJob) -> None:
             store.init([f"cut {line}", f"whole {line}"], watched.values(line))
 
         def after(line: int) -> None:
-            with suppress(AlreadyInitialised):
+            with suppress(AlreadyInitialized):
                 call(line)
             keys, outs = [f"cut {line}", f"whole {line}"], watched.values(-1)
             store.pull(keys, outs)

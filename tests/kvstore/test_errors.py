@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,8 @@ def test_every_error_is_public_and_in_the_picture() -> None:
     ("cls", "parents"),
     [
         (kv.UnknownName, (UsageError, ValueError)),
-        (kv.KeyNotInitialised, (UsageError, KeyError)),
-        (kv.AlreadyInitialised, (UsageError,)),
+        (kv.KeyNotInitialized, (UsageError, KeyError)),
+        (kv.AlreadyInitialized, (UsageError,)),
         (kv.Mismatch, (UsageError, ValueError)),
         (kv.Unsupported, (UsageError, NotImplementedError)),
         (kv.ConfigError, (UsageError,)),
@@ -61,6 +62,24 @@ def test_a_deadline_keeps_who_was_silent() -> None:
     assert error.silent == ("server 1",)
     again = copy.copy(error)
     assert (str(again), again.silent) == ("late", ("server 1",))
+
+
+@pytest.mark.parametrize("module", [kv, errors])
+@pytest.mark.parametrize(
+    ("old", "new"), [("AlreadyInitialised", kv.AlreadyInitialized), ("KeyNotInitialised", kv.KeyNotInitialized)]
+)
+def test_an_old_name_is_the_same_class_and_warns(module: Any, old: str, new: type[KVStoreError]) -> None:
+    with pytest.warns(
+        DeprecationWarning, match=f"{module.__name__}.{old} is now {module.__name__}.{new.__name__}"
+    ) as caught:
+        assert getattr(module, old) is new
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("module", [kv, errors])
+def test_a_name_that_never_was_is_missing(module: Any) -> None:
+    with pytest.raises(AttributeError, match=f"module '{module.__name__}' has no attribute 'Ticked'"):
+        _ = module.Ticked
 
 
 def test_choices_are_sorted() -> None:

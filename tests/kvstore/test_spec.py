@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvstore.errors import Mismatch, UsageError
-from kvstore.spec import ITEMSIZE, Spec, as_shape, check_key, require_floats, require_same
+from kvstore.spec import ITEMSIZE, Spec, as_shape, check_key, require_floats, require_same, shorten
 
 
 def test_sizes() -> None:
@@ -78,3 +78,10 @@ def test_require_floats() -> None:
     require_floats([("w", Spec((2,), name)) for name in ("float16", "bfloat16", "float32", "float64")])
     with pytest.raises(Mismatch, match=r"key 7 is int64\[2\]"):
         require_floats([("w", Spec((2,), "float32")), (7, Spec((2,), "int64"))])
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, ""), (2, "0, 1"), (8, "0, 1, 2, 3, 4, 5, 6, 7"), (10, "0, 1, 2, 3, 4, 5, 6, 7 and 2 more")]
+)
+def test_many_keys_are_shortened(count: int, text: str) -> None:
+    assert shorten(range(count)) == text

@@ -20,7 +20,7 @@ import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.errors import NodeLost
 from kvstore.store.local import LocalStore
-from kvstore.ticket import Ticket
+from kvstore.ticket import Operation, Ticket
 from workers import Trainer
 from workers.common import buckets
 
@@ -39,7 +39,7 @@ class Slow(LocalStore):
         self.waited: list[list[str]] = []
         self.priorities: dict[str, int] = {}
         self.error: Exception | None = None
-        self._left: dict[Ticket, Callable[[], None]] = {}
+        self._left: dict[Operation, Callable[[], None]] = {}
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0, **how: Any) -> Ticket:
         if how.pop("wait", True):
@@ -47,17 +47,17 @@ class Slow(LocalStore):
         values = [torch.empty_like(each) for each in out]
         super().pushpull(key, value, values)
         self.priorities.update(dict.fromkeys(key, priority))
-        ticket = Ticket("pushpull", key, self)
-        ticket.open.add(1)
-        self._left[ticket] = lambda: [to.detach().copy_(value) for to, value in zip(out, values, strict=True)]
-        return ticket
+        operation = Operation("pushpull", key, self)
+        operation.open.add(1)
+        self._left[operation] = lambda: [to.detach().copy_(value) for to, value in zip(out, values, strict=True)]
+        return Ticket(operation)
 
-    def wait(self, ticket: Ticket, timeout: float | None) -> None:
+    def wait(self, operation: Operation, timeout: float | None) -> None:
         if self.error is not None:
             raise self.error
-        self.waited.append(list(ticket.keys))
-        self._left.pop(ticket)()
-        ticket.open.clear()
+        self.waited.append(list(operation.keys))
+        self._left.pop(operation)()
+        operation.open.clear()
 
     def poll(self) -> None:
         """Nothing comes by itself."""

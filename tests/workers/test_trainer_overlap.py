@@ -19,7 +19,7 @@ from torch import nn
 import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.store.local import LocalStore
-from kvstore.ticket import Ticket
+from kvstore.ticket import Ticket, claim
 from workers import Trainer
 from workers.common import buckets
 from workers.trainer import overlap
@@ -526,7 +526,7 @@ class Failing(Recorder):
         if self.at_once:
             raise error
         ticket = Ticket("pushpull", list(values))
-        ticket.fail(error)
+        claim(ticket).fail(error)
         return ticket
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvstore import AlreadyInitialised, KVStore, Mismatch, UsageError
+from kvstore import AlreadyInitialized, KVStore, Mismatch, UsageError
 
 NO_SUM = (
     "this store does not sum what is pushed: it has an optimizer or updater; the optimizer stays in the worker here, "
@@ -37,7 +37,7 @@ class Gather:
         self._store, self._key, self._width = store, key, width
         try:
             store.init(key, self._table() - 1)  # not 0, which an updater that adds would pass for
-        except AlreadyInitialised:
+        except AlreadyInitialized:
             if not shared:
                 raise UsageError(
                     "this store keeps another model in step already; make one more with kvstore.create"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from kvstore import AlreadyInitialised, KVStore, Mismatch, UsageError
+from kvstore import AlreadyInitialized, KVStore, Mismatch, UsageError
 from workers import group
 from workers.common import bundle
 from workers.common.chunks import Slice, divide
@@ -166,7 +166,7 @@ class _Relay:
         self._root_rank = root
         self.root = root == self._store.rank
         self._gather = Gather(self._store, "/broadcast/marks", 2)
-        with suppress(AlreadyInitialised):  # by the broadcast before this one
+        with suppress(AlreadyInitialized):  # by the broadcast before this one
             sizes = (SMALL, LARGE)
             self._store.init([_key(size) for size in sizes], [torch.zeros(size, dtype=torch.uint8) for size in sizes])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kvstore import AlreadyInitialised, KVStore, Mismatch, UnknownName, UsageError
+from kvstore import AlreadyInitialized, KVStore, Mismatch, UnknownName, UsageError
 from workers import group
 from workers.common.checks import at_least
 from workers.common.gather import Gather, digest
@@ -220,7 +220,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         new = {key: value for key, value in values.items() if key not in self._known}
         try:
             self._store.init(list(new), list(new.values()))
-        except AlreadyInitialised:
+        except AlreadyInitialized:
             raise UsageError("this store has another model's keys; make one more with kvstore.create") from None
         self._known.update(new)
         return Gradients(params, self._store, used, **self._how)

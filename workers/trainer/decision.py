@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 import kvstore as kv
-from kvstore import AlreadyInitialised, KVStore, UsageError
+from kvstore import AlreadyInitialized, KVStore, UsageError
 from kvstore.job.config import Config
 from kvstore.store.registry import Builtin, find
 from workers.common.buckets import divide
@@ -70,7 +70,7 @@ def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) ->
     """
     try:
         store.broadcast(keys, weights, weights)
-    except AlreadyInitialised as exc:
+    except AlreadyInitialized as exc:
         raise UsageError(
             f"this store has another model's values: {exc.args[0].partition(';')[0]}; make one more with kvstore.create"
         ) from None

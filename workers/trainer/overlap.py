@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from kvstore import DeadlineExceeded, KVStore, KVStoreError, UsageError
-from kvstore.ticket import Ticket
+from kvstore.ticket import Ticket, claim
 from workers.common.buckets import Progress
 from workers.common.hooks import Hooks
 from workers.trainer.arrivals import Arrivals, write
@@ -280,7 +280,7 @@ class Overlap:
         copy: bool,
     ) -> None:
         for ticket, _ in self._step.pushed:  # what has failed is raised at the end of the step, not by the next call
-            if ticket.error is not None:
+            if claim(ticket).error is not None:
                 with suppress(KVStoreError):
                     ticket.wait()
         if rescale is not None:

@@ -10,7 +10,7 @@ import torch
 from kvstore.cached import cached
 from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.parcels import Parcel, Table, pack
-from kvstore.errors import KeyNotInitialised
+from kvstore.errors import KeyNotInitialized
 from kvstore.spec import FLOATS, Key, Spec
 from kvstore.values import Arrays, Layout, outputs_of, values_of
 
@@ -97,14 +97,14 @@ class Plans:
         """Return the plan for ``keys``, each of which is listed once.
 
         Raises:
-            KeyNotInitialised: this worker does not know one of them.
+            KeyNotInitialized: this worker does not know one of them.
         """
         listed = tuple(keys)
         plan = self._made.get(listed)
         if plan is None:
             for key in listed:
                 if key not in self.entries:
-                    raise KeyNotInitialised(f"key {key!r} has no value on this worker; call init first")
+                    raise KeyNotInitialized(f"key {key!r} has no value on this worker; call init first")
             plan = self._make(listed)
         return plan
 

@@ -24,7 +24,7 @@ from kvstore.transport.system_errors import require_systems
 
 
 @dataclass(frozen=True)
-class Limits:
+class StrangerLimits:
     """What strangers may cost one process. Times are a processor's: on a busy machine they are not heard less.
 
     Attributes:
@@ -78,7 +78,7 @@ class Strangers:
         self,
         members: selectors.BaseSelector,
         arrive: Callable[[socket.socket], Link | None],
-        limits: Limits,
+        limits: StrangerLimits,
     ) -> None:
         self.links: OrderedDict[Peer, Stranger] = OrderedDict()  # the longest silent first
         self.opens_at = math.inf  # when they may be heard again, if they may not now

@@ -15,7 +15,7 @@ from kvstore.job.curve_keys import no_keys, split_key
 from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S
 from kvstore.transport.sockets.link import Address
 from kvstore.transport.sockets.pacing import Pacing, Seen
-from kvstore.transport.sockets.strangers import Limits
+from kvstore.transport.sockets.strangers import StrangerLimits
 from kvstore.transport.sockets.transport import SocketTransport
 from kvstore.transport.system_errors import ignored, require_systems
 
@@ -134,7 +134,7 @@ class TcpTransport(SocketTransport):
     """
 
     def __init__(
-        self, root_fd: int = -1, congestion: str = "", pacing: bool = True, limits: Limits | None = None
+        self, root_fd: int = -1, congestion: str = "", pacing: bool = True, limits: StrangerLimits | None = None
     ) -> None:
         super().__init__(TcpPlaces(root_fd, congestion, pacing), limits)
 

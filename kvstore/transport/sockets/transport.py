@@ -26,7 +26,7 @@ from kvstore.transport.memory import Heap, Parts, keep_freed
 from kvstore.transport.sockets.courier import Courier
 from kvstore.transport.sockets.link import Address, Link
 from kvstore.transport.sockets.pacing import LOOK_S
-from kvstore.transport.sockets.strangers import Limits, Strangers
+from kvstore.transport.sockets.strangers import StrangerLimits, Strangers
 from kvstore.transport.sockets.stream import packed
 from kvstore.transport.system_errors import require_systems
 from kvstore.wire import Buffer
@@ -79,7 +79,7 @@ class SocketTransport(Heap):
         limits: what those may cost who have made a link, and have not been admitted.
     """
 
-    def __init__(self, places: Places, limits: Limits | None = None) -> None:
+    def __init__(self, places: Places, limits: StrangerLimits | None = None) -> None:
         keep_freed()
         self._places = places
         self._selector = selectors.DefaultSelector()
@@ -87,7 +87,7 @@ class SocketTransport(Heap):
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._numbers = itertools.count()
         self._links: dict[Peer, Link] = {}  # those that this side has made, and the admitted ones
-        self._strangers = Strangers(self._selector, self._arrive, limits or Limits())  # the others
+        self._strangers = Strangers(self._selector, self._arrive, limits or StrangerLimits())  # the others
         self._handed_at = 0.0  # when ``recv`` last returned a message
         # For whom this thread works at strangers' cost, and since when, in the processor's time.
         self._bill: tuple[Peer, float] | None = None

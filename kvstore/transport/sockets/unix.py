@@ -12,7 +12,7 @@ from kvstore.errors import ConfigError
 from kvstore.transport.base import BACKLOG
 from kvstore.transport.directory import require_private
 from kvstore.transport.sockets.link import Address
-from kvstore.transport.sockets.strangers import Limits
+from kvstore.transport.sockets.strangers import StrangerLimits
 from kvstore.transport.sockets.transport import SocketTransport
 
 SCHEME = "ipc://"
@@ -75,7 +75,7 @@ class UnixTransport(SocketTransport):
         limits: see ``SocketTransport``.
     """
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: StrangerLimits | None = None) -> None:
         super().__init__(UnixPlaces(), limits)
 
 

@@ -131,7 +131,7 @@ def test_options_make_a_rule(canonical: str, options: dict[str, Any], rule: Rule
 @pytest.mark.parametrize(
     ("canonical", "options", "error", "words"),
     [
-        ("dist_sync", {"staleness": 3}, UnknownName, "no option 'staleness'; choose from timeout_s, bigarray_bound"),
+        ("dist_sync", {"staleness": 3}, UnknownName, "no option 'staleness'; choose from timeout, bigarray_bound"),
         ("dist_async", {"quorum": 3}, UnknownName, "delay_compensation"),
         ("dist_ssp", {"staleness": -1}, UsageError, "staleness=-1 must be an integer, at least 0"),
         ("dist_ssp", {"staleness": 1.5}, UsageError, "an integer"),

@@ -142,7 +142,7 @@ def test_a_second_init_raises_on_every_worker(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.init(["a", "b"], [torch.zeros(2), torch.zeros(20)])
         for keys in ("a", ["b"], ["c", "b"]):
-            with pytest.raises(kv.AlreadyInitialised):
+            with pytest.raises(kv.AlreadyInitialized):
                 store.init(keys, [torch.zeros(20)] * len(keys))
         store.init("c", torch.zeros(1))
 

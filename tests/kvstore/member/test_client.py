@@ -15,7 +15,7 @@ from kvstore.member import client as clients
 from kvstore.member.client import SLICE_S, Client
 from kvstore.member.outstanding import Request as Asked
 from kvstore.member.outstanding import Sender, Turn
-from kvstore.ticket import Limits, Ticket
+from kvstore.ticket import Operation, WaitLimits
 from kvstore.wire import Ack, Alive, Barrier, Explain, Explanation, Failure, Message, Ready, Request, decode, encode
 
 WINDOW = 4 << 20
@@ -71,7 +71,7 @@ class Played:
 
 def client_of(transport: Any, timeout_s: float = 10.0, patience_s: float = 0.0) -> tuple[Client, bytes, bytes]:
     """A client with links to two servers, whose endpoints are their names."""
-    limits = Limits(timeout_s, patience_s)
+    limits = WaitLimits(timeout_s, patience_s)
     client = Client(lambda: transport, lambda: transport.now, limits, "worker", 77, WINDOW)
     return client, client.connect("server 0", "server 0"), client.connect("server 1", "server 1")
 
@@ -94,15 +94,15 @@ def test_a_call_returns_the_reply():
 def test_requests_are_numbered_and_say_what_is_done():
     transport = Played()
     client, a, b = client_of(transport)
-    tickets = [Ticket("x", (), client) for _ in range(3)]
-    for ticket, peer in zip(tickets, (a, b, a), strict=True):
-        client.ask(peer, ticket, barrier)
+    operations = [Operation("x", (), client) for _ in range(3)]
+    for operation, peer in zip(operations, (a, b, a), strict=True):
+        client.ask(peer, operation, barrier)
     transport.arrive(b, Ack(2))
     client.poll()
-    client.ask(a, Ticket("x", (), client), barrier)
+    client.ask(a, Operation("x", (), client), barrier)
     transport.arrive(a, Ack(1))
     client.poll()
-    client.ask(a, Ticket("x", (), client), barrier)
+    client.ask(a, Operation("x", (), client), barrier)
     assert [(r.role, r.rank, r.incarnation) for _, r in transport.asked] == [("worker", -1, 77)] * 5
     assert [(peer, r.seq, r.done) for peer, r in transport.asked] == [
         (a, 1, 1),
@@ -111,15 +111,15 @@ def test_requests_are_numbered_and_say_what_is_done():
         (a, 4, 1),
         (a, 5, 3),
     ]
-    assert [ticket.done() for ticket in tickets] == [True, True, False]
+    assert [operation.done() for operation in operations] == [True, True, False]
 
 
 def test_what_has_no_answer_is_asked_again_in_order_when_a_link_has_been_made_anew():
     transport = Played()
     client, a, b = client_of(transport)
-    tickets = [Ticket("x", (), client) for _ in range(4)]
-    for ticket, peer in zip(tickets, (a, b, a, a), strict=True):
-        client.ask(peer, ticket, barrier)
+    operations = [Operation("x", (), client) for _ in range(4)]
+    for operation, peer in zip(operations, (a, b, a, a), strict=True):
+        client.ask(peer, operation, barrier)
     transport.arrive(a, Ack(3))
     transport.arrive(a, [])
     client.poll()
@@ -128,8 +128,8 @@ def test_what_has_no_answer_is_asked_again_in_order_when_a_link_has_been_made_an
     transport.answers = acknowledge
     transport.arrive(b, [])
     transport.arrive(a, [])
-    for ticket in tickets:
-        ticket.wait(1.0)
+    for operation in operations:
+        operation.wait(1.0)
     transport.arrive(a, [])
     client.poll()
     assert len(transport.asked) == 4 + 2 + 3, "all has been answered"
@@ -143,9 +143,9 @@ class InTurn(Asked):
 def test_a_request_made_in_turn_is_asked_again_only_if_it_has_gone():
     transport = Played()
     client, a, _ = client_of(transport)
-    ticket = Ticket("x", (), client)
+    operation = Operation("x", (), client)
     for _ in range(2):
-        client.submit(lambda: ([InTurn(a, ticket, turn=Turn(WINDOW, 0))], None), ticket)
+        client.submit(lambda: ([InTurn(a, operation, turn=Turn(WINDOW, 0))], None), operation)
     assert [request.seq for _, request in transport.asked] == [1]
     transport.arrive(a, [])
     client.poll()
@@ -154,10 +154,10 @@ def test_a_request_made_in_turn_is_asked_again_only_if_it_has_gone():
 
 def test_a_failure_is_raised_by_its_name_and_does_not_reach_the_taker():
     client, a, _ = client_of(Played(lambda _, request: [Failure(request.seq, "Mismatch", "not so")]))
-    ticket = Ticket("x", (), client)
-    client.ask(a, ticket, barrier, lambda reply: pytest.fail("it was taken"))
+    operation = Operation("x", (), client)
+    client.ask(a, operation, barrier, lambda reply: pytest.fail("it was taken"))
     with pytest.raises(Mismatch, match="not so"):
-        ticket.wait()
+        operation.wait()
     client, a, _ = client_of(Played(lambda _, request: [Failure(request.seq, "SystemExit", "ha")]))
     with pytest.raises(ServerError, match="ha"):
         client.call(a, "x", barrier)
@@ -166,30 +166,30 @@ def test_a_failure_is_raised_by_its_name_and_does_not_reach_the_taker():
 def test_what_makes_no_sense_is_dropped(caplog: pytest.LogCaptureFixture):
     transport = Played()
     client, a, b = client_of(transport)
-    ticket = Ticket("x", (), client)
-    client.ask(a, ticket, barrier)
+    operation = Operation("x", (), client)
+    client.ask(a, operation, barrier)
     for nonsense in ([b"\xc1"], [b""], [b"", b""], Alive(), barrier(("worker", 0, 0, 1, 1))):
         transport.arrive(a, nonsense)
     transport.arrive(b, Ack(1))  # not whom it was asked of
     transport.arrive(b"stranger", [b"?"])
     transport.arrive(a, Ack(99))
     transport.arrive(b"stranger", Ack(1))
-    assert not ticket.done()
+    assert not operation.done()
     for _ in range(4):
         transport.arrive(a, Alive())
-    assert not ticket.done()
+    assert not operation.done()
     first, tenth = [record.message for record in caplog.records]
     assert first.startswith("dropped a bad message from server 0 (1 so far): ")
     assert tenth == "dropped a message from server 0 (10 so far): Alive is no answer"
     transport.arrive(a, Ack(1))
     transport.arrive(a, Failure(1, "ServerError", "a repeat changes nothing"))
-    assert ticket.wait() is None
+    assert operation.wait() is None
 
 
 def test_an_answer_that_cannot_be_taken_fails_its_ticket_and_no_other():
     transport = Played()
     client, a, b = client_of(transport)
-    bad, good = Ticket("x", ["k"], client), Ticket("y", (), client)
+    bad, good = Operation("x", ["k"], client), Operation("y", (), client)
 
     def take(_reply: Any) -> None:
         raise IndexError("no room")
@@ -205,11 +205,11 @@ def test_an_answer_that_cannot_be_taken_fails_its_ticket_and_no_other():
 
 
 def test_whoever_sees_a_ticket_done_sees_its_error():
-    """The error is there before the ticket looks done, for another thread may look at any time."""
+    """The error is there before the operation looks done, for another thread may look at any time."""
     transport = Played(lambda _, request: [Failure(request.seq, "ServerError", "x")])
     client, a, _ = client_of(transport)
     seen = []
-    client.ask(a, Ticket("x", (), client, lambda ticket: seen.append(set(ticket.open))), barrier)
+    client.ask(a, Operation("x", (), client, lambda operation: seen.append(set(operation.open))), barrier)
     client.poll()
     assert seen == [{1}]
 
@@ -217,10 +217,10 @@ def test_whoever_sees_a_ticket_done_sees_its_error():
 def test_a_request_that_cannot_be_encoded_leaves_nothing_behind():
     transport = Played(acknowledge)
     client, a, _ = client_of(transport)
-    ticket = Ticket("x", (), client)
+    operation = Operation("x", (), client)
     with pytest.raises(UnicodeEncodeError):
-        client.ask(a, ticket, lambda sender: Failure(sender[3], "x", "\ud800"))
-    assert ticket.wait() is None
+        client.ask(a, operation, lambda sender: Failure(sender[3], "x", "\ud800"))
+    assert operation.wait() is None
     client.call(a, "y", barrier)
     assert [(r.seq, r.done) for _, r in transport.asked] == [(1, 1)]
 
@@ -237,11 +237,11 @@ def test_a_wait_ends_at_its_deadline_and_asks_what_holds_it_up():
 
     transport = Played(answers)
     client, a, b = client_of(transport)
-    ticket = Ticket("pull", ["w", "x"], client)
+    operation = Operation("pull", ["w", "x"], client)
     for peer in (a, b, a):
-        client.ask(peer, ticket, barrier)
+        client.ask(peer, operation, barrier)
     with pytest.raises(DeadlineExceeded) as info:
-        ticket.wait(3.0)
+        operation.wait(3.0)
     assert str(info.value) == (
         "pull of 'w', 'x' is not done after 3 s: server 0 waits for worker 1; server 1 does not answer"
     )
@@ -271,27 +271,27 @@ def test_an_answer_that_comes_while_it_is_asked_for_is_not_too_late():
 def test_without_a_timeout_the_clients_counts_and_waiting_again_is_allowed():
     transport = Played()
     client, a, _ = client_of(transport, timeout_s=7.0)
-    ticket = Ticket("x", (), client)
-    client.ask(a, ticket, barrier)
+    operation = Operation("x", (), client)
+    client.ask(a, operation, barrier)
     with pytest.raises(DeadlineExceeded, match="after 7 s"):
-        ticket.wait()
+        operation.wait()
     transport.arrive(a, Ack(1))
-    assert ticket.wait() is None
+    assert operation.wait() is None
 
 
 def test_a_ticket_may_have_a_deadline_of_its_own():
     transport = Played()
     client, a, _ = client_of(transport)
-    ticket = Ticket("x", (), client, limits=Limits(2.0, 2.0))
-    client.ask(a, ticket, barrier)
+    operation = Operation("x", (), client, limits=WaitLimits(2.0, 2.0))
+    client.ask(a, operation, barrier)
     with pytest.raises(DeadlineExceeded, match="after 2 s"):
-        ticket.wait()
+        operation.wait()
 
 
 def test_wait_all_shares_one_deadline_and_leaves_errors_to_the_tickets():
     transport = Played(lambda _, r: [Failure(r.seq, "ServerError", "x")] if r.seq == 1 else [])
     client, a, _ = client_of(transport)
-    failed, late = Ticket("x", (), client), Ticket("y", (), client)
+    failed, late = Operation("x", (), client), Operation("y", (), client)
     client.ask(a, failed, barrier)
     client.wait_all([failed])
     client.ask(a, late, barrier)
@@ -307,11 +307,11 @@ def test_wait_all_shares_one_deadline_and_leaves_errors_to_the_tickets():
 def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
     transport = Played()
     client, a, _ = client_of(transport)
-    ticket = Ticket("x", (), client)
-    client.ask(a, ticket, barrier)
+    operation = Operation("x", (), client)
+    client.ask(a, operation, barrier)
     client.fail(NodeLost("server 1 is lost"))
     client.fail(NodeLost("something later"))
-    for action in (ticket.wait, client.check, lambda: client.call(a, "y", barrier)):
+    for action in (operation.wait, client.check, lambda: client.call(a, "y", barrier)):
         with pytest.raises(NodeLost, match="server 1 is lost"):
             action()
     client.tell(a, barrier)
@@ -321,11 +321,11 @@ def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
 def test_after_closing_every_call_says_so():
     transport = Played()
     client, a, _ = client_of(transport)
-    ticket = Ticket("x", (), client)
-    client.ask(a, ticket, barrier)
+    operation = Operation("x", (), client)
+    client.ask(a, operation, barrier)
     client.close()
     assert transport.closed
-    for action in (ticket.wait, ticket.done, lambda: client.call(a, "y", barrier)):
+    for action in (operation.wait, operation.done, lambda: client.call(a, "y", barrier)):
         with pytest.raises(UsageError, match="this process has left the job"):
             action()
 
@@ -382,16 +382,16 @@ class Gate:
 
 
 class Waiting(threading.Thread):
-    """Waits for a ticket; ``outcome`` is what came of it."""
+    """Waits for an operation; ``outcome`` is what came of it."""
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, operation: Operation) -> None:
         super().__init__(daemon=True)
-        self.ticket, self.outcome = ticket, None
+        self.operation, self.outcome = operation, None
         self.start()
 
     def run(self) -> None:
         try:
-            self.outcome = self.ticket.wait(1000.0)
+            self.outcome = self.operation.wait(1000.0)
         except KVStoreError as exc:
             self.outcome = exc
 
@@ -401,10 +401,10 @@ class Waiting(threading.Thread):
         return self.outcome
 
 
-def asked(client: Client, peer: bytes) -> Ticket:
-    ticket = Ticket("x", (), client)
-    client.ask(peer, ticket, barrier, lambda reply: setattr(ticket, "result", reply))
-    return ticket
+def asked(client: Client, peer: bytes) -> Operation:
+    operation = Operation("x", (), client)
+    client.ask(peer, operation, barrier, lambda reply: setattr(operation, "result", reply))
+    return operation
 
 
 def test_a_sender_does_not_wait_for_one_who_waits():

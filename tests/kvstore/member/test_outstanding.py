@@ -1,4 +1,4 @@
-"""Tickets and the requests behind them: who is done, who failed, and whom a reply belongs to."""
+"""Unanswered requests: which reply belongs to which, what fails, and that exceptions leave nothing half done."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from kvstore.errors import KVStoreError, ServerError, WireError
 from kvstore.member.outstanding import Effect, Outstanding, Question, Request, Sender
-from kvstore.spec import shorten
-from kvstore.ticket import Limits, Ticket
+from kvstore.ticket import Operation
 from kvstore.transport.memory import Parts
 from kvstore.wire import Ack, Barrier, Message, Values
 
@@ -24,50 +23,32 @@ def barrier(sender: Sender) -> Message:
 
 
 def added(
-    outstanding: Outstanding, ticket: Ticket, *peers: bytes, take: Callable[[Any], None] | None = None
+    outstanding: Outstanding, operation: Operation, *peers: bytes, take: Callable[[Any], None] | None = None
 ) -> list[Request]:
-    requests: list[Request] = [Question(peer, ticket, barrier, take) for peer in peers]
+    requests: list[Request] = [Question(peer, operation, barrier, take) for peer in peers]
     outstanding.number(requests)
     outstanding.add(requests)
     return requests
 
 
-class Answers:
-    """A waiter that settles what it is told to when somebody waits."""
-
-    def __init__(self, outstanding: Outstanding) -> None:
-        self.outstanding = outstanding
-        self.coming: list[Request] = []
-        self.waits: list[float | None] = []
-
-    def wait(self, ticket: Ticket, timeout: float | None) -> None:
-        self.waits.append(timeout)
-        self.poll()
-
-    def poll(self) -> None:
-        while self.coming:
-            request = self.coming.pop(0)
-            self.outstanding.settle(request, Ack(request.seq), None)
-
-
-def test_a_ticket_is_done_when_all_its_requests_are() -> None:
-    outstanding, ticket = Outstanding(), Ticket("push", ["w"])
-    one, two = added(outstanding, ticket, S0, S1)
+def test_an_operation_is_done_when_all_its_requests_are() -> None:
+    outstanding, operation = Outstanding(), Operation("push", ["w"])
+    one, two = added(outstanding, operation, S0, S1)
     assert len(outstanding) == 2
     outstanding.settle(two, Ack(two.seq), None)
-    assert not ticket.done()
-    assert outstanding.of(ticket) == {one.seq: S0}
-    assert outstanding.requests_of(ticket) == [one]
+    assert not operation.done()
+    assert outstanding.of(operation) == {one.seq: S0}
+    assert outstanding.requests_of(operation) == [one]
     outstanding.settle(one, Ack(one.seq), None)
-    assert ticket.done()
-    assert ticket.wait() is None
+    assert operation.done()
+    assert operation.wait() is None
     assert len(outstanding) == 0
 
 
 def test_sequence_numbers_grow_and_done_is_below_the_oldest_open_one() -> None:
-    outstanding, ticket = Outstanding(), Ticket("push")
+    outstanding, operation = Outstanding(), Operation("push")
     assert outstanding.done == 1
-    one, two, three = added(outstanding, ticket, S0, S0, S0)
+    one, two, three = added(outstanding, operation, S0, S0, S0)
     assert [one.seq, two.seq, three.seq] == [1, 2, 3]
     assert list(outstanding) == [one, two, three]
     outstanding.settle(two, Ack(2), None)
@@ -79,82 +60,59 @@ def test_sequence_numbers_grow_and_done_is_below_the_oldest_open_one() -> None:
 
 
 def test_numbers_that_were_not_used_are_given_again() -> None:
-    outstanding, ticket = Outstanding(), Ticket("push")
-    refused = Question(S0, ticket, barrier)
+    outstanding, operation = Outstanding(), Operation("push")
+    refused = Question(S0, operation, barrier)
     outstanding.number([refused])
-    (made,) = added(outstanding, ticket, S0)
+    (made,) = added(outstanding, operation, S0)
     assert (refused.seq, made.seq) == (1, 1)
     assert outstanding.find(S0, 1) is made
 
 
 def test_a_repeat_and_a_strangers_answer_find_nothing() -> None:
-    outstanding, ticket, taken = Outstanding(), Ticket("pull"), []
-    (request,) = added(outstanding, ticket, S0, take=taken.append)
+    outstanding, operation, taken = Outstanding(), Operation("pull"), []
+    (request,) = added(outstanding, operation, S0, take=taken.append)
     assert outstanding.find(S1, request.seq) is None
     assert outstanding.find(S0, request.seq + 1) is None
     assert outstanding.find(S0, request.seq) is request
     outstanding.settle(request, Values(request.seq, buffers=[]), None)
     assert outstanding.find(S0, request.seq) is None
     assert taken == [Values(request.seq, buffers=[])]
-    assert ticket.done()
+    assert operation.done()
 
 
 def test_a_failure_is_not_handed_to_whoever_takes_the_answer() -> None:
     outstanding, failed, taken = Outstanding(), [], []
-    ticket = Ticket("pull", ["w"], None, failed.append)
-    (request,) = added(outstanding, ticket, S0, take=taken.append)
+    operation = Operation("pull", ["w"], None, failed.append)
+    (request,) = added(outstanding, operation, S0, take=taken.append)
     outstanding.settle(request, Ack(request.seq), ServerError("no"))
     assert taken == []
-    assert failed == [ticket]
-    assert repr(ticket) == "<Ticket pull of 'w' failed>"
+    assert failed == [operation]
+    assert repr(operation) == "<Operation pull of 'w' failed>"
     for _ in range(2):
         with pytest.raises(ServerError, match="no"):
-            ticket.wait()
-    assert ticket.raised
+            operation.wait()
+    assert operation.raised
 
 
-def test_the_first_error_stays() -> None:
-    failed: list[Ticket] = []
-    ticket = Ticket("push", [], None, failed.append)
-    ticket.fail(ServerError("first"))
-    ticket.fail(ServerError("second"))
-    assert str(ticket.error) == "first"
-    assert set(failed) == {ticket}
-
-
-def test_an_error_that_is_raised_again_and_again_holds_no_frames() -> None:
-    """Each ``raise`` of one instance adds to its traceback, which keeps what the frames refer to."""
-    ticket = Ticket("push")
-    ticket.fail(ServerError("no"))
-    lengths = []
-    for _ in range(3):
-        with pytest.raises(ServerError) as caught:
-            ticket.wait()
-        lengths.append(len(caught.traceback))
-    assert len(set(lengths)) == 1
-    assert ticket.error is not None
-    assert ticket.error.__traceback__ is None
-
-
-def test_an_answer_that_cannot_be_taken_fails_the_ticket() -> None:
-    outstanding, ticket = Outstanding(), Ticket("pull")
+def test_an_answer_that_cannot_be_taken_fails_the_operation() -> None:
+    outstanding, operation = Outstanding(), Operation("pull")
 
     def take(reply: Any) -> None:
         raise WireError("of another length")
 
-    (request,) = added(outstanding, ticket, S0, take=take)
+    (request,) = added(outstanding, operation, S0, take=take)
     outstanding.settle(request, Ack(request.seq), None)
-    assert ticket.done()
+    assert operation.done()
     with pytest.raises(WireError, match="of another length"):
-        ticket.wait()
+        operation.wait()
 
 
-def test_whatever_goes_wrong_while_an_answer_is_taken_is_the_tickets() -> None:
-    outstanding, ticket = Outstanding(), Ticket("pull")
-    (request,) = added(outstanding, ticket, S0, take=lambda reply: [][0])
+def test_whatever_goes_wrong_while_an_answer_is_taken_is_the_operations() -> None:
+    outstanding, operation = Outstanding(), Operation("pull")
+    (request,) = added(outstanding, operation, S0, take=lambda reply: [][0])
     outstanding.settle(request, Ack(request.seq), None)
     with pytest.raises(KVStoreError, match="IndexError") as caught:
-        ticket.wait()
+        operation.wait()
     assert isinstance(caught.value.__cause__, IndexError)
 
 
@@ -168,7 +126,7 @@ def test_what_is_the_callers_is_copied_once_the_call_is_over() -> None:
             return barrier(sender)
 
     array = bytearray(b"values")
-    push = Push(S0, Ticket("push"))
+    push = Push(S0, Operation("push"))
     assert push.borrows, "it has not been made yet, and will read what is the caller's"
     push.frames = [b"head", Parts([memoryview(array), memoryview(b"!")])]
     assert push.borrows
@@ -190,8 +148,8 @@ class Counting(Question):
 
     __slots__ = ("column",)
 
-    def __init__(self, peer: bytes, ticket: Ticket, column: list[int]) -> None:
-        super().__init__(peer, ticket, barrier)
+    def __init__(self, peer: bytes, operation: Operation, column: list[int]) -> None:
+        super().__init__(peer, operation, barrier)
         self.column = column
 
     def take(self, reply: Any) -> Effect:
@@ -228,8 +186,8 @@ def interrupted(action: Callable[[], None], after: int) -> bool:
 def test_requests_are_added_all_or_not_at_all() -> None:
     after, made = 0, []
     while True:
-        outstanding, ticket, clock = Outstanding(), Ticket("push"), [0]
-        requests: list[Request] = [Question(peer, ticket, barrier) for peer in (S0, S1)]
+        outstanding, operation, clock = Outstanding(), Operation("push"), [0]
+        requests: list[Request] = [Question(peer, operation, barrier) for peer in (S0, S1)]
         outstanding.number(requests)
 
         def add(outstanding=outstanding, requests=requests, clock=clock) -> None:
@@ -238,8 +196,8 @@ def test_requests_are_added_all_or_not_at_all() -> None:
         came = interrupted(add, after)
         outstanding.finish()
         assert not outstanding.torn
-        assert (len(outstanding), len(ticket.open), outstanding.done, clock) in ((0, 0, 1, [0]), (2, 2, 1, [1]))
-        (later,) = added(outstanding, ticket, S0)
+        assert (len(outstanding), len(operation.open), outstanding.done, clock) in ((0, 0, 1, [0]), (2, 2, 1, [1]))
+        (later,) = added(outstanding, operation, S0)
         assert later.seq == len(outstanding)
         made.append(len(outstanding) == 3)
         if not came:
@@ -253,8 +211,8 @@ def test_requests_are_added_all_or_not_at_all() -> None:
 def test_an_answer_counts_once_or_not_at_all() -> None:
     after, done = 0, []
     while True:
-        outstanding, ticket, column = Outstanding(), Ticket("push"), [0]
-        request = Counting(S0, ticket, column)
+        outstanding, operation, column = Outstanding(), Operation("push"), [0]
+        request = Counting(S0, operation, column)
         outstanding.number([request])
         outstanding.add([request])
 
@@ -263,52 +221,12 @@ def test_an_answer_counts_once_or_not_at_all() -> None:
 
         came = interrupted(settle, after)
         outstanding.finish()
-        assert (len(outstanding), ticket.open, column) in ((0, set(), [1]), (1, {1}, [0]))
-        done.append(not ticket.open)
+        assert (len(outstanding), operation.open, column) in ((0, set(), [1]), (1, {1}, [0]))
+        done.append(not operation.open)
         if outstanding.find(S0, 1) is not None:  # it is asked again, and answered again
             settle()
-        assert (len(outstanding), ticket.open, column) == (0, set(), [1])
+        assert (len(outstanding), operation.open, column) == (0, set(), [1])
         if not came:
             break
         after += 1
     assert set(done) == {True, False}
-
-
-# ---- tickets
-
-
-def test_done_takes_in_what_has_arrived_and_wait_passes_the_deadline_on() -> None:
-    outstanding = Outstanding()
-    waiter = Answers(outstanding)
-    ticket = Ticket("push", ["w"], waiter, None, Limits(5.0, 9.0))
-    requests = added(outstanding, ticket, S0)
-    assert repr(ticket) == "<Ticket push of 'w' waiting>"
-    assert not ticket.done()
-    waiter.wait = lambda ticket, timeout: waiter.waits.append(timeout)  # type: ignore[method-assign]
-    ticket.wait()
-    ticket.wait(0.5)
-    assert waiter.waits == [None, 0.5]
-    waiter.coming += requests
-    assert ticket.done()
-    assert repr(ticket) == "<Ticket push of 'w' done>"
-    ticket.wait()
-    assert waiter.waits == [None, 0.5]
-
-
-def test_a_ticket_of_a_local_store_is_done_from_the_start() -> None:
-    ticket = Ticket("push", [1, 2])
-    assert ticket.done()
-    assert ticket.wait(0) is None
-    assert str(ticket) == "push of 1, 2"
-    assert str(Ticket("barrier")) == "barrier"
-
-
-def test_errors_of_a_ticket_are_this_packages() -> None:
-    assert issubclass(ServerError, KVStoreError)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, ""), (2, "0, 1"), (8, "0, 1, 2, 3, 4, 5, 6, 7"), (10, "0, 1, 2, 3, 4, 5, 6, 7 and 2 more")]
-)
-def test_many_keys_are_shortened(count: int, text: str) -> None:
-    assert shorten(range(count)) == text

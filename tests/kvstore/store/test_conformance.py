@@ -19,6 +19,7 @@ from kvstore.dist import DistStore
 from kvstore.optim import states
 from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE
+from kvstore.ticket import claim
 from kvstore.values import as_dtype
 
 BOUND = 60  # elements: arrays of so many are cut over the servers
@@ -118,6 +119,19 @@ def settled(store: kv.KVStore, ticket: kv.Ticket) -> None:
 
 
 # ---- assigning: without an optimizer a push assigns the sum
+
+
+@assigning
+def test_a_push_that_waits_has_taken_effect_when_it_returns(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init("w", torch.zeros(100))
+        value = torch.full((100,), float(mine(store)))
+        ticket = store.push("w", value, wait=True)
+        assert claim(ticket).open == set()
+        assert store.statistics().outstanding == 0
+        assert (pulled(store, "w", value) == all_of(store)).all()
+
+    run(work)
 
 
 @assigning
@@ -395,9 +409,9 @@ def test_everybody_gets_rank_zeros_values(run: Run) -> None:
 def test_a_second_init_raises_and_changes_nothing(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
         store.init("a", torch.ones(2))
-        with pytest.raises(kv.AlreadyInitialised, match="'a'"):
+        with pytest.raises(kv.AlreadyInitialized, match="'a'"):
             store.init("a", torch.zeros(2))
-        with pytest.raises(kv.AlreadyInitialised, match="'a'"):
+        with pytest.raises(kv.AlreadyInitialized, match="'a'"):
             store.init(["b", "a"], [torch.zeros(2)] * 2)
         store.init("b", torch.full((2,), 3.0))
         assert pulled(store, "a", (2,)).tolist() == [1, 1]
@@ -426,7 +440,7 @@ def test_a_key_without_a_value(run: Run) -> None:
             lambda: store.pushpull("b", torch.ones(2)),
             lambda: store.pull(["a", "b"], [torch.ones(2)] * 2),
         ):
-            with pytest.raises(kv.KeyNotInitialised, match=r"'b'.*init"):
+            with pytest.raises(kv.KeyNotInitialized, match=r"'b'.*init"):
                 call()
 
     run(work)
@@ -461,7 +475,7 @@ def test_another_shape_or_dtype_raises_at_the_call(run: Run, wrong: Any) -> None
 @every
 def test_keys_of_one_kind(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
-        with pytest.raises(kv.KeyNotInitialised):
+        with pytest.raises(kv.KeyNotInitialized):
             store.pull("w", torch.ones(1))
         store.init(3, torch.ones(1))
         for call in (

@@ -14,7 +14,7 @@ import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.store import registry as names_of_stores
 from kvstore.store.local import DeviceStore, LocalStore
-from kvstore.ticket import Limits
+from kvstore.ticket import WaitLimits
 
 LOCAL = ["local", "local_update_cpu", "local_allreduce_cpu"]
 DEVICE = ["device", "local_allreduce_device"]
@@ -85,32 +85,41 @@ def test_a_dist_store_outside_a_job_says_what_to_run(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["local", "device"])
 def test_a_local_store_has_one_option(name: str) -> None:
-    with pytest.raises(kv.UnknownName, match="no option 'timeout_s'; choose from check_finite"):
-        kv.create(name, timeout_s=3)
+    with pytest.raises(kv.UnknownName, match="no option 'timeout'; choose from check_finite"):
+        kv.create(name, timeout=3)
 
 
 def test_an_unknown_option_lists_those_there_are() -> None:
-    with pytest.raises(kv.UnknownName, match="no option 'timeout'; choose from timeout_s, bigarray_bound"):
-        kv.create("dist_sync", timeout=3)
+    with pytest.raises(kv.UnknownName, match="no option 'deadline'; choose from timeout, bigarray_bound"):
+        kv.create("dist_sync", deadline=3)
 
 
 @pytest.mark.usefixtures("job")
 def test_options_of_dist_stores() -> None:
-    store = kv.create("dist_sync", timeout_s=3, bigarray_bound=7)
+    store = kv.create("dist_sync", timeout=3, bigarray_bound=7)
     assert isinstance(store, DistStore)
-    assert (store._requests.limits, store._bound) == (Limits(3, 3), 7)
-    default = kv.create("dist_sync", timeout_s=None)
+    assert (store._requests.limits, store._bound) == (WaitLimits(3, 3), 7)
+    default = kv.create("dist_sync", timeout=None)
     assert isinstance(default, DistStore)
-    assert (default._requests.limits, default._bound) == (Limits(LONG, LONG), 1000)
+    assert (default._requests.limits, default._bound) == (WaitLimits(LONG, LONG), 1000)
 
 
 @pytest.mark.usefixtures("job")
 @pytest.mark.parametrize(
-    "option", [{"timeout_s": 0}, {"timeout_s": "3"}, {"timeout_s": -1}, {"bigarray_bound": 0}, {"bigarray_bound": 1.5}]
+    "option", [{"timeout": 0}, {"timeout": "3"}, {"timeout": -1}, {"bigarray_bound": 0}, {"bigarray_bound": 1.5}]
 )
 def test_options_that_cannot_be(option: dict[str, Any]) -> None:
     with pytest.raises(kv.UsageError, match=next(iter(option))):
         kv.create("dist_sync", **option)
+
+
+@pytest.mark.usefixtures("job")
+def test_the_old_name_of_the_timeout_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="timeout_s= is now timeout=") as caught:
+        store = kv.create("dist_sync", timeout_s=3)
+    assert caught[0].filename == __file__
+    assert isinstance(store, DistStore)
+    assert store._requests.limits == WaitLimits(3, 3)
 
 
 @pytest.mark.usefixtures("job")

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from kvstore.errors import AlreadyInitialised, Mismatch, UsageError
+from kvstore.errors import AlreadyInitialized, Mismatch, UsageError
 from kvstore.spec import MAX_SEGMENTS
 from kvstore.wire import Declare
 from servers.scheduler.keys import Keys
@@ -110,7 +110,7 @@ def test_a_second_init_by_rank_0_is_refused_whole():
     said.declare(0, a=[4])
     said.ready("a")
     said.declare(0, b=[1], a=[4])
-    assert isinstance(said.heard[0][1], AlreadyInitialised)
+    assert isinstance(said.heard[0][1], AlreadyInitialized)
     said.declare(0, b=[1])
     assert said.heard[0][2] == [[[1, 1, 0, 1]]], "b was not placed by the call that failed"
 

@@ -345,9 +345,9 @@ def test_a_segment_is_initialised_once():
     desk = Desk(1, values={1: floats(1)})
     (a,) = desk.workers
     reply = desk.reply(a, a.init({2: floats(5), 1: floats(5)}, keys=["new", "k1"]))
-    assert text_of(reply, "AlreadyInitialised") == "key 'k1' is initialised already"
+    assert text_of(reply, "AlreadyInitialized") == "key 'k1' is initialised already"
     assert desk.value(1).tolist() == [1]
-    assert "no value on this server" in text_of(desk.reply(a, a.pull([2])), "KeyNotInitialised")
+    assert "no value on this server" in text_of(desk.reply(a, a.pull([2])), "KeyNotInitialized")
 
 
 @pytest.mark.parametrize("request_of", ["push", "pull", "get_states"])
@@ -355,7 +355,7 @@ def test_an_unknown_segment_is_refused(request_of):
     desk = Desk(1, values={1: floats(1)})
     (a,) = desk.workers
     message = a.push({9: floats(1)}) if request_of == "push" else getattr(a, request_of)([1, 9])
-    assert "segment 9 has no value" in text_of(desk.reply(a, message), "KeyNotInitialised")
+    assert "segment 9 has no value" in text_of(desk.reply(a, message), "KeyNotInitialized")
 
 
 @pytest.mark.parametrize("value", [floats(1), floats(1, 2, 3), torch.zeros(2, dtype=torch.float64)])

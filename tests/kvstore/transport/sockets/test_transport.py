@@ -18,7 +18,7 @@ from waiting import LONG, until
 
 from kvstore.transport.sockets import link as links
 from kvstore.transport.sockets import transport as sockets
-from kvstore.transport.sockets.strangers import Limits, Stranger, Strangers
+from kvstore.transport.sockets.strangers import Stranger, StrangerLimits, Strangers
 from kvstore.transport.sockets.stream import GREETING, SHORT_BYTES, packed
 from kvstore.transport.sockets.tcp import TcpTransport
 from kvstore.transport.sockets.transport import SocketTransport
@@ -33,11 +33,11 @@ class Kind:
         self.endpoint = "tcp://127.0.0.1:0" if self.tcp else f"ipc://{directory}/here"
         self._made: list[SocketTransport] = []
 
-    def new(self, limits: Limits | None = None) -> SocketTransport:
+    def new(self, limits: StrangerLimits | None = None) -> SocketTransport:
         self._made.append(TcpTransport(limits=limits) if self.tcp else UnixTransport(limits))
         return self._made[-1]
 
-    def listening(self, limits: Limits | None = None) -> SocketTransport:
+    def listening(self, limits: StrangerLimits | None = None) -> SocketTransport:
         made = self.new(limits)
         self.endpoint = made.bind(self.endpoint)
         return made
@@ -303,7 +303,7 @@ def test_who_speaks_otherwise_is_cut_off_and_costs_others_nothing(
 
 @pytest.mark.parametrize("said", [b"", GREETING, GREETING + b"".join(map(bytes, packed([b"hello"])))])
 def test_who_says_nothing_is_cut_off_and_who_is_known_is_not(kind: Kind, said: bytes):
-    listener, other = kind.listening(Limits(silence_s=0.1)), kind.new()
+    listener, other = kind.listening(StrangerLimits(silence_s=0.1)), kind.new()
     other.send(other.connect(kind.endpoint), [b"hello"])
     known = hear(listener)
     with kind.stranger() as stranger:
@@ -364,7 +364,7 @@ def ended(made: socket.socket) -> bool:
 def test_of_too_many_strangers_the_one_that_has_been_silent_for_longest_goes(
     kind: Kind,
 ):
-    listener = kind.listening(Limits(links=4))
+    listener = kind.listening(StrangerLimits(links=4))
     strangers = [connected(kind, [b"%d" % number]) for number in range(4)]
     for _ in strangers:
         assert listener.recv(LONG) is not None
@@ -380,7 +380,7 @@ def test_of_too_many_strangers_the_one_that_has_been_silent_for_longest_goes(
 
 def test_thousands_of_strangers_cost_no_more_than_a_few(kind: Kind):
     """They have greeted and say nothing more; who is known is heard all the same, and so is who comes."""
-    listener, known, late = kind.listening(Limits(links=8)), kind.new(), kind.new()
+    listener, known, late = kind.listening(StrangerLimits(links=8)), kind.new(), kind.new()
     link = known.connect(kind.endpoint)
     known.send(link, [b"here"])
     hear(listener)
@@ -545,7 +545,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_strangers_wait_when_their_time_is_over_and_members_do_not(slow: Clock, kind: Kind):
-    listener = kind.listening(Limits(share=0.1, burst_s=1.5, pause_s=0.5, turn_s=10.0, step_s=10.0, silence_s=1e6))
+    listener = kind.listening(
+        StrangerLimits(share=0.1, burst_s=1.5, pause_s=0.5, turn_s=10.0, step_s=10.0, silence_s=1e6)
+    )
     member = connected(kind, [b"here"])
     known = hear(listener)
     strangers = [connected(kind, [b"%d" % number]) for number in range(4)]
@@ -566,7 +568,9 @@ def test_strangers_wait_when_their_time_is_over_and_members_do_not(slow: Clock, 
 
 
 def test_newcomers_wait_too(slow: Clock, kind: Kind):
-    listener = kind.listening(Limits(share=0.1, burst_s=0.5, pause_s=0.5, turn_s=10.0, step_s=10.0, silence_s=1e6))
+    listener = kind.listening(
+        StrangerLimits(share=0.1, burst_s=0.5, pause_s=0.5, turn_s=10.0, step_s=10.0, silence_s=1e6)
+    )
     first = connected(kind, [b"here"])
     hear(listener)
     second = connected(kind, [b"here"])
@@ -582,7 +586,9 @@ def test_newcomers_wait_too(slow: Clock, kind: Kind):
 def test_what_a_message_takes_is_at_the_cost_of_strangers_if_it_is_refused_and_given_back_once_they_are_known(
     slow: Clock, kind: Kind, refused: bool
 ):
-    listener = kind.listening(Limits(share=0.1, burst_s=5.0, pause_s=0.5, turn_s=10.0, step_s=10.0, silence_s=1e6))
+    listener = kind.listening(
+        StrangerLimits(share=0.1, burst_s=5.0, pause_s=0.5, turn_s=10.0, step_s=10.0, silence_s=1e6)
+    )
     made = connected(kind, [b"here"])
     received = listener.recv(LONG)
     assert received is not None
@@ -603,7 +609,9 @@ def test_a_long_garbage_collection_meanwhile_does_not_close_the_door_for_minutes
     monkeypatch: pytest.MonkeyPatch, kind: Kind
 ):
     clock = Clock(monkeypatch, 300.0)
-    listener = kind.listening(Limits(share=0.1, burst_s=0.5, pause_s=0.5, turn_s=1000.0, step_s=2.0, silence_s=1e6))
+    listener = kind.listening(
+        StrangerLimits(share=0.1, burst_s=0.5, pause_s=0.5, turn_s=1000.0, step_s=2.0, silence_s=1e6)
+    )
     first = connected(kind, [b"here"])
     hear(listener)
     second = connected(kind, [b"here"])
