@@ -26,7 +26,7 @@ from waiting import LONG
 from kvstore.dist import DistStore
 from kvstore.errors import KVStoreError
 from kvstore.job.config import Config
-from kvstore.job.curve_keys import Keys, with_key
+from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 from kvstore.ticket import WaitLimits
@@ -99,7 +99,7 @@ class ThreadedJob:
         options = dict(self._options)
         if self._keys:
             number = {"scheduler": 0, "server": 1 + rank, "worker": 1 + self.servers + rank}[role]
-            options["keys"] = Keys.from_env(self._keys[number])
+            options["keys"] = CurveKeys.from_env(self._keys[number])
         if self._root is not None and role == "scheduler":
             options["root_fd"] = self._root.detach()
         return Config(role=role, rank_hint=rank, **options)  # type: ignore[arg-type]

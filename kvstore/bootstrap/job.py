@@ -9,9 +9,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvstore.bootstrap.crew import Crew
+from kvstore.bootstrap.job_address import JobAddress, require_safe
+from kvstore.bootstrap.job_servers import JobServers
 from kvstore.bootstrap.meeting import FileMeeting, meeting, on_one_host
-from kvstore.bootstrap.place import Place, require_safe
 from kvstore.errors import ConfigError
 from kvstore.job.config import Config, inherited
 from kvstore.job.ranks import Ranks
@@ -37,34 +37,34 @@ def joining(config: Config) -> Iterator[Config]:
     with meeting(ranks, config.join_limit_s) as met:
         secret = require_safe(config, one_host)
         if ranks.rank != 0:
-            yield _settings(Place.loads(met.hear()), ranks, one_host, secret)
+            yield _settings(JobAddress.loads(met.hear()), ranks, one_host, secret)
             return
-        crew = Crew(config, ranks, one_host, secret, met.path if isinstance(met, FileMeeting) else None)
-        atexit.register(crew.wait)  # first: whoever joins registers its farewell later, which is said before
+        servers = JobServers(config, ranks, one_host, secret, met.path if isinstance(met, FileMeeting) else None)
+        atexit.register(servers.wait)  # first: whoever joins registers its farewell later, which is said before
         try:
-            met.tell(crew.place.dumps())
-            yield _settings(crew.place, ranks, one_host, secret)
+            met.tell(servers.address.dumps())
+            yield _settings(servers.address, ranks, one_host, secret)
         except BaseException:
-            crew.end()
+            servers.end()
             raise
         finally:
             met.forget()
 
 
-def _settings(place: Place, ranks: Ranks, one_host: bool, secret: str) -> Config:
-    """The settings of a rank at a place that may have come from anyone.
+def _settings(address: JobAddress, ranks: Ranks, one_host: bool, secret: str) -> Config:
+    """The settings of a rank at an address that may have come from anyone.
 
     Raises:
-        ConfigError: no rank 0 of this user would have said that place.
+        ConfigError: no rank 0 of this user would have said that address.
     """
-    if one_host and not place.uri.startswith("ipc://"):  # torchrun's store takes what any host says
+    if one_host and not address.uri.startswith("ipc://"):  # torchrun's store takes what any host says
         raise ConfigError(
-            f"the address of the job, {place.uri!r}, is not on this host, where all its ranks are: it is not rank 0's, "
-            "so somebody else can write to where the ranks meet"
+            f"the address of the job, {address.uri!r}, is not on this host, but all its ranks are. Rank 0 has not told "
+            "it, so somebody else can write to where the ranks meet"
         )
-    if place.uri.startswith("ipc://"):
-        _require_private(Path(place.uri.removeprefix("ipc://")).parent)
-    return Config.from_env(inherited(place.variables("worker", ranks.rank, ranks.size, secret)))
+    if address.uri.startswith("ipc://"):
+        _require_private(Path(address.uri.removeprefix("ipc://")).parent)
+    return Config.from_env(inherited(address.variables("worker", ranks.rank, ranks.size, secret)))
 
 
 def _require_private(directory: Path) -> None:

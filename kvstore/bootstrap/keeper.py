@@ -1,6 +1,6 @@
 """The process between rank 0 and the servers: starts them, reports one that fails, and ends all when rank 0 is gone.
 
-``python -m kvstore.bootstrap``, a child of rank 0's process, with a ``Task`` on its standard input. Nothing but
+``python -m kvstore.bootstrap``, a child of rank 0's process, with a ``KeptJob`` on its standard input. Nothing but
 a process of its own could do it: SIGKILL cannot be caught, and a parent-death signal would come when the thread ends
 that made the store. The servers get that signal from this process, whose only thread ends with it.
 """
@@ -30,7 +30,7 @@ LAST_WORDS_S = 2.0  # how long the members may take to hear of a failure and to 
 
 
 @dataclass(frozen=True)
-class Member:
+class KeptProcess:
     """One process to start.
 
     Attributes:
@@ -51,7 +51,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Task:
+class KeptJob:
     """All that the keeper is told.
 
     Attributes:
@@ -63,7 +63,7 @@ class Task:
     """
 
     parent: int
-    members: list[Member]
+    members: list[KeptProcess]
     remove: list[str]
     root_fd: int
     patience_s: float
@@ -73,10 +73,10 @@ class Task:
         return json.dumps(asdict(self))
 
     @classmethod
-    def loads(cls, text: str) -> Task:
+    def loads(cls, text: str) -> KeptJob:
         """The task that ``dumps`` has made a text of."""
         found = json.loads(text)
-        return cls(**found | {"members": [Member(**member) for member in found["members"]]})
+        return cls(**found | {"members": [KeptProcess(**member) for member in found["members"]]})
 
 
 class Keeper:
@@ -87,10 +87,10 @@ class Keeper:
         report: tells the scheduler that a process has ended: role, rank, and how in words.
     """
 
-    def __init__(self, task: Task, report: Callable[[str, int, str], None]) -> None:
+    def __init__(self, task: KeptJob, report: Callable[[str, int, str], None]) -> None:
         self._task = task
         self._report = report
-        self._running: list[tuple[Member, subprocess.Popen[bytes]]] = []
+        self._running: list[tuple[KeptProcess, subprocess.Popen[bytes]]] = []
         self._deadline = float("inf")
         self._told_to_end = False
         self._code = 0
@@ -116,7 +116,7 @@ class Keeper:
             self._clean()
         return self._code
 
-    def _prepare(self, member: Member) -> TiedProcess:
+    def _prepare(self, member: KeptProcess) -> TiedProcess:
         fd = self._task.root_fd if member.role == "scheduler" else -1
         return TiedProcess(
             member.argv,
@@ -170,5 +170,5 @@ def main() -> int:
     """Run the task on standard input."""
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
-    task = Task.loads(sys.stdin.read())
+    task = KeptJob.loads(sys.stdin.read())
     return Keeper(task, partial(tell, task.members[0].variables)).run()

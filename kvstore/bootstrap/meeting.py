@@ -1,4 +1,4 @@
-"""Where rank 0 tells the others of the place: the store that torchrun has, or a file on the host that all are on.
+"""Where rank 0 tells the others of the address: the store that torchrun has, or a file on the host that all are on.
 
 What was said is taken back when all have joined, so that the next program under the same torchrun or mpirun cannot
 take it for its own.
@@ -78,7 +78,7 @@ class StoreMeeting:
         from torch import distributed
 
         self._where = f"{ranks.master}:{ranks.port}"
-        self._key = f"kvstore/{ranks.attempt}/place"
+        self._key = f"kvstore/{ranks.attempt}/address"
         self._timeout_s = timeout_s
         if not distributed.is_available():
             raise ConfigError("this torch has no torch.distributed, through which ranks meet at MASTER_ADDR")

@@ -22,7 +22,7 @@ from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan
 from kvstore.dist.requests import Requests
 from kvstore.errors import UsageError
-from kvstore.member.outstanding import Effect, Request, Sender, Turn
+from kvstore.member.outstanding import Effect, PendingRequest, Sender, Turn
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 from kvstore.spec import require_floats
@@ -163,7 +163,7 @@ class Pushes:
 
     def _push(
         self, operation: Operation, plan: Plan, load: Load, writer: Writer | None, priority: int, wait: bool
-    ) -> tuple[Sequence[Request], Effect]:
+    ) -> tuple[Sequence[PendingRequest], Effect]:
         if self._joining.under_way:
             raise UsageError("this worker has joined, and others have not yet: call join() again, which waits on")
         self._forget()
@@ -191,7 +191,7 @@ class Pushes:
 
     def _pull(
         self, operation: Operation, plan: Plan, writer: Writer, priority: int
-    ) -> tuple[Sequence[Request], Effect]:
+    ) -> tuple[Sequence[PendingRequest], Effect]:
         requests = []
         for parcel in plan.parcels:
             back = self._back(parcel, writer)
@@ -268,7 +268,7 @@ class _Back(NamedTuple):
     nbytes: int
 
 
-class _Values(Request):
+class _Values(PendingRequest):
     """Asks for values of a parcel's pieces; ``back`` is None where they are not wanted, or no longer."""
 
     __slots__ = ("back", "clocks", "parcel", "pushes")
@@ -290,14 +290,14 @@ class _Values(Request):
         self.back = back
 
     def take(self, reply: Any) -> Effect:
-        """See ``Request``."""
+        """See ``PendingRequest``."""
         back = self.back
         if back is not None:
             back.writer.take(self.parcel, reply, back.decode)
         return self.pushes.noted(self.parcel, reply, self._sent, back is not None)
 
     def forsake(self) -> None:
-        """See ``Request``."""
+        """See ``PendingRequest``."""
         self.back = None
 
     @property
@@ -317,11 +317,11 @@ class _Pull(_Values):
         self.codec = back.codec
 
     def message(self, sender: Sender) -> Pull:
-        """See ``Request``."""
+        """See ``PendingRequest``."""
         return Pull(*sender, self.pushes.store, self.parcel.ids, self.clocks, self.codec)
 
     def forsake(self) -> None:
-        """See ``Request``; whether it fails does not matter any more either."""
+        """See ``PendingRequest``; whether it fails does not matter any more either."""
         super().forsake()
         self.operation.raised = True
 
@@ -353,7 +353,7 @@ class _Push(_Values):
         self.sent = 0  # bytes of gradients
 
     def message(self, sender: Sender) -> Push:
-        """See ``Request``."""
+        """See ``PendingRequest``."""
         gather = self.turn is not None and self.pushes.session.client.gathers(self.peer)
         buffers, codec, lengths, spans = self.load.pack(self.parcel, gather)
         self.sent = self.parcel.nbytes if codec is None else sum(lengths)

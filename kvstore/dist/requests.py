@@ -13,7 +13,7 @@ from kvstore.dist.outgoing import Packer
 from kvstore.dist.plans.entries import Entries, Piece, Pieces
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan
-from kvstore.member.outstanding import Effect, Question, Request, Sender
+from kvstore.member.outstanding import Effect, PendingRequest, Question, Sender
 from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
@@ -244,7 +244,7 @@ class Requests:
         """
         operation = self._operation("join")
 
-        def work() -> tuple[Sequence[Request], Effect]:
+        def work() -> tuple[Sequence[PendingRequest], Effect]:
             by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
             pushes: dict[Key, int] = {}
             for piece, clock in clocks().items():
@@ -300,5 +300,5 @@ class _Last(Question):
         self.effect = effect
 
     def take(self, reply: Reply) -> Effect | None:
-        """See ``Request``."""
+        """See ``PendingRequest``."""
         return self.effect if self.operation.open == {self.seq} and self.operation.error is None else None

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from kvstore.errors import ConfigError
 from kvstore.job.address import host_and_port, is_loopback, tcp_endpoint
-from kvstore.job.curve_keys import Keys, split_key, with_key
+from kvstore.job.curve_keys import CurveKeys, split_key, with_key
 from kvstore.job.ranks import Ranks
 
 ROLES = ("worker", "server", "scheduler")
@@ -90,7 +90,7 @@ class Config:
     job: str = "none"
     shm: bool = True
     encryption: bool = True
-    keys: Keys | None = field(default=None, repr=False)
+    keys: CurveKeys | None = field(default=None, repr=False)
     job_secret: str = field(default="", repr=False)
     ranks: Ranks | None = None
 
@@ -129,7 +129,7 @@ class Config:
             raise ConfigError(f"DMLC_ROLE={role!r}; it must be one of {', '.join(ROLES)}")
         root = _root(env)
         encryption = _number(env, ("KVSTORE_ENCRYPTION",), int, 1, 0) != 0
-        keys = Keys.from_env(env) if encryption else None
+        keys = CurveKeys.from_env(env) if encryption else None
         ranks = Ranks.from_env(env) if role == "worker" and not root else None
         num_workers = _number(env, ("DMLC_NUM_WORKER",), int, 0, 0)
         return cls(

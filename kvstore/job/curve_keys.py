@@ -20,7 +20,7 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!
 
 
 @dataclass(frozen=True)
-class Keys:
+class CurveKeys:
     """What one process knows of its job's keys.
 
     Attributes:
@@ -34,7 +34,7 @@ class Keys:
     members: frozenset[str] = field(repr=False)
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Keys | None:
+    def from_env(cls, env: Mapping[str, str]) -> CurveKeys | None:
         """Read ``env``; None if it has no keys at all.
 
         Raises:

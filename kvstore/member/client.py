@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
 from kvstore.member.io_lock import IOLock, under_way
 from kvstore.member.links import Links
-from kvstore.member.outstanding import Effect, Question, Request, Sender
+from kvstore.member.outstanding import Effect, PendingRequest, Question, Sender
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
 from kvstore.wire import Buffer, Explain, Explanation, Message, Node
@@ -35,10 +35,10 @@ EXPLAIN_S = 15.0  # how long a peer may take to say what a late request waits fo
 NEWS_S = 60.0  # a wait that goes on says so often what it waits for
 
 
-class Work(Protocol):
+class Prepare(Protocol):
     """Requests that are made together or not at all."""
 
-    def __call__(self) -> tuple[Sequence[Request], Effect | None]:
+    def __call__(self) -> tuple[Sequence[PendingRequest], Effect | None]:
         """Return the requests, and what is to change when they are made. Changes nothing; runs alone at the links."""
         ...
 
@@ -102,7 +102,7 @@ class Client:
 
     # ---- requests
 
-    def submit(self, work: Work, operation: Operation) -> None:
+    def submit(self, work: Prepare, operation: Operation) -> None:
         """Make requests on behalf of ``operation``: all of them or, if this raises before they are noted, none.
 
         If it raises later they are made all the same, and what they bring is not taken.
@@ -115,7 +115,7 @@ class Client:
             self.give_up(operation)
             raise
 
-    def exchange(self, work: Work, operation: Operation) -> Any:
+    def exchange(self, work: Prepare, operation: Operation) -> Any:
         """``submit``, and wait for ``operation``: meanwhile requests may read the caller's arrays."""
         try:
             self.submit(work, operation)

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 REDIAL_S = 3.0  # without a word for so long, or for three beats, the link is made anew; and again, after as long
 
 
-class Pulse(Protocol):
+class PulseHandle(Protocol):
     """Something beside this process that beats for it, too."""
 
     @property
@@ -73,7 +73,7 @@ class Heartbeat:
         limit_s: float,
         clock: Callable[[], float],
         listener: Listener,
-        beside: Callable[[], Pulse] | None = None,
+        beside: Callable[[], PulseHandle] | None = None,
     ) -> None:
         self._make_transport = make_transport
         self._root = root
@@ -84,7 +84,7 @@ class Heartbeat:
         self._clock = clock
         self._listener = listener
         self._beside = beside
-        self._pulse: Pulse | None = None
+        self._pulse: PulseHandle | None = None
         self._drops = Drops(log)
         self._stop = threading.Event()
         self._transport = make_transport()

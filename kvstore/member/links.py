@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvstore.errors import KVStoreError, WireError, rebuild
-from kvstore.member.outstanding import Effect, Outstanding, Request
+from kvstore.member.outstanding import Effect, Outstanding, PendingRequest
 from kvstore.member.window import Window
 from kvstore.rare_log import Drops
 from kvstore.ticket import Operation
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 FEW = 4  # requests; with more of them outstanding, replies are taken in between two that are sent
 
 
-class _Link(NamedTuple):
+class _Address(NamedTuple):
     """What a link is made from."""
 
     endpoint: str
@@ -64,12 +64,12 @@ class Links:
         self.closed = False
         self.blamed: Exception | None = None
         self._make_transport = make_transport
-        self._links: dict[Peer, _Link] = {}
+        self._links: dict[Peer, _Address] = {}
         self._ends = _Ends(make_transport(), {}, {})
         self._doubtful = False  # whether an exception may have left the links in any state
         self._suspect = False  # likewise, in the eyes of another thread
         self._mending = False
-        self._windows: dict[Peer, Window[Request]] = {}
+        self._windows: dict[Peer, Window[PendingRequest]] = {}
         self._window = window
         self._drops = Drops(log)
 
@@ -111,7 +111,7 @@ class Links:
 
     def connect(self, peer: Peer, endpoint: str, bulk: bool) -> Peer:
         """Make a link to ``peer``; see ``Transport.connect``."""
-        link = _Link(endpoint, bulk)
+        link = _Address(endpoint, bulk)
         if self._links.get(peer) == link:  # an exception may have come before the caller had it
             return peer
         self._doubtful = True
@@ -123,7 +123,7 @@ class Links:
         self._doubtful = False
         return peer
 
-    def submit(self, work: Callable[[], tuple[Sequence[Request], Effect | None]]) -> None:
+    def submit(self, work: Callable[[], tuple[Sequence[PendingRequest], Effect | None]]) -> None:
         """Make the requests of ``work``; see ``Client.submit``."""
         requests, effect = work()
         if not requests:
@@ -233,14 +233,14 @@ class Links:
         if node.rank >= 0:
             self._ends.transport.send(route, encode(Here(node.role, node.rank, node.incarnation)))
 
-    def _message(self, request: Request) -> Sequence[Buffer | Parts]:
+    def _message(self, request: PendingRequest) -> Sequence[Buffer | Parts]:
         node = self.node
         message = request.message((node.role, node.rank, node.incarnation, request.seq, self.outstanding.done))
         frames = encode(message)
         require_short(message, frames)
         return frames
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: PendingRequest) -> None:
         frames = request.frames
         if frames is None:
             frames = self._made(request)
@@ -250,7 +250,7 @@ class Links:
         request.gone = True
         self._ends.transport.send(self._ends.routes[request.peer], frames, request.priority)
 
-    def _made(self, request: Request) -> Sequence[Buffer | Parts] | None:
+    def _made(self, request: PendingRequest) -> Sequence[Buffer | Parts] | None:
         """Return the message, or None if it cannot be made, which fails its operation; other requests go on.
 
         The first exception may be that of a signal's handler, which may have left memory in any state. So it is raised,

@@ -26,7 +26,7 @@ class Turn(NamedTuple):
     priority: int
 
 
-class Request:
+class PendingRequest:
     """Something to ask of ``peer`` on behalf of ``operation``.
 
     Args:
@@ -85,7 +85,7 @@ class Request:
             self.frames = list(map(whole, self.frames))
 
 
-class Question(Request):
+class Question(PendingRequest):
     """A request of its own.
 
     Args:
@@ -107,11 +107,11 @@ class Question(Request):
         self.on_reply = on_reply
 
     def message(self, sender: Sender) -> Message:
-        """See ``Request``."""
+        """See ``PendingRequest``."""
         return self.make(sender)
 
     def take(self, reply: Any) -> Effect | None:
-        """See ``Request``."""
+        """See ``PendingRequest``."""
         if self.on_reply is not None:
             self.on_reply(reply)
         return None
@@ -131,13 +131,13 @@ class Outstanding:
 
     def __init__(self) -> None:
         self._next = 1
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, PendingRequest] = {}
         self._unfinished: Effect | None = None
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[PendingRequest]:
         """In the order in which they were made."""
         return iter(list(self._requests.values()))
 
@@ -151,21 +151,21 @@ class Outstanding:
         """Whether an exception has ended a change before it was complete."""
         return self._unfinished is not None
 
-    def number(self, requests: Sequence[Request]) -> None:
+    def number(self, requests: Sequence[PendingRequest]) -> None:
         """Give ``requests`` the numbers that they will have if ``add`` is called next."""
         for seq, request in enumerate(requests, self._next):
             request.seq = seq
 
-    def add(self, requests: Sequence[Request], effect: Effect | None = None) -> None:
+    def add(self, requests: Sequence[PendingRequest], effect: Effect | None = None) -> None:
         """Take in ``requests``, all of them, and do ``effect``, which belongs to them."""
         self._do(partial(self._add, requests, effect))
 
-    def find(self, peer: bytes, seq: int) -> Request | None:
+    def find(self, peer: bytes, seq: int) -> PendingRequest | None:
         """Return the request that an answer of ``peer`` is for; None if it is a repeat, or not its to answer."""
         request = self._requests.get(seq)
         return None if request is None or request.peer != peer else request
 
-    def settle(self, request: Request, reply: Reply | None, error: KVStoreError | None) -> None:
+    def settle(self, request: PendingRequest, reply: Reply | None, error: KVStoreError | None) -> None:
         """Hand ``reply`` to ``request`` and let it go; ``error``, or one of taking the reply, fails its operation."""
         effect: Effect | None = None
         interrupt: Exception | None = None
@@ -192,7 +192,7 @@ class Outstanding:
         """Return the unanswered requests of ``operation``: sequence number to peer."""
         return {request.seq: request.peer for request in self.requests_of(operation)}
 
-    def requests_of(self, operation: Operation) -> list[Request]:
+    def requests_of(self, operation: Operation) -> list[PendingRequest]:
         """Return the unanswered requests of ``operation``, in order."""
         return [self._requests[seq] for seq in sorted(operation.open) if seq in self._requests]
 
@@ -201,7 +201,7 @@ class Outstanding:
         effect()
         self._unfinished = None
 
-    def _add(self, requests: Sequence[Request], effect: Effect | None) -> None:
+    def _add(self, requests: Sequence[PendingRequest], effect: Effect | None) -> None:
         if effect is not None:
             effect()
         for request in requests:
@@ -209,7 +209,7 @@ class Outstanding:
             request.operation.open.add(request.seq)
         self._next = requests[-1].seq + 1
 
-    def _settle(self, request: Request, effect: Effect | None, error: KVStoreError | None) -> None:
+    def _settle(self, request: PendingRequest, effect: Effect | None, error: KVStoreError | None) -> None:
         if effect is not None:
             effect()
         if error is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from kvstore.job.config import Config
-from kvstore.job.curve_keys import Keys
+from kvstore.job.curve_keys import CurveKeys
 from kvstore.job.processes import complete, source_root, words
 from kvstore.transport.choose import links
 from kvstore.wire import Node, Pulse, encode
@@ -99,7 +99,7 @@ def _beat(told: dict[str, Any]) -> None:
     keys = None
     if told["keys"]:
         secret, root, members = told["keys"]
-        keys = Keys(secret, root, frozenset(members))
+        keys = CurveKeys(secret, root, frozenset(members))
     transport = links(Config(root=told["root"], keys=keys, congestion=told["congestion"]))()
     try:
         scheduler = transport.connect(told["root"])

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from kvstore.errors import WireError
-from kvstore.job.curve_keys import Keys, pair, with_key
+from kvstore.job.curve_keys import CurveKeys, pair, with_key
 from kvstore.transport import Peer
 from kvstore.transport.zeromq.transport import ZmqTransport
 from kvstore.wire import Message, decode, encode
@@ -34,7 +34,7 @@ class Hub:
 
     def __init__(self, address: str) -> None:
         mine, theirs = pair(), pair()
-        keys = Keys(secret=mine[1], root=mine[0], members=frozenset({mine[0], theirs[0]}))
+        keys = CurveKeys(secret=mine[1], root=mine[0], members=frozenset({mine[0], theirs[0]}))
         self._transport = ZmqTransport(keys=keys)
         host = f"[{address}]" if ":" in address else address
         try:
@@ -160,7 +160,7 @@ class BackLink:
     unsent = 0  # the socket lingers
 
     def __init__(self, ticket: Ticket) -> None:
-        keys = Keys(ticket.secret, ticket.server_key, frozenset({ticket.server_key, ticket.public}))
+        keys = CurveKeys(ticket.secret, ticket.server_key, frozenset({ticket.server_key, ticket.public}))
         self._transport = ZmqTransport(keys=keys)
         self._peer = self._transport.connect(with_key(ticket.endpoint, ticket.server_key))
         self.pending = 0

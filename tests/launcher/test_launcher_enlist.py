@@ -15,7 +15,7 @@ from waiting import LONG
 
 import kvstore
 from kvstore.errors import ConfigError
-from kvstore.job.curve_keys import Keys, pair
+from kvstore.job.curve_keys import CurveKeys, pair
 from kvstore.wire import decode
 from launcher import batch
 from launcher.agents import boot
@@ -165,7 +165,7 @@ def test_every_member_has_its_own_key_and_knows_all() -> None:
     assert len(publics) == len(secrets) == 4
     for role, number in everybody:
         variables = keyring.variables(role, number)
-        keys = Keys.from_env(variables)
+        keys = CurveKeys.from_env(variables)
         assert keys is not None
         assert keys.public == keyring.pairs[role, number][0]
         assert (keys.root, keys.members) == (keyring.pairs[ROOT][0], publics)

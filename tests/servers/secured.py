@@ -14,7 +14,7 @@ from waiting import LONG
 
 from kvstore.dist import DistStore
 from kvstore.job.config import Config
-from kvstore.job.curve_keys import Keys, with_key
+from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.transport import Transport
 from kvstore.transport.shm.transport import sharing
 from kvstore.transport.zeromq.transport import ZmqTransport
@@ -47,7 +47,7 @@ class SecuredJob(ThreadedJob):
     def __init__(self, *, shm: bool = False) -> None:
         super().__init__(workers=2, servers=2)
         self._keys = variables(len(MEMBERS))
-        self.keys = dict(zip(MEMBERS, map(Keys.from_env, self._keys), strict=True))
+        self.keys = dict(zip(MEMBERS, map(CurveKeys.from_env, self._keys), strict=True))
         self.places: dict[str, str] = {}
         sock = socket.create_server(("127.0.0.1", 0))
         root = "tcp://{}:{}".format(*sock.getsockname())

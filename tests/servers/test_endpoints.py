@@ -11,11 +11,11 @@ from jobkeys import variables
 from kvstore.errors import ConfigError
 from kvstore.job import address
 from kvstore.job.config import Config
-from kvstore.job.curve_keys import Keys, with_key
+from kvstore.job.curve_keys import CurveKeys, with_key
 from servers import endpoints as places
 from servers.endpoints import scheduler_endpoint, server_endpoint, warn_if_open
 
-KEYS = Keys.from_env(variables(2)[0])
+KEYS = CurveKeys.from_env(variables(2)[0])
 NAMES = {"head": "10.0.0.1", "me": "10.0.0.5", "service": "10.96.0.7", "debian": "127.0.1.1"}
 HERE = ("10.0.0.5", "192.168.1.5", "127.0.0.1", "127.0.1.1", "127.1.2.3", "::1", "fd00::5")
 

@@ -20,7 +20,7 @@ from waiting import LONG, until
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.job.config import Config
-from kvstore.job.curve_keys import Keys, pair, split_key
+from kvstore.job.curve_keys import CurveKeys, pair, split_key
 from kvstore.member.session import Session
 from kvstore.transport.choose import links
 from kvstore.transport.shm.transport import sharing
@@ -84,7 +84,7 @@ def test_a_stranger_does_not_get_into_the_job(job: SecuredJob, monkeypatch: pyte
     """With the code and the scheduler's public key, and a key of its own that it has put on its own list."""
     monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", 1.0)
     public, secret = pair()
-    keys = Keys(secret, job.keys["scheduler"].root, job.keys["scheduler"].members | {public})
+    keys = CurveKeys(secret, job.keys["scheduler"].root, job.keys["scheduler"].members | {public})
     config = Config("worker", job.config("worker").root, 2, 2, timeout_s=1.0, keys=keys)
     with (
         Training(job),

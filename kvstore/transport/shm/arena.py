@@ -37,7 +37,7 @@ PRUNE = 16  # cells of one block from which on it is worth looking which are fre
 Bytes = npt.NDArray[np.uint8]
 
 
-class _View(weakref.ref[Bytes]):
+class _BlockView(weakref.ref[Bytes]):
     """Notices the death of the last view of a block: they all refer to one array, and this to it."""
 
     __slots__ = ("block",)
@@ -62,8 +62,10 @@ class Arena:
         self._blocks = Blocks()
         self._chunks: list[Bytes] = []
         self._bases: list[tuple[int, int]] = []  # (address, number of the chunk), sorted
-        self._views: dict[int, _View] = {}  # by the key of the block; a weak reference must live to be called
-        self._unseen: deque[_View] = deque()  # whose array is gone; their callbacks come at any time, in any thread
+        self._views: dict[int, _BlockView] = {}  # by the key of the block; a weak reference must live to be called
+        self._unseen: deque[_BlockView] = (
+            deque()
+        )  # whose array is gone; their callbacks come at any time, in any thread
         self._notice = self._unseen.append
         self._read: dict[int, list[Block]] = {}  # size -> blocks without a view that somebody may still read
         self._free_cells = list(range(CELLS - 1, -1, -1))
@@ -87,7 +89,7 @@ class Arena:
                 raise OSError(errno.EBADF, "this process's shared memory is closed")
             block = self._same(size) or self._other(size)
             array = self._chunks[block.chunk][block.offset : block.offset + nbytes]
-            view = _View(array, self._notice)
+            view = _BlockView(array, self._notice)
             view.block = block
             self._views[block.key] = view
         return array.data
@@ -182,7 +184,7 @@ class Arena:
             raise AssertionError("a new chunk is too small for what it was made for")
         return block
 
-    def _bury(self, view: _View) -> None:
+    def _bury(self, view: _BlockView) -> None:
         block = view.block
         del self._views[block.key]
         if self._prune(block):

@@ -20,7 +20,7 @@ from kvstore.transport.system_errors import require_systems
 Bytes = npt.NDArray[np.uint8]
 
 
-class _View(weakref.ref[Bytes]):
+class _ReferenceView(weakref.ref[Bytes]):
     """Notices the death of the last view of a reference."""
 
     __slots__ = ("cell", "mapped")
@@ -29,12 +29,12 @@ class _View(weakref.ref[Bytes]):
 
 
 # A weak reference must live to be called. It keeps our presence locked too, or the peer would take us for dead.
-_views: dict[int, _View] = {}
+_views: dict[int, _ReferenceView] = {}
 
 
 def _let_go(view: weakref.ref[Bytes]) -> None:
     """Tell the owner that its memory is free. Runs at any time, in any thread."""
-    if isinstance(view, _View) and _views.pop(id(view), None) is not None:
+    if isinstance(view, _ReferenceView) and _views.pop(id(view), None) is not None:
         view.mapped.let_go(view.cell)
 
 
@@ -72,7 +72,7 @@ class Mapped:
         if cell >= CELLS or self._cells[cell] != SENT:
             raise WireError("a reference that was not sent, or was received before")
         array = chunk[offset : offset + length]
-        view = _View(array, _let_go)
+        view = _ReferenceView(array, _let_go)
         view.cell, view.mapped = cell, self
         _views[id(view)] = view
         self._cells[cell] = HELD

@@ -53,7 +53,7 @@ def sharing(make: Callable[[], Transport], config: Config) -> Callable[[], Trans
     return lambda: SharedMemoryTransport(make(), config.job)
 
 
-class _Link:
+class _Sharing:
     """What we know of one link: whom we send references, and whose we receive."""
 
     __slots__ = ("asked", "mapped", "reader")
@@ -79,7 +79,7 @@ class SharedMemoryTransport:
         self._making = threading.Lock()
         self._arena: Arena | None = None
         self._tried = self._closed = False
-        self._links: dict[Peer, _Link] = {}
+        self._links: dict[Peer, _Sharing] = {}
         self._drops = Drops(log)
 
     def bind(self, endpoint: str) -> str:
@@ -115,7 +115,7 @@ class SharedMemoryTransport:
             return
         left: list[Buffer | Parts] = []
         references = [_PLAIN]
-        link: _Link | None = None
+        link: _Sharing | None = None
         for position, frame in enumerate(frames):
             if isinstance(frame, Parts):
                 left.append(frame)
@@ -222,10 +222,10 @@ class SharedMemoryTransport:
                         _notice(CONTROL, exc)
         return self._arena if self._arena is not None and self._arena.usable else None
 
-    def _greeted(self, peer: Peer) -> _Link:
+    def _greeted(self, peer: Peer) -> _Sharing:
         link = self._links.get(peer)
         if link is None:
-            link = self._links[peer] = _Link()
+            link = self._links[peer] = _Sharing()
         if link.reader is not None and not link.reader.lives():  # somebody else may have taken its place
             link.asked, link.reader = False, None
         if not link.asked:
@@ -268,7 +268,7 @@ class SharedMemoryTransport:
         """Map the arena of a peer, and tell it whether that went well."""
         name, nonce = _introduced(own)
         self._forget()
-        link = self._links.setdefault(peer, _Link())
+        link = self._links.setdefault(peer, _Sharing())
         arena, link.mapped = self._own(), None
         try:
             if arena is not None:

@@ -20,7 +20,7 @@ FAST = 500_000_000  # bytes a second; beyond, keeping to a rate costs more proce
 UNLIMITED = 2**64 - 1
 
 
-class Seen(NamedTuple):
+class LinkProgress(NamedTuple):
     """A connection, as it is at a look."""
 
     acked: int  # bytes that the other side has confirmed so far
@@ -32,11 +32,11 @@ class Pacing(Generic[T]):
     """The limit of one process's connections to other hosts; ``T`` is what they are known by."""
 
     def __init__(self) -> None:
-        self._before: dict[T, Seen] = {}
+        self._before: dict[T, LinkProgress] = {}
         self._at = 0.0
         self._limited = False
 
-    def look(self, seen: Mapping[T, Seen], now: float) -> int | None:
+    def look(self, seen: Mapping[T, LinkProgress], now: float) -> int | None:
         """Return how many bytes a second each connection may send from now on; None leaves that as it is.
 
         Only those count that the line, or whoever shares it, has kept waiting all the time since the last look.

@@ -14,7 +14,7 @@ from kvstore.job.address import host_and_port, tcp_endpoint
 from kvstore.job.curve_keys import no_keys, split_key
 from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S
 from kvstore.transport.sockets.link import Address
-from kvstore.transport.sockets.pacing import Pacing, Seen
+from kvstore.transport.sockets.pacing import LinkProgress, Pacing
 from kvstore.transport.sockets.strangers import StrangerLimits
 from kvstore.transport.sockets.transport import SocketTransport
 from kvstore.transport.system_errors import ignored, require_systems
@@ -98,7 +98,7 @@ class TcpPlaces:
         """Keep those to a rate that share a line; there is none to oneself."""
         if self._pacing is None:
             return
-        seen: dict[socket.socket, Seen] = {}
+        seen: dict[socket.socket, LinkProgress] = {}
         for one in made:
             with ignored(struct.error):  # it has ended already, or the system says less
                 if one.getsockname()[0] != one.getpeername()[0]:
@@ -139,9 +139,9 @@ class TcpTransport(SocketTransport):
         super().__init__(TcpPlaces(root_fd, congestion, pacing), limits)
 
 
-def _seen(made: socket.socket) -> Seen:
+def _seen(made: socket.socket) -> LinkProgress:
     acked, more, busy_us, held_up_us = _INFO.unpack(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
-    return Seen(acked, (busy_us - held_up_us) / 1e6, more > 0)
+    return LinkProgress(acked, (busy_us - held_up_us) / 1e6, more > 0)
 
 
 def _congestion(wanted: str) -> bytes:

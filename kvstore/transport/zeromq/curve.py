@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from kvstore.errors import ConfigError
-from kvstore.job.curve_keys import Keys
+from kvstore.job.curve_keys import CurveKeys
 from kvstore.rare_log import worth_a_line
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Curve:
         keys: the job's, and this process's own.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], keys: Keys) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], sock: zmq.Socket[bytes], keys: CurveKeys) -> None:
         self._context = context
         self._socket = sock
         self._keys = keys

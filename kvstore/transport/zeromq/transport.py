@@ -30,7 +30,7 @@ import zmq
 
 from kvstore.errors import ConfigError
 from kvstore.job.address import host_and_port, tcp_endpoint
-from kvstore.job.curve_keys import Keys, no_keys, split_key, with_key
+from kvstore.job.curve_keys import CurveKeys, no_keys, split_key, with_key
 from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.directory import require_private
@@ -57,7 +57,7 @@ class ZmqTransport(Heap):
         ConfigError: the process's own key is not the job's.
     """
 
-    def __init__(self, root_fd: int = -1, keys: Keys | None = None) -> None:
+    def __init__(self, root_fd: int = -1, keys: CurveKeys | None = None) -> None:
         public = "" if keys is None else keys.public
         keep_freed()
         self._root_fd = root_fd

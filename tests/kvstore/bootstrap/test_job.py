@@ -1,4 +1,4 @@
-"""From ranks to a job, as far as that goes without one: the place, its keys, the meeting, and what is refused."""
+"""From ranks to a job, as far as that goes without one: the address, its keys, the meeting, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import pytest
 
 from kvstore.bootstrap import joining
 from kvstore.bootstrap.job import _require_private
-from kvstore.bootstrap.keeper import Member, Task
+from kvstore.bootstrap.job_address import JobAddress, require_safe
+from kvstore.bootstrap.keeper import KeptJob, KeptProcess
 from kvstore.bootstrap.meeting import FileMeeting, StoreMeeting, meeting, meeting_file, on_one_host
-from kvstore.bootstrap.place import Place, require_safe
 from kvstore.errors import ConfigError, DeadlineExceeded
 from kvstore.job.config import Config
 from kvstore.job.ranks import FAMILIES, Ranks
 
 SECRET = "0123456789abcdef0123456789abcdef"
-PLACE = Place("10.0.0.7", 4711, 2, "kvstore-0-abc")
+ADDRESS = JobAddress("10.0.0.7", 4711, 2, "kvstore-0-abc")
 TORCH, OPENMPI, *_ = FAMILIES
 
 
-def config_of(role: str, rank: int, place: Place = PLACE, secret: str = SECRET) -> Config:
-    return Config.from_env(place.variables(role, rank, 3, secret))
+def config_of(role: str, rank: int, address: JobAddress = ADDRESS, secret: str = SECRET) -> Config:
+    return Config.from_env(address.variables(role, rank, 3, secret))
 
 
 def test_a_place_survives_being_said() -> None:
-    assert Place.loads(PLACE.dumps()) == PLACE
+    assert JobAddress.loads(ADDRESS.dumps()) == ADDRESS
 
 
 @pytest.mark.parametrize(
@@ -42,25 +42,25 @@ def test_a_place_survives_being_said() -> None:
         "{}",
         '{"uri": "x"}',
         '{"uri": 1, "port": 1, "servers": 1, "job": "x"}',
-        PLACE.dumps()[:-1] + ',"x":1}',
+        ADDRESS.dumps()[:-1] + ',"x":1}',
         "[" * 200_000,
-        replace(PLACE, servers=0).dumps(),
-        replace(PLACE, servers=4097).dumps(),
-        replace(PLACE, servers=True).dumps(),
-        replace(PLACE, port=-1).dumps(),
-        replace(PLACE, port=65536).dumps(),
-        replace(PLACE, uri="").dumps(),
-        replace(PLACE, uri="ipc://\0/x").dumps(),
-        replace(PLACE, uri="h" * 256).dumps(),
-        replace(PLACE, job="").dumps(),
-        replace(PLACE, job="\ud800").dumps(),
-        replace(PLACE, job="j" * 41).dumps(),
+        replace(ADDRESS, servers=0).dumps(),
+        replace(ADDRESS, servers=4097).dumps(),
+        replace(ADDRESS, servers=True).dumps(),
+        replace(ADDRESS, port=-1).dumps(),
+        replace(ADDRESS, port=65536).dumps(),
+        replace(ADDRESS, uri="").dumps(),
+        replace(ADDRESS, uri="ipc://\0/x").dumps(),
+        replace(ADDRESS, uri="h" * 256).dumps(),
+        replace(ADDRESS, job="").dumps(),
+        replace(ADDRESS, job="\ud800").dumps(),
+        replace(ADDRESS, job="j" * 41).dumps(),
     ],
     ids=range(19),
 )
 def test_what_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="address of the job"):
-        Place.loads(text)
+        JobAddress.loads(text)
 
 
 def test_the_variables_make_a_member() -> None:
@@ -79,7 +79,7 @@ def test_all_make_the_same_keys_and_each_its_own() -> None:
 
 def test_keys_are_of_one_job_and_one_secret() -> None:
     mine = config_of("worker", 0).keys
-    for other in (config_of("worker", 0, replace(PLACE, job="next")), config_of("worker", 0, secret=SECRET[::-1])):
+    for other in (config_of("worker", 0, replace(ADDRESS, job="next")), config_of("worker", 0, secret=SECRET[::-1])):
         assert mine is not None
         assert other.keys is not None
         assert not mine.members & other.keys.members
@@ -98,8 +98,8 @@ def test_links_between_hosts_need_a_secret() -> None:
 
 
 def test_a_task_survives_the_pipe_and_shows_no_keys() -> None:
-    task = Task(7, [Member("server", 1, ["python"], {"KVSTORE_SECRET_KEY": "hush"})], ["/tmp/x"], 5, 3.0)
-    assert Task.loads(task.dumps()) == task
+    task = KeptJob(7, [KeptProcess("server", 1, ["python"], {"KVSTORE_SECRET_KEY": "hush"})], ["/tmp/x"], 5, 3.0)
+    assert KeptJob.loads(task.dumps()) == task
     assert "hush" not in repr(task)
 
 
@@ -203,12 +203,12 @@ def test_without_ranks_nothing_happens() -> None:
         assert same is config
 
 
-def told(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
-    """Have all meetings say that place."""
+def told(monkeypatch: pytest.MonkeyPatch, address: JobAddress) -> None:
+    """Have all meetings say that address."""
 
     class Heard:
         def hear(self) -> str:
-            return place.dumps()
+            return address.dumps()
 
     monkeypatch.setattr("kvstore.bootstrap.job.meeting", lambda ranks, timeout_s: contextlib.nullcontext(Heard()))
 
@@ -216,9 +216,9 @@ def told(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
 @pytest.mark.parametrize("uri", ["127.0.0.1", "localhost", "10.0.0.7", "stranger.example"])
 def test_ranks_on_one_host_go_to_no_address_of_a_network(monkeypatch: pytest.MonkeyPatch, uri: str) -> None:
     """There are no keys on one host, and whoever reaches torchrun's store can write there, from any host."""
-    told(monkeypatch, replace(PLACE, uri=uri))
+    told(monkeypatch, replace(ADDRESS, uri=uri))
     one_host = Ranks(TORCH, 1, 2, 1, 2, "10.0.0.7", 4711, hosted=True)
-    with pytest.raises(ConfigError, match=r"not on this host.*it is not rank 0's"), joining(Config(ranks=one_host)):
+    with pytest.raises(ConfigError, match=r"not on this host.*Rank 0 has not told it"), joining(Config(ranks=one_host)):
         pass
     several = Config(ranks=replace(one_host, local_size=1), encryption=False)
     with joining(several) as config:
@@ -226,7 +226,7 @@ def test_ranks_on_one_host_go_to_no_address_of_a_network(monkeypatch: pytest.Mon
 
 
 def test_ranks_on_one_host_go_where_rank_0_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told(monkeypatch, replace(PLACE, uri=f"ipc://{tmp_path}/scheduler", port=0))
+    told(monkeypatch, replace(ADDRESS, uri=f"ipc://{tmp_path}/scheduler", port=0))
     ranks = Config(ranks=Ranks(TORCH, 1, 2, 1, 2, "10.0.0.7", 4711, hosted=True))
     tmp_path.chmod(0o700)
     with joining(ranks) as config:

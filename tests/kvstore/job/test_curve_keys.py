@@ -13,7 +13,7 @@ from jobkeys import variables
 from zmq.utils import z85
 
 from kvstore.errors import ConfigError
-from kvstore.job.curve_keys import LENGTH, VARIABLES, Keys, _is_key, pair, split_key, with_key
+from kvstore.job.curve_keys import LENGTH, VARIABLES, CurveKeys, _is_key, pair, split_key, with_key
 from kvstore.wire.rendezvous import Join, Welcome
 
 ENV = variables(3)[1]
@@ -27,7 +27,7 @@ def test_a_pair_is_one() -> None:
 
 
 def test_what_a_process_is_given() -> None:
-    keys = Keys.from_env({name: f" {text}\n" for name, text in ENV.items()})
+    keys = CurveKeys.from_env({name: f" {text}\n" for name, text in ENV.items()})
     assert keys is not None
     assert keys.secret == ENV["KVSTORE_SECRET_KEY"]
     assert keys.root == ENV["KVSTORE_ROOT_KEY"]
@@ -37,13 +37,13 @@ def test_what_a_process_is_given() -> None:
 
 @pytest.mark.parametrize("env", [{}, dict.fromkeys(VARIABLES, ""), {"KVSTORE_SECRET_KEY": " "}])
 def test_no_keys_at_all(env: dict[str, str]) -> None:
-    assert Keys.from_env(env) is None
+    assert CurveKeys.from_env(env) is None
 
 
 @pytest.mark.parametrize("missing", [{name} for name in VARIABLES] + [set(VARIABLES) - {name} for name in VARIABLES])
 def test_some_are_missing(missing: set[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        Keys.from_env({name: text for name, text in ENV.items() if name not in missing})
+        CurveKeys.from_env({name: text for name, text in ENV.items() if name not in missing})
     said, there = str(caught.value).split(" missing beside ")
     assert {name for name in VARIABLES if name in said} == missing
     assert {name for name in VARIABLES if name in there} == set(VARIABLES) - missing
@@ -66,15 +66,15 @@ def test_some_are_missing(missing: set[str]) -> None:
 )
 def test_what_is_no_key_is_named_and_not_shown(name: str, change) -> None:
     with pytest.raises(ConfigError, match=f"{name} is no key") as caught:
-        Keys.from_env({**ENV, name: change(ENV[name])})
+        CurveKeys.from_env({**ENV, name: change(ENV[name])})
     assert_no_secret(caught.value)
 
 
 def test_keys_of_different_jobs() -> None:
     other = variables(1)[0]
     with pytest.raises(ConfigError, match="KVSTORE_ROOT_KEY is not among KVSTORE_MEMBER_KEYS"):
-        Keys.from_env({**ENV, "KVSTORE_ROOT_KEY": other["KVSTORE_ROOT_KEY"]})
-    keys = Keys.from_env({**ENV, "KVSTORE_SECRET_KEY": other["KVSTORE_SECRET_KEY"]})
+        CurveKeys.from_env({**ENV, "KVSTORE_ROOT_KEY": other["KVSTORE_ROOT_KEY"]})
+    keys = CurveKeys.from_env({**ENV, "KVSTORE_SECRET_KEY": other["KVSTORE_SECRET_KEY"]})
     assert keys is not None
     with pytest.raises(ConfigError, match="KVSTORE_SECRET_KEY belongs to none"):
         _ = keys.public

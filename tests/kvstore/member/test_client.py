@@ -13,8 +13,7 @@ import pytest
 from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, ServerError, UsageError
 from kvstore.member import client as clients
 from kvstore.member.client import SLICE_S, Client
-from kvstore.member.outstanding import Request as Asked
-from kvstore.member.outstanding import Sender, Turn
+from kvstore.member.outstanding import PendingRequest, Sender, Turn
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.wire import Ack, Alive, Barrier, Explain, Explanation, Failure, Message, Ready, Request, decode, encode
 
@@ -135,7 +134,7 @@ def test_what_has_no_answer_is_asked_again_in_order_when_a_link_has_been_made_an
     assert len(transport.asked) == 4 + 2 + 3, "all has been answered"
 
 
-class InTurn(Asked):
+class InTurn(PendingRequest):
     def message(self, sender: Sender) -> Message:
         return barrier(sender)
 

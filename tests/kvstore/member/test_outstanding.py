@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.errors import KVStoreError, ServerError, WireError
-from kvstore.member.outstanding import Effect, Outstanding, Question, Request, Sender
+from kvstore.member.outstanding import Effect, Outstanding, PendingRequest, Question, Sender
 from kvstore.ticket import Operation
 from kvstore.transport.memory import Parts
 from kvstore.wire import Ack, Barrier, Message, Values
@@ -24,8 +24,8 @@ def barrier(sender: Sender) -> Message:
 
 def added(
     outstanding: Outstanding, operation: Operation, *peers: bytes, take: Callable[[Any], None] | None = None
-) -> list[Request]:
-    requests: list[Request] = [Question(peer, operation, barrier, take) for peer in peers]
+) -> list[PendingRequest]:
+    requests: list[PendingRequest] = [Question(peer, operation, barrier, take) for peer in peers]
     outstanding.number(requests)
     outstanding.add(requests)
     return requests
@@ -119,7 +119,7 @@ def test_whatever_goes_wrong_while_an_answer_is_taken_is_the_operations() -> Non
 def test_what_is_the_callers_is_copied_once_the_call_is_over() -> None:
     """A message that refers to arrays of the caller's is whole when they change."""
 
-    class Push(Request):
+    class Push(PendingRequest):
         early = False
 
         def message(self, sender: Sender) -> Message:
@@ -187,7 +187,7 @@ def test_requests_are_added_all_or_not_at_all() -> None:
     after, made = 0, []
     while True:
         outstanding, operation, clock = Outstanding(), Operation("push"), [0]
-        requests: list[Request] = [Question(peer, operation, barrier) for peer in (S0, S1)]
+        requests: list[PendingRequest] = [Question(peer, operation, barrier) for peer in (S0, S1)]
         outstanding.number(requests)
 
         def add(outstanding=outstanding, requests=requests, clock=clock) -> None:

@@ -15,7 +15,7 @@ from proc import state
 from waiting import LONG, until
 
 from kvstore.job.config import Config
-from kvstore.job.curve_keys import Keys, with_key
+from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.member.pulse import PulseProcess, runs
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
@@ -29,7 +29,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
     tmp_path.chmod(0o700)
     if request.param == "unix":
         return Config(root=f"ipc://{tmp_path}/scheduler", heartbeat_s=0.05)
-    keys = Keys.from_env(jobkeys.variables(1)[0]) if request.param == "curve" else None
+    keys = CurveKeys.from_env(jobkeys.variables(1)[0]) if request.param == "curve" else None
     return Config(root="tcp://127.0.0.1:0", heartbeat_s=0.05, keys=keys)
 
 

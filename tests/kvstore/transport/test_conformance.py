@@ -20,7 +20,7 @@ from jobkeys import variables
 from waiting import LONG
 
 from kvstore.errors import ConfigError
-from kvstore.job.curve_keys import Keys
+from kvstore.job.curve_keys import CurveKeys
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.memory import Parts
 from kvstore.transport.shm.presence import available
@@ -74,7 +74,7 @@ def far() -> Transport:
 
 def secured() -> Callable[[], Transport]:
     numbers = itertools.count()
-    return lambda: ZmqTransport(keys=Keys.from_env(MEMBERS[next(numbers) % len(MEMBERS)]))
+    return lambda: ZmqTransport(keys=CurveKeys.from_env(MEMBERS[next(numbers) % len(MEMBERS)]))
 
 
 def both() -> Callable[[], Transport]:
@@ -433,7 +433,7 @@ def test_memory_that_may_be_read_is_busy(ends: Ends):
 
 CHILD = """
 import os, sys
-from kvstore.job.curve_keys import Keys
+from kvstore.job.curve_keys import CurveKeys
 from kvstore.transport.memory import Parts
 from kvstore.transport.shm.transport import SharedMemoryTransport
 from kvstore.transport.sockets.tcp import TcpTransport
@@ -441,7 +441,7 @@ from kvstore.transport.sockets.unix import UnixTransport
 from kvstore.transport.zeromq.transport import ZmqTransport
 
 kinds, endpoint = sys.argv[1:]
-keys = Keys.from_env(os.environ) if "key=" in endpoint else None
+keys = CurveKeys.from_env(os.environ) if "key=" in endpoint else None
 made = {"UnixTransport": UnixTransport, "TcpTransport": TcpTransport, "ZmqTransport": lambda: ZmqTransport(keys=keys)}
 inner = next(make for name, make in made.items() if name in kinds)()
 transport = SharedMemoryTransport(inner, "conformance") if "SharedMemory" in kinds else inner

@@ -17,7 +17,7 @@ from kvstore.job.config import Config
 from kvstore.transport.choose import links
 from kvstore.transport.sockets import pacing, tcp
 from kvstore.transport.sockets import transport as sockets
-from kvstore.transport.sockets.pacing import BUSY, FAST, LEAST, LOOK_S, TIMES, UNLIMITED, Pacing, Seen
+from kvstore.transport.sockets.pacing import BUSY, FAST, LEAST, LOOK_S, TIMES, UNLIMITED, LinkProgress, Pacing
 from kvstore.transport.sockets.tcp import TcpPlaces, TcpTransport
 
 MB = 1_000_000
@@ -44,12 +44,12 @@ class Host:
             more: whether they still have, of all or of each.
         """
         self._now += seconds
-        seen: dict[object, Seen] = {}
+        seen: dict[object, LinkProgress] = {}
         for number, rate in enumerate(rates):
             self._busy[number] += busy * seconds
             self._acked[number] += int(rate * busy * seconds)
             waits = more if isinstance(more, bool) else more[number]
-            seen[number] = Seen(self._acked[number], self._busy[number], waits)
+            seen[number] = LinkProgress(self._acked[number], self._busy[number], waits)
         return self.pacing.look(seen, self._now)
 
 
@@ -142,11 +142,11 @@ def test_every_limit_lets_so_much_through_that_the_next_look_counts(
     looks: list[tuple[float, dict[int, tuple[int, float, bool]]]],
 ):
     one: Pacing[int] = Pacing()
-    now, seen = 0.0, dict.fromkeys(range(4), Seen(0, 0.0, False))
+    now, seen = 0.0, dict.fromkeys(range(4), LinkProgress(0, 0.0, False))
     for seconds, those in looks:
         now += seconds
         for number, (sent, busy, more) in those.items():
-            seen[number] = Seen(seen[number].acked + sent, seen[number].busy + busy * seconds, more)
+            seen[number] = LinkProgress(seen[number].acked + sent, seen[number].busy + busy * seconds, more)
         limit = one.look(seen, now)
         assert limit is None or limit == UNLIMITED or 2 * LEAST / LOOK_S < limit < FAST
 
@@ -215,9 +215,9 @@ def test_linux_keeps_connections_to_the_limit_and_is_told_when_there_is_none_any
 @linux
 @pytest.mark.usefixtures("often")
 def test_what_linux_says_of_a_connection(monkeypatch: pytest.MonkeyPatch):
-    looks: list[Seen] = []
+    looks: list[LinkProgress] = []
 
-    def look(_: Pacing[object], seen: dict[object, Seen], _now: float) -> None:
+    def look(_: Pacing[object], seen: dict[object, LinkProgress], _now: float) -> None:
         looks.extend(seen.values())
 
     monkeypatch.setattr(Pacing, "look", look)
@@ -278,7 +278,7 @@ def test_one_host_has_no_line(monkeypatch: pytest.MonkeyPatch):
     """What goes to oneself is neither looked at nor limited."""
     seen: list[object] = []
 
-    def look(_: Pacing[object], those: dict[object, Seen], _now: float) -> int:
+    def look(_: Pacing[object], those: dict[object, LinkProgress], _now: float) -> int:
         seen.extend(those)
         return 300 * MB
 

@@ -16,7 +16,7 @@ from waiting import LONG, until
 
 from kvstore.errors import ConfigError
 from kvstore.job.config import Config
-from kvstore.job.curve_keys import Keys
+from kvstore.job.curve_keys import CurveKeys
 from kvstore.transport import Transport
 from kvstore.transport.base import ASK_S, ASKS, IDLE_S
 from kvstore.transport.choose import links
@@ -264,7 +264,7 @@ def test_a_congestion_control_that_there_is_not():
 
 
 def test_with_keys_none_can_be_chosen():
-    config = Config(root="tcp://10.0.0.1:9", keys=Keys("secret", "root", frozenset()), congestion="reno")
+    config = Config(root="tcp://10.0.0.1:9", keys=CurveKeys("secret", "root", frozenset()), congestion="reno")
     with pytest.raises(ConfigError, match="KVSTORE_CONGESTION=reno is for links that are not encrypted"):
         links(config)
 

@@ -17,14 +17,14 @@ from strangers import BYTES, HELLO_BYTES, NULL, READY, Tap, attempt, frame, gree
 from waiting import LONG
 
 from kvstore.errors import ConfigError
-from kvstore.job.curve_keys import Keys, pair, split_key, with_key
+from kvstore.job.curve_keys import CurveKeys, pair, split_key, with_key
 from kvstore.transport.shm import presence
 from kvstore.transport.shm.transport import LARGE, SharedMemoryTransport
 from kvstore.transport.zeromq import transport as zeromq
 from kvstore.transport.zeromq.transport import ZmqTransport
 
-JOB = [Keys.from_env(env) for env in variables(3)]
-OTHER_JOB = [Keys.from_env(env) for env in variables(2)]
+JOB = [CurveKeys.from_env(env) for env in variables(3)]
+OTHER_JOB = [CurveKeys.from_env(env) for env in variables(2)]
 Make = Callable[..., ZmqTransport]
 
 
@@ -39,7 +39,7 @@ def _no_threads_left() -> Iterator[None]:
 def make() -> Iterator[Make]:
     made: list[ZmqTransport] = []
 
-    def transport(keys: Keys | None = None, root_fd: int = -1) -> ZmqTransport:
+    def transport(keys: CurveKeys | None = None, root_fd: int = -1) -> ZmqTransport:
         made.append(ZmqTransport(root_fd, keys))
         return made[-1]
 
@@ -311,7 +311,9 @@ def test_who_answers_without_security_gets_nothing(make: Make):
 
 
 @pytest.mark.parametrize("keys", [(None, None), (JOB[0], JOB[1])], ids=["plain", "keys"])
-def test_who_gives_up_a_handshake_tries_again(make: Make, keys: tuple[Keys, Keys], monkeypatch: pytest.MonkeyPatch):
+def test_who_gives_up_a_handshake_tries_again(
+    make: Make, keys: tuple[CurveKeys, CurveKeys], monkeypatch: pytest.MonkeyPatch
+):
     """As when the scheduler's port was opened by its launcher long before it starts."""
     monkeypatch.setattr(zeromq, "HANDSHAKE_MS", 100)
     sock = socket.create_server(("127.0.0.1", 0))

@@ -15,7 +15,7 @@ from line import Line
 from waiting import LONG, until
 
 from kvstore.errors import ConfigError
-from kvstore.job.curve_keys import Keys
+from kvstore.job.curve_keys import CurveKeys
 from kvstore.transport import memory
 from kvstore.transport.sockets.stream import GREETING
 from kvstore.transport.zeromq.transport import ZmqTransport
@@ -176,7 +176,7 @@ def test_who_does_not_greet_is_not_heard(directory: Path):
 @pytest.fixture(params=["plain", "keys"])
 def ends(request: pytest.FixtureRequest) -> Iterator[tuple[ZmqTransport, ZmqTransport, bytes, Line]]:
     """A listener, another that has a link to it, that link, and the line in between."""
-    keys = [Keys.from_env(env) for env in variables(2)] if request.param == "keys" else [None, None]
+    keys = [CurveKeys.from_env(env) for env in variables(2)] if request.param == "keys" else [None, None]
     listener, other = (ZmqTransport(keys=one) for one in keys)
     line = Line(listener.bind("tcp://127.0.0.1:0"))
     yield listener, other, other.connect(line.endpoint), line

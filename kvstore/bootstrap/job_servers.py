@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kvstore.bootstrap.keeper import Member, Task
-from kvstore.bootstrap.place import MOST_SERVERS, Place
+from kvstore.bootstrap.job_address import MOST_SERVERS, JobAddress
+from kvstore.bootstrap.keeper import KeptJob, KeptProcess
 from kvstore.errors import ConfigError
 from kvstore.job.address import choose, is_loopback
 from kvstore.job.config import Config, inherited
@@ -25,7 +25,7 @@ END_S = 10.0
 _LONGEST = 60
 
 
-class Crew:
+class JobServers:
     """The scheduler and the servers of a job, which run from construction on.
 
     Args:
@@ -36,7 +36,7 @@ class Crew:
         remove: a file to be removed with the job, if this process cannot.
 
     Raises:
-        ConfigError: this host has no address that it could use, or no place for the job's directory.
+        ConfigError: this host has no address that it could use, or no room for the job's directory.
     """
 
     def __init__(self, config: Config, ranks: Ranks, one_host: bool, secret: str, remove: Path | None = None) -> None:
@@ -47,15 +47,15 @@ class Crew:
         if one_host:
             self._directory = _make_directory()
             job = Path(self._directory).name
-            self.place = Place(f"ipc://{self._directory}/scheduler", 0, servers, job)
+            self.address = JobAddress(f"ipc://{self._directory}/scheduler", 0, servers, job)
         else:
             listener = _listen(config, ranks)
             host, port = listener.getsockname()[:2]
-            self.place = Place(host, port, servers, f"kvstore-{os.getuid()}-{secrets.token_hex(8)}")
+            self.address = JobAddress(host, port, servers, f"kvstore-{os.getuid()}-{secrets.token_hex(8)}")
         removed = [name for name in (self._directory, None if remove is None else str(remove)) if name]
         fd = -1 if listener is None else listener.fileno()
         patience_s = config.heartbeat_timeout_s + 5.0  # until whoever cannot be told has heard the silence
-        task = Task(self._pid, self._members(config, ranks, secret, fd), removed, fd, patience_s)
+        task = KeptJob(self._pid, self._members(config, ranks, secret, fd), removed, fd, patience_s)
         try:
             self._keeper = subprocess.Popen(
                 words(sys.executable, "kvstore.bootstrap"),
@@ -75,18 +75,18 @@ class Crew:
             with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:  # it has said why it ended
                 pipe.write(task.dumps().encode())
 
-    def _members(self, config: Config, ranks: Ranks, secret: str, fd: int) -> list[Member]:
-        everybody = [("scheduler", 0), *(("server", number) for number in range(self.place.servers))]
+    def _members(self, config: Config, ranks: Ranks, secret: str, fd: int) -> list[KeptProcess]:
+        everybody = [("scheduler", 0), *(("server", number) for number in range(self.address.servers))]
         members = []
         for role, rank in everybody:
-            variables = self.place.variables(role, rank, ranks.size, secret)
+            variables = self.address.variables(role, rank, ranks.size, secret)
             if role == "server":
-                variables |= {"KVSTORE_LOCAL_RANK": str(rank), "KVSTORE_LOCAL_SIZE": str(self.place.servers)}
+                variables |= {"KVSTORE_LOCAL_RANK": str(rank), "KVSTORE_LOCAL_SIZE": str(self.address.servers)}
             elif fd >= 0:
                 variables["KVSTORE_ROOT_FD"] = str(fd)
-            if not self.place.uri.startswith("ipc://") and not config.node_host:
-                variables["DMLC_NODE_HOST"] = self.place.uri
-            members.append(Member(role, rank, list(words(sys.executable, "servers")), variables))
+            if not self.address.uri.startswith("ipc://") and not config.node_host:
+                variables["DMLC_NODE_HOST"] = self.address.uri
+            members.append(KeptProcess(role, rank, list(words(sys.executable, "servers")), variables))
         return members
 
     def wait(self) -> None:

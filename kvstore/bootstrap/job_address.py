@@ -1,8 +1,8 @@
 """What the ranks of a job have to know of it: where it is, and by which keys its members know each other. No I/O.
 
-Rank 0 says the place to all others in the clear; there is nothing secret in it. The keys are not said: each process
+Rank 0 says the address to all others in the clear; there is nothing secret in it. The keys are not said: each process
 makes them from a secret that all have been given (``KVSTORE_JOB_SECRET``) and from the job's name. So who does not have
-the secret can neither read along nor join, whatever the network is that the place was said over.
+the secret can neither read along nor join, whatever the network is that the address was said over.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_URI = 255  # characters; no name of a host is longer, nor is the path of a u
 
 
 @dataclass(frozen=True)
-class Place:
+class JobAddress:
     """Where a job is.
 
     Attributes:
@@ -42,8 +42,8 @@ class Place:
         return json.dumps(asdict(self))
 
     @classmethod
-    def loads(cls, text: str) -> Place:
-        """The place in ``text``, which may come from anyone.
+    def loads(cls, text: str) -> JobAddress:
+        """The address in ``text``, which may come from anyone.
 
         Raises:
             ConfigError: there is none.
