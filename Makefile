@@ -10,7 +10,7 @@ SOURCES := $(PACKAGES) examples benchmarks tests
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-12s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
 
 $(INSTALLED): setup.cfg pyproject.toml $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
@@ -31,8 +31,13 @@ demo: $(INSTALLED)  ## train a small residual network with two workers and two s
 PARALLEL := -n 4 --dist worksteal
 
 # Compiled once, not by each of the hundreds of processes that tests start; PYTHONDONTWRITEBYTECODE may be set.
-test: $(INSTALLED)  ## run the tests
+compiled: $(INSTALLED)
 	@$(BIN)/python -m compileall -q $(SOURCES)
+
+test: compiled  ## run the tests that need no other program; at most four minutes on two cores
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long"
+
+test-all: compiled  ## run all tests, on clusters made of namespaces too; at most twelve minutes
 	$(BIN)/python -m pytest -q $(PARALLEL)
 
 SEEDS ?= 0-19
@@ -49,10 +54,10 @@ lint: $(INSTALLED)  ## format, lint, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test  ## what CI runs, but for the demo
+check: lint test-all  ## what CI runs, but for the demo
 
 # Twice the time of the tests alone: each of the many processes that they start is measured too.
-coverage: $(INSTALLED)  ## run the tests and say which lines none of them runs; fails below 90 %
+coverage: $(INSTALLED)  ## run all tests and say which lines none of them runs; fails below 90 %
 	$(BIN)/coverage erase
 	$(BIN)/python -m pytest -q $(PARALLEL) --cov --cov-config=setup.cfg --cov-report=term
 
@@ -67,4 +72,4 @@ clean:  ## remove .venv and all that tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test faults lint check coverage format bench clean
+.PHONY: help install demo compiled test test-all faults lint check coverage format bench clean

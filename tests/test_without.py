@@ -13,6 +13,8 @@ import pytest
 from cluster.missing import need
 from without import without
 
+pytestmark = pytest.mark.long
+
 TESTS = Path(__file__).parent
 # Each fixture and each place, over hosts that are none: what is asked for comes before.
 PROBES = """

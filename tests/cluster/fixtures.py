@@ -17,11 +17,12 @@ from cluster.slurm import Slurm
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that ask for any of these, so that ``-m "not cluster"`` can leave them out."""
+    """Mark the tests that ask for any of these: ``-m "not cluster"`` leaves them out, and so does ``make test``."""
     ours = {"hosts", "mpirun", "slurm", "sge", "site", "managed"}  # the last two are of sites.py, one over any of these
     for item in items:
         if ours & set(getattr(item, "fixturenames", ())):
             item.add_marker("cluster")
+            item.add_marker("long")
 
 
 @pytest.fixture(scope="session")

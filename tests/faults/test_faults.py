@@ -34,6 +34,7 @@ def runs(*words: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(EACH_S + 10)
 @pytest.mark.parametrize("kind", KINDS)
 def test_runs_under_faults_are_exact_or_loud(kind: str) -> None:
@@ -42,6 +43,7 @@ def test_runs_under_faults_are_exact_or_loud(kind: str) -> None:
     assert "1 exact" in said or Plan.of(0, kind).kills
 
 
+@pytest.mark.long
 @pytest.mark.timeout(EACH_S + 10)
 @pytest.mark.parametrize("kind", KINDS)
 def test_signals_at_any_moment_of_a_call_change_nothing(kind: str) -> None:

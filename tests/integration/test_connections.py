@@ -10,6 +10,8 @@ import pytest
 from cutting import cut
 from jobs import job
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 60
 CUTS = 20  # before the second half of the rounds, and as many again in it: a busy machine would do little else
 SCRIPT = """

@@ -42,7 +42,7 @@ SCRIPT = """
 """
 # torchrun itself takes torch to start, before its workers do: three and two of them, one after the other.
 LIMIT = 3 * LONG
-pytestmark = pytest.mark.timeout(LIMIT + 2 * PROMPT + 10)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(LIMIT + 2 * PROMPT + 10)]
 
 BOTH = {"rank 0 of 2 has 3", "rank 1 of 2 has 3"}
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")

@@ -34,6 +34,7 @@ LIMIT_S = LONG + 10.0 + 600.0 / STEP  # for one test
 # Python cannot raise out of a destructor, nor out of what a weak reference calls: it says so, and goes on. And what has
 # been made, and is not in any variable yet, is closed by a destructor.
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.timeout(LIMIT_S + 60.0),
