@@ -1,6 +1,7 @@
 """A process of a job and its surroundings. Standard library only, for launchers need it before anything else.
 
-config       the settings, read from the environment once
+settings     every environment variable: name, type, range, default, meaning
+config       what one process has to know of its job, read from these once
 curve_keys   the keys by which members know each other
 address      the address by which other hosts reach this one
 ranks        which of its siblings a process is, under torchrun, mpirun or srun

@@ -1,9 +1,4 @@
-"""Settings, read from the environment once: the only reader of environment variables in the package.
-
-The rendezvous contract is MXNet's (``DMLC_*``), so that existing job scripts and cluster operators work; all else is
-``KVSTORE_*``. ``DMLC_PS_ROOT_URI`` is a host name or address (with ``DMLC_PS_ROOT_PORT``), or a whole ``ipc://``
-endpoint, which needs no port.
-"""
+"""What one process has to know of its job, read from the environment once, by the table in ``settings``."""
 
 from __future__ import annotations
 
@@ -11,25 +6,21 @@ import hashlib
 import ipaddress
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from kvstore.errors import ConfigError
+from kvstore.job import settings
 from kvstore.job.address import host_and_port, is_loopback, tcp_endpoint
 from kvstore.job.curve_keys import CurveKeys, split_key, with_key
 from kvstore.job.ranks import Ranks
 
-ROLES = ("worker", "server", "scheduler")
-BIGARRAY_BOUND = 1_000_000
 FOR_EVER_S = 1e9  # thirty years; clocks and sockets take no infinity
 MAX_JOB = 40  # characters of a job's name
 NETWORK_PIECE = 640 << 10  # bytes; a server answers when it has a piece from every worker, so it must not be large
 FEW_WORKERS, FEW_PIECE = 2, 2 << 20  # with no more, that matters less than what each message costs
 WINDOW_PIECES = 4  # with fewer, lines are idle; with more, a server may fall far behind the others
 HOST_PIECE = 64 << 20  # no network card is idle meanwhile: what counts is how many messages there are
-
-T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True)
@@ -54,6 +45,7 @@ class Config:
         pulse: whether a small process beside each worker says so, too.
         bigarray_bound: arrays of at least so many elements are cut across all servers.
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
+        transport: one of ``settings.TRANSPORTS``.
         congestion: the congestion control of plain TCP links; empty for the system's, but not BBR.
         pacing: whether plain TCP links keep to a rate, so that they share lines well.
         update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
@@ -76,14 +68,15 @@ class Config:
     local_rank: int = -1
     local_size: int = 0
     root_fd: int = -1
-    timeout_s: float = 60.0
-    patience_s: float = 1800.0
-    join_timeout_s: float = 0.0
-    heartbeat_s: float = 1.0
-    heartbeat_timeout_s: float = 30.0
+    timeout_s: float = settings.TIMEOUT_S.default
+    patience_s: float = settings.PATIENCE_S.default
+    join_timeout_s: float = settings.JOIN_TIMEOUT_S.default
+    heartbeat_s: float = settings.HEARTBEAT_S.default
+    heartbeat_timeout_s: float = settings.HEARTBEAT_TIMEOUT_S.default
     pulse: bool = True
-    bigarray_bound: int = BIGARRAY_BOUND
+    bigarray_bound: int = settings.BIGARRAY_BOUND.default
     piece_bytes: int = FEW_PIECE
+    transport: str = settings.TRANSPORT.default
     congestion: str = ""
     pacing: bool = True
     update_on_kvstore: bool = True
@@ -121,46 +114,43 @@ class Config:
         """Read ``env`` (the process's environment by default).
 
         Raises:
-            ConfigError: a variable has a value that cannot be used; the message says which would.
+            ConfigError: a variable has a value that is not valid; the message says which would be.
         """
         env = os.environ if env is None else env
-        role = env.get("DMLC_ROLE", "worker")
-        if role not in ROLES:
-            raise ConfigError(f"DMLC_ROLE={role!r}; it must be one of {', '.join(ROLES)}")
+        role = settings.ROLE.read(env)
         root = _root(env)
-        encryption = _number(env, ("KVSTORE_ENCRYPTION",), int, 1, 0) != 0
+        encryption = settings.ENCRYPTION.read(env)
         keys = CurveKeys.from_env(env) if encryption else None
         ranks = Ranks.from_env(env) if role == "worker" and not root else None
-        num_workers = _number(env, ("DMLC_NUM_WORKER",), int, 0, 0)
+        num_workers = settings.NUM_WORKER.read(env)
         return cls(
             role=role,
             root=with_key(root, keys.root) if keys is not None and root.startswith("tcp://") else root,
             num_workers=num_workers,
-            num_servers=_number(env, ("DMLC_NUM_SERVER",), int, 0, 0),
-            node_host=env.get("DMLC_NODE_HOST", "").strip(),
-            interface=env.get("DMLC_INTERFACE", "").strip(),
-            rank_hint=_number(env, ("DMLC_TASK_ID", "DMLC_RANK"), int, -1, -1),
-            local_rank=_number(env, ("KVSTORE_LOCAL_RANK",), int, ranks.local_rank if ranks else -1, -1),
-            local_size=_number(env, ("KVSTORE_LOCAL_SIZE",), int, ranks.local_size if ranks else 0, 0),
-            root_fd=_number(env, ("KVSTORE_ROOT_FD",), int, -1, -1),
-            timeout_s=_number(env, ("KVSTORE_TIMEOUT_S",), float, cls.timeout_s, 0.001),
-            patience_s=_number(env, ("KVSTORE_PATIENCE_S",), float, cls.patience_s, 0.0),
-            join_timeout_s=_number(env, ("KVSTORE_JOIN_TIMEOUT_S",), float, cls.join_timeout_s, 0.0),
-            heartbeat_s=_number(env, ("KVSTORE_HEARTBEAT_S",), float, cls.heartbeat_s, 0.01),
-            heartbeat_timeout_s=_number(env, ("KVSTORE_HEARTBEAT_TIMEOUT_S",), float, cls.heartbeat_timeout_s, 0.02),
-            pulse=_number(env, ("KVSTORE_PULSE",), int, 1, 0) != 0,
-            bigarray_bound=_number(
-                env, ("KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_BIGARRAY_BOUND"), int, cls.bigarray_bound, 1
-            ),
-            piece_bytes=_number(env, ("KVSTORE_PIECE_BYTES",), int, _piece(root, num_workers), 1024),
-            congestion=env.get("KVSTORE_CONGESTION", "").strip(),
-            pacing=_number(env, ("KVSTORE_PACING",), int, 1, 0) != 0,
-            update_on_kvstore=_number(env, ("MXNET_UPDATE_ON_KVSTORE",), int, 1, 0) != 0,
+            num_servers=settings.NUM_SERVER.read(env),
+            node_host=settings.NODE_HOST.read(env),
+            interface=settings.INTERFACE.read(env),
+            rank_hint=settings.TASK_ID.read(env),
+            local_rank=settings.LOCAL_RANK.read(env, ranks.local_rank if ranks else None),
+            local_size=settings.LOCAL_SIZE.read(env, ranks.local_size if ranks else None),
+            root_fd=settings.ROOT_FD.read(env),
+            timeout_s=settings.TIMEOUT_S.read(env),
+            patience_s=settings.PATIENCE_S.read(env),
+            join_timeout_s=settings.JOIN_TIMEOUT_S.read(env),
+            heartbeat_s=settings.HEARTBEAT_S.read(env),
+            heartbeat_timeout_s=settings.HEARTBEAT_TIMEOUT_S.read(env),
+            pulse=settings.PULSE.read(env),
+            bigarray_bound=settings.BIGARRAY_BOUND.read(env),
+            piece_bytes=settings.PIECE_BYTES.read(env, _piece(root, num_workers)),
+            transport=settings.TRANSPORT.read(env),
+            congestion=settings.CONGESTION.read(env),
+            pacing=settings.PACING.read(env),
+            update_on_kvstore=settings.UPDATE_ON_KVSTORE.read(env),
             job=_job(env, root),
-            shm=_number(env, ("KVSTORE_SHM",), int, 1, 0) != 0,
+            shm=settings.SHM.read(env),
             encryption=encryption,
             keys=keys,
-            job_secret=env.get("KVSTORE_JOB_SECRET", "").strip(),
+            job_secret=settings.JOB_SECRET.read(env),
             ranks=ranks,
         )
 
@@ -214,22 +204,29 @@ def _piece(root: str, num_workers: int) -> int:
 
 
 def _root(env: Mapping[str, str]) -> str:
-    uri = env.get("DMLC_PS_ROOT_URI", "")
+    uri = settings.ROOT_URI.read(env)
     if not uri or uri.startswith("ipc://"):
         return uri
     if "://" in uri:
-        raise ConfigError(f"DMLC_PS_ROOT_URI={uri!r} must be a host, an address or an ipc:// endpoint")
-    port = _number(env, ("DMLC_PS_ROOT_PORT",), int, 0, 1)
-    if not 0 < port < 65536:
-        raise ConfigError(f"DMLC_PS_ROOT_PORT must be 1 to 65535 when DMLC_PS_ROOT_URI is {uri!r}")
+        raise _bad_uri(uri)
+    port = settings.ROOT_PORT.read(env)
+    if not port:
+        raise ConfigError(
+            f"DMLC_PS_ROOT_PORT is not set, and DMLC_PS_ROOT_URI={uri!r} needs a port: set it, 1 to 65535"
+        )
     if ":" not in uri:
         return tcp_endpoint(uri, port)
     address = uri.removeprefix("[").removesuffix("]")
     try:
         ipaddress.IPv6Address(address)
     except ValueError:
-        raise ConfigError(f"DMLC_PS_ROOT_URI={uri!r} must be a host or an address, without a port") from None
+        raise _bad_uri(uri) from None
     return tcp_endpoint(address, port)
+
+
+def _bad_uri(uri: str) -> ConfigError:
+    name, valid = settings.ROOT_URI.name, settings.ROOT_URI.values.valid
+    return ConfigError(f"{name}={uri!r} is not valid; valid: {valid}, without a port")
 
 
 def job_name(text: str) -> str:
@@ -239,20 +236,5 @@ def job_name(text: str) -> str:
 
 def _job(env: Mapping[str, str], root: str) -> str:
     """The launcher's name for the job, or one made from where its members meet."""
-    given = job_name(env.get("KVSTORE_JOB", ""))
+    given = job_name(settings.JOB.read(env))
     return given or (hashlib.sha256(root.encode()).hexdigest()[:16] if root else Config.job)
-
-
-def _number(env: Mapping[str, str], names: tuple[str, ...], kind: Callable[[str], T], default: T, least: T) -> T:
-    for name in names:
-        text = env.get(name, "").strip()
-        if not text:
-            continue
-        try:
-            value = kind(text)
-        except ValueError:
-            raise ConfigError(f"{name}={text!r} is not a number") from None
-        if not least <= value < float("inf"):
-            raise ConfigError(f"{name}={text} must be a finite number, at least {least}")
-        return value
-    return default

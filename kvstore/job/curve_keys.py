@@ -12,8 +12,9 @@ from urllib.parse import quote, unquote
 
 from kvstore.cached import cached
 from kvstore.errors import ConfigError
+from kvstore.job.settings import MEMBER_KEYS, ROOT_KEY, SECRET_KEY
 
-VARIABLES = ("KVSTORE_SECRET_KEY", "KVSTORE_ROOT_KEY", "KVSTORE_MEMBER_KEYS")
+VARIABLES = (SECRET_KEY.name, ROOT_KEY.name, MEMBER_KEYS.name)
 MARK = "?key="
 LENGTH = 40
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
-from kvstore.job.config import BIGARRAY_BOUND
+from kvstore.job.config import Config
 from kvstore.placement import place, split
 from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS, Spec
 
@@ -144,7 +144,7 @@ def small_keys() -> dict[int | str, Spec]:
 def test_servers_hold_the_same_within_five_percent(model: object, servers: int) -> None:
     loads = [0] * servers
     specs = model()  # type: ignore[operator]
-    place(specs, loads, BIGARRAY_BOUND)
+    place(specs, loads, Config.bigarray_bound)
     mean = sum(spec.nbytes for spec in specs.values()) / servers
     assert max(loads) <= 1.05 * mean
     assert min(loads) >= 0.95 * mean

@@ -9,7 +9,7 @@ import pytest
 from jobkeys import variables
 
 from kvstore.errors import ConfigError
-from kvstore.job.config import BIGARRAY_BOUND, Config
+from kvstore.job.config import Config
 from kvstore.job.curve_keys import with_key
 
 JOB = {
@@ -73,13 +73,15 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
         ("KVSTORE_HEARTBEAT_TIMEOUT_S", "30", "heartbeat_timeout_s", 30.0),
         ("KVSTORE_BIGARRAY_BOUND", "12", "bigarray_bound", 12),
         ("MXNET_KVSTORE_BIGARRAY_BOUND", "13", "bigarray_bound", 13),
-        ("MXNET_KVSTORE_BIGARRAY_BOUND", "", "bigarray_bound", BIGARRAY_BOUND),
+        ("MXNET_KVSTORE_BIGARRAY_BOUND", "", "bigarray_bound", Config.bigarray_bound),
         ("MXNET_UPDATE_ON_KVSTORE", "0", "update_on_kvstore", False),
         ("MXNET_UPDATE_ON_KVSTORE", "1", "update_on_kvstore", True),
         ("KVSTORE_CONGESTION", " reno ", "congestion", "reno"),
         ("KVSTORE_PACING", "0", "pacing", False),
         ("KVSTORE_PACING", "1", "pacing", True),
         ("KVSTORE_SHM", "0", "shm", False),
+        ("KVSTORE_SHM", "False", "shm", False),
+        ("KVSTORE_TRANSPORT", "TCP", "transport", "tcp"),
         ("KVSTORE_SHM", "1", "shm", True),
         ("KVSTORE_ENCRYPTION", "0", "encryption", False),
         ("KVSTORE_ENCRYPTION", "1", "encryption", True),
@@ -112,8 +114,9 @@ def test_our_own_name_goes_before_mxnets() -> None:
         ("KVSTORE_HEARTBEAT_S", "soon"),
         ("KVSTORE_BIGARRAY_BOUND", "0"),
         ("MXNET_KVSTORE_BIGARRAY_BOUND", "1e6"),
-        ("MXNET_UPDATE_ON_KVSTORE", "yes"),
-        ("KVSTORE_ENCRYPTION", "off"),
+        ("MXNET_UPDATE_ON_KVSTORE", "maybe"),
+        ("KVSTORE_ENCRYPTION", "2"),
+        ("KVSTORE_TRANSPORT", "carrier pigeon"),
     ],
 )
 def test_a_bad_value_is_named(name: str, text: str) -> None:

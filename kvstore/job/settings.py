@@ -1,0 +1,352 @@
+"""Every environment variable of the project, in one table: name, type, range, default and meaning.
+
+``Config`` is read from it, the launcher reads its own few variables through it, and ``docs/settings.md`` and README are
+checked against it by a test. ``python -m kvstore.job.settings`` prints the tables of ``docs/settings.md``.
+
+The rendezvous contract is MXNet's (``DMLC_*``), so that existing job scripts and cluster operators work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from kvstore.errors import ConfigError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class Values(Protocol[T_co]):
+    """The values that a variable may have."""
+
+    @property
+    def valid(self) -> str:
+        """Which these are, in words."""
+        ...
+
+    def parse(self, text: str) -> T_co:
+        """Return the value that ``text`` stands for.
+
+        Raises:
+            ValueError: it stands for none.
+        """
+        ...
+
+
+class Flag:
+    """On or off, in upper or lower case."""
+
+    valid = "1 or 0, true or false, yes or no, on or off"
+
+    def parse(self, text: str) -> bool:
+        """See ``Values``."""
+        word = text.lower()
+        if word not in (*_ON, *_OFF):
+            raise ValueError(text)
+        return word in _ON
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer from ``least`` on, up to ``most`` if there is such a bound."""
+
+    least: int
+    most: int | None = None
+
+    @property
+    def valid(self) -> str:
+        """See ``Values``."""
+        bounds = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+        return f"an integer, {bounds}"
+
+    def parse(self, text: str) -> int:
+        """See ``Values``."""
+        value = int(text)
+        if value < self.least or (self.most is not None and value > self.most):
+            raise ValueError(text)
+        return value
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A finite time in seconds: at least ``least`` or, if that is None, greater than 0."""
+
+    least: float | None = None
+
+    @property
+    def valid(self) -> str:
+        """See ``Values``."""
+        return "a number of seconds, " + ("greater than 0" if self.least is None else f"at least {self.least:g}")
+
+    def parse(self, text: str) -> float:
+        """See ``Values``."""
+        value = float(text)
+        if not (value > 0 if self.least is None else value >= self.least) or math.isinf(value):
+            raise ValueError(text)
+        return value
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several words, in upper or lower case."""
+
+    words: tuple[str, ...]
+
+    @property
+    def valid(self) -> str:
+        """See ``Values``."""
+        return ", ".join(self.words)
+
+    def parse(self, text: str) -> str:
+        """See ``Values``."""
+        word = text.lower()
+        if word not in self.words:
+            raise ValueError(text)
+        return word
+
+
+@dataclass(frozen=True)
+class Text:
+    """Any text; ``valid`` says what it is."""
+
+    valid: str
+
+    def parse(self, text: str) -> str:
+        """See ``Values``."""
+        return text
+
+
+@dataclass(frozen=True)
+class Setting(Generic[T]):
+    """One environment variable.
+
+    Attributes:
+        name: the variable.
+        values: its type and range.
+        default: its value where the variable is not set, or empty.
+        meaning: what it is for, as the documentation says it.
+        shown: the default in words, where ``default`` does not say it.
+        aliases: other names that mean the same; ``name`` goes before them.
+    """
+
+    name: str
+    values: Values[T]
+    default: T
+    meaning: str
+    shown: str = ""
+    aliases: tuple[str, ...] = ()
+
+    def read(self, env: Mapping[str, str], default: T | None = None) -> T:
+        """Return the value in ``env``.
+
+        Args:
+            env: environment variables.
+            default: what to return instead of the setting's own default.
+
+        Raises:
+            ConfigError: the variable has a value that is not valid; the message says which would be.
+        """
+        for name in (self.name, *self.aliases):
+            text = env.get(name, "").strip()
+            if text:
+                try:
+                    return self.values.parse(text)
+                except ValueError:
+                    raise ConfigError(f"{name}={text!r} is not valid; valid: {self.values.valid}") from None
+        return self.default if default is None else default
+
+    @property
+    def row(self) -> str:
+        """Its row of a table in Markdown: names, values, default, meaning."""
+        names = " or ".join(f"`{name}`" for name in (self.name, *self.aliases))
+        return f"| {names} | {self.values.valid} | {self.shown_default} | {self.meaning} |"
+
+    @property
+    def shown_default(self) -> str:
+        """The default as the documentation shows it."""
+        if self.shown or self.default == "":
+            return self.shown or "none"
+        if isinstance(self.default, bool):
+            return "1" if self.default else "0"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+
+ROLES = ("worker", "server", "scheduler")
+TRANSPORTS = ("sockets", "tcp")
+
+# ---- waiting, and failure
+TIMEOUT_S = Setting(
+    "KVSTORE_TIMEOUT_S",
+    Seconds(),
+    60.0,
+    "how long a peer may take to answer, or to say what it waits for itself",
+)
+PATIENCE_S = Setting(
+    "KVSTORE_PATIENCE_S",
+    Seconds(0),
+    1800.0,
+    "how long a wait for workers that are late but alive goes on, with a log line a minute; 0 waits for ever",
+)
+JOIN_TIMEOUT_S = Setting(
+    "KVSTORE_JOIN_TIMEOUT_S",
+    Seconds(0),
+    0.0,
+    "how long a worker waits for the other members to join",
+    shown="`KVSTORE_PATIENCE_S`",
+)
+HEARTBEAT_S = Setting("KVSTORE_HEARTBEAT_S", Seconds(0.01), 1.0, "how often a member says that it is alive")
+HEARTBEAT_TIMEOUT_S = Setting(
+    "KVSTORE_HEARTBEAT_TIMEOUT_S",
+    Seconds(0.02),
+    30.0,
+    "how long a member may be silent before it is lost; at least twice `KVSTORE_HEARTBEAT_S`",
+)
+PULSE = Setting(
+    "KVSTORE_PULSE",
+    Flag(),
+    True,
+    "whether a small process beside each worker beats for it while its interpreter is busy in C",
+)
+
+# ---- links and memory
+TRANSPORT = Setting(
+    "KVSTORE_TRANSPORT",
+    OneOf(TRANSPORTS),
+    "sockets",
+    "what links are. `sockets`: unix sockets on one host, TCP across hosts, ZeroMQ where they are encrypted; "
+    "`tcp`: as `sockets`, but TCP on the loopback interface for a local job",
+)
+SHM = Setting(
+    "KVSTORE_SHM",
+    Flag(),
+    True,
+    "whether processes of one host pass arrays through shared memory; without room in /dev/shm they do not",
+)
+BIGARRAY_BOUND = Setting(
+    "KVSTORE_BIGARRAY_BOUND",
+    Integer(1),
+    1_000_000,
+    "how many elements an array must have to be cut across all servers",
+    aliases=("MXNET_KVSTORE_BIGARRAY_BOUND",),
+)
+PIECE_BYTES = Setting(
+    "KVSTORE_PIECE_BYTES",
+    Integer(1024),
+    0,
+    "about how many bytes go in one message; the same on all workers. Networks beyond 10 Gbit/s want 1 or 2 MiB",
+    shown="64 MiB on one host; across hosts 640 KiB, or 2 MiB with one or two workers",
+)
+CONGESTION = Setting(
+    "KVSTORE_CONGESTION",
+    Text("an algorithm that Linux has, such as `cubic`"),
+    "",
+    "the congestion control of plain TCP links; encrypted ones have the system's",
+    shown="the system's, but `cubic` or `reno` where that is BBR",
+)
+PACING = Setting(
+    "KVSTORE_PACING",
+    Flag(),
+    True,
+    "whether a plain TCP link sends at most at three times the rate of the fastest one lately; 0 sets no limit",
+)
+
+# ---- encryption
+ENCRYPTION = Setting(
+    "KVSTORE_ENCRYPTION",
+    Flag(),
+    True,
+    "0 ignores keys: links over TCP are plain, and whoever reaches a port can join (`--no-encryption`)",
+)
+JOB_SECRET = Setting(
+    "KVSTORE_JOB_SECRET",
+    Text("a text of at least 32 characters, the same for all ranks"),
+    "",
+    "what ranks that torchrun, mpirun or srun has started on several hosts make their keys from",
+)
+SECRET_KEY = Setting("KVSTORE_SECRET_KEY", Text("a CURVE key in Z85"), "", "this process's own secret key")
+ROOT_KEY = Setting("KVSTORE_ROOT_KEY", Text("a CURVE key in Z85"), "", "the scheduler's public key")
+MEMBER_KEYS = Setting(
+    "KVSTORE_MEMBER_KEYS", Text("CURVE keys in Z85, with commas"), "", "the public keys of all members"
+)
+
+# ---- training
+UPDATE_ON_KVSTORE = Setting(
+    "MXNET_UPDATE_ON_KVSTORE",
+    Flag(),
+    True,
+    "whether `Trainer` updates on the servers by default; 0 updates in the workers",
+)
+OMP_NUM_THREADS = Setting(
+    "OMP_NUM_THREADS",
+    Integer(1),
+    0,
+    "how many threads torch uses; `launch.py` sets it where you do not",
+    shown="the host's cores ÷ its processes of the same role",
+)
+NO_COLOR = Setting("NO_COLOR", Text("any text"), "", "keeps colors out of `launch.py`'s output")
+
+# ---- the job
+ROLE = Setting("DMLC_ROLE", OneOf(ROLES), "worker", "what this process is")
+ROOT_URI = Setting(
+    "DMLC_PS_ROOT_URI", Text("a host name, an address or an `ipc://` endpoint"), "", "where the scheduler listens"
+)
+ROOT_PORT = Setting("DMLC_PS_ROOT_PORT", Integer(1, 65535), 0, "the scheduler's port; `ipc://` has none", shown="none")
+NUM_WORKER = Setting("DMLC_NUM_WORKER", Integer(0), 0, "how many workers the job has; 0 outside a job")
+NUM_SERVER = Setting("DMLC_NUM_SERVER", Integer(0), 0, "how many servers the job has; 0 outside a job")
+NODE_HOST = Setting(
+    "DMLC_NODE_HOST",
+    Text("a host name or an address"),
+    "",
+    "the address of this host by which the other hosts reach it",
+    shown="the one that leads to the scheduler",
+)
+INTERFACE = Setting(
+    "DMLC_INTERFACE", Text("a network interface"), "", "the interface whose address that is, without `DMLC_NODE_HOST`"
+)
+TASK_ID = Setting(
+    "DMLC_TASK_ID", Integer(-1), -1, "the rank that this process asks for; -1 takes any", aliases=("DMLC_RANK",)
+)
+CLUSTER = Setting("DMLC_JOB_CLUSTER", Text("a kind of launcher"), "", "which one has started the job; nothing reads it")
+JOB = Setting(
+    "KVSTORE_JOB",
+    Text("a name of at most 40 characters"),
+    "",
+    "the job's name, by which its processes and its memory are found",
+    shown="made from the scheduler's address",
+)
+LOCAL_RANK = Setting("KVSTORE_LOCAL_RANK", Integer(-1), -1, "which of its host's workers (or servers) a process is")
+LOCAL_SIZE = Setting("KVSTORE_LOCAL_SIZE", Integer(0), 0, "how many workers (or servers) its host has; 0 if not known")
+ROOT_FD = Setting("KVSTORE_ROOT_FD", Integer(-1), -1, "a listening socket that the scheduler inherits; -1 for none")
+AGENT = Setting("KVSTORE_AGENT", Text("a name"), "", "the agent that has started a process")
+ENLIST = Setting(
+    "KVSTORE_ENLIST", Text("four words"), "", "how an agent that a cluster manager starts finds `launch.py`"
+)
+
+GROUPS: dict[str, tuple[Setting[Any], ...]] = {
+    "Waiting and failure": (TIMEOUT_S, PATIENCE_S, JOIN_TIMEOUT_S, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, PULSE),
+    "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING),
+    "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS),
+    "Training and output": (UPDATE_ON_KVSTORE, OMP_NUM_THREADS, NO_COLOR),
+    "The job, as launchers set it": (
+        *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
+        *(JOB, LOCAL_RANK, LOCAL_SIZE, ROOT_FD, AGENT, ENLIST),
+    ),
+}
+SETTINGS = tuple(setting for group in GROUPS.values() for setting in group)
+
+
+def markdown() -> str:
+    """Return all settings as tables in Markdown, one for each group."""
+    head = "| variable | valid values | default | meaning |\n|---|---|---|---|"
+    return "\n\n".join(
+        "\n".join([f"## {title}", "", head, *(setting.row for setting in group)]) for title, group in GROUPS.items()
+    )
+
+
+if __name__ == "__main__":
+    print(markdown())
