@@ -20,7 +20,7 @@ from kvstore.spec import MAX_SEGMENTS, Key, Spec
 WHOLE = 2**62  # as a bound or a length: never cut
 
 
-class Segment(NamedTuple):
+class ServerRange(NamedTuple):
     """Elements ``start`` to ``stop`` of a flattened array, held by ``server``."""
 
     server: int
@@ -36,7 +36,7 @@ def split(size: int, parts: int) -> list[tuple[int, int]]:
 
 def place(
     specs: Mapping[Key, Spec], loads: list[int], bound: int, longest: int = WHOLE
-) -> dict[Key, tuple[Segment, ...]]:
+) -> dict[Key, tuple[ServerRange, ...]]:
     """Place new arrays on servers that already hold ``loads`` bytes each, and add theirs to ``loads``.
 
     Args:
@@ -51,7 +51,7 @@ def place(
     kinds = {id(spec): spec for spec in specs.values()}  # thousands of arrays may have the same one
     counts = {number: _count(spec, len(loads), bound, longest) for number, spec in kinds.items()}
     require_few(specs, [counts[id(spec)] for spec in specs.values()])
-    placed: dict[Key, tuple[Segment, ...]] = {}
+    placed: dict[Key, tuple[ServerRange, ...]] = {}
     heap: list[tuple[int, int]] = []  # of the servers, by load
     for spec, keys in itertools.groupby(_ordered(specs), specs.__getitem__):
         if _across(spec, len(loads), bound):
@@ -65,7 +65,7 @@ def place(
         if not heap:
             heap = [(load, server) for server, load in enumerate(loads)]
             heapq.heapify(heap)
-        whole: dict[int, tuple[Segment, ...]] = {}  # what an array is on each server
+        whole: dict[int, tuple[ServerRange, ...]] = {}  # what an array is on each server
         for key in keys:
             load, server = heap[0]
             if server not in whole:
@@ -83,11 +83,11 @@ def _ordered(specs: Mapping[Key, Spec]) -> list[Key]:
     return sorted([*numbers, *names], key=lambda key: specs[key].nbytes, reverse=True)
 
 
-def _cut(spec: Spec, ranges: Iterable[tuple[int, tuple[int, int]]], longest: int) -> tuple[Segment, ...]:
+def _cut(spec: Spec, ranges: Iterable[tuple[int, tuple[int, int]]], longest: int) -> tuple[ServerRange, ...]:
     """Cut ``ranges``, each of a server, into segments of at most ``longest`` bytes."""
     most = max(1, longest // spec.itemsize)
     return tuple(
-        Segment(server, first + start, first + stop)
+        ServerRange(server, first + start, first + stop)
         for server, (first, last) in ranges
         for start, stop in split(last - first, max(1, -(-(last - first) // most)))
     )

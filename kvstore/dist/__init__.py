@@ -10,7 +10,7 @@ incoming     replies into arrays
 compression  values in fewer bytes, both ways
 optimizer    what this worker has set, and what its pushes ask for
 join         this worker has run out of batches
-states       the optimizer's states, of arrays and of pieces
+states       the optimizer's states, of arrays and of segments
 options      what create() takes
 """
 

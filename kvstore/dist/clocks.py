@@ -14,7 +14,7 @@ from kvstore.dist.plans.parcels import Parcel
 from kvstore.values.addresses import Column
 
 
-class Clocks:
+class PushClocks:
     """The clocks of one worker's keys in one store.
 
     Attributes:
@@ -25,7 +25,7 @@ class Clocks:
     def __init__(self) -> None:
         self.pushed: Column = np.zeros(0, np.int64)
         self.last: Column = np.zeros(0, np.int64)
-        self._versions: dict[int, int] = {}  # by piece, of the values that were last read, where these may be ahead
+        self._versions: dict[int, int] = {}  # by segment, of the values that were last read, where these may be ahead
 
     def grow(self, size: int) -> None:
         """Have room for so many keys; new ones have not been pushed."""
@@ -33,12 +33,12 @@ class Clocks:
         self.last = _grown(self.last, size)
 
     def of(self, parcel: Parcel) -> list[int]:
-        """Return how often the key of each piece of ``parcel`` has been pushed."""
+        """Return how often the key of each segment of ``parcel`` has been pushed."""
         clocks: list[int] = self.pushed[parcel.places].tolist()
         return clocks
 
     def after(self, parcel: Parcel) -> list[int]:
-        """Return how often the key of each piece will have been pushed with the next push."""
+        """Return how often the key of each segment will have been pushed with the next push."""
         clocks: list[int] = (self.pushed[parcel.places] + 1).tolist()
         return clocks
 
@@ -50,18 +50,18 @@ class Clocks:
     def advance(self, parcel: Parcel, versions: Sequence[int]) -> None:
         """Note the rounds of values that have come: who is behind them goes on from there. May be repeated.
 
-        Pieces of one key may be at different rounds; the earliest counts, or a round might wait for this worker.
+        Segments of one key may be at different rounds; the earliest counts, or a round might wait for this worker.
         """
-        for piece, entry, version in zip(parcel.pieces, parcel.entries, versions, strict=True):
-            self._versions[piece.id] = version
-            known = [self._versions[other.id] for other in entry.pieces if other.id in self._versions]
-            if len(known) == len(entry.pieces):
+        for segment, entry, version in zip(parcel.segments, parcel.entries, versions, strict=True):
+            self._versions[segment.id] = version
+            known = [self._versions[other.id] for other in entry.segments if other.id in self._versions]
+            if len(known) == len(entry.segments):
                 self.pushed[entry.place] = max(int(self.pushed[entry.place]), min(known))
 
     def resume(self, entries: Sequence[Entry], rounds: Mapping[int, int]) -> None:
-        """Let the next push of each key follow ``rounds``, by piece, where these are ahead. May be repeated."""
+        """Let the next push of each key follow ``rounds``, by segment, where these are ahead. May be repeated."""
         for entry in entries:
-            known = [rounds[piece.id] for piece in entry.pieces if piece.id in rounds]
+            known = [rounds[segment.id] for segment in entry.segments if segment.id in rounds]
             self.pushed[entry.place] = max(int(self.pushed[entry.place]), min(known, default=0))
 
 

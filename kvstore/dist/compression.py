@@ -9,7 +9,7 @@ import torch
 from kvstore.codecs import Compression, Compressor, Works, parse
 from kvstore.codecs.payloads import opened_each
 from kvstore.dist.outgoing import Contents, Load, Packer, Plain
-from kvstore.dist.plans.parcels import Parcel, Span
+from kvstore.dist.plans.parcels import Parcel, PayloadSource
 from kvstore.dist.plans.plan import Plan
 from kvstore.spec import FLOATS, Key
 from kvstore.values import Leaving, to_buffer
@@ -122,17 +122,17 @@ class _Compressed:
         """See ``Load``."""
         if parcel.dtype not in FLOATS:
             return self._others.pack(parcel, gather)
-        parts = [to_buffer(self._payload(span)) for span in parcel.spans]
-        lengths, spans = [part.nbytes for part in parts], [span.pieces for span in parcel.spans]
+        parts = [to_buffer(self._payload(source)) for source in parcel.sources]
+        lengths, spans = [part.nbytes for part in parts], [source.segments for source in parcel.sources]
         return Contents(join(parts), self._codec, lengths, spans)
 
-    def _payload(self, span: Span) -> torch.Tensor:
-        if len(span.keys) == 1:
-            (key,) = span.keys
-            return self._compressor.encode(key, self._values[key], self._works).cut(span.start, span.stop)
-        arrays = [self._values[key].detach().reshape(-1) for key in span.keys]
+    def _payload(self, source: PayloadSource) -> torch.Tensor:
+        if len(source.keys) == 1:
+            (key,) = source.keys
+            return self._compressor.encode(key, self._values[key], self._works).cut(source.start, source.stop)
+        arrays = [self._values[key].detach().reshape(-1) for key in source.keys]
         flat = torch.cat([array.to(arrays[0].device) for array in arrays])
-        encoded = self._compressor.encode_joined(span.keys, [array.numel() for array in arrays], flat, self._works)
+        encoded = self._compressor.encode_joined(source.keys, [array.numel() for array in arrays], flat, self._works)
         return encoded.cut(0, encoded.size)
 
 

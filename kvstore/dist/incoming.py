@@ -1,4 +1,4 @@
-"""From the wire into the caller's arrays: takes the values of pieces as they come, whatever device and strides wait."""
+"""From the wire into the caller's arrays, of any device and strides: writes the values of segments as they come."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TypeAlias
 
 import torch
 
-from kvstore.dist.plans.parcels import Parcel, Stretch
-from kvstore.dist.plans.plan import Plan, parts_of
+from kvstore.dist.plans.parcels import ArrayRange, Parcel
+from kvstore.dist.plans.plan import Plan, views_of
 from kvstore.errors import UsageError
 from kvstore.values import (
     Arrays,
-    Run,
+    TensorRange,
     crossed,
     cut,
     from_host,
     outputs_of,
-    runs_of,
+    ranges_of,
     scatter,
     spread,
     to_buffer,
@@ -36,7 +36,7 @@ class Writer:
     Args:
         plan: of the keys.
         outs: what to write into, for each key an array; or a list of them, of any device and strides.
-        copy: if False, let the caller's own tensors become the values themselves where these came in one stretch of
+        copy: if False, let the caller's own tensors become the values themselves where these came in one range of
             memory.
     """
 
@@ -75,31 +75,31 @@ class Writer:
 
     def _take(self, parcel: Parcel, reply: Values, decode: Decode | None) -> None:
         if self._plain is None:
-            self._write(parcel, _runs(parcel, reply, decode))
+            self._write(parcel, _payload_of(parcel, reply, decode))
         elif decode is not None and self._copy and parcel.dtype == "float32":
-            decode(reply, parts_of(parcel, self._plain.tensors))
+            decode(reply, views_of(parcel, self._plain.tensors))
         else:
-            self._write_plain(parcel, self._plain, _runs(parcel, reply, decode))
+            self._write_plain(parcel, self._plain, _payload_of(parcel, reply, decode))
 
-    def _write_plain(self, parcel: Parcel, outs: Arrays, runs: Sequence[Run]) -> None:
-        if runs and parcel.many and self._copy:
-            flat = runs[0].values if len(runs) == 1 else torch.cat([run.values for run in runs])
+    def _write_plain(self, parcel: Parcel, outs: Arrays, payload: Sequence[TensorRange]) -> None:
+        if payload and parcel.many and self._copy:
+            flat = payload[0].values if len(payload) == 1 else torch.cat([part.values for part in payload])
             addresses = self._where(parcel, outs)
             outs.written(parcel.positions)
             scatter(to_buffer(flat), addresses + parcel.offsets, parcel.lengths)
             return
-        sizes = [stretch.stop - stretch.start for stretch in parcel.stretches]
-        parts = parts_of(parcel, outs.tensors)
-        if len(runs) != 1:
+        sizes = [each.stop - each.start for each in parcel.ranges]
+        parts = views_of(parcel, outs.tensors)
+        if len(payload) != 1:
             at = 0
             for out, size in zip(parts, sizes, strict=True):
-                for run in cut(runs, at, at + size):
-                    out[run.start : run.stop] = run.values
+                for part in cut(payload, at, at + size):
+                    out[part.start : part.stop] = part.values
                 at += size
         elif self._copy:
-            spread(runs[0].values, sizes, parts)
+            spread(payload[0].values, sizes, parts)
         else:
-            self._share(parcel.stretches, outs, torch.split_with_sizes(runs[0].values, sizes))
+            self._share(parcel.ranges, outs, torch.split_with_sizes(payload[0].values, sizes))
 
     def _where(self, parcel: Parcel, outs: Arrays) -> Column:
         """Return where the arrays of ``parcel`` begin; some may have got other memory since the call."""
@@ -115,19 +115,19 @@ class Writer:
             )
         return addresses
 
-    def _share(self, stretches: Sequence[Stretch], outs: Arrays, parts: Sequence[torch.Tensor]) -> None:
-        for (position, start, stop, whole), part in zip(stretches, parts, strict=True):
+    def _share(self, ranges: Sequence[ArrayRange], outs: Arrays, parts: Sequence[torch.Tensor]) -> None:
+        for (position, start, stop, whole), part in zip(ranges, parts, strict=True):
             out = outs.tensors[position]
             if whole:
                 out.data = part.view(out.shape)
             else:
                 out.view(-1)[start:stop] = part
 
-    def _write(self, parcel: Parcel, runs: Sequence[Run]) -> None:
+    def _write(self, parcel: Parcel, payload: Sequence[TensorRange]) -> None:
         at = 0
-        for position, start, stop, _ in parcel.stretches:
-            for run in cut(runs, at, at + stop - start):
-                self._write_part(position, start + run.start, run.values)
+        for position, start, stop, _ in parcel.ranges:
+            for part in cut(payload, at, at + stop - start):
+                self._write_part(position, start + part.start, part.values)
             at += stop - start
 
     def _write_part(self, position: int, start: int, part: torch.Tensor) -> None:
@@ -150,9 +150,9 @@ class Writer:
                 self._moving |= from_host(staged, strided)
 
 
-def _runs(parcel: Parcel, reply: Values, decode: Decode | None) -> Sequence[Run]:
+def _payload_of(parcel: Parcel, reply: Values, decode: Decode | None) -> Sequence[TensorRange]:
     if decode is None:
-        return runs_of(reply.buffers, parcel.dtype, parcel.size)
+        return ranges_of(reply.buffers, parcel.dtype, parcel.size)
     flat = torch.empty(parcel.size)
     decode(reply, [flat])
-    return [Run(0, flat.to(getattr(torch, parcel.dtype)))]
+    return [TensorRange(0, flat.to(getattr(torch, parcel.dtype)))]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvstore.dist.clocks import Clocks
-from kvstore.dist.plans.entries import Entry, Piece
+from kvstore.dist.clocks import PushClocks
+from kvstore.dist.plans.entries import Entry, Segment
 from kvstore.dist.requests import Requests
 from kvstore.errors import DeadlineExceeded, KVStoreError
 from kvstore.spec import Key
@@ -23,13 +23,13 @@ class Joining:
         clocks: of this worker's keys.
     """
 
-    def __init__(self, requests: Requests, clocks: Clocks) -> None:
+    def __init__(self, requests: Requests, clocks: PushClocks) -> None:
         self._requests = requests
         self._clocks = clocks
         self._number = 0  # of the last pause
         self._operation: Operation | None = None  # of the one that is under way
         self._last = 0
-        self._rounds: dict[int, int] = {}  # by piece: where its rounds are when the worker goes on
+        self._rounds: dict[int, int] = {}  # by segment: where its rounds are when the worker goes on
 
     @property
     def under_way(self) -> bool:
@@ -41,9 +41,11 @@ class Joining:
         number = self._number + 1
         self._requests.announce_pause(number)
 
-        def clocks() -> Mapping[Piece, int]:
+        def clocks() -> Mapping[Segment, int]:
             return {
-                piece: int(self._clocks.pushed[entry.place]) for entry in entries.values() for piece in entry.pieces
+                segment: int(self._clocks.pushed[entry.place])
+                for entry in entries.values()
+                for segment in entry.segments
             }
 
         def begun(operation: Operation) -> None:

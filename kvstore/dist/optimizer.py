@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.dist.plans.entries import Entries, Entry, Piece
+from kvstore.dist.plans.entries import Entries, Entry, Segment
 from kvstore.dist.plans.parcels import parcels
 from kvstore.dist.requests import Requests
 from kvstore.dist.states import assemble, cut
@@ -23,7 +23,7 @@ from kvstore.spec import Key
 AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
 
 
-class Hyper(NamedTuple):
+class PushHyperparameters(NamedTuple):
     """The numbers of a push: ``changes``, as messages carry them, are those that differ from the optimizer's."""
 
     lr: float | None = None
@@ -114,9 +114,11 @@ class Optimizing:
             rescale = float(finite("rescale_grad", rescale_grad))
         self._set = self._set._replace(lr=lr, rescale=rescale, changes={**self._set.changes, **changes})
 
-    def hyper(self) -> Hyper:
+    def hyper(self) -> PushHyperparameters:
         """Return the numbers of the next push."""
-        return Hyper(self._set.lr, self._set.rescale, [[*which, value] for which, value in self._set.changes.items()])
+        return PushHyperparameters(
+            self._set.lr, self._set.rescale, [[*which, value] for which, value in self._set.changes.items()]
+        )
 
     def require(self, what: str) -> str:
         """Return the optimizer's name; a worker that has not set it asks the servers, once.
@@ -145,10 +147,10 @@ class Optimizing:
         """Write the servers' states of all keys to ``path``; see ``states.write``."""
         self._theirs = None  # it may be another by now
         optimizer = self.require("save_optimizer_states")
-        pieces: dict[tuple[Piece, str], torch.Tensor] = {}
+        segments: dict[tuple[Segment, str], torch.Tensor] = {}
         for parcel in parcels(entries, list(entries), AT_ONCE):
-            pieces |= self._requests.get_states(parcel)
-        states.write(path, optimizer, assemble(pieces, entries), residuals, note)
+            segments |= self._requests.get_states(parcel)
+        states.write(path, optimizer, assemble(segments, entries), residuals, note)
 
     def load(self, path: str | os.PathLike[str], entries: Entries) -> None:
         """Give the servers the states in ``path``, if they are of this optimizer and of these keys."""
@@ -159,11 +161,11 @@ class Optimizing:
         if self.optimizer is not None:  # servers look too, but each at its own: others would have taken theirs
             weights = {key: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for key, spec in specs.items()}
             Updater(self.optimizer).require_states(loaded, weights)
-        by_piece: dict[Piece, dict[tuple[Piece, str], torch.Tensor]] = {}
-        for (piece, name), value in cut(loaded, entries).items():
-            by_piece.setdefault(piece, {})[piece, name] = value
+        by_segment: dict[Segment, dict[tuple[Segment, str], torch.Tensor]] = {}
+        for (segment, name), value in cut(loaded, entries).items():
+            by_segment.setdefault(segment, {})[segment, name] = value
         for parcel in parcels(entries, list(entries), AT_ONCE):
-            its = {which: value for piece in parcel.pieces for which, value in by_piece.get(piece, {}).items()}
+            its = {which: value for segment in parcel.segments for which, value in by_segment.get(segment, {}).items()}
             if its:
                 self._requests.put_states(parcel.server, its)
 
@@ -179,7 +181,7 @@ def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mappi
         if entry.cut:
             raise UsageError(
                 f"{new.name} needs whole tensors, but key {key!r} is cut over {entry.servers} servers, in "
-                f"{len(entry.pieces)} pieces; set the optimizer before init, or raise KVSTORE_BIGARRAY_BOUND "
+                f"{len(entry.segments)} segments; set the optimizer before init, or raise KVSTORE_BIGARRAY_BOUND "
                 "and KVSTORE_PIECE_BYTES"
             )
     require_shapes(new, ((key, entry.spec) for key, entry in entries.items()))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 
 from kvstore.dist.plans.parcels import Parcel
-from kvstore.dist.plans.plan import parts_of
-from kvstore.transport.memory import SMALL, Memory, Parts
+from kvstore.dist.plans.plan import views_of
+from kvstore.transport.memory import SMALL, Memory, ScatteredFrame
 from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad
 from kvstore.wire import Buffer, Codec
 
@@ -35,7 +35,7 @@ class Load(Protocol):
         """Return the values of a message.
 
         Args:
-            gather: the buffers may be ``Parts``, of arrays that stay as they are until the message has left.
+            gather: the buffers may be ``ScatteredFrame``, of arrays that stay as they are until the message has left.
         """
         ...
 
@@ -73,13 +73,13 @@ class Packer:
             buffer = self._buffer(parcel)
             collect(addresses + parcel.offsets, parcel.lengths, buffer)
             return [buffer]
-        parts = parts_of(parcel, arrays.tensors)
+        parts = views_of(parcel, arrays.tensors)
         if self._made:
             views = self._views(parts)
             if views is not None:
                 return views
         if gather and parcel.nbytes >= PART * len(parts):
-            return [cast("Buffer", Parts(map(to_buffer, parts)))]  # at the other end it is one
+            return [cast("Buffer", ScatteredFrame(map(to_buffer, parts)))]  # at the other end it is one
         buffer = self._buffer(parcel)
         without_grad(torch.cat, parts, out=from_buffer(buffer, parcel.dtype))
         return [buffer]

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.dist.clocks import Clocks
+from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.incoming import Decode, Writer
 from kvstore.dist.join import Joining
-from kvstore.dist.optimizer import Hyper, Optimizing
+from kvstore.dist.optimizer import Optimizing, PushHyperparameters
 from kvstore.dist.outgoing import Load, Plain
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan
@@ -63,7 +63,7 @@ class Pushes:
         session: Session,
         requests: Requests,
         rule: Rule,
-        clocks: Clocks,
+        clocks: PushClocks,
         optimizing: Optimizing,
         joining: Joining,
     ) -> None:
@@ -269,7 +269,7 @@ class _Back(NamedTuple):
 
 
 class _Values(PendingRequest):
-    """Asks for values of a parcel's pieces; ``back`` is None where they are not wanted, or no longer."""
+    """Asks for values of a parcel's segments; ``back`` is None where they are not wanted, or no longer."""
 
     __slots__ = ("back", "clocks", "parcel", "pushes")
 
@@ -327,7 +327,7 @@ class _Pull(_Values):
 
 
 class _Push(_Values):
-    """This worker's contribution to a parcel's pieces. Its values are packed, or encoded, when it goes."""
+    """This worker's contribution to a parcel's segments. Its values are packed, or encoded, when it goes."""
 
     __slots__ = ("codec", "hyper", "load", "order", "sent", "want")
     early = False
@@ -339,7 +339,7 @@ class _Push(_Values):
         parcel: Parcel,
         clocks: list[int],
         load: Load,
-        hyper: Hyper,
+        hyper: PushHyperparameters,
         back: _Back | None,
         order: int | None,
         turn: Turn | None,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from kvstore.dist.outgoing import Packer
-from kvstore.dist.plans.entries import Entries, Piece, Pieces
+from kvstore.dist.plans.entries import Entries, Segment, SegmentColumns
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan
 from kvstore.member.outstanding import Effect, PendingRequest, Question, Sender
@@ -114,7 +114,7 @@ class Requests:
             ),
         )
         columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
-        return Entries.of(keys, kinds, specs, Pieces(*(np.array(column, np.int64) for column in columns)))
+        return Entries.of(keys, kinds, specs, SegmentColumns(*(np.array(column, np.int64) for column in columns)))
 
     def put_values(self, plan: Plan, values: Leaving, effect: Effect) -> None:
         """Give the servers the first values of a plan's keys, then tell the scheduler; ``effect`` is a part of that."""
@@ -173,15 +173,15 @@ class Requests:
         )
         return reply.optimizer
 
-    def get_states(self, parcel: Parcel) -> dict[tuple[Piece, str], torch.Tensor]:
-        """Return the optimizer's states of a parcel's pieces, by (piece, name of the state)."""
+    def get_states(self, parcel: Parcel) -> dict[tuple[Segment, str], torch.Tensor]:
+        """Return the optimizer's states of a parcel's segments, by (segment, name of the state)."""
         reply: States = self._one(
             self._session.servers[parcel.server],
             "save_optimizer_states",
             (),
             lambda sender: GetStates(*sender, store=self.store, ids=parcel.ids),
         )
-        by_id = {piece.id: piece for piece in parcel.pieces}
+        by_id = {segment.id: segment for segment in parcel.segments}
         specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(reply.shapes, reply.dtypes, strict=True)]
         parts = tear(reply.buffers, [spec.nbytes for spec in specs])
         return {
@@ -189,8 +189,8 @@ class Requests:
             for number, name, spec, part in zip(reply.ids, reply.names, specs, parts, strict=True)
         }
 
-    def put_states(self, server: int, states: Mapping[tuple[Piece, str], torch.Tensor]) -> None:
-        """Give a server the optimizer's states of pieces that it holds."""
+    def put_states(self, server: int, states: Mapping[tuple[Segment, str], torch.Tensor]) -> None:
+        """Give a server the optimizer's states of segments that it holds."""
         specs = [spec_of(value) for value in states.values()]
         self._one(
             self._session.servers[server],
@@ -199,7 +199,7 @@ class Requests:
             lambda sender: PutStates(
                 *sender,
                 store=self.store,
-                ids=[piece.id for piece, _ in states],
+                ids=[segment.id for segment, _ in states],
                 names=[name for _, name in states],
                 shapes=[list(spec.shape) for spec in specs],
                 dtypes=[spec.dtype for spec in specs],
@@ -231,15 +231,15 @@ class Requests:
     def pause(
         self,
         number: int,
-        clocks: Callable[[], Mapping[Piece, int]],
+        clocks: Callable[[], Mapping[Segment, int]],
         take: Callable[[Sequence[int], Resume], None],
         begun: Callable[[Operation], None],
     ) -> None:
         """Tell all servers that this worker has nothing more to contribute.
 
         Args:
-            clocks: returns how often each piece has been pushed.
-            take: is given each server's answer, with the pieces that it is about.
+            clocks: returns how often each segment has been pushed.
+            take: is given each server's answer, with the segments that it is about.
             begun: gets the operation that is done when the servers let this worker go on.
         """
         operation = self._operation("join")
@@ -247,9 +247,9 @@ class Requests:
         def work() -> tuple[Sequence[PendingRequest], Effect]:
             by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
             pushes: dict[Key, int] = {}
-            for piece, clock in clocks().items():
-                by_server[piece.server][piece.id] = clock
-                pushes[piece.key] = clock
+            for segment, clock in clocks().items():
+                by_server[segment.server][segment.id] = clock
+                pushes[segment.key] = clock
             questions = [
                 self._pausing(peer, operation, number, sum(pushes.values()), pushed, take)
                 for peer, pushed in zip(self._session.servers, by_server, strict=True)

@@ -1,4 +1,4 @@
-"""The states of an optimizer, of whole arrays and of the pieces of them that servers hold. Pure."""
+"""The states of an optimizer, of whole arrays and of the segments of them that servers hold. Pure."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ from collections.abc import Mapping
 
 import torch
 
-from kvstore.dist.plans.entries import Entry, Piece
+from kvstore.dist.plans.entries import Entry, Segment
 from kvstore.errors import UsageError
 from kvstore.optim.states import States
 from kvstore.spec import Key
 
 
-def assemble(pieces: Mapping[tuple[Piece, str], torch.Tensor], entries: Mapping[Key, Entry]) -> States:
-    """Put the states of pieces together to those of whole arrays, as if one server had held all."""
-    by_state: dict[tuple[Key, str], list[tuple[Piece, torch.Tensor]]] = {}
-    for (piece, name), value in pieces.items():
-        by_state.setdefault((piece.key, name), []).append((piece, value))
+def assemble(segments: Mapping[tuple[Segment, str], torch.Tensor], entries: Mapping[Key, Entry]) -> States:
+    """Put the states of segments together to those of whole arrays, as if one server had held all."""
+    by_state: dict[tuple[Key, str], list[tuple[Segment, torch.Tensor]]] = {}
+    for (segment, name), value in segments.items():
+        by_state.setdefault((segment.key, name), []).append((segment, value))
     whole: States = {}
     for (key, name), parts in by_state.items():
         parts.sort(key=lambda part: part[0].start)
         values = [value for _, value in parts]
         if len(values) > 1 and values[0].dim():
             whole[key, name] = torch.cat([value.reshape(-1) for value in values]).view(entries[key].spec.shape)
-        else:  # one piece, or a number that all pieces have alike (a step count)
+        else:  # one segment, or a number that all segments have alike (a step count)
             whole[key, name] = values[0]
     return whole
 
 
-def cut(states: States, entries: Mapping[Key, Entry]) -> dict[tuple[Piece, str], torch.Tensor]:
-    """Cut the states of whole arrays into those of their pieces; the inverse of ``assemble`` for any placement.
+def cut(states: States, entries: Mapping[Key, Entry]) -> dict[tuple[Segment, str], torch.Tensor]:
+    """Cut the states of whole arrays into those of their segments; the inverse of ``assemble`` for any placement.
 
     Raises:
-        UsageError: a state is not element by element, and its array is held in pieces.
+        UsageError: a state is not element by element, and its array is held in segments.
     """
-    pieces: dict[tuple[Piece, str], torch.Tensor] = {}
+    segments: dict[tuple[Segment, str], torch.Tensor] = {}
     for (key, name), value in states.items():
         entry = entries[key]
-        for piece in entry.pieces:
+        for segment in entry.segments:
             if not entry.cut or not value.dim():
-                pieces[piece, name] = value
+                segments[segment, name] = value
             elif value.numel() == entry.spec.size:
-                pieces[piece, name] = value.reshape(-1)[piece.start : piece.stop]
+                segments[segment, name] = value.reshape(-1)[segment.start : segment.stop]
             else:
                 raise UsageError(f"{name} of key {key!r} cannot be cut over {entry.servers} servers")
-    return pieces
+    return segments

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.dist.clocks import Clocks
+from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
 from kvstore.dist.incoming import Writer
@@ -87,7 +87,7 @@ class DistStore(KVStore):
         self._bound = session.config.bigarray_bound if bound is None else bound
         self._plans = Plans(session.config.piece_bytes)
         self._entries = self._plans.entries
-        self._clocks = Clocks()
+        self._clocks = PushClocks()
         self._at_barrier = _Barrier()
         self._closed = False
         ordinal = session.stores + 1

@@ -17,7 +17,7 @@ from kvstore.member.window import Window
 from kvstore.rare_log import Drops
 from kvstore.ticket import Operation
 from kvstore.transport import Peer, Transport
-from kvstore.transport.memory import Parts
+from kvstore.transport.memory import ScatteredFrame
 from kvstore.wire import Buffer, Failure, Here, Node, Reply, decode, encode, require_short
 
 log = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ class Links:
         if node.rank >= 0:
             self._ends.transport.send(route, encode(Here(node.role, node.rank, node.incarnation)))
 
-    def _message(self, request: PendingRequest) -> Sequence[Buffer | Parts]:
+    def _message(self, request: PendingRequest) -> Sequence[Buffer | ScatteredFrame]:
         node = self.node
         message = request.message((node.role, node.rank, node.incarnation, request.seq, self.outstanding.done))
         frames = encode(message)
@@ -250,7 +250,7 @@ class Links:
         request.gone = True
         self._ends.transport.send(self._ends.routes[request.peer], frames, request.priority)
 
-    def _made(self, request: PendingRequest) -> Sequence[Buffer | Parts] | None:
+    def _made(self, request: PendingRequest) -> Sequence[Buffer | ScatteredFrame] | None:
         """Return the message, or None if it cannot be made, which fails its operation; other requests go on.
 
         The first exception may be that of a signal's handler, which may have left memory in any state. So it is raised,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.errors import KVStoreError
 from kvstore.ticket import Operation
-from kvstore.transport.memory import Parts, whole
+from kvstore.transport.memory import ScatteredFrame, whole
 from kvstore.wire import Buffer, Message, Reply
 
 Sender: TypeAlias = tuple[str, int, int, int, int]  # what every request begins with: see ``kvstore.wire.Request``
@@ -55,7 +55,7 @@ class PendingRequest:
         self.seq = 0
         self.gone = False
         self.failure: Exception | None = None
-        self.frames: Sequence[Buffer | Parts] | None = None
+        self.frames: Sequence[Buffer | ScatteredFrame] | None = None
 
     def message(self, sender: Sender) -> Message:
         """Return the message; ``sender`` is what it begins with."""
@@ -77,7 +77,7 @@ class PendingRequest:
         """Whether it depends on arrays of the caller's, which may change once the call is over."""
         if self.frames is None:
             return not self.early
-        return any(isinstance(frame, Parts) for frame in self.frames)
+        return any(isinstance(frame, ScatteredFrame) for frame in self.frames)
 
     def own(self) -> None:
         """Keep copies of the caller's arrays; the message has been made."""

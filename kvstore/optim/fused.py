@@ -21,11 +21,11 @@ from kvstore.values import many_small, split_like
 # processor's vectors are longer, so none of them holds elements of two.
 LANE = 64
 
-Kind: TypeAlias = tuple[int, float, float, torch.dtype, torch.device, bool]  # see ``Group``
+Kind: TypeAlias = tuple[int, float, float, torch.dtype, torch.device, bool]  # see ``FusedGroup``
 
 
 @dataclass(eq=False)
-class Strip:
+class FusedParameter:
     """Arrays that are updated as one.
 
     Attributes:
@@ -41,7 +41,7 @@ class Strip:
     master: bool
 
     @cached
-    def _spans(self) -> dict[Key, tuple[int, int, Sequence[int]]]:
+    def _ranges(self) -> dict[Key, tuple[int, int, Sequence[int]]]:
         """By key, where in ``param`` its array begins, its size, and its shape."""
         sizes = [math.prod(shape) for shape in self.shapes]
         starts = list(itertools.accumulate(sizes, initial=0))[:-1]
@@ -56,42 +56,42 @@ class Strip:
     def _part(self, key: Key, value: torch.Tensor) -> torch.Tensor:
         if len(self.keys) == 1 or not value.dim():  # a count of updates, which all have made
             return value
-        start, size, shape = self._spans[key]
+        start, size, shape = self._ranges[key]
         return value[start : start + size].view(shape)
 
 
-class Group:
-    """Strips that are updated together.
+class FusedGroup:
+    """Parameters that are updated together.
 
     Args:
-        strips: which.
-        kinds: for each strip the number of its group of hyper-parameters, its multipliers of learning rate and weight
-            decay, its dtype and device, and whether it has state already: torch's fused SGD takes the first momentum it
-            finds for all.
-        weights: for each strip its weights, where they are now.
+        parameters: which.
+        kinds: for each parameter the number of its group of hyper-parameters, its multipliers of learning rate and
+            weight decay, its dtype and device, and whether it has state already: torch's fused SGD takes the first
+            momentum it finds for all.
+        weights: for each parameter its weights, where they are now.
         flat: the weights of all, if they lie back to back. Thousands of small params then have memory of their own, for
             weights and for gradients, which are copied as a whole: to tell each of them where its own are by now takes
             longer than to update it.
 
     Attributes:
-        params: what torch.optim knows, a tensor for each strip.
+        params: what torch.optim knows, a tensor for each parameter.
         members: the same, by kind.
         stepped: whether they have been updated; then all have state.
     """
 
     def __init__(
         self,
-        strips: Sequence[Strip],
+        parameters: Sequence[FusedParameter],
         kinds: Sequence[Kind],
         weights: Sequence[torch.Tensor],
         flat: torch.Tensor | None = None,
     ) -> None:
-        self.params = [strip.param for strip in strips]
+        self.params = [parameter.param for parameter in parameters]
         self.members: dict[Kind, list[torch.Tensor]] = {}
         for param, kind in zip(self.params, kinds, strict=True):
             self.members.setdefault(kind, []).append(param)
         self.stepped = False
-        self._weights = {place: weights[place] for place, strip in enumerate(strips) if strip.master}
+        self._weights = {place: weights[place] for place, parameter in enumerate(parameters) if parameter.master}
         self._sizes = [param.numel() for param in self.params]
         self._shaped = self.params if any(param.dim() != 1 for param in self.params) else None
         self._flat: torch.Tensor | None = None
@@ -149,7 +149,7 @@ class Group:
 
 
 def alike(kinds: Sequence[Hashable], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return which arrays can be one strip: ranges of places, that are all places."""
+    """Return which arrays can be one parameter: ranges of places, that are all places."""
     ranges: list[tuple[int, int]] = []
     for place, kind in enumerate(kinds):
         if place and kind == kinds[place - 1] and sizes[place - 1] % LANE == 0:
@@ -160,8 +160,8 @@ def alike(kinds: Sequence[Hashable], sizes: Sequence[int]) -> list[tuple[int, in
 
 
 def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return what a strip has of a state of which each of its arrays has one of ``values``."""
+    """Return what a parameter has of a state of which each of its arrays has one of ``values``."""
     first = values[0]
-    if not first.dim():  # a count, or a number; an array that others follow in a strip has dimensions
+    if not first.dim():  # a count, or a number; an array that others follow in a parameter has dimensions
         return first.clone()
     return first if len(values) == 1 else torch.cat([value.reshape(-1) for value in values])

@@ -55,7 +55,7 @@ def names() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """Keys with hyper-parameters of their own, by torch's names; what is not in ``hyper`` is the optimizer's."""
 
     keys: tuple[Key, ...]
@@ -85,7 +85,7 @@ class Optimizer:
     clip_gradient: float | None = None
     lr_mult: dict[Key, float] = field(default_factory=dict)
     wd_mult: dict[Key, float] = field(default_factory=dict)
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()
 
     @property
     def whole(self) -> bool:
@@ -214,11 +214,11 @@ def require_shapes(optimizer: Optimizer | None, specs: Iterable[tuple[Key, Spec]
 
 def _groups(
     name: str, given: Any, base: Mapping[str, Any], lr_mult: dict[Key, float], wd_mult: dict[Key, float]
-) -> tuple[Group, ...]:
+) -> tuple[ParameterGroup, ...]:
     """The groups of a description; their multipliers go into those by key."""
     if isinstance(given, Mapping | str) or not isinstance(given, Sequence) or len(given) > MAX_GROUPS:
         raise UsageError(f"groups is a list of at most {MAX_GROUPS} dicts with 'keys' and hyper-parameters")
-    groups: list[Group] = []
+    groups: list[ParameterGroup] = []
     seen: set[Key] = set()
     for one in given:
         if not isinstance(one, Mapping) or not isinstance(one.get("keys"), list | tuple):
@@ -234,7 +234,7 @@ def _groups(
                 factor = finite(which, own.pop(which))
                 mults.update({key: factor for key in keys if key not in mults})
         hyper = _torch_names(name, own, base)
-        groups.append(Group(keys, {key: plain(key, value) for key, value in sorted(hyper.items())}))
+        groups.append(ParameterGroup(keys, {key: plain(key, value) for key, value in sorted(hyper.items())}))
         if "lr" in hyper:
             finite("learning_rate", hyper["lr"])
     return tuple(groups)

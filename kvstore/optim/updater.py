@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from kvstore.errors import Mismatch, UsageError, WeightsInDoubt
-from kvstore.optim.fused import Group, Kind, Strip, alike, joined
+from kvstore.optim.fused import FusedGroup, FusedParameter, Kind, alike, joined
 from kvstore.optim.optimizer import Changes, Optimizer, classes
 from kvstore.spec import Key, Spec, require_floats
 from kvstore.values import spec_of, split_like
@@ -46,8 +46,8 @@ class Updater:
         self.rescale_grad = optimizer.rescale_grad
         self.changes: Changes = {}
         self._name_of = name_of or (lambda key: key)
-        self._strips: dict[Key, Strip] = {}
-        self._loose: dict[Key, dict[str, torch.Tensor]] = {}  # states of keys that are in no strip
+        self._parameters: dict[Key, FusedParameter] = {}
+        self._loose: dict[Key, dict[str, torch.Tensor]] = {}  # states of keys that are in no parameter
         self._templates = self._settings_of(optimizer)
         self._torch = self._build(optimizer, 0, torch.zeros(1, 1))
         self._begins = bool(self._torch.state)  # whether there is state before the first step, as Adagrad's
@@ -64,7 +64,7 @@ class Updater:
         fresh = [self._fresh(optimizer, number, torch.device("cpu")) for number in range(len(templates))]
         rebuilt = self._build(optimizer, 0, torch.zeros(1, 1))
         rebuilt.state.clear()
-        for key in list(self._strips):  # numbers of groups and multipliers are other ones now
+        for key in list(self._parameters):  # numbers of groups and multipliers are other ones now
             self._loosen(key)
         for key, state in self._loose.items():
             its = fresh[optimizer.number_of(self._name_of(key))]
@@ -80,16 +80,16 @@ class Updater:
         Args:
             items: (key, weight, gradient) of one shape and dtype each, floating point; the gradients are overwritten.
         """
-        strips = [self._alone(key, weight) for key, weight, _ in items]
-        kinds = list(map(self._kind, strips, self._rates([key for key, _, _ in items])))
-        group = Group(strips, kinds, [weight for _, weight, _ in items])
+        parameters = [self._alone(key, weight) for key, weight, _ in items]
+        kinds = list(map(self._kind, parameters, self._rates([key for key, _, _ in items])))
+        group = FusedGroup(parameters, kinds, [weight for _, weight, _ in items])
         grads = [
             _aligned(grad.to(param.dtype).view(param.shape), param)
             for (_, _, grad), param in zip(items, group.params, strict=True)
         ]
         self.step([group], [grads])
 
-    def group(self, keys: Sequence[Key], shapes: Sequence[Sequence[int]], flat: torch.Tensor) -> Group:
+    def group(self, keys: Sequence[Key], shapes: Sequence[Sequence[int]], flat: torch.Tensor) -> FusedGroup:
         """Prepare the update of weights that lie back to back, those that are updated alike as one.
 
         What comes back can be used until another is made with one of ``keys``, or ``configure`` or ``load_states`` is
@@ -112,20 +112,20 @@ class Updater:
             part.view(shapes[start]) if stop - start == 1 else part
             for (start, stop), part in zip(ranges, parts, strict=True)
         ]
-        strips = self._new_strips([(keys[start:stop], shapes[start:stop]) for start, stop in ranges], weights)
-        kinds = [self._kind(strip, rates[start]) for strip, (start, _) in zip(strips, ranges, strict=True)]
-        return Group(strips, kinds, weights, flat)
+        parameters = self._new_parameters([(keys[start:stop], shapes[start:stop]) for start, stop in ranges], weights)
+        kinds = [self._kind(parameter, rates[start]) for parameter, (start, _) in zip(parameters, ranges, strict=True)]
+        return FusedGroup(parameters, kinds, weights, flat)
 
     def reads_only(self) -> bool:
         """Whether ``step`` leaves gradients as they are."""
         return self._fused and self.rescale_grad == 1.0 and self.optimizer.clip_gradient is None
 
-    def step(self, groups: Sequence[Group], grads: Sequence[torch.Tensor | Sequence[torch.Tensor]]) -> None:
+    def step(self, groups: Sequence[FusedGroup], grads: Sequence[torch.Tensor | Sequence[torch.Tensor]]) -> None:
         """Update the weights of ``groups``: all, or none if the optimizer fails.
 
         Args:
             groups: whose weights to update, those with the same numbers in one call of the optimizer.
-            grads: of each group, of the dtype of its params; see ``Group.take``. They are overwritten.
+            grads: of each group, of the dtype of its params; see ``FusedGroup.take``. They are overwritten.
 
         Raises:
             WeightsInDoubt: the optimizer failed when it had updated some of them.
@@ -188,9 +188,9 @@ class Updater:
         found: dict[tuple[Key, str], torch.Tensor] = {}
         for key in keys:
             its = self._loose.get(key, {})
-            strip = self._strips.get(key)
-            if strip is not None:
-                its = strip.state(key, self._torch.state.get(strip.param, {}))
+            parameter = self._parameters.get(key)
+            if parameter is not None:
+                its = parameter.state(key, self._torch.state.get(parameter.param, {}))
             found |= {(key, name): value for name, value in its.items()}
         return found
 
@@ -230,64 +230,66 @@ class Updater:
         if "step" in state and not 0 <= (step := float(state["step"])) < math.inf:
             raise Mismatch(f"step of key {name!r} is {step}, and counts updates")
 
-    def _alone(self, key: Key, weight: torch.Tensor) -> Strip:
-        """The strip of ``key`` over its weight, wherever that is now."""
-        strip = self._strips.get(key)
-        if strip is not None and len(strip.keys) == 1:
-            param = strip.param
+    def _alone(self, key: Key, weight: torch.Tensor) -> FusedParameter:
+        """The parameter of ``key`` over its weight, wherever that is now."""
+        parameter = self._parameters.get(key)
+        if parameter is not None and len(parameter.keys) == 1:
+            param = parameter.param
             if param is weight:
-                return strip
+                return parameter
             if param.stride() == weight.stride() and (
-                param.device == weight.device if strip.master else param.data_ptr() == weight.data_ptr()
+                param.device == weight.device if parameter.master else param.data_ptr() == weight.data_ptr()
             ):
-                return strip
+                return parameter
         _require_dense(key, weight)
         self._loosen(key)
-        (strip,) = self._new_strips([([key], [weight.shape])], [weight])
-        return strip
+        (parameter,) = self._new_parameters([([key], [weight.shape])], [weight])
+        return parameter
 
-    def _new_strips(
+    def _new_parameters(
         self, members: Sequence[tuple[Sequence[Key], Sequence[Sequence[int]]]], weights: Sequence[torch.Tensor]
-    ) -> list[Strip]:
-        """Make a strip of each list of keys, which are in none, and shapes: with the states that the keys have."""
-        made: list[Strip] = []
+    ) -> list[FusedParameter]:
+        """Make a parameter of each list of keys, which are in none, and shapes: with the states that the keys have."""
+        made: list[FusedParameter] = []
         new: dict[int, list[tuple[Key, torch.Tensor]]] = {}  # by number of the group, those that have no state
         for (keys, shapes), weight in zip(members, weights, strict=True):
-            strip, state = self._strip(keys, shapes, weight)
-            made.append(strip)
+            parameter, state = self._new_parameter(keys, shapes, weight)
+            made.append(parameter)
             if state:
-                own = {n: _aligned(v, strip.param) if v.shape == strip.param.shape else v for n, v in state.items()}
-                self._torch.state[strip.param] = self._beside(keys[0], strip.param, own)
+                own = {
+                    n: _aligned(v, parameter.param) if v.shape == parameter.param.shape else v for n, v in state.items()
+                }
+                self._torch.state[parameter.param] = self._beside(keys[0], parameter.param, own)
             elif self._begins:
-                new.setdefault(self._number(keys[0]), []).append((keys[0], strip.param))
+                new.setdefault(self._number(keys[0]), []).append((keys[0], parameter.param))
         for number, pairs in new.items():
             states = self._build(self.optimizer, number, *(param for _, param in pairs)).state
             self._torch.state |= {param: self._beside(key, param, states[param]) for key, param in pairs}
         return made
 
-    def _strip(
+    def _new_parameter(
         self, keys: Sequence[Key], shapes: Sequence[Sequence[int]], weight: torch.Tensor
-    ) -> tuple[Strip, dict[str, torch.Tensor]]:
-        """Return a new strip: over its weights, or with a master of them; and the state that its keys have."""
+    ) -> tuple[FusedParameter, dict[str, torch.Tensor]]:
+        """Return a new parameter: over its weights, or with a master of them; and the state that its keys have."""
         given = [self._loose.pop(key, _NO_STATE) for key in keys]
         state = {name: joined([its[name] for its in given]) for name in given[0]}
         master = weight.dtype in _HALF
         param = weight
         if master:
             param = _aligned(state.pop("master", weight).to(weight.device, torch.float32), weight)
-        strip = Strip(tuple(keys), tuple(shapes), param, master)
-        self._strips.update(dict.fromkeys(keys, strip))
-        return strip, state
+        parameter = FusedParameter(tuple(keys), tuple(shapes), param, master)
+        self._parameters.update(dict.fromkeys(keys, parameter))
+        return parameter, state
 
     def _loosen(self, key: Key) -> None:
-        """Take the strip apart that ``key`` is in, if it is in one: each of its keys has its own state again."""
-        strip = self._strips.get(key)
-        if strip is None:
+        """Take the parameter apart that ``key`` is in, if it is in one: each of its keys has its own state again."""
+        parameter = self._parameters.get(key)
+        if parameter is None:
             return
-        state = self._torch.state.pop(strip.param, {})
-        for member in strip.keys:
-            del self._strips[member]
-            if its := strip.state(member, state):
+        state = self._torch.state.pop(parameter.param, {})
+        for member in parameter.keys:
+            del self._parameters[member]
+            if its := parameter.state(member, state):
                 self._loose[member] = its
 
     def _beside(self, key: Key, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -312,15 +314,15 @@ class Updater:
         return self.optimizer.number_of(self._name_of(key))
 
     def _likeness(self, key: Key, rates: Rates) -> Hashable:
-        """What keys must have in common to be updated as one; of a key that is in no strip."""
+        """What keys must have in common to be updated as one; of a key that is in no parameter."""
         state = self._loose.get(key)
         if state is None:
             return rates
         counts = sorted((name, float(value)) for name, value in state.items() if not value.dim())
         return *rates, frozenset(state), tuple(counts)
 
-    def _kind(self, strip: Strip, rates: Rates) -> Kind:
-        return *rates, strip.param.dtype, strip.param.device, strip.param in self._torch.state
+    def _kind(self, parameter: FusedParameter, rates: Rates) -> Kind:
+        return *rates, parameter.param.dtype, parameter.param.device, parameter.param in self._torch.state
 
     def _rates(self, keys: Sequence[Key]) -> list[Rates]:
         """For each key the number of its group of hyper-parameters, and its multipliers of rate and weight decay."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
-from kvstore.transport.memory import Memory, Parts
+from kvstore.transport.memory import Memory, ScatteredFrame
 from kvstore.wire import Buffer
 
 Peer: TypeAlias = bytes
@@ -72,7 +72,7 @@ class Transport(Memory, Admission, Protocol):
         """
         ...
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Queue ``frames`` for ``peer``; never blocks.
 
         Args:
@@ -82,7 +82,7 @@ class Transport(Memory, Admission, Protocol):
         ...
 
     def gathers(self, peer: Peer) -> bool:
-        """Whether frames for ``peer`` may be ``Parts``: so many places that there is a point in not copying them.
+        """Whether frames for ``peer`` may be a ``ScatteredFrame``, so that what lies in several places is not copied.
 
         It is so where a message is read once, when it leaves.
         """

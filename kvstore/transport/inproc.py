@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.errors import ConfigError
 from kvstore.transport.base import Frames, Peer
-from kvstore.transport.memory import Heap, Parts, whole
+from kvstore.transport.memory import Heap, ScatteredFrame, whole
 from kvstore.wire import Buffer
 
 
@@ -93,7 +93,7 @@ class InprocTransport(Heap):
         self._network.when_listening(endpoint, link)
         return mine
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Put ``frames`` into the inbox of whoever is at the other end, if it is still there; nothing ever waits."""
         sent = list(map(whole, frames))
         with self._lock:

@@ -23,13 +23,13 @@ def keep_freed() -> None:
         libc.mallopt(trim_threshold, (1 << 31) - 1)
 
 
-class Parts(list[memoryview]):
+class ScatteredFrame(list[memoryview]):
     """A frame that lies in several places, none of them empty; it arrives as one."""
 
 
-def whole(frame: Buffer | Parts) -> Buffer:
+def whole(frame: Buffer | ScatteredFrame) -> Buffer:
     """Return a frame in one place."""
-    return bytearray().join(frame) if isinstance(frame, Parts) else frame
+    return bytearray().join(frame) if isinstance(frame, ScatteredFrame) else frame
 
 
 def space(nbytes: int) -> memoryview:

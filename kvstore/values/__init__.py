@@ -2,7 +2,7 @@
 
 arrays     numpy, torch, cupy and DLPack arrays as tensors, and tensors as bytes
 lists      lists of them, thousands at once (addresses: moved by where they lie)
-runs       one payload in several buffers
+ranges     one payload in several buffers
 reduce     sums in a fixed order
 staging    between devices and the host
 copying    copies, many at once
@@ -28,16 +28,16 @@ from kvstore.values.finite import all_finite
 from kvstore.values.grads import without_grad
 from kvstore.values.lists import Arrays, Layout, kinds_of, many_small, outputs_of, values_of
 from kvstore.values.overlap import crossed
+from kvstore.values.ranges import PayloadRange, TensorRange, cut, ranges_of, sum_ranges
 from kvstore.values.reduce import reduce_to, sum_in_order
-from kvstore.values.runs import Part, Run, cut, runs_of, sum_runs
 from kvstore.values.staging import Leaving, from_host
 
 __all__ = [
     "Arrays",
     "Layout",
     "Leaving",
-    "Part",
-    "Run",
+    "PayloadRange",
+    "TensorRange",
     "all_finite",
     "as_dtype",
     "as_output",
@@ -52,15 +52,15 @@ __all__ = [
     "kinds_of",
     "many_small",
     "outputs_of",
+    "ranges_of",
     "readable",
     "reduce_to",
-    "runs_of",
     "scatter",
     "spec_of",
     "split_like",
     "spread",
     "sum_in_order",
-    "sum_runs",
+    "sum_ranges",
     "to_buffer",
     "values_of",
     "without_grad",

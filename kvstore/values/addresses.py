@@ -1,8 +1,8 @@
-"""Many small stretches of memory, given by their addresses: all read, or all written, in one step of numpy's.
+"""Many small ranges of memory, given by their addresses: all read, or all written, in one step of numpy's.
 
 A call for each of thousands takes ten times as long as their bytes. numpy's indexing moves elements of 1 to 16 bytes
-wherever they are. What is indexed here is all memory from the first stretch to the last; nothing of it is touched but
-the stretches themselves.
+wherever they are. What is indexed here is all memory from the first range to the last; nothing of it is touched but
+the ranges themselves.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from kvstore.errors import AlreadyInitialized
-from kvstore.placement import Segment, place, require_few
+from kvstore.placement import ServerRange, place, require_few
 from kvstore.spec import Key, Spec
 
 
@@ -41,7 +41,7 @@ class Placements:
         self.specs: dict[Key, Spec] = {}
         self.ready: set[Key] = set()
         self._loads = loads
-        self._segments: dict[Key, tuple[Segment, ...]] = {}
+        self._segments: dict[Key, tuple[ServerRange, ...]] = {}
         self._firsts: dict[Key, int] = {}  # the id of the first segment; the others follow it
         self._rules: dict[Key, tuple[int, int]] = {}  # with which bound and length it was cut
         self._next_id = 0

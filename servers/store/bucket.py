@@ -16,7 +16,7 @@ import torch
 from kvstore.cached import cached
 from kvstore.spec import ITEMSIZE, Key, Spec
 from kvstore.transport.memory import Memory
-from kvstore.values import Part, copy_each, from_buffer, sum_runs
+from kvstore.values import PayloadRange, copy_each, from_buffer, sum_ranges
 from kvstore.wire import Node, Pull, Push
 from servers.store.clocks import Clocks
 from servers.store.hyperparameters import Hyper
@@ -32,7 +32,7 @@ class Contribution:
 
     node: Node
     clock: int
-    runs: Sequence[Part]
+    runs: Sequence[PayloadRange]
     hyper: Hyper
 
 
@@ -121,13 +121,13 @@ class Bucket:
         """Whether no round is open and nobody waits."""
         return self.rounds.idle and not self.parked
 
-    def load(self, runs: Sequence[Part]) -> None:
+    def load(self, runs: Sequence[PayloadRange]) -> None:
         """Take first values."""
-        sum_runs([runs], self.value)
+        sum_ranges([runs], self.value)
 
     def assign(
         self,
-        payloads: Sequence[Sequence[Part]],
+        payloads: Sequence[Sequence[PayloadRange]],
         scale: float = 1.0,
         check: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
@@ -139,7 +139,7 @@ class Bucket:
         before = self._buffer, self.value
         if check is not None or self._read:
             self._move()
-        sum_runs(payloads, self.value)
+        sum_ranges(payloads, self.value)
         if scale != 1 and self.value.is_floating_point():
             self.value.mul_(scale)
         if check is not None:

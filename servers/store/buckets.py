@@ -14,7 +14,7 @@ import torch
 from kvstore.errors import AlreadyInitialized, KeyNotInitialized, UsageError
 from kvstore.spec import Key, Spec
 from kvstore.transport.memory import Memory
-from kvstore.values import Run, cut
+from kvstore.values import TensorRange, cut
 from servers.store.bucket import Bucket, Contribution, Progress, Slot, Slots
 
 MAX_SPLITS = 2  # segments that have been taken apart so often are not put together again: workers differ
@@ -38,7 +38,7 @@ class Buckets:
         """Return all buckets, each once."""
         return list(dict.fromkeys(self._at.values()))
 
-    def add(self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], runs: Sequence[Run]) -> None:
+    def add(self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], runs: Sequence[TensorRange]) -> None:
         """Take new segments of one dtype, and their first values, back to back in ``runs``."""
         if not ids:
             return
@@ -168,7 +168,7 @@ class Buckets:
             stop = start + bucket.sizes[place]
             slots = Slots([number], [slot.key], [slot.spec], [slot.splits + 1])
             single = Bucket(slots, bucket.dtype, bucket.rounds.copy(), self._memory)
-            single.load([Run(0, bucket.value[start:stop])])
+            single.load([TensorRange(0, bucket.value[start:stop])])
             for clock, rank, item in bucket.rounds.open():
                 part = Contribution(item.node, item.clock, cut(item.runs, start, stop), item.hyper)
                 single.rounds.contribute(rank, clock, part)

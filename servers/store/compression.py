@@ -14,7 +14,7 @@ from kvstore.codecs import CLOSE, Compression, Compressor, Encoded, Opened, pars
 from kvstore.codecs.payloads import opened_each
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS, Key
-from kvstore.values import Part, Run, to_buffer
+from kvstore.values import PayloadRange, TensorRange, to_buffer
 from kvstore.wire import Buffer, Codec, Push, join
 from servers.store.bucket import Bucket
 
@@ -35,7 +35,7 @@ def _parsed(kind: str, numbers: tuple[tuple[str, float | int | bool], ...]) -> C
 
 @dataclass(frozen=True)
 class Packed:
-    """Segments as they were sent: elements from ``start`` to ``stop``, decoded when they are summed. See ``Part``."""
+    """Segments as they were sent: elements ``start`` to ``stop``, decoded when summed; see ``PayloadRange``."""
 
     start: int
     stop: int
@@ -48,18 +48,18 @@ class Packed:
         self.opened.write(out, False)
         return out
 
-    def cut(self, start: int, stop: int) -> Part:
-        """See ``Part``. Buckets are cut between segments; another worker's buffers may end within one."""
+    def cut(self, start: int, stop: int) -> PayloadRange:
+        """See ``PayloadRange``. Buckets are cut between segments; another worker's buffers may end within one."""
         if start <= self.start and self.stop <= stop:
             return Packed(self.start - start, self.stop - start, self.opened)
-        return Run(self.start, self.values).cut(start, stop)
+        return TensorRange(self.start, self.values).cut(start, stop)
 
     def write(self, out: torch.Tensor, add: bool) -> None:
-        """See ``Part``."""
+        """See ``PayloadRange``."""
         self.opened.write(out, add)
 
 
-def contribution(message: Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[Part]:
+def contribution(message: Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
     """Return the elements of a compressed push, all checked.
 
     Raises:
@@ -74,7 +74,7 @@ def contribution(message: Push, compression: Compression, buckets: Sequence[Buck
     parts = [Packed(start, start + size, way) for start, (size, way) in zip(starts, ways, strict=False) if size]
     if dtype == "float32":
         return parts
-    return [Run(part.start, part.values.to(getattr(torch, dtype))) for part in parts]
+    return [TensorRange(part.start, part.values.to(getattr(torch, dtype))) for part in parts]
 
 
 class Squeezed:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kvstore.errors import NotFinite
-from kvstore.values import Part, all_finite
+from kvstore.values import PayloadRange, all_finite
 from servers.store.bucket import Bucket, Contribution
 
 
@@ -33,7 +33,7 @@ def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.T
     )
 
 
-def _key_of(bucket: Bucket, part: Part) -> int | str | None:
+def _key_of(bucket: Bucket, part: PayloadRange) -> int | str | None:
     """Return the key of the first segment that has elements in ``part`` that are not finite."""
     values = part.values
     if all_finite(values):

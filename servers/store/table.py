@@ -15,7 +15,7 @@ from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap, Memory
-from kvstore.values import Part, cut, runs_of
+from kvstore.values import PayloadRange, cut, ranges_of
 from kvstore.wire import Ack, Buffer, GetStates, Init, Pause, Pull, Push, PutStates, Reply, States, Values
 from servers.requests.replies import Answer, refuse
 from servers.store.bucket import Bucket, Contribution, Progress
@@ -58,7 +58,7 @@ class Table:
         """Take new segments and their first values."""
         kinds = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
         specs = list(map(kinds.__getitem__, message.kinds))
-        runs = runs_of(message.buffers, message.dtype, sum(spec.size for spec in specs))
+        runs = ranges_of(message.buffers, message.dtype, sum(spec.size for spec in specs))
         self.buckets.add(message.ids, message.keys, specs, runs)
 
     def push(self, peer: bytes, message: Push) -> list[Answer]:
@@ -201,10 +201,10 @@ class Table:
         return max(0, clock - min(bucket.rounds.version for bucket in self.buckets.of(message.ids)))
 
 
-def _payload(message: Push, buckets: Sequence[Bucket]) -> Sequence[Part]:
+def _payload(message: Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
     if not buckets:
         return []
     compression = described(message.codec)
     if compression is not None:
         return contribution(message, compression, buckets)
-    return runs_of(message.buffers, buckets[0].dtype, sum(bucket.size for bucket in buckets))
+    return ranges_of(message.buffers, buckets[0].dtype, sum(bucket.size for bucket in buckets))

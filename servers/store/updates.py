@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt
-from kvstore.optim.fused import Group
+from kvstore.optim.fused import FusedGroup
 from kvstore.optim.optimizer import Optimizer, log_replaced
 from kvstore.optim.updater import Updater
 from kvstore.rule import Rule
 from kvstore.spec import Key, require_floats, shorten
 from kvstore.transport.memory import Memory
-from kvstore.values import from_buffer, sum_runs
+from kvstore.values import from_buffer, sum_ranges
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.finite import require_finite
@@ -40,7 +40,7 @@ class Updates:
         self._rule = rule
         self._buckets = buckets
         self._memory = memory
-        self._groups: WeakKeyDictionary[Bucket, Group] = WeakKeyDictionary()
+        self._groups: WeakKeyDictionary[Bucket, FusedGroup] = WeakKeyDictionary()
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -114,7 +114,7 @@ class Updates:
         return errors
 
     def _step(self, updater: Updater, members: Sequence[tuple[Bucket, list[Contribution]]]) -> dict[Bucket, Exception]:
-        groups: dict[Bucket, Group] = {}
+        groups: dict[Bucket, FusedGroup] = {}
         totals: list[torch.Tensor] = []
         errors: dict[Bucket, Exception] = {}
         for bucket, items in members:
@@ -173,7 +173,7 @@ class Updates:
             return items[0].runs[0].values
         # From where values are, which is the same memory in every round: fresh pages cost more than the sum.
         total = from_buffer(self._memory.allocate(bucket.size * bucket.value.itemsize), bucket.dtype)
-        sum_runs([item.runs for item in items], total)
+        sum_ranges([item.runs for item in items], total)
         return total
 
     def _key(self, number: Key) -> Key:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvstore.dist.plans.entries import Entries, Pieces
-from kvstore.placement import WHOLE, Segment, place
+from kvstore.dist.plans.entries import Entries, SegmentColumns
+from kvstore.placement import WHOLE, ServerRange, place
 from kvstore.spec import Key, Spec
 
 
@@ -15,10 +15,10 @@ def entries_for(specs: dict[Key, Spec], servers: int, bound: int, longest: int =
     return entries_of(specs, {key: placed[key] for key in specs})
 
 
-def entries_of(specs: dict[Key, Spec], placed: dict[Key, tuple[Segment, ...]]) -> Entries:
+def entries_of(specs: dict[Key, Spec], placed: dict[Key, tuple[ServerRange, ...]]) -> Entries:
     """Return ``specs`` in these segments, with ids from 0."""
     distinct = list(dict.fromkeys(specs.values()))
     segments = np.array([segment for key in specs for segment in placed[key]], np.int64).reshape(-1, 3)
     counts = np.array([len(placed[key]) for key in specs], np.int64)
     kinds = [distinct.index(spec) for spec in specs.values()]
-    return Entries.of(list(specs), kinds, distinct, Pieces(counts, np.arange(len(segments)), *segments.T))
+    return Entries.of(list(specs), kinds, distinct, SegmentColumns(counts, np.arange(len(segments)), *segments.T))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kvstore import UsageError
-from workers.common.chunks import Slice, divide, read, wire_dtype, write
+from workers.common.chunks import ChunkRange, divide, read, wire_dtype, write
 from workers.common.values import buffers_of, describe, parameters_of
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -26,7 +26,7 @@ values = st.dictionaries(
 )
 
 
-def nbytes(values: dict[str, torch.Tensor], chunk: list[Slice]) -> int:
+def nbytes(values: dict[str, torch.Tensor], chunk: list[ChunkRange]) -> int:
     return sum((part.stop - part.start) * wire_dtype(values[part.name].dtype).itemsize for part in chunk)
 
 
@@ -85,7 +85,7 @@ def test_runs_are_read_and_written_where_they_belong(dtype: torch.dtype, form: s
     }[form]()
     strides, expected = value.stride(), value.reshape(-1).clone()
     (whole,) = divide({"w": value}, None)
-    for part in (whole[0], Slice("w", 7, 31, False)):
+    for part in (whole[0], ChunkRange("w", 7, 31, False)):
         elements = read(value, part)
         assert elements.is_contiguous()
         assert torch.equal(elements.to(dtype), expected[part.start : part.stop])
@@ -97,7 +97,7 @@ def test_runs_are_read_and_written_where_they_belong(dtype: torch.dtype, form: s
 
 def test_what_is_contiguous_is_not_copied() -> None:
     value = torch.zeros(4, 6)
-    assert read(value, Slice("w", 5, 9, False)).data_ptr() == value[0, 5].data_ptr()
+    assert read(value, ChunkRange("w", 5, 9, False)).data_ptr() == value[0, 5].data_ptr()
 
 
 class Tied(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from kvstore import KVStore
 from workers.averaging.replicas import Replicas
 from workers.common.checks import at_least
-from workers.common.chunks import Slice
+from workers.common.chunks import ChunkRange
 
 CHUNK_BYTES = 8 << 20  # SINGA's threshold, 2 Mi elements of float32
 
@@ -66,5 +66,5 @@ class PartialSync(Replicas):
         """After how many steps every value has been averaged once."""
         return len(self._chunks)
 
-    def _due(self, step: int) -> Sequence[Slice]:
+    def _due(self, step: int) -> Sequence[ChunkRange]:
         return self._chunks[(step - 1) % len(self._chunks)]

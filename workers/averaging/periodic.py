@@ -14,7 +14,7 @@ import torch
 from kvstore import KVStore, UnknownName, UsageError
 from workers.averaging.replicas import Replicas
 from workers.common.checks import at_least
-from workers.common.chunks import Slice
+from workers.common.chunks import ChunkRange
 
 MOMENTUM = ("keep", "average", "reset")
 
@@ -79,7 +79,7 @@ class PeriodicAveraging(Replicas):
         }
         super().__init__(model, optimizer, kvstore, buffers, None, settings)
 
-    def _due(self, step: int) -> Sequence[Slice]:
+    def _due(self, step: int) -> Sequence[ChunkRange]:
         local = step - self._warmup_steps
         return self._all if local <= 0 or local % self._sync_every == 0 else ()
 
@@ -93,7 +93,7 @@ class PeriodicAveraging(Replicas):
             if state != "step" and isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel()
         }
 
-    def _average(self, parts: Sequence[Slice]) -> None:
+    def _average(self, parts: Sequence[ChunkRange]) -> None:
         super()._average(parts)
         if self._momentum == "reset" and self._steps > self._warmup_steps:
             self._optimizer.state.clear()

@@ -14,7 +14,7 @@ import torch
 
 import kvstore as kv
 from kvstore import KVStore, Mismatch, UsageError
-from workers.common.chunks import Slice, divide, read, write
+from workers.common.chunks import ChunkRange, divide, read, write
 from workers.common.gather import Gather, digest
 from workers.common.values import buffers_of, describe, parameters_of
 
@@ -130,7 +130,7 @@ class Replicas(ABC):
     # ---- what differs
 
     @abstractmethod
-    def _due(self, step: int) -> Sequence[Slice]:
+    def _due(self, step: int) -> Sequence[ChunkRange]:
         """What is averaged after step number ``step``, counted from 1."""
 
     def _states(self) -> dict[str, torch.Tensor]:
@@ -184,7 +184,7 @@ class Replicas(ABC):
         for part, elements in zip(self._all, theirs, strict=True):
             write(values[part.name], part, elements)
 
-    def _average(self, parts: Sequence[Slice]) -> None:
+    def _average(self, parts: Sequence[ChunkRange]) -> None:
         """Replace the values of ``parts``, and the states if these are all, by their mean over workers."""
         everything = len(parts) == len(self._all)
         values, states = self._values(), self._states() if everything else {}

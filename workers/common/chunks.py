@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 
-class Slice(NamedTuple):
+class ChunkRange(NamedTuple):
     """Elements ``start`` to ``stop`` of the value ``name``, in the order of its indices; ``whole`` if these are all."""
 
     name: str
@@ -31,7 +31,7 @@ def wire_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else dtype
 
 
-def divide(values: Mapping[str, torch.Tensor], chunk_bytes: int | None) -> list[list[Slice]]:
+def divide(values: Mapping[str, torch.Tensor], chunk_bytes: int | None) -> list[list[ChunkRange]]:
     """Return the parts of each chunk: together every element once, the last value's first.
 
     Args:
@@ -39,7 +39,7 @@ def divide(values: Mapping[str, torch.Tensor], chunk_bytes: int | None) -> list[
         chunk_bytes: of a chunk on the wire, at least one element's. All but the last are as full as elements allow; a
             value that does not fit goes on in the next. None makes one chunk of all.
     """
-    chunks: list[list[Slice]] = [[]]
+    chunks: list[list[ChunkRange]] = [[]]
     most = sum(tensor.numel() * 8 for tensor in values.values()) if chunk_bytes is None else chunk_bytes
     room = most
     for name, tensor in reversed(list(values.items())):
@@ -51,18 +51,18 @@ def divide(values: Mapping[str, torch.Tensor], chunk_bytes: int | None) -> list[
                 chunks.append([])
                 room = most
                 continue
-            chunks[-1].append(Slice(name, start, stop, stop - start == size))
+            chunks[-1].append(ChunkRange(name, start, stop, stop - start == size))
             room -= (stop - start) * itemsize
             start = stop
     return [chunk for chunk in chunks if chunk]
 
 
-def read(value: torch.Tensor, part: Slice) -> torch.Tensor:
+def read(value: torch.Tensor, part: ChunkRange) -> torch.Tensor:
     """Return the elements of ``part`` as they travel: flat, contiguous, where possible over the memory of ``value``."""
     return value.detach().reshape(-1)[part.start : part.stop].to(wire_dtype(value.dtype)).contiguous()
 
 
-def write(value: torch.Tensor, part: Slice, elements: torch.Tensor) -> None:
+def write(value: torch.Tensor, part: ChunkRange, elements: torch.Tensor) -> None:
     """Write ``elements``, of any floating dtype and device, into those of ``part``; they are rounded once."""
     flat = value.detach().reshape(-1)
     flat[part.start : part.stop].copy_(elements)

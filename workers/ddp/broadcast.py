@@ -17,7 +17,7 @@ from torch import nn
 from kvstore import AlreadyInitialized, KVStore, Mismatch, UsageError
 from workers import group
 from workers.common import bundle
-from workers.common.chunks import Slice, divide
+from workers.common.chunks import ChunkRange, divide
 from workers.common.gather import Gather, digest
 from workers.common.values import describe
 
@@ -222,7 +222,7 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _copy(flat: Mapping[str, torch.Tensor], chunk: Sequence[Slice], piece: torch.Tensor, *, out: bool) -> None:
+def _copy(flat: Mapping[str, torch.Tensor], chunk: Sequence[ChunkRange], piece: torch.Tensor, *, out: bool) -> None:
     """Copy the parts of ``chunk`` into ``piece``, back to back; or, not ``out``, from there."""
     start = 0
     for part in chunk:

@@ -14,7 +14,7 @@ from kvstore.values.addresses import Column
 DTYPES = tuple(ITEMSIZE)  # by the code that columns have
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """A segment: elements ``start`` to ``stop`` of the array of ``key``, which its server calls ``id``."""
 
     id: int
@@ -29,22 +29,22 @@ class Entry:
     """What a worker knows of a key; ``place`` is its number among the store's keys, by which its clock is found."""
 
     spec: Spec
-    pieces: list[Piece]
+    segments: list[Segment]
     place: int = 0
 
     @property
     def cut(self) -> bool:
         """Whether it is several segments."""
-        return len(self.pieces) > 1
+        return len(self.segments) > 1
 
     @property
     def servers(self) -> int:
         """How many servers hold some of it; a server may hold several segments."""
-        return len({piece.server for piece in self.pieces})
+        return len({segment.server for segment in self.segments})
 
 
-class Pieces(NamedTuple):
-    """Where arrays are: how many pieces each of them has, and the columns of all pieces, in order; see ``Piece``."""
+class SegmentColumns(NamedTuple):
+    """Where arrays are: how many segments each has, and the columns of all segments, in order; see ``Segment``."""
 
     counts: Column
     ids: Column
@@ -54,14 +54,14 @@ class Pieces(NamedTuple):
 
 
 class Entries(Mapping[Key, Entry]):
-    """The keys of one store, in the order in which they were added, and their pieces.
+    """The keys of one store, in the order in which they were added, and their segments.
 
     Attributes:
         places: by key, its number, from 0.
         specs: of the arrays, each once.
         kinds: by place, which of ``specs`` the array has.
-        firsts, counts: by place, the first of its pieces, and how many they are.
-        ids, servers, starts, stops: by piece; see ``Piece``.
+        firsts, counts: by place, the first of its segments, and how many they are.
+        ids, servers, starts, stops: by segment; see ``Segment``.
     """
 
     def __init__(self) -> None:
@@ -72,40 +72,40 @@ class Entries(Mapping[Key, Entry]):
         self._codes: dict[Spec, int] = {}
 
     @classmethod
-    def of(cls, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], pieces: Pieces) -> Entries:
+    def of(cls, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], segments: SegmentColumns) -> Entries:
         """Return those of ``keys``, of which the i-th is an array of ``specs[kinds[i]]``."""
         made = cls()
-        made._add(keys, np.array(kinds, np.int64), specs, pieces)
+        made._add(keys, np.array(kinds, np.int64), specs, segments)
         return made
 
     def add(self, others: Entries) -> None:
         """Take in ``others``, none of which are here yet. May be cut short by an exception, and repeated."""
-        keys, pieces = len(others), others.pieces
-        columns = (column[:pieces] for column in (others.ids, others.servers, others.starts, others.stops))
-        self._add(list(others), others.kinds[:keys], others.specs, Pieces(others.counts[:keys], *columns))
+        keys, segments = len(others), others.segments
+        columns = (column[:segments] for column in (others.ids, others.servers, others.starts, others.stops))
+        self._add(list(others), others.kinds[:keys], others.specs, SegmentColumns(others.counts[:keys], *columns))
 
     @property
-    def pieces(self) -> int:
-        """How many pieces all keys have; the columns have room for more."""
+    def segments(self) -> int:
+        """How many segments all keys have; the columns have room for more."""
         last = len(self.places) - 1
         return int(self.firsts[last] + self.counts[last]) if self.places else 0
 
-    def _add(self, keys: Sequence[Key], kinds: Column, specs: Sequence[Spec], pieces: Pieces) -> None:
+    def _add(self, keys: Sequence[Key], kinds: Column, specs: Sequence[Spec], segments: SegmentColumns) -> None:
         if not keys or keys[0] in self.places:
             return
-        place, piece = len(self.places), self.pieces
+        place, segment = len(self.places), self.segments
         for spec in specs:
             if spec not in self._codes:
                 self.specs[len(self._codes) :] = [spec]
                 self._codes[spec] = len(self._codes)
         codes = np.array([self._codes[spec] for spec in specs], np.int64)
         self.kinds = _written(self.kinds, place, codes[kinds])
-        self.firsts = _written(self.firsts, place, piece + np.cumsum(pieces.counts) - pieces.counts)
-        self.counts = _written(self.counts, place, pieces.counts)
-        self.ids = _written(self.ids, piece, pieces.ids)
-        self.servers = _written(self.servers, piece, pieces.servers)
-        self.starts = _written(self.starts, piece, pieces.starts)
-        self.stops = _written(self.stops, piece, pieces.stops)
+        self.firsts = _written(self.firsts, place, segment + np.cumsum(segments.counts) - segments.counts)
+        self.counts = _written(self.counts, place, segments.counts)
+        self.ids = _written(self.ids, segment, segments.ids)
+        self.servers = _written(self.servers, segment, segments.servers)
+        self.starts = _written(self.starts, segment, segments.starts)
+        self.stops = _written(self.stops, segment, segments.stops)
         self.places.update(dict(zip(keys, range(place, place + len(keys)), strict=True)))  # all at once: they are here
 
     def __getitem__(self, key: Key) -> Entry:
@@ -113,8 +113,10 @@ class Entries(Mapping[Key, Entry]):
         first = int(self.firsts[place])
         span = slice(first, first + int(self.counts[place]))
         columns = (column[span].tolist() for column in (self.ids, self.servers, self.starts, self.stops))
-        pieces = [Piece(number, server, key, start, stop) for number, server, start, stop in zip(*columns, strict=True)]
-        return Entry(self.specs[self.kinds[place]], pieces, place)
+        segments = [
+            Segment(number, server, key, start, stop) for number, server, start, stop in zip(*columns, strict=True)
+        ]
+        return Entry(self.specs[self.kinds[place]], segments, place)
 
     def __contains__(self, key: object) -> bool:
         return key in self.places
@@ -127,11 +129,11 @@ class Entries(Mapping[Key, Entry]):
 
     def bytes_by_server(self, servers: int) -> list[int]:
         """Return how many bytes of the arrays each of so many servers holds."""
-        keys, pieces = len(self.places), self.pieces
+        keys, segments = len(self.places), self.segments
         itemsizes = np.array([spec.itemsize for spec in self.specs], np.int64)[self.kinds[:keys]]
         held = np.zeros(servers, np.int64)
-        nbytes = (self.stops - self.starts)[:pieces] * np.repeat(itemsizes, self.counts[:keys])
-        np.add.at(held, self.servers[:pieces], nbytes)
+        nbytes = (self.stops - self.starts)[:segments] * np.repeat(itemsizes, self.counts[:keys])
+        np.add.at(held, self.servers[:segments], nbytes)
         totals: list[int] = held.tolist()
         return totals
 

@@ -9,28 +9,28 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from kvstore.cached import cached
-from kvstore.dist.plans.entries import DTYPES, Entries, Entry, Piece
+from kvstore.dist.plans.entries import DTYPES, Entries, Entry, Segment
 from kvstore.spec import ITEMSIZE, Key
 from kvstore.values import many_small
 from kvstore.values.addresses import Column
 
-MOST_PIECES = 1 << 17  # in one message; what says which they are, or what their states are, must fit its header
+MOST_SEGMENTS = 1 << 17  # in one message; what says which they are, or what their states are, must fit its header
 
 Flags: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 
 _ITEMSIZES = np.array(list(ITEMSIZE.values()), np.int64)
 
 
-class Span(NamedTuple):
+class PayloadSource(NamedTuple):
     """What has one payload: elements ``start`` to ``stop`` of an array, or of several whole ones, back to back."""
 
     keys: tuple[Key, ...]
     start: int
     stop: int
-    pieces: int
+    segments: int
 
 
-class Stretch(NamedTuple):
+class ArrayRange(NamedTuple):
     """Elements ``start`` to ``stop`` of the array at ``position`` of the list; ``whole`` if that is all of it."""
 
     position: int
@@ -39,17 +39,17 @@ class Stretch(NamedTuple):
     whole: bool
 
 
-class Table:
-    """A list of keys, and all their pieces in order.
+class SegmentTable:
+    """A list of keys, and all their segments in order.
 
     Attributes:
         keys: the list.
         specs: of the arrays, each once.
         places, kinds, sizes, cut: by position in the list: the key's place, the index of its array's spec in ``specs``,
-            the number of elements, and whether there are several pieces.
-        positions: by piece, that of its array in the list.
-        ids, servers, starts, stops: by piece; see ``Piece``.
-        dtypes: by piece, the code of its dtype; see ``DTYPES``.
+            the number of elements, and whether there are several segments.
+        positions: by segment, that of its array in the list.
+        ids, servers, starts, stops: by segment; see ``Segment``.
+        dtypes: by segment, the code of its dtype; see ``DTYPES``.
     """
 
     def __init__(self, entries: Entries, keys: Sequence[Key]) -> None:
@@ -63,34 +63,34 @@ class Table:
         counts = entries.counts[self.places]
         self.cut = counts > 1
         self.positions = np.repeat(np.arange(len(keys)), counts)
-        before = np.cumsum(counts) - counts  # pieces of the arrays before
-        pieces = (entries.firsts[self.places] - before)[self.positions] + np.arange(len(self.positions))
-        self.ids, self.servers = entries.ids[pieces], entries.servers[pieces]
-        self.starts, self.stops = entries.starts[pieces], entries.stops[pieces]
+        before = np.cumsum(counts) - counts  # segments of the arrays before
+        segments = (entries.firsts[self.places] - before)[self.positions] + np.arange(len(self.positions))
+        self.ids, self.servers = entries.ids[segments], entries.servers[segments]
+        self.starts, self.stops = entries.starts[segments], entries.stops[segments]
         self.dtypes = codes[self.positions]
 
     def small(self, most: int) -> Flags:
-        """Return, by piece, whether it is a whole array of at most ``most`` elements."""
+        """Return, by segment, whether it is a whole array of at most ``most`` elements."""
         return (~self.cut & (self.sizes <= most))[self.positions]
 
 
 class Parcel:
-    """What one message carries: pieces of one dtype on one server, back to back; merged, they are stretches.
+    """What one message carries: segments of one dtype on one server, back to back; merged, they are ranges.
 
     Args:
         table: the list of keys.
-        numbers: which of its pieces, in order; at least one.
+        numbers: which of its segments, in order; at least one.
         small: whole arrays of at most so many elements share payloads.
 
     Attributes:
-        server, dtype: of all pieces.
-        ids: of the pieces.
-        places: of the pieces' keys, among those of the store.
-        positions, begins, ends: of the stretches; see ``Stretch``.
-        size, nbytes: elements and bytes of all pieces.
+        server, dtype: of all segments.
+        ids: of the segments.
+        places: of the segments' keys, among those of the store.
+        positions, begins, ends: of the ranges; see ``ArrayRange``.
+        size, nbytes: elements and bytes of all segments.
     """
 
-    def __init__(self, table: Table, numbers: Column, small: int = 0) -> None:
+    def __init__(self, table: SegmentTable, numbers: Column, small: int = 0) -> None:
         self.small = small
         self.server = int(table.servers[numbers[0]])
         self.dtype = DTYPES[table.dtypes[numbers[0]]]
@@ -99,7 +99,7 @@ class Parcel:
         self.places = table.places[positions]
         self.size = int((stops - starts).sum())
         self.nbytes = self.size * ITEMSIZE[self.dtype]
-        new = np.ones(len(numbers), bool)  # a stretch begins
+        new = np.ones(len(numbers), bool)  # a range begins
         new[1:] = (positions[1:] != positions[:-1]) | (starts[1:] != stops[:-1])
         firsts = np.flatnonzero(new)
         self.positions, self.begins = positions[firsts], starts[firsts]
@@ -109,47 +109,47 @@ class Parcel:
 
     @cached
     def many(self) -> bool:
-        """Whether its stretches are best moved all at once."""
+        """Whether its ranges are best moved all at once."""
         return many_small(len(self.positions), self.nbytes)
 
     @cached
     def offsets(self) -> Column:
-        """For each stretch, where in its array it begins, in bytes."""
+        """For each range, where in its array it begins, in bytes."""
         return self.begins * ITEMSIZE[self.dtype]
 
     @cached
     def lengths(self) -> Column:
-        """Bytes of each stretch."""
+        """Bytes of each range."""
         lengths: Column = (self.ends - self.begins) * ITEMSIZE[self.dtype]
         return lengths
 
     @cached
-    def pieces(self) -> list[Piece]:
-        """See ``Piece``."""
+    def segments(self) -> list[Segment]:
+        """See ``Segment``."""
         table = self._table
         columns = (table.positions, table.servers, table.starts, table.stops)
         lists = (column[self._numbers].tolist() for column in columns)
         return [
-            Piece(number, server, table.keys[position], start, stop)
+            Segment(number, server, table.keys[position], start, stop)
             for number, position, server, start, stop in zip(self.ids, *lists, strict=True)
         ]
 
     @cached
     def entries(self) -> list[Entry]:
-        """What is known of the key of each piece."""
-        return [self._table.entries[piece.key] for piece in self.pieces]
+        """What is known of the key of each segment."""
+        return [self._table.entries[segment.key] for segment in self.segments]
 
     @cached
     def sizes(self) -> list[int]:
-        """How many elements each piece has."""
-        return [piece.stop - piece.start for piece in self.pieces]
+        """How many elements each segment has."""
+        return [segment.stop - segment.start for segment in self.segments]
 
     def keys(self) -> list[Key]:
-        """Return the key of each piece."""
+        """Return the key of each segment."""
         return list(map(self._table.keys.__getitem__, self._table.positions[self._numbers].tolist()))
 
     def shapes(self) -> tuple[list[int], list[list[int]]]:
-        """Return which shape each piece has, and the shapes: of whole arrays their own, of others they are flat."""
+        """Return which shape each segment has, and the shapes: of whole arrays their own, of others they are flat."""
         table = self._table
         positions = table.positions[self._numbers]
         sizes = (table.stops - table.starts)[self._numbers]
@@ -160,38 +160,38 @@ class Parcel:
         return kinds.tolist(), shapes
 
     @cached
-    def stretches(self) -> list[Stretch]:
-        """See ``Stretch``."""
+    def ranges(self) -> list[ArrayRange]:
+        """See ``ArrayRange``."""
         whole = self.ends - self.begins == self._table.sizes[self.positions]
         lists = (column.tolist() for column in (self.positions, self.begins, self.ends, whole))
-        return [Stretch(*numbers) for numbers in zip(*lists, strict=True)]
+        return [ArrayRange(*numbers) for numbers in zip(*lists, strict=True)]
 
     def is_small(self, entry: Entry) -> bool:
         """Whether an array shares payloads."""
         return bool(self.small) and not entry.cut and entry.spec.size <= self.small
 
     @cached
-    def spans(self) -> list[Span]:
-        """What the payloads of all pieces are of, in order."""
-        made: list[Span] = []
+    def sources(self) -> list[PayloadSource]:
+        """What the payloads of all segments are of, in order."""
+        made: list[PayloadSource] = []
         shared = False
-        for key, start, stop, small, pieces in self._runs():
+        for key, start, stop, small, segments in self._by_range():
             if small and shared:
                 last = made.pop()
-                made.append(Span((*last.keys, key), 0, last.stop + stop, last.pieces + pieces))
+                made.append(PayloadSource((*last.keys, key), 0, last.stop + stop, last.segments + segments))
             else:
-                made.append(Span((key,), start, stop, pieces))
+                made.append(PayloadSource((key,), start, stop, segments))
             shared = small
         return made
 
-    def _runs(self) -> Iterator[tuple[Key, int, int, bool, int]]:
-        """Yield the key, start and stop of each stretch, whether its array is small, and how many pieces it is."""
+    def _by_range(self) -> Iterator[tuple[Key, int, int, bool, int]]:
+        """Yield the key, start and stop of each range, whether its array is small, and how many segments it is."""
         at = 0
-        for _, start, stop, _ in self.stretches:
-            first = self.pieces[at]
+        for _, start, stop, _ in self.ranges:
+            first = self.segments[at]
             small = self.is_small(self.entries[at])
             count = 1
-            while self.pieces[at + count - 1].stop < stop:
+            while self.segments[at + count - 1].stop < stop:
                 count += 1
             yield first.key, start, stop, small, count
             at += count
@@ -199,14 +199,14 @@ class Parcel:
 
 def parcels(entries: Entries, keys: Sequence[Key], most: int, small: int = 0) -> list[Parcel]:
     """Return the messages that ``keys`` take; see ``pack``."""
-    return pack(Table(entries, keys), most, small)
+    return pack(SegmentTable(entries, keys), most, small)
 
 
-def pack(table: Table, most: int, small: int = 0) -> list[Parcel]:
-    """Return the messages that a list of keys takes: each of at most ``most`` bytes or one piece, servers in turns.
+def pack(table: SegmentTable, most: int, small: int = 0) -> list[Parcel]:
+    """Return the messages that a list of keys takes: each of at most ``most`` bytes or one segment, servers in turns.
 
-    None has more than ``MOST_PIECES``. In each, whole arrays of at most ``small`` elements come first, so that they can
-    share a payload.
+    None has more than ``MOST_SEGMENTS``. In each, whole arrays of at most ``small`` elements come first, so that they
+    can share a payload.
     """
     nbytes = (table.stops - table.starts) * _ITEMSIZES[table.dtypes]
     where = table.servers * len(DTYPES) + table.dtypes
@@ -234,6 +234,6 @@ def _filled(numbers: Column, nbytes: Column, most: int) -> Iterator[Column]:
         before = int(ends[start] - nbytes[start])
         filled = int(np.searchsorted(ends, before, "right")) + 1  # the first that has any is in
         stop = max(filled, int(np.searchsorted(ends, before + most, "right")))
-        stop = min(stop, start + MOST_PIECES, len(numbers))
+        stop = min(stop, start + MOST_SEGMENTS, len(numbers))
         yield numbers[start:stop]
         start = stop

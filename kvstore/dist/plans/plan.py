@@ -9,7 +9,7 @@ import torch
 
 from kvstore.cached import cached
 from kvstore.dist.plans.entries import Entries
-from kvstore.dist.plans.parcels import Parcel, Table, pack
+from kvstore.dist.plans.parcels import Parcel, SegmentTable, pack
 from kvstore.errors import KeyNotInitialized
 from kvstore.spec import FLOATS, Key, Spec
 from kvstore.values import Arrays, Layout, outputs_of, values_of
@@ -36,7 +36,7 @@ class Plan:
     """
 
     def __init__(self, entries: Entries, keys: Sequence[Key], most: int, small: int = 0) -> None:
-        table = Table(entries, keys)
+        table = SegmentTable(entries, keys)
         self.keys = tuple(keys)
         self.places = table.places
         self.parcels = pack(table, most, small)
@@ -61,29 +61,29 @@ class Plan:
         return list(map(self._table.specs.__getitem__, self._table.kinds.tolist()))
 
 
-def parts_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return flat views of the stretches of contiguous ``tensors`` that are in ``parcel``."""
-    parts: list[torch.Tensor] = []
-    for position, start, stop, whole in parcel.stretches:
+def views_of(parcel: Parcel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return flat views of the ranges of contiguous ``tensors`` that are in ``parcel``."""
+    views: list[torch.Tensor] = []
+    for position, start, stop, whole in parcel.ranges:
         tensor = tensors[position]
         flat = tensor if tensor.dim() == 1 else tensor.view(-1)
-        parts.append(flat if whole else flat[start:stop])
-    return parts
+        views.append(flat if whole else flat[start:stop])
+    return views
 
 
 class Plans:
     """Makes plans, and keeps them: a list of keys that comes again costs no look at each of them.
 
     Args:
-        piece: bytes that a message should have.
+        message_bytes: that a message should have.
 
     Attributes:
         entries: what is known of each key that this worker has passed to ``init``.
     """
 
-    def __init__(self, piece: int) -> None:
+    def __init__(self, message_bytes: int) -> None:
         self.entries = Entries()
-        self._piece = piece
+        self._message_bytes = message_bytes
         self._fold, self._small = 1, 0
         self._made: dict[tuple[Key, ...], Plan] = {}
         self._kept = 0
@@ -125,7 +125,7 @@ class Plans:
         if self._kept > MOST:
             self._forget()
         self._kept += PLAN + len(listed)
-        plan = self._made[listed] = Plan(self.entries, listed, self._piece * self._fold, self._small)
+        plan = self._made[listed] = Plan(self.entries, listed, self._message_bytes * self._fold, self._small)
         return plan
 
     def _forget(self) -> None:

@@ -27,7 +27,7 @@ from kvstore.errors import WireError
 from kvstore.job.config import Config
 from kvstore.rare_log import Drops
 from kvstore.transport.base import Frames, Peer, Transport
-from kvstore.transport.memory import Heap, Parts
+from kvstore.transport.memory import Heap, ScatteredFrame
 from kvstore.transport.shm.arena import Arena
 from kvstore.transport.shm.mapped import Mapped
 from kvstore.transport.shm.presence import CONTROL, DIRECTORY, Reader, available, exists, room
@@ -109,15 +109,15 @@ class SharedMemoryTransport:
         arena = self._arena
         return arena is None or arena.busy(buffer)
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Queue ``frames``; large ones stay where they are if the peer can read them there."""
         if self._closed:
             return
-        left: list[Buffer | Parts] = []
+        left: list[Buffer | ScatteredFrame] = []
         references = [_PLAIN]
         link: _Sharing | None = None
         for position, frame in enumerate(frames):
-            if isinstance(frame, Parts):
+            if isinstance(frame, ScatteredFrame):
                 left.append(frame)
                 continue
             if len(frame) >= LARGE and position:

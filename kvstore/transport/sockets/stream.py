@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.errors import WireError
 from kvstore.transport.base import MAX_FRAME, Frames
-from kvstore.transport.memory import SMALL, Parts, space
+from kvstore.transport.memory import SMALL, ScatteredFrame, space
 from kvstore.wire import Buffer
 
 MAX_FRAMES = 1 << 17  # in a message
@@ -25,12 +25,12 @@ _COUNT = struct.Struct("<I")
 _LENGTH = 8
 
 
-def packed(frames: Sequence[Buffer | Parts]) -> list[memoryview]:
+def packed(frames: Sequence[Buffer | ScatteredFrame]) -> list[memoryview]:
     """Return the bytes of a message, in parts: frames where they lie."""
     parts: list[memoryview] = [memoryview(b"")]
     lengths: list[int] = []
     for frame in frames:
-        if isinstance(frame, Parts):
+        if isinstance(frame, ScatteredFrame):
             lengths.append(sum(map(len, frame)))
             parts.extend(frame)
             continue

@@ -22,7 +22,7 @@ from typing import Protocol
 from kvstore.errors import WireError
 from kvstore.transport.base import Frames, Peer
 from kvstore.transport.bell import Bell
-from kvstore.transport.memory import Heap, Parts, keep_freed
+from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed
 from kvstore.transport.sockets.courier import Courier
 from kvstore.transport.sockets.link import Address, Link
 from kvstore.transport.sockets.pacing import LOOK_S
@@ -128,7 +128,7 @@ class SocketTransport(Heap):
                 self._courier.call()
         return peer
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Send ``frames``, or leave what does not fit to the courier, who reads it later: it must stay as it is."""
         link = self._links.get(peer)
         if link is None:

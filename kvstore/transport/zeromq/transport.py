@@ -34,7 +34,7 @@ from kvstore.job.curve_keys import CurveKeys, no_keys, split_key, with_key
 from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
 from kvstore.transport.bell import Bell
 from kvstore.transport.directory import require_private
-from kvstore.transport.memory import Heap, Parts, keep_freed, whole
+from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed, whole
 from kvstore.transport.sockets.link import STALLED_S
 from kvstore.transport.sockets.stream import GREETING
 from kvstore.transport.zeromq.curve import Curve
@@ -139,7 +139,7 @@ class ZmqTransport(Heap):
         self._endpoints[peer] = endpoint
         return peer
 
-    def send(self, peer: Peer, frames: Sequence[Buffer | Parts], priority: int | None = None) -> None:
+    def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Queue copies of ``frames``. What ZeroMQ has been given leaves in order: it knows no priorities."""
         if self._closed or peer in self._renewed:  # whoever is told of that asks again, in order
             return

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from placed import entries_for
 
-from kvstore.dist.clocks import Clocks
+from kvstore.dist.clocks import PushClocks
 from kvstore.dist.plans.parcels import parcels
 from kvstore.spec import Spec
 
 SPLIT = entries_for({"w": Spec((4,), "float32")}, 2, 1)
 
 
-def made(*pushed: int) -> Clocks:
-    clocks = Clocks()
+def made(*pushed: int) -> PushClocks:
+    clocks = PushClocks()
     clocks.grow(len(pushed))
     clocks.pushed[:] = pushed
     return clocks

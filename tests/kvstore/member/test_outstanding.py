@@ -12,7 +12,7 @@ import pytest
 from kvstore.errors import KVStoreError, ServerError, WireError
 from kvstore.member.outstanding import Effect, Outstanding, PendingRequest, Question, Sender
 from kvstore.ticket import Operation
-from kvstore.transport.memory import Parts
+from kvstore.transport.memory import ScatteredFrame
 from kvstore.wire import Ack, Barrier, Message, Values
 
 S0, S1 = b"server 0", b"server 1"
@@ -128,7 +128,7 @@ def test_what_is_the_callers_is_copied_once_the_call_is_over() -> None:
     array = bytearray(b"values")
     push = Push(S0, Operation("push"))
     assert push.borrows, "it has not been made yet, and will read what is the caller's"
-    push.frames = [b"head", Parts([memoryview(array), memoryview(b"!")])]
+    push.frames = [b"head", ScatteredFrame([memoryview(array), memoryview(b"!")])]
     assert push.borrows
     push.own()
     assert not push.borrows

@@ -92,7 +92,7 @@ def test_lists_of_all_kinds_one_after_the_other_are_as_one_by_one(name: str, dty
     flat, other = Flat(Updater(description), shapes, dtype), Updater(description)
     values = randoms(shapes, 0, dtype)
     every = list(shapes)
-    # All; some, which leaves others' strip; all again, which have made more steps or fewer; all in another order.
+    # All; some, which leaves others' parameter; all again, which have made more steps or fewer; all in another order.
     for seed, keys in enumerate([every, every[1:3], every, every[::-1], every[:1], every]):
         flat.update(keys, 10 * seed)
         alone(other, values, keys, 10 * seed)
@@ -122,7 +122,7 @@ def test_states_come_and_go(name: str, dtype: torch.dtype) -> None:
     values = {key: value.clone() for key, value in flat.values.items()}
     flat.update(every, 10)
     some = {where: state for where, state in kept.items() if where[0] in ("b", "c", "e")}
-    flat.updater.load_states(some, flat.values)  # into the midst of a strip
+    flat.updater.load_states(some, flat.values)  # into the midst of a parameter
     flat.values |= {key: values[key].clone() for key in ("b", "c", "e")}
     flat.update(["b", "c", "e"], 10)
     other = Updater(description)

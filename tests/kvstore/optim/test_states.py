@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from kvstore.dist.plans.entries import Entry, Piece
+from kvstore.dist.plans.entries import Entry, Segment
 from kvstore.dist.states import assemble, cut
 from kvstore.errors import UsageError
 from kvstore.optim.optimizer import describe
@@ -164,7 +164,7 @@ def entries_for(specs: dict[Key, Spec], servers: int, bound: int) -> dict[Key, E
     placed = place(specs, [0] * servers, bound)
     number = iter(range(10**6))
     return {
-        key: Entry(spec, [Piece(next(number), s.server, key, s.start, s.stop) for s in placed[key]])
+        key: Entry(spec, [Segment(next(number), s.server, key, s.start, s.stop) for s in placed[key]])
         for key, spec in specs.items()
     }
 
@@ -179,12 +179,12 @@ def test_cut_and_assemble_are_inverses_for_any_placement(shapes: dict[Key, Any],
     entries = entries_for(specs, servers, bound)
     whole = {(key, "sum"): torch.randn(spec.shape) for key, spec in specs.items()}
     whole |= {(key, "step"): torch.tensor(float(len(spec.shape))) for key, spec in specs.items()}
-    pieces = cut(whole, entries)
-    for (piece, name), value in pieces.items():
-        if name == "sum" and entries[piece.key].cut:
-            assert value.shape == (piece.stop - piece.start,)
-    assert same(assemble(pieces, entries), whole)
-    assert same(cut(assemble(pieces, entries), entries_for(specs, 2, 3)), cut(whole, entries_for(specs, 2, 3)))
+    segments = cut(whole, entries)
+    for (segment, name), value in segments.items():
+        if name == "sum" and entries[segment.key].cut:
+            assert value.shape == (segment.stop - segment.start,)
+    assert same(assemble(segments, entries), whole)
+    assert same(cut(assemble(segments, entries), entries_for(specs, 2, 3)), cut(whole, entries_for(specs, 2, 3)))
 
 
 def test_state_that_is_not_element_by_element_cannot_be_cut() -> None:

@@ -22,7 +22,7 @@ from waiting import LONG
 from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import CurveKeys
 from kvstore.transport import InprocNetwork, Transport
-from kvstore.transport.memory import Parts
+from kvstore.transport.memory import ScatteredFrame
 from kvstore.transport.shm.presence import available
 from kvstore.transport.shm.transport import SharedMemoryTransport
 from kvstore.transport.sockets.tcp import TcpTransport
@@ -148,7 +148,7 @@ def test_frames_arrive_whole_and_in_order(ends: Ends):
 def test_a_frame_in_several_places_arrives_as_one(ends: Ends):
     listener, other, link = ends.pair()
     places = [pattern(size, size) for size in SIZES[1:]]
-    other.send(link, [b"head", Parts(map(memoryview, places)), b"tail"])
+    other.send(link, [b"head", ScatteredFrame(map(memoryview, places)), b"tail"])
     assert receive(listener)[1] == [b"head", b"".join(places), b"tail"]
 
 
@@ -160,7 +160,7 @@ def test_what_has_been_detached_may_change(ends: Ends):
         other.detach()
         return
     places = [bytearray(b"x" * (1 << 20)) for _ in range(40)]  # more than fits into any socket
-    other.send(link, [b"head", Parts(map(memoryview, places)), b"tail"])
+    other.send(link, [b"head", ScatteredFrame(map(memoryview, places)), b"tail"])
     other.detach()
     for place in places:
         place[:] = b"y" * (1 << 20)
@@ -434,7 +434,7 @@ def test_memory_that_may_be_read_is_busy(ends: Ends):
 CHILD = """
 import os, sys
 from kvstore.job.curve_keys import CurveKeys
-from kvstore.transport.memory import Parts
+from kvstore.transport.memory import ScatteredFrame
 from kvstore.transport.shm.transport import SharedMemoryTransport
 from kvstore.transport.sockets.tcp import TcpTransport
 from kvstore.transport.sockets.unix import UnixTransport

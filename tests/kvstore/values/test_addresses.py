@@ -1,4 +1,4 @@
-"""Stretches of memory that are read, or written, all at once."""
+"""Ranges of memory that are read, or written, all at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvstore.values import collect, scatter
 
 
 @st.composite
-def stretches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Memory, and where in it stretches lie that do not overlap, in any order: all aligned alike, or none."""
+def ranges(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Memory, and where in it ranges lie that do not overlap, in any order: all aligned alike, or none."""
     unit = draw(st.sampled_from([1, 2, 4, 8, 16, 64]))
     same = draw(st.booleans())
     count = draw(st.integers(1, 20))
@@ -27,7 +27,7 @@ def stretches(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return aligned, starts[order], np.array(lengths)[order]
 
 
-@given(stretches())
+@given(ranges())
 def test_they_come_one_after_the_other(given_: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     memory, starts, lengths = given_
     out = bytearray(int(lengths.sum()))
@@ -36,7 +36,7 @@ def test_they_come_one_after_the_other(given_: tuple[np.ndarray, np.ndarray, np.
     assert out == b"".join(memory[start : start + length].tobytes() for start, length in pairs)
 
 
-@given(stretches())
+@given(ranges())
 def test_nothing_else_is_written(given_: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
     memory, starts, lengths = given_
     expected = memory.copy()

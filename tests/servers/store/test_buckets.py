@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvstore.optim.fused import LANE
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
-from kvstore.values import Run, from_buffer
+from kvstore.values import TensorRange, from_buffer
 from kvstore.wire import Ack, Values
 from servers.store.bucket import Bucket, Slots
 from servers.store.buckets import MAX_SPLITS, Buckets
@@ -38,7 +38,7 @@ def bucket(*values: torch.Tensor, memory: Heap | None = None) -> Bucket:
     specs = [Spec(tuple(value.shape), "float32") for value in values]
     slots = Slots(ids, [f"k{number}" for number in ids], specs, [0] * len(values))
     made = Bucket(slots, "float32", Rounds(frozenset({0})), memory or Heap())
-    made.load([Run(0, torch.cat([value.reshape(-1) for value in values]))])
+    made.load([TensorRange(0, torch.cat([value.reshape(-1) for value in values]))])
     return made
 
 
@@ -60,7 +60,7 @@ def test_what_is_being_read_does_not_change(change: str, reading: bool):
     made = bucket(floats(1, 2), floats(3), memory=memory)
     view, memory.reading = sent(made), reading
     if change == "assign":
-        made.assign([[Run(0, floats(4, 5, 6))]])
+        made.assign([[TensorRange(0, floats(4, 5, 6))]])
     else:
         made.writable()
         made.value += 3
@@ -74,14 +74,16 @@ def test_memory_that_has_never_been_sent_is_used_again():
     made = bucket(floats(1), memory=memory)
     before = made.value.data_ptr()
     made.writable()
-    made.assign([[Run(0, floats(2))]])
+    made.assign([[TensorRange(0, floats(2))]])
     assert made.value.data_ptr() == before
 
 
 def filled() -> Buckets:
     made = Buckets(lambda: Rounds(frozenset({0, 1})), Heap())
     for number, size in SIZES.items():
-        made.add([number], [f"k{number}"], [Spec((size,), "float32")], [Run(0, torch.full((size,), float(number)))])
+        made.add(
+            [number], [f"k{number}"], [Spec((size,), "float32")], [TensorRange(0, torch.full((size,), float(number)))]
+        )
     return made
 
 

@@ -1,4 +1,4 @@
-"""One payload in several buffers: typed views that together hold its elements, cut and summed where they lie."""
+"""One payload in several buffers: ranges that together hold its elements, cut and summed where they lie."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvstore.values.reduce import sum_in_order
 from kvstore.wire import Buffer
 
 
-class Part(Protocol):
+class PayloadRange(Protocol):
     """Elements ``start`` to ``stop`` of a payload, in whatever form."""
 
     @property
@@ -34,7 +34,7 @@ class Part(Protocol):
         """The elements, flat: where they lie, or new."""
         ...
 
-    def cut(self, start: int, stop: int) -> Part:
+    def cut(self, start: int, stop: int) -> PayloadRange:
         """Return what of it is from ``start`` to ``stop``, counted from ``start``."""
         ...
 
@@ -43,7 +43,7 @@ class Part(Protocol):
         ...
 
 
-class Run(NamedTuple):
+class TensorRange(NamedTuple):
     """Elements of a payload from ``start`` on: a flat tensor over one of its buffers."""
 
     start: int
@@ -54,68 +54,69 @@ class Run(NamedTuple):
         """Where it ends."""
         return self.start + self.values.numel()
 
-    def cut(self, start: int, stop: int) -> Run:
-        """See ``Part``."""
-        return Run(max(self.start, start) - start, self.values[max(0, start - self.start) : stop - self.start])
+    def cut(self, start: int, stop: int) -> TensorRange:
+        """See ``PayloadRange``."""
+        return TensorRange(max(self.start, start) - start, self.values[max(0, start - self.start) : stop - self.start])
 
     def write(self, out: torch.Tensor, add: bool) -> None:
-        """See ``Part``."""
+        """See ``PayloadRange``."""
         if add:
             out.add_(self.values)
         else:
             out.copy_(self.values)
 
 
-def runs_of(buffers: Sequence[Buffer], dtype: str, size: int) -> list[Run]:
+def ranges_of(buffers: Sequence[Buffer], dtype: str, size: int) -> list[TensorRange]:
     """Return the ``size`` elements that ``buffers`` hold together.
 
     Raises:
         WireError: they hold more or fewer, or one ends within an element.
     """
-    itemsize, runs, start = ITEMSIZE[dtype], [], 0
+    itemsize, ranges, start = ITEMSIZE[dtype], [], 0
     for buffer in buffers:
         length, rest = divmod(memoryview(buffer).nbytes, itemsize)
         if rest:
             raise WireError(f"a buffer that ends within an element of {dtype}")
         if length:
-            runs.append(Run(start, from_buffer(buffer, dtype)))
+            ranges.append(TensorRange(start, from_buffer(buffer, dtype)))
             start += length
     if start != size:
         raise WireError(f"a payload of {start} elements where {size} belong")
-    return runs
+    return ranges
 
 
-def cut(runs: Sequence[Part], start: int, stop: int) -> list[Part]:
-    """Return elements ``start`` to ``stop``, counted from 0 again."""
-    if len(runs) == 1 and start == 0 and stop == runs[0].stop:
-        return [runs[0]]
-    parts: list[Part] = []
-    for run in runs[bisect_right(runs, start, key=_stop) :]:
-        if run.start >= stop:
+def cut(payload: Sequence[PayloadRange], start: int, stop: int) -> list[PayloadRange]:
+    """Return elements ``start`` to ``stop`` of ``payload``, counted from 0 again."""
+    if len(payload) == 1 and start == 0 and stop == payload[0].stop:
+        return [payload[0]]
+    ranges: list[PayloadRange] = []
+    for each in payload[bisect_right(payload, start, key=_stop) :]:
+        if each.start >= stop:
             break
-        parts.append(run.cut(start, stop))
-    return parts
+        ranges.append(each.cut(start, stop))
+    return ranges
 
 
-def sum_runs(payloads: Sequence[Sequence[Part]], out: torch.Tensor) -> None:
+def sum_ranges(payloads: Sequence[Sequence[PayloadRange]], out: torch.Tensor) -> None:
     """Write the sum of ``payloads``, added from first to last, into ``out``, which they all have the size of."""
-    starts = [run.start for run in payloads[0]]
-    if all([run.start for run in runs] == starts for runs in payloads[1:]):
+    starts = [each.start for each in payloads[0]]
+    if all([each.start for each in payload] == starts for payload in payloads[1:]):
         for same in zip(*payloads, strict=True):
             _sum(same, out[same[0].start : same[0].stop])
         return
-    edges = sorted({run.start for runs in payloads for run in runs} | {out.numel()})
+    edges = sorted({each.start for payload in payloads for each in payload} | {out.numel()})
     for start, stop in itertools.pairwise(edges):
-        sum_in_order([cut(runs, start, stop)[0].values for runs in payloads], out=out[start:stop])
+        sum_in_order([cut(payload, start, stop)[0].values for payload in payloads], out=out[start:stop])
 
 
-def _sum(parts: Sequence[Part], out: torch.Tensor) -> None:
-    if all(type(part) is Run for part in parts):
-        sum_in_order([part.values for part in parts], out=out)  # in one pass less
+def _sum(ranges: Sequence[PayloadRange], out: torch.Tensor) -> None:
+    """Write the sum of ``ranges``, which all have the same elements, into ``out``."""
+    if all(type(each) is TensorRange for each in ranges):
+        sum_in_order([each.values for each in ranges], out=out)  # in one pass less
         return
-    for number, part in enumerate(parts):
-        part.write(out, number > 0)
+    for number, each in enumerate(ranges):
+        each.write(out, number > 0)
 
 
-def _stop(run: Part) -> int:
-    return run.stop
+def _stop(each: PayloadRange) -> int:
+    return each.stop

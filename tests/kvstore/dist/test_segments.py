@@ -1,4 +1,4 @@
-"""Many pieces: they take turns, servers answer one by one, and no order of calls locks up."""
+"""Many segments: they take turns, servers answer one by one, and no order of calls locks up."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ def work(store: DistStore) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("servers", [1, 3])
-def test_sums_in_pieces_have_the_bits_of_whole_arrays(servers: int) -> None:
+def test_sums_in_segments_have_the_bits_of_whole_arrays(servers: int) -> None:
     results: list[Any] = []
-    for piece in (PIECE, 1 << 20):
-        with ThreadedJob(2, servers, piece_bytes=piece) as cluster:
+    for piece_bytes in (PIECE, 1 << 20):
+        with ThreadedJob(2, servers, piece_bytes=piece_bytes) as cluster:
             results.append(cluster.run(work))
     for one, other in zip(*results, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
-def test_an_array_of_thousands_of_pieces():
+def test_an_array_of_thousands_of_segments():
     """More than there may be servers: the scheduler's answer once was refused for that."""
 
     def large(store: DistStore) -> None:
@@ -115,7 +115,7 @@ def test_who_waits_for_one_pull_does_not_wait_for_the_others() -> None:
         cluster.run(urgent)
 
 
-def test_the_states_of_many_pieces_are_saved_and_loaded_in_several_messages(
+def test_the_states_of_many_segments_are_saved_and_loaded_in_several_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All states of a server in one message would be more frames than it may have."""
@@ -135,7 +135,7 @@ def test_the_states_of_many_pieces_are_saved_and_loaded_in_several_messages(
         store.pushpull("w", torch.ones(20_000), out)
         store.load_optimizer_states(tmp_path / "first")
         assert len(put) == 10
-        assert sum(put) == 3 * 2 * 20, "three states of each piece"
+        assert sum(put) == 3 * 2 * 20, "three states of each segment"
         store.save_optimizer_states(tmp_path / "second")
 
     with ThreadedJob(1, 2, piece_bytes=PIECE) as cluster:
