@@ -23,6 +23,7 @@ TRANSPORTS: Mapping[str, Mapping[str, str]] = {
     "auto": {},
     "sockets": {"KVSTORE_SHM": "0"},
     "tcp": {"KVSTORE_SHM": "0", "KVSTORE_TRANSPORT": "tcp"},
+    "zeromq": {"KVSTORE_TRANSPORT": "zeromq"},
 }
 
 

@@ -85,7 +85,11 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     add("--optimizer", choices=["none", "sgd", "adam"], help="what servers update with; sgd has momentum")
     add("--type", dest="kind", choices=["dist_sync", "dist_async"])
     add("--memory", choices=["ordinary", "arena"], help="the caller's own arrays, or memory from the store")
-    add("--transport", choices=list(TRANSPORTS), help="sockets: no shared memory; tcp: over the loopback interface")
+    add(
+        "--transport",
+        choices=list(TRANSPORTS),
+        help="sockets: no shared memory; tcp: over the loopback interface; zeromq: all links are ZeroMQ's",
+    )
     add(
         "--mtu",
         type=_mtu,

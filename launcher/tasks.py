@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvstore.job import processes
+from kvstore.job.settings import TRANSPORT
 from launcher.command import argv_of
 from launcher.errors import LaunchError
 from launcher.job import Job
@@ -132,8 +133,11 @@ def settings(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
 
 
 def passed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the caller's environment that go along to processes elsewhere."""
-    return {name: environ[name] for name in job.env_names if name in environ}
+    """The variables of the caller's environment that go along to processes elsewhere.
+
+    These are the ones that the job names, and the transport, which must be the same everywhere.
+    """
+    return {name: environ[name] for name in (*job.env_names, TRANSPORT.name) if name in environ}
 
 
 def words(job: Job, role: Role, python: str) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ class ThreadedJob:
 
     Args:
         kind: what the links are: ``inproc``, over ``network``; ``unix`` and, with shared memory, ``shm``, which need a
-            private ``directory`` for the sockets; ``tcp``; or, with keys, ``curve``.
+            private ``directory`` for the sockets; ``tcp``; with keys ``curve``; or with ``KVSTORE_TRANSPORT=zeromq``
+            ``zeromq``, over TCP if there is no ``directory``, and ``zeromq-shm``.
         limit_s: how long a call of ``run`` may take, in seconds, before it is said to hang.
     """
 
@@ -70,14 +71,15 @@ class ThreadedJob:
         self.kind = "unix" if directory is not None and kind == "inproc" else kind
         self._place = "inproc://" if directory is None else f"ipc://{directory}/"
         root, self._root = f"{self._place}scheduler", None
-        if kind in ("tcp", "curve"):
+        if kind in ("tcp", "curve") or (kind.startswith("zeromq") and directory is None):
             self._root = socket.create_server(("127.0.0.1", 0))
             root = f"tcp://127.0.0.1:{self._root.getsockname()[1]}"
         self._keys = jobkeys.variables(1 + servers + workers) if kind == "curve" else []
         self._options = {
             "root": with_key(root, self._keys[0]["KVSTORE_ROOT_KEY"]) if self._keys else root,
             "job": f"threaded-{os.getpid()}-{secrets.token_hex(4)}",
-            "shm": kind == "shm",
+            "shm": kind in ("shm", "zeromq-shm"),
+            "transport": "zeromq" if kind.startswith("zeromq") else "sockets",
             "num_workers": workers,
             "num_servers": servers,
             "timeout_s": timeout_s,

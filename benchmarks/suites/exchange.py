@@ -32,6 +32,7 @@ def pushpull(session: Session) -> None:
     session.measure(with_check(case(_work(options, optimizer="sgd"), session.peers, ("ordinary", "arena"))))
     session.measure(case(_work(options, "vgg16", "sgd"), session.peers))
     session.measure(case(_work(options), session.peers, transport="tcp"))
+    session.measure(with_default(case(_work(options), Peers((), session.peers.cache), transport="zeromq")))
 
 
 def small(session: Session) -> None:
@@ -80,6 +81,13 @@ def with_check(measured: Case) -> Case:
     ours = next(one for one in measured.contenders if isinstance(one, Ours))
     checked = replace(ours, name=f"{ours.name}, check_finite", words=(*ours.words, "--check-finite"))
     return replace(measured, contenders=[checked, *measured.contenders], peers=(*measured.peers, ours.name))
+
+
+def with_default(measured: Case) -> Case:
+    """The same work, done by us over the default transport too, and compared with it."""
+    ours = next(one for one in measured.contenders if isinstance(one, Ours))
+    default = replace(ours, transport="auto", name=our_name(ours.memory, "auto"))
+    return replace(measured, contenders=[*measured.contenders, default], peers=(*measured.peers, default.name))
 
 
 def with_numpy(measured: Case, with_init: bool = False) -> Case:

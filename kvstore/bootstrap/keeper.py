@@ -23,6 +23,7 @@ from types import FrameType
 
 from kvstore.bootstrap.report import tell
 from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.job.config import inherited
 from kvstore.job.processes import TiedProcess
 
 POLL_S = 0.05
@@ -171,4 +172,4 @@ def main() -> int:
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
     task = KeptJob.loads(sys.stdin.read())
-    return Keeper(task, partial(tell, task.members[0].variables)).run()
+    return Keeper(task, partial(tell, inherited(task.members[0].variables))).run()

@@ -177,7 +177,7 @@ class Setting(Generic[T]):
 
 
 ROLES = ("worker", "server", "scheduler")
-TRANSPORTS = ("sockets", "tcp")
+TRANSPORTS = ("sockets", "tcp", "zeromq")
 
 # ---- waiting, and failure
 TIMEOUT_S = Setting(
@@ -218,8 +218,9 @@ TRANSPORT = Setting(
     "KVSTORE_TRANSPORT",
     OneOf(TRANSPORTS),
     "sockets",
-    "what links are. `sockets`: unix sockets on one host, TCP across hosts, ZeroMQ where they are encrypted; "
-    "`tcp`: as `sockets`, but TCP on the loopback interface for a local job",
+    "what links are; the same in all processes. `sockets`: unix sockets on one host, TCP across hosts, ZeroMQ where "
+    "they are encrypted. `tcp`: as `sockets`, but TCP on the loopback interface for a local job. `zeromq`: ZeroMQ "
+    "everywhere: ipc on one host, TCP across hosts, CURVE where they are encrypted",
 )
 SHM = Setting(
     "KVSTORE_SHM",

@@ -46,6 +46,7 @@ class PulseProcess:
             "interval_s": config.heartbeat_s,
             "root": config.root,
             "keys": config.keys and [config.keys.secret, config.keys.root, sorted(config.keys.members)],
+            "transport": config.transport,
             "congestion": config.congestion,
         }
         self._process = subprocess.Popen(
@@ -100,7 +101,8 @@ def _beat(told: dict[str, Any]) -> None:
     if told["keys"]:
         secret, root, members = told["keys"]
         keys = CurveKeys(secret, root, frozenset(members))
-    transport = links(Config(root=told["root"], keys=keys, congestion=told["congestion"]))()
+    config = Config(root=told["root"], keys=keys, transport=told["transport"], congestion=told["congestion"])
+    transport = links(config)()
     try:
         scheduler = transport.connect(told["root"])
         pulse = encode(Pulse(*told["node"]))

@@ -10,25 +10,36 @@ from kvstore.transport.base import Transport
 
 
 def links(config: Config) -> Callable[[], Transport]:
-    """Return what makes ends of links: unix sockets or TCP, as the scheduler's are, and ZeroMQ for TCP with keys.
+    """Return what makes ends of links.
+
+        where the scheduler is     KVSTORE_TRANSPORT=zeromq     else
+        ipc://                     ZeroMQ                       unix sockets
+        tcp://, without keys       ZeroMQ                       TCP
+        tcp://, with keys          ZeroMQ with CURVE            ZeroMQ with CURVE
 
     Raises:
-        ConfigError: a congestion control was chosen, and ZeroMQ takes none.
+        ConfigError: a congestion control was chosen for links over TCP, and these are ZeroMQ's, which take none.
     """
-    if config.root.startswith("ipc://"):
+    inside = config.root.startswith("ipc://")
+    if config.transport == "zeromq" or (config.keys is not None and not inside):
+        return _zeromq(config, inside)
+    if inside:
         from kvstore.transport.sockets.unix import UnixTransport
 
         return UnixTransport
-    if config.keys is None:
-        from kvstore.transport.sockets.tcp import TcpTransport
+    from kvstore.transport.sockets.tcp import TcpTransport
 
-        return lambda: TcpTransport(config.root_fd, config.congestion, config.pacing)
-    if config.congestion:
-        raise ConfigError(
-            f"KVSTORE_CONGESTION={config.congestion} is for links that are not encrypted; "
-            "those with keys are ZeroMQ's, and have the system's: "
-            "leave it out, and set the sysctl net.ipv4.tcp_congestion_control"
-        )
+    return lambda: TcpTransport(config.root_fd, config.congestion, config.pacing)
+
+
+def _zeromq(config: Config, inside: bool) -> Callable[[], Transport]:
     from kvstore.transport.zeromq.transport import ZmqTransport
 
-    return lambda: ZmqTransport(config.root_fd, config.keys)
+    if config.congestion and not inside:
+        raise ConfigError(
+            f"KVSTORE_CONGESTION={config.congestion!r} has no effect on links of ZeroMQ, which have the system's "
+            "congestion control, and links with keys are ZeroMQ's: leave it out, and set the sysctl "
+            "net.ipv4.tcp_congestion_control"
+        )
+    keys = None if inside else config.keys  # the directory keeps strangers out
+    return lambda: ZmqTransport(config.root_fd, keys)

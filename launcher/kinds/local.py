@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from kvstore.errors import ConfigError
 from kvstore.job.processes import source_root
+from kvstore.job.settings import TRANSPORT
 from launcher import dryrun
 from launcher.crew import Crew
 from launcher.ending import Limits
@@ -27,8 +29,6 @@ from launcher.processes.output import Outlet
 from launcher.processes.signals import SignalQueue
 from launcher.supervisor import OnFailure, Supervisor
 from launcher.tasks import Rendezvous, Surroundings, Task, members, render
-
-TRANSPORT = "KVSTORE_TRANSPORT"
 
 
 def ignore(task: Task, how: str) -> None:
@@ -119,7 +119,7 @@ def _run(
     directory: JobDir,
     guard: Guard,
 ) -> int:
-    listener = _listen() if environ.get(TRANSPORT, "").strip().lower() == "tcp" else None
+    listener = _listen() if _transport(environ) == "tcp" else None
     around = Surroundings(
         environ=environ,
         python=sys.executable,
@@ -149,6 +149,13 @@ def _run(
         return supervisor.run()
     finally:
         supervisor.close()
+
+
+def _transport(environ: Mapping[str, str]) -> str:
+    try:
+        return TRANSPORT.read(environ)
+    except ConfigError as error:
+        raise LaunchError(str(error)) from None
 
 
 def _sweep_shared() -> None:

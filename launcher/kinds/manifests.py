@@ -22,7 +22,7 @@ from launcher.job import RESERVED, Job
 from launcher.keyring import Keyring
 from launcher.kinds.units import mebibytes, seconds
 from launcher.pod import INDEX, KEY, MOUNT, VARIABLES
-from launcher.tasks import Rendezvous, Role, contract, words
+from launcher.tasks import Rendezvous, Role, contract, passed, words
 
 Manifest = dict[str, Any]
 
@@ -73,7 +73,7 @@ def hidden(manifest: Manifest) -> Manifest:
 
 def _variables(job: Job, role: Role, keyring: Keyring | None, environ: Mapping[str, str]) -> dict[str, str]:
     """What the user has set for a role, and the keys that all know."""
-    variables = {name: environ[name] for name in job.env_names}
+    variables = passed(job, environ)
     variables.update({"server": job.env_server, "worker": job.env_worker}.get(role, {}))
     variables = {name: value for name, value in variables.items() if name not in RESERVED}
     known = {} if keyring is None else keyring.variables(role, 0)

@@ -113,7 +113,7 @@ def _processes(script: str, workers: int, servers: int, env: dict[str, str]) -> 
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
     contract = {"DMLC_NUM_WORKER": f"{workers}", "DMLC_NUM_SERVER": f"{servers}"}
-    contract |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": f"{port}", "KVSTORE_TRANSPORT": "tcp"}
+    contract |= {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": f"{port}"}
     members = [("scheduler", 0)]
     members += [("server", rank) for rank in range(servers)] + [("worker", rank) for rank in range(workers)]
     found = []

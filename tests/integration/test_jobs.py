@@ -77,6 +77,45 @@ def test_rounds_are_right_and_everything_ends_soon_after_the_workers(tmp_path: P
     assert running.output.count("Invalid learning rate: -1") == 2
 
 
+LINKS = """
+    import os, socket
+    import numpy as np
+    import kvstore as kv
+
+    store = kv.create("dist_sync")
+    weight = np.zeros((2000, 1000), np.float32)
+    store.init("w", weight)
+    store.pushpull("w", np.full_like(weight, store.rank + 1), out=weight)
+    assert (weight == 3.0).all(), weight
+    store.barrier()
+    names = set()
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/comm") as comm:
+            names.add(comm.read().strip())
+    print("ZeroMQ" if any(name.startswith("ZMQ") for name in names) else "sockets", flush=True)
+    store.barrier()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("keys", [False, True])
+def test_a_jobs_links_are_zeromqs_where_that_is_set(tmp_path: Path, keys: bool) -> None:
+    """ZeroMQ's threads have names, so one can see what a process uses."""
+    with job(tmp_path, LINKS, keys=keys, KVSTORE_TRANSPORT="zeromq", KVSTORE_SHM="false") as running:
+        assert running.wait() == 0, running.output
+        assert not running.members()
+    assert running.output.count("ZeroMQ") == 2, running.output
+
+
+@pytest.mark.long
+def test_with_zeromq_a_death_is_told_too(tmp_path: Path) -> None:
+    script = TRAIN + "            if store.rank == 1: sys.exit(7)\n"
+    with job(tmp_path, script, servers=1, KVSTORE_TRANSPORT="zeromq") as running:
+        assert running.wait() == 7
+        assert "worker 1" in running.output.split("NodeLost:")[1], "the survivor does not name the one that left"
+        assert not running.members()
+
+
 def test_a_worker_that_exits_with_7(tmp_path: Path) -> None:
     with job(tmp_path, TRAIN + "            if store.rank == 1: sys.exit(7)\n", servers=1) as running:
         assert running.wait() == 7

@@ -124,6 +124,13 @@ def test_over_tcp_the_scheduler_inherits_a_listening_socket(start: Start) -> Non
     assert launched.lines == ["[worker 0] b'welcome'"]
 
 
+def test_a_transport_that_there_is_not_is_an_error_before_anything_runs(start: Start) -> None:
+    launched = start("-n", "1", "echo hi", env={"KVSTORE_TRANSPORT": "pigeons"})
+    assert launched.wait() != 0
+    assert "KVSTORE_TRANSPORT='pigeons' is not valid; valid: sockets, tcp, zeromq" in launched.err
+    assert launched.out == ""
+
+
 NOISY = """
 import os, sys
 name = sys.argv[1]

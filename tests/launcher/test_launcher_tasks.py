@@ -9,7 +9,7 @@ import pytest
 from launcher.errors import LaunchError
 from launcher.job import MAX_PER_ROLE, RESERVED, Job
 from launcher.keyring import Keyring
-from launcher.tasks import AGENT, Rendezvous, Surroundings, Task, contract, members, render, words
+from launcher.tasks import AGENT, Rendezvous, Surroundings, Task, contract, members, passed, render, words
 
 AT = Rendezvous(uri="ipc:///t/scheduler", port=0, mark="kvstore-0-1-x")
 HERE = Surroundings(environ={"HOME": "/h"}, python="/py", cores=8)
@@ -112,6 +112,12 @@ def test_python_and_the_packages_are_found(before: dict[str, str], path: str, py
     assert tasks["worker 0"].env["PATH"] == path
     assert tasks["worker 0"].env["PYTHONPATH"] == tasks["server 0"].env["PYTHONPATH"] == pythonpath
     assert tasks["server 0"].env.get("PATH") == before.get("PATH")
+
+
+def test_the_transport_goes_along_to_processes_elsewhere() -> None:
+    environ = {"KVSTORE_TRANSPORT": "zeromq", "TOKEN": "t", "HOME": "/h"}
+    assert passed(job(env_names=("TOKEN", "UNSET")), environ) == {"TOKEN": "t", "KVSTORE_TRANSPORT": "zeromq"}
+    assert passed(job(), {"HOME": "/h"}) == {}
 
 
 def test_nothing_that_is_printed_shows_a_value() -> None:

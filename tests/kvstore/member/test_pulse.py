@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import jobkeys
@@ -24,13 +25,14 @@ from kvstore.wire import Node, Pulse, decode
 NODE = Node("worker", 3, 1)
 
 
-@pytest.fixture(params=["unix", "tcp", "curve"])
+@pytest.fixture(params=["unix", "tcp", "curve", "zeromq", "zeromq-tcp"])
 def config(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
     tmp_path.chmod(0o700)
-    if request.param == "unix":
-        return Config(root=f"ipc://{tmp_path}/scheduler", heartbeat_s=0.05)
+    setting = "zeromq" if "zeromq" in request.param else "sockets"
+    if request.param in ("unix", "zeromq"):
+        return Config(root=f"ipc://{tmp_path}/scheduler", heartbeat_s=0.05, transport=setting)
     keys = CurveKeys.from_env(jobkeys.variables(1)[0]) if request.param == "curve" else None
-    return Config(root="tcp://127.0.0.1:0", heartbeat_s=0.05, keys=keys)
+    return Config(root="tcp://127.0.0.1:0", heartbeat_s=0.05, keys=keys, transport=setting)
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def heard(config: Config) -> Iterator[tuple[Transport, Config]]:
         root = transport.bind(config.root)
         if config.keys is not None and "?" not in root:
             root = with_key(root, config.keys.public)
-        yield transport, Config(root=root, heartbeat_s=config.heartbeat_s, keys=config.keys)
+        yield transport, replace(config, root=root)
     finally:
         transport.close()
 

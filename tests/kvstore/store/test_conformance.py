@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +29,24 @@ BOUND = 60  # elements: arrays of so many are cut over the servers
 
 @dataclass(frozen=True)
 class Kind:
-    """A type of store, and how many workers and servers use it together; none for a local one."""
+    """A type of store, and how many workers and servers use it together; none for a local one.
+
+    Attributes:
+        links: what their links are, as ``ThreadedJob`` knows them.
+    """
 
     name: str
     workers: int = 0
     servers: int = 0
+    links: str = "inproc"
 
     @property
     def dist(self) -> bool:
         return self.workers > 0
 
     def __str__(self) -> str:
-        return f"{self.name}-{self.workers}x{self.servers}" if self.dist else self.name
+        links = "" if self.links == "inproc" else f"-{self.links}"
+        return f"{self.name}-{self.workers}x{self.servers}{links}" if self.dist else self.name
 
 
 ASSIGNING = [
@@ -47,8 +55,11 @@ ASSIGNING = [
     Kind("dist_sync", 1, 1),
     Kind("dist_sync", 3, 2),
     Kind("dist_device_sync", 2, 3),
+    Kind("dist_sync", 2, 2, "zeromq"),
+    Kind("dist_sync", 2, 2, "zeromq-shm"),
+    Kind("dist_sync", 2, 2, "curve"),
 ]
-ALL = [*ASSIGNING, Kind("dist_async", 1, 1), Kind("dist_async", 2, 2)]
+ALL = [*ASSIGNING, Kind("dist_async", 1, 1), Kind("dist_async", 2, 2), Kind("dist_async", 2, 2, "zeromq")]
 
 Run = Callable[[Callable[[kv.KVStore], Any]], list[Any]]
 
@@ -57,15 +68,19 @@ Run = Callable[[Callable[[kv.KVStore], Any]], list[Any]]
 def clusters() -> Iterator[Callable[[Kind], ThreadedJob]]:
     """One running job for each kind of dist store, for all tests of this module."""
     running: dict[Kind, ThreadedJob] = {}
+    with contextlib.ExitStack() as stack:
 
-    def cluster_for(kind: Kind) -> ThreadedJob:
-        if kind not in running:
-            running[kind] = ThreadedJob(kind.workers, kind.servers, bigarray_bound=BOUND).__enter__()
-        return running[kind]
+        def cluster_for(kind: Kind) -> ThreadedJob:
+            if kind not in running:
+                ipc = kind.links.startswith("zeromq")
+                directory = Path(stack.enter_context(tempfile.TemporaryDirectory())) if ipc else None
+                cluster = ThreadedJob(
+                    kind.workers, kind.servers, bigarray_bound=BOUND, directory=directory, kind=kind.links
+                )
+                running[kind] = stack.enter_context(cluster)
+            return running[kind]
 
-    yield cluster_for
-    for cluster in running.values():
-        cluster.__exit__()
+        yield cluster_for
 
 
 @pytest.fixture
