@@ -14,7 +14,8 @@ link gives it up, with all that ZeroMQ has, makes it anew under another name, an
 There are no bounds on what waits to leave (SNDHWM) or to be taken (RCVHWM): a ROUTER drops what is too much without a
 word, and whoever waits for it would wait until the deadline. But a connection over which nothing leaves for
 ``STALLED_S`` is ended by the system (TCP_USER_TIMEOUT), and what waited goes with it. Links with keys are members'
-only, and are never dropped for what they say.
+only, and are never dropped for what they say. Plain ones, which ``KVSTORE_TRANSPORT=zeromq`` makes, are not dropped
+either, for ZeroMQ can end no single link: only a private directory or the network keeps strangers out.
 """
 
 from __future__ import annotations
