@@ -14,7 +14,7 @@ from benchmarks.dmlc import Layout
 from benchmarks.hosts import INTERFACE
 from benchmarks.jobs import HERE, Member, Place, run, scratch
 from benchmarks.peers import Peers
-from launcher.keyring import Keyring
+from launcher.job.keyring import Keyring
 
 Samples = dict[str, list[float]]
 

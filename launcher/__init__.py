@@ -1,7 +1,17 @@
-"""Starting a job: `launch.py`, and one file per kind of cluster; or `launcher.run(train)`, from a script or notebook.
+"""Starts a job: `launch.py` from the command line, or `launcher.run(train)` from a script or notebook.
 
-What to run is pure (`job`, `command`, `tasks`), when it ends is pure (`ending`), and everything that touches processes,
-pipes or directories is in the files that say so. Nothing here imports torch or zmq: launch.py must start at once.
+launch       `launch.py`
+cli          its command line
+calls/       `launcher.run`: workers that call a Python function
+kinds/       the launchers: local, ssh, mpi, slurm, sge, yarn, kubernetes
+agents/      processes on other hosts, through an agent there
+processes/   processes on this machine
+hosts/       hostfiles, placement, addresses
+supervision/ the loop around a job: its output, and when and how it ends
+job/         what to run: the job, its processes, the environment of each. Pure
+errors       what a user is told when a job cannot be started, or has failed
+
+Nothing here imports torch or ZeroMQ before it is needed: launch.py must start at once.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
-from launcher.cluster import PLACEMENTS, Cluster
 from launcher.errors import LaunchError
-from launcher.job import MAX_PER_ROLE, Job
-from launcher.kinds import KINDS
+from launcher.job.cluster import PLACEMENTS, Cluster
+from launcher.job.description import MAX_PER_ROLE, Job
+from launcher.kinds.registry import KINDS
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

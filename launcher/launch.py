@@ -20,9 +20,9 @@ if __package__ in (None, ""):
 
 from launcher.cli import parse
 from launcher.errors import LaunchError
-from launcher.kinds import find
-from launcher.report import report
-from launcher.supervisor import OnFailure
+from launcher.kinds.registry import find
+from launcher.supervision.report import report
+from launcher.supervision.supervisor import OnFailure
 
 
 def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> int:

@@ -1,5 +1,20 @@
-"""Processes on other hosts, through an agent there, whatever brought it: ssh, mpirun, Slurm, or another manager.
+"""Processes on other hosts, each started by an agent there, whatever brought the agent: ssh, mpirun, Slurm, or another.
 
-An agent is told what to run over a link, starts it as children of its own, relays their output and their ends, and
-ends them when the link goes. launch.py has a fleet of agents, which is a crew like any other.
+An agent is told over a link what to run. It starts that as its children, relays their output and their exits, and ends
+them when the link ends.
+
+On the other host:
+agent        the agent
+main         its entry point
+boot         the words that start it, or another module of ours
+
+In launch.py:
+run          a job through agents: bring them, question them, start the tasks, supervise
+fleet        the agents of one job: a crew
+remote       one agent as launch.py sees it
+muster       asks all agents at once, and collects the answers and the problems
+manager      agents that a cluster manager starts, which connect back
+carrier      a program that brings agents: ssh, mpirun, srun, qsub
+
+links/       the messages and the links that carry them
 """

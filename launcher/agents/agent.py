@@ -22,22 +22,22 @@ import kvstore
 from kvstore.errors import WireError
 from kvstore.job.processes import source_root
 from kvstore.wire import Message
-from launcher.agents import protocol as p
-from launcher.agents.link import Link
-from launcher.command import argv_of
-from launcher.crew import turn
-from launcher.ending import Exit
+from launcher.agents.links import protocol as p
+from launcher.agents.links.link import Link
 from launcher.errors import LaunchError
 from launcher.hosts import reach
-from launcher.job import Job
+from launcher.job.command import argv_of
+from launcher.job.description import Job
+from launcher.job.tasks import AGENT, Surroundings, Task, environment, words
 from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.keeper import remove_shared
 from launcher.processes.machine import cores, require_files
-from launcher.processes.signals import CHILD, SignalQueue
-from launcher.tasks import AGENT, Surroundings, Task, environment, words
+from launcher.supervision.crew import turn
+from launcher.supervision.exits import Exit
+from launcher.supervision.signals import CHILD, SignalQueue
 
 _TICK_S = 0.5
 _POLL_S = 0.05

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from launcher.agents.link import PipeLink
-from launcher.ending import Exit
+from launcher.agents.links.link import PipeLink
 from launcher.processes.child import Child
-from launcher.processes.output import Prefixer
+from launcher.supervision.exits import Exit
+from launcher.supervision.output import Prefixer
 
 _READ = 1 << 16
 _REMEMBERED = 20  # lines

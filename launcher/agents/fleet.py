@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from kvstore.wire import Message
-from launcher.agents import protocol as p
 from launcher.agents.carrier import Carrier
+from launcher.agents.links import protocol as p
 from launcher.agents.remote import Remote
-from launcher.crew import Sink, turn
-from launcher.ending import Exit
+from launcher.supervision.crew import Sink, turn
+from launcher.supervision.exits import Exit
 
 _PING_S = 1.0
 _AWAY_S = 2.0

@@ -7,9 +7,9 @@ import sys
 
 from kvstore.errors import KVStoreError
 from launcher.agents.agent import Agent
-from launcher.agents.enlist import ENLIST, Ticket, rank
-from launcher.agents.link import Link, PipeLink
-from launcher.processes.signals import SignalQueue
+from launcher.agents.links.link import Link, PipeLink
+from launcher.agents.links.ticket import ENLIST, Ticket, rank
+from launcher.supervision.signals import SignalQueue
 
 
 def main() -> int:
@@ -34,6 +34,6 @@ def _over_pipes() -> Link:
 
 
 def _back(ticket: str) -> Link:
-    from launcher.agents.hub import BackLink  # brings ZeroMQ
+    from launcher.agents.links.hub import BackLink  # brings ZeroMQ
 
     return BackLink(Ticket.parse(ticket))

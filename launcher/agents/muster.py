@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.wire import Message
-from launcher.agents.protocol import Ping
+from launcher.agents.links.protocol import Ping
 from launcher.agents.remote import Remote
-from launcher.crew import turn
 from launcher.errors import LaunchError
-from launcher.processes.signals import CHILD, SignalQueue
+from launcher.supervision.crew import turn
+from launcher.supervision.signals import CHILD, SignalQueue
 
 _STEP_S = 0.1
 _PING_S = 5.0

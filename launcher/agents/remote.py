@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from kvstore.wire import Message
 from launcher.agents.carrier import Carrier
-from launcher.agents.link import Link
-from launcher.tasks import Role
+from launcher.agents.links.link import Link
+from launcher.job.tasks import Role
 
 M = TypeVar("M", bound=Message)
 

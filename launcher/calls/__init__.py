@@ -1,6 +1,15 @@
-"""Jobs whose workers call a function, started from Python: `launcher.run`.
+"""`launcher.run`: jobs whose workers call a Python function.
 
-A worker is a process of multiprocessing, by its spawn method: its command line is that of multiprocessing, and so is
-what it reads from its pipe. Only that it is executed as a task of a local job, so that it has a job's output, ending
-and keeper. `multiprocessing.Process.start` would start it where none of them sees it.
+A worker is a process of multiprocessing, by its spawn method: its command line and what it reads from its pipe are
+multiprocessing's. But it is executed as a task of a local job, so it has a job's output, ending and keeper.
+`multiprocessing.Process.start` would start it outside all three.
+
+run          `launcher.run`
+handover     the pickled call, and a process of multiprocessing for each worker
+spawned      the crew of such a job
+work         what a worker does: the call
+outcome      what became of a call
+memory       memory shared by inheriting a file descriptor
+interrupts   signals and the time limit
+streams      output to `sys.stdout` and `sys.stderr`
 """

@@ -6,7 +6,7 @@ import signal
 import threading
 from contextlib import suppress
 
-from launcher.processes.signals import CHILD, SignalQueue
+from launcher.supervision.signals import CHILD, SignalQueue
 
 TIME_LIMIT = int(signal.SIGALRM)
 

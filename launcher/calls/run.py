@@ -18,12 +18,13 @@ from launcher.calls.interrupts import TIME_LIMIT, Interrupts
 from launcher.calls.outcome import Failed, Outcome, Returned, Unfinished
 from launcher.calls.spawned import Spawned
 from launcher.calls.streams import Streams
-from launcher.ending import UNNAMED, signal_name
 from launcher.errors import LaunchError, WorkerFailed
-from launcher.job import RESERVED, Job
+from launcher.job.description import RESERVED, Job
+from launcher.job.tasks import Task
 from launcher.kinds import local
-from launcher.report import report
-from launcher.tasks import Task
+from launcher.supervision.ending import UNNAMED
+from launcher.supervision.exits import signal_name
+from launcher.supervision.report import report
 
 # What a worker exits with that finds itself starting a job while it imports the script.
 UNGUARDED = 78

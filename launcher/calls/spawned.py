@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 
 from launcher.calls.handover import Handover, Start
-from launcher.crew import Sink
+from launcher.job.tasks import Task
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
-from launcher.tasks import Task
+from launcher.supervision.crew import Sink
 
 
 class Spawned(Children):

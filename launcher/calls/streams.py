@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from launcher.processes.output import Outlet
+from launcher.supervision.output import Outlet
 
 
 class Streams(Outlet):

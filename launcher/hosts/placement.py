@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host
-from launcher.job import Job
-from launcher.tasks import Role
+from launcher.job.description import Job
+from launcher.job.tasks import Role
 
 Member = tuple[Role, int]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from launcher.cluster import Cluster
 from launcher.hosts.hostfile import Host
+from launcher.job.cluster import Cluster
 
 CONNECT_S = 8
 # No questions: nobody is there to answer. A host that is cut off is noticed within nine seconds. What the user's

@@ -1,40 +1,15 @@
-"""The kinds of cluster that a job can be started on: one file each, and this list of them."""
+"""The launchers: one file for each kind of cluster.
 
-from __future__ import annotations
+registry     the launchers by name
+kind         the interface
+local        processes on this machine
+ssh          hosts in a hostfile
+mpi          mpirun
+slurm        srun in an allocation, sbatch outside one (slurm_inside: what sbatch runs)
+sge          qsub
+yarn         YARN's distributed shell
+kubernetes   pods
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
-from launcher.cluster import option
-from launcher.errors import LaunchError
-from launcher.job import Job
-from launcher.kinds import kubernetes, local, mpi, sge, slurm, ssh, yarn
-from launcher.kinds.kind import Kind
-
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        "local": local.KIND,
-        "ssh": ssh.KIND,
-        "mpi": mpi.KIND,
-        "slurm": slurm.KIND,
-        "sge": sge.KIND,
-        "yarn": yarn.KIND,
-        "kubernetes": kubernetes.KIND,
-    }
-)
-
-
-def find(name: str, job: Job) -> Kind:
-    """The kind of that name, for that job.
-
-    Raises:
-        LaunchError: there is none, and the message lists those that are; or the job has options that it does not take.
-    """
-    kind = KINDS.get(name)
-    if kind is None:
-        raise LaunchError(f"there is no launcher {name}; there are: {', '.join(KINDS)}")
-    for field in job.cluster.given():
-        if field not in kind.takes:
-            others = ", ".join(other for other, its in KINDS.items() if field in its.takes) or "none"
-            raise LaunchError(f"--launcher {name} takes no {option(field)}; leave it out (launchers that do: {others})")
-    return kind
+managers/    what the cluster managers have in common: their commands, queues and units
+pods/        what kubernetes is made of
+"""

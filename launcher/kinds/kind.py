@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from launcher.job import Job
-from launcher.supervisor import OnFailure
+from launcher.job.description import Job
+from launcher.supervision.supervisor import OnFailure
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from launcher.ending import Limits
-from launcher.job import Job
-from launcher.keyring import Keyring
+from launcher.job.description import Job
+from launcher.job.keyring import Keyring
+from launcher.job.tasks import Task, members, words
 from launcher.kinds.kind import Kind
-from launcher.kinds.kubectl import Kubectl
-from launcher.kinds.manifests import PYTHON, hidden, manifests
-from launcher.kinds.podcrew import Pods
-from launcher.kinds.yaml import dump
-from launcher.processes.signals import SignalQueue
-from launcher.supervisor import OnFailure, Supervisor
-from launcher.tasks import Task, members, words
+from launcher.kinds.pods.crew import Pods
+from launcher.kinds.pods.kubectl import Kubectl
+from launcher.kinds.pods.manifests import PYTHON, hidden, manifests
+from launcher.kinds.pods.yaml import dump
+from launcher.supervision.ending import Limits
+from launcher.supervision.signals import SignalQueue
+from launcher.supervision.supervisor import OnFailure, Supervisor
 
 # News of pods comes by the second, and a pod is given its time to end by the cluster.
 LIMITS = Limits(window=12.0, linger=10.0, patience=20.0, blame=20.0, grace=15.0, short_grace=15.0, kill=15.0)

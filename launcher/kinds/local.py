@@ -14,21 +14,21 @@ from typing import Protocol
 from kvstore.errors import ConfigError
 from kvstore.job.processes import source_root
 from kvstore.job.settings import TRANSPORT
-from launcher import dryrun
-from launcher.crew import Crew
-from launcher.ending import Limits
 from launcher.errors import LaunchError
-from launcher.job import Job
+from launcher.job import dryrun
+from launcher.job.description import Job
+from launcher.job.tasks import Rendezvous, Surroundings, Task, members, render
 from launcher.kinds.kind import Kind
 from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import cores, open_standard_streams, require_files
-from launcher.processes.output import Outlet
-from launcher.processes.signals import SignalQueue
-from launcher.supervisor import OnFailure, Supervisor
-from launcher.tasks import Rendezvous, Surroundings, Task, members, render
+from launcher.supervision.crew import Crew
+from launcher.supervision.ending import Limits
+from launcher.supervision.output import Outlet
+from launcher.supervision.signals import SignalQueue
+from launcher.supervision.supervisor import OnFailure, Supervisor
 
 
 def ignore(task: Task, how: str) -> None:

@@ -16,19 +16,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.job.processes import source_root
-from launcher import dryrun
 from launcher.agents import boot
-from launcher.agents import job as agents
+from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.enlist import ENLIST, Ticket
-from launcher.agents.enlisted import Enlisted, Manager
+from launcher.agents.links.ticket import ENLIST, Ticket
+from launcher.agents.manager import Enlisted, Manager
 from launcher.errors import LaunchError
-from launcher.job import Job
+from launcher.job import dryrun
+from launcher.job.description import Job
 from launcher.kinds.kind import Kind
-from launcher.kinds.programs import require, tell
-from launcher.kinds.units import mebibytes
-from launcher.processes.will import Will
-from launcher.supervisor import OnFailure
+from launcher.kinds.managers.programs import require, tell
+from launcher.kinds.managers.units import mebibytes
+from launcher.processes.last_will import Will
+from launcher.supervision.supervisor import OnFailure
 
 QSUB = "qsub"
 

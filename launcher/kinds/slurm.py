@@ -16,19 +16,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstore.job.processes import source_root
-from launcher import batch, dryrun
 from launcher.agents import boot
-from launcher.agents import job as agents
+from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.enlist import ENLIST, Ticket
-from launcher.agents.enlisted import Enlisted, Manager
+from launcher.agents.links.ticket import ENLIST, Ticket
+from launcher.agents.manager import Enlisted, Manager
 from launcher.errors import LaunchError
-from launcher.job import Job
+from launcher.job import batch, dryrun
+from launcher.job.description import Job
 from launcher.kinds.kind import Kind
-from launcher.kinds.programs import require, tell
-from launcher.kinds.queued import Queued, State, follow
-from launcher.kinds.units import mebibytes
-from launcher.supervisor import OnFailure
+from launcher.kinds.managers.programs import require, tell
+from launcher.kinds.managers.queued import Queued, State, follow
+from launcher.kinds.managers.units import mebibytes
+from launcher.supervision.supervisor import OnFailure
 
 ALLOCATION = "SLURM_JOB_ID"
 SRUN_S = 120.0
@@ -127,7 +127,9 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
 
 def script(job: Job, text: str) -> str:
     """What Slurm runs on the first node: launch.py, with the job's description on its standard input. Pure."""
-    inside = dryrun.command(boot.run(job.cluster.python or sys.executable, "launcher.inside", source_root()))
+    inside = dryrun.command(
+        boot.run(job.cluster.python or sys.executable, "launcher.kinds.slurm_inside", source_root())
+    )
     return f"#!/bin/sh\nexec {inside} <<'{_END}'\n{text}\n{_END}\n"
 
 

@@ -10,22 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.job.processes import source_root
-from launcher import dryrun
 from launcher.agents import boot
-from launcher.agents import job as agents
+from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
+from launcher.agents.links.protocol import Hello
 from launcher.agents.muster import Muster, report
-from launcher.agents.protocol import Hello
 from launcher.agents.remote import Remote
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host, read
 from launcher.hosts.placement import Member, place
 from launcher.hosts.ssh import remote_command, rsync
-from launcher.job import Job
+from launcher.job import dryrun
+from launcher.job.description import Job
+from launcher.job.tasks import Rendezvous
 from launcher.kinds.kind import Kind
 from launcher.processes.machine import require_files
-from launcher.supervisor import OnFailure
-from launcher.tasks import Rendezvous
+from launcher.supervision.supervisor import OnFailure
 
 _SYNC_NOTICE_S = 30.0
 _FILES = 4  # that are open for each host: what ssh reads and writes, and what tells of its end

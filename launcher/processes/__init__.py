@@ -1,1 +1,10 @@
-"""Processes on this machine: started, watched, ended whatever happens, and their output made one."""
+"""Processes on this machine: started, watched, and ended whatever happens.
+
+children     tasks as children of this process: a crew
+child        one child and its two pipes
+guard        our side of the keeper
+keeper       the process that ends the job's processes if this one is killed
+last_will    a command to run if this process is killed
+jobdir       the job's private directory
+machine      processors, open files and standard streams of this machine
+"""

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from kvstore.job.processes import TiedProcess
-from launcher.ending import Exit
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
+from launcher.supervision.exits import Exit
 
 
 class Program(Protocol):

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from launcher.crew import Sink
+from launcher.job.tasks import Task
 from launcher.processes.child import Child
 from launcher.processes.guard import Guard
-from launcher.tasks import Task
+from launcher.supervision.crew import Sink
 
 _READ = 1 << 16
 _PIPE_HOLDS = 1 << 20  # at most, by Linux's default limit

@@ -8,8 +8,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from launcher.job.tasks import MARK
 from launcher.processes import keeper
-from launcher.tasks import MARK
 
 MAX_RESTARTS = 3
 GOODBYE_S = 1.0

@@ -11,8 +11,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.command import PYTHONS, shim
 from launcher.errors import LaunchError
+from launcher.job.command import PYTHONS, shim
 from launcher.processes.keeper import remove_shared
 
 # A unix socket's path has at most 107 bytes (103 on macOS); the members of the job make theirs in the directory.

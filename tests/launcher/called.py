@@ -19,9 +19,9 @@ WAITS = "import signal; signal.pause()"
 def in_haste(setattr: Any = setattr, server: str = WAITS) -> None:
     """Let `launcher.run` start a stand-in for the servers, and end jobs sooner."""
     import launcher.calls.run as calls
-    from launcher.ending import Limits
-    from launcher.job import Job
+    from launcher.job.description import Job
     from launcher.kinds import local
+    from launcher.supervision.ending import Limits
 
     limits = Limits(window=0.3, linger=0.1, patience=0.3, blame=0.3)
     setattr(calls, "Job", functools.partial(Job, server_argv=(sys.executable, "-S", "-c", server)))

@@ -20,7 +20,7 @@ DRIVER = """
 import dataclasses, json, os, sys
 from launcher import cli
 from launcher.kinds import local
-from launcher.ending import Limits
+from launcher.supervision.ending import Limits
 from launcher.errors import LaunchError
 from launcher.kinds.kind import Kind
 from launcher.launch import main

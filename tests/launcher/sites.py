@@ -27,7 +27,7 @@ LIMIT = {"KVSTORE_HEARTBEAT_TIMEOUT_S": "3"}
 DRIVER = """
 import dataclasses, os, sys
 import launcher.launch as entry
-from launcher.kinds import find as real
+from launcher.kinds.registry import find as real
 
 exec(os.environ.get("PRELUDE", ""))
 

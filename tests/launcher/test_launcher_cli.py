@@ -4,8 +4,9 @@ import pytest
 
 from launcher.cli import parse
 from launcher.errors import LaunchError
-from launcher.job import Job
-from launcher.kinds import KINDS, find, local
+from launcher.job.description import Job
+from launcher.kinds import local
+from launcher.kinds.registry import KINDS, find
 from launcher.launch import main
 
 

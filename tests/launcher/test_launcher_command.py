@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.command import argv_of, shim
 from launcher.errors import LaunchError
+from launcher.job.command import argv_of, shim
 
 PYTHON = "/a b/bin/python"
 HOSTILE = ["a b", "it's", '"', "$(echo gone)", "`id`", "x;y", "new\nline", "", "*", "ünï", "--", "\\"]

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher import dryrun
-from launcher.cluster import Cluster
-from launcher.job import RESERVED, Job
-from launcher.kinds import KINDS, find
+from launcher.job import dryrun
+from launcher.job.cluster import Cluster
+from launcher.job.description import RESERVED, Job
+from launcher.kinds.registry import KINDS, find
 from launcher.launch import main
 
 VERSIONS = {"openmpi": "mpirun (Open MPI) 4.1.4", "mpich": "HYDRA build details:"}

@@ -7,8 +7,9 @@ import signal
 import pytest
 
 from kvstore.errors import JOB_FAILED_EXIT
-from launcher.ending import Action, Ending, Exit, Kill, Limits, Phase, Say, Tell
-from launcher.tasks import Task
+from launcher.job.tasks import Task
+from launcher.supervision.ending import Action, Ending, Kill, Limits, Phase, Say, Tell
+from launcher.supervision.exits import Exit
 
 TASKS = [
     Task("scheduler", 0, ("x",), {}),

@@ -17,16 +17,16 @@ import kvstore
 from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import CurveKeys, pair
 from kvstore.wire import decode
-from launcher import batch
 from launcher.agents import boot
-from launcher.agents.enlist import ENLIST, Ticket, rank
-from launcher.agents.framing import Unframer
-from launcher.agents.protocol import Hello
-from launcher.cluster import Cluster
+from launcher.agents.links.framing import Unframer
+from launcher.agents.links.protocol import Hello
+from launcher.agents.links.ticket import ENLIST, Ticket, rank
 from launcher.errors import LaunchError
-from launcher.job import RESERVED, Job
-from launcher.keyring import ROOT, Keyring
-from launcher.tasks import members
+from launcher.job import batch
+from launcher.job.cluster import Cluster
+from launcher.job.description import RESERVED, Job
+from launcher.job.keyring import ROOT, Keyring
+from launcher.job.tasks import members
 
 KEY = "k" * 40
 ROOT_DIRECTORY = Path(__file__).resolve().parents[2]
@@ -115,7 +115,7 @@ def test_an_agent_over_pipes_ends_with_its_link(tmp_path: Path) -> None:
 
 
 def test_the_description_of_a_job_is_executed_in_our_module(shadowed: Path) -> None:
-    code, _, err = run(boot.run(sys.executable, "launcher.inside", str(ROOT_DIRECTORY)), shadowed)
+    code, _, err = run(boot.run(sys.executable, "launcher.kinds.slurm_inside", str(ROOT_DIRECTORY)), shadowed)
     assert (code, err) == (2, "launch.py: the description of the job is damaged\n")
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from kvstore.job import processes
 from launcher.agents import boot
-from launcher.agents import job as agents
+from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.enlist import ENLIST, Ticket
-from launcher.agents.enlisted import Enlisted, Manager, deal
+from launcher.agents.links.ticket import ENLIST, Ticket
+from launcher.agents.manager import Enlisted, Manager, deal
 from launcher.errors import LaunchError
-from launcher.job import Job
-from launcher.tasks import Task
+from launcher.job.description import Job
+from launcher.job.tasks import Task
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT = shlex.join(boot.argv(sys.executable, str(ROOT)))
@@ -26,9 +26,9 @@ AGENT = shlex.join(boot.argv(sys.executable, str(ROOT)))
 STRANGERS = """
 import socket, sys, time
 from kvstore.job.curve_keys import pair
-from launcher.agents.enlist import Ticket
-from launcher.agents.hub import BackLink
-from launcher.agents.protocol import Hello
+from launcher.agents.links.ticket import Ticket
+from launcher.agents.links.hub import BackLink
+from launcher.agents.links.protocol import Hello
 
 endpoint, server, _, _ = sys.argv[1].split()
 host, _, port = endpoint.removeprefix("tcp://").rpartition(":")

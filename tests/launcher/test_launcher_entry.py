@@ -14,7 +14,7 @@ import pytest
 from waiting import LONG
 
 from launcher import launch
-from launcher.job import Job
+from launcher.job.description import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(sys.executable).parent / "launch.py"

@@ -14,14 +14,14 @@ import pytest
 from kvstore.wire import Message
 from launcher.agents import fleet as fleet_module
 from launcher.agents import muster as muster_module
-from launcher.agents import protocol as p
 from launcher.agents import remote as remote_module
 from launcher.agents.fleet import Fleet
+from launcher.agents.links import protocol as p
 from launcher.agents.muster import Interrupted, Muster, report
 from launcher.agents.remote import Remote
-from launcher.ending import Exit
 from launcher.errors import LaunchError
-from launcher.processes.signals import SignalQueue
+from launcher.supervision.exits import Exit
+from launcher.supervision.signals import SignalQueue
 
 LIMIT_S = 10.0
 HELLO = p.Hello("0.1.0", "3.11", "node", 0, "")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.errors import WireError
-from launcher.agents.framing import MAGIC, MAX_FRAMES, MAX_MESSAGE, MAX_PREAMBLE, Unframer, frame
+from launcher.agents.links.framing import MAGIC, MAX_FRAMES, MAX_MESSAGE, MAX_PREAMBLE, Unframer, frame
 
 MESSAGES = st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=MAX_FRAMES), max_size=6)
 NOISE = st.binary(max_size=60).filter(lambda noise: MAGIC not in noise + MAGIC[:-1])

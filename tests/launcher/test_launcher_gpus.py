@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.cluster import Cluster
 from launcher.errors import LaunchError
-from launcher.job import Job
-from launcher.tasks import LOCAL_RANK, Rendezvous, Role, Surroundings, environment, render
+from launcher.job.cluster import Cluster
+from launcher.job.description import Job
+from launcher.job.tasks import LOCAL_RANK, Rendezvous, Role, Surroundings, environment, render
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

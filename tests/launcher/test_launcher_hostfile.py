@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from launcher.cluster import Cluster
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import MAX_SLOTS, Host, parse, read
 from launcher.hosts.ssh import remote_command, rsync
+from launcher.job.cluster import Cluster
 
 NAMES = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,20}[A-Za-z0-9_])?", fullmatch=True)
 ADDRESSES = st.ip_addresses(v=6).map(str) | st.just("fe80::1%eth0")

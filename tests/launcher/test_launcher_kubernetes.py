@@ -27,17 +27,17 @@ import yaml
 from launched import WAITS, Launched, launch
 from waiting import LONG
 
-from launcher.cluster import Cluster
-from launcher.ending import Say
 from launcher.errors import LaunchError
-from launcher.job import Job
-from launcher.keyring import Keyring
+from launcher.job.cluster import Cluster
+from launcher.job.description import Job
+from launcher.job.keyring import Keyring
+from launcher.job.tasks import Task, members
 from launcher.kinds import kubernetes
-from launcher.kinds.manifests import hidden, manifests
-from launcher.kinds.podlog import PodLog
-from launcher.kinds.pods import BROKEN_S, PATIENCE_S, REMIND_S, Ended, Follow, Watch
-from launcher.kinds.yaml import dump
-from launcher.tasks import Task, members
+from launcher.kinds.pods.log import PodLog
+from launcher.kinds.pods.manifests import hidden, manifests
+from launcher.kinds.pods.watch import BROKEN_S, PATIENCE_S, REMIND_S, Ended, Follow, Watch
+from launcher.kinds.pods.yaml import dump
+from launcher.supervision.ending import Say
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -311,10 +311,10 @@ def test_a_log_that_was_cut_goes_on_where_it_was(fraction: str) -> None:
 
 DRIVER = """
 import json, sys
-from launcher.cluster import Cluster
-from launcher.ending import Limits
+from launcher.job.cluster import Cluster
+from launcher.supervision.ending import Limits
 from launcher.errors import LaunchError
-from launcher.job import Job
+from launcher.job.description import Job
 from launcher.kinds import kubernetes
 
 options = json.loads(sys.argv[1])

@@ -20,11 +20,11 @@ from waiting import LONG
 
 from kvstore.job.curve_keys import pair
 from kvstore.wire import Message, encode
-from launcher.agents.enlist import Ticket
-from launcher.agents.framing import MAGIC, frame
-from launcher.agents.hub import BackLink, Hub, HubLink
-from launcher.agents.link import Link, PipeLink
-from launcher.agents.protocol import Bye, Note, Output, Ping, Pong
+from launcher.agents.links.framing import MAGIC, frame
+from launcher.agents.links.hub import BackLink, Hub, HubLink
+from launcher.agents.links.link import Link, PipeLink
+from launcher.agents.links.protocol import Bye, Note, Output, Ping, Pong
+from launcher.agents.links.ticket import Ticket
 
 PIECE = 1 << 16
 MANY = 40  # pieces: more than are acknowledged at a time, and than a pipe holds

@@ -14,7 +14,7 @@ import pytest
 from launched import FOREVER, SPOKEN, WAITS, when_spoken
 from waiting import PROMPT, until
 
-from launcher.kinds import KINDS
+from launcher.kinds.registry import KINDS
 
 Start = Callable[..., Any]
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from launcher.cli import parse
-from launcher.cluster import Cluster, option
 from launcher.errors import LaunchError
-from launcher.job import Job
-from launcher.kinds import KINDS, find
+from launcher.job.cluster import Cluster, option
+from launcher.job.description import Job
+from launcher.kinds.registry import KINDS, find
 from launcher.launch import main
 
 # A value for each, that is not its default.

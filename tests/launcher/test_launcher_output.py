@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.processes import output
-from launcher.processes.output import Outlet, Prefixer, prefix, wants_colour
+from launcher.supervision import output
+from launcher.supervision.output import Outlet, Prefixer, prefix, wants_colour
 
 P = b"[x] "
 

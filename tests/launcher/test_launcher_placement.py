@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agents.enlisted import deal
-from launcher.cluster import PLACEMENTS, Cluster
+from launcher.agents.manager import deal
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host
 from launcher.hosts.placement import place
-from launcher.job import Job
+from launcher.job.cluster import PLACEMENTS, Cluster
+from launcher.job.description import Job
 
 A, B, C = Host("a", slots=2), Host("b", slots=1), Host("c", slots=4)
 X, Y, Z = Host("x"), Host("y"), Host("z")

@@ -15,7 +15,7 @@ from junk import JUNK
 
 from kvstore.errors import WireError
 from kvstore.wire import VERSION, decode, encode, frames
-from launcher.agents import protocol as p
+from launcher.agents.links import protocol as p
 
 EXAMPLES = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 PATH = b"/t\xff"

@@ -16,12 +16,12 @@ from launched import WAITS
 from sites import DRIVER, Site, place
 from waiting import until
 
-from launcher import batch
-from launcher.cluster import Cluster
 from launcher.errors import LaunchError
-from launcher.job import Job
+from launcher.job import batch
+from launcher.job.cluster import Cluster
+from launcher.job.description import Job
 from launcher.kinds import slurm as kind
-from launcher.kinds.queued import Queued, State, follow
+from launcher.kinds.managers.queued import Queued, State, follow
 
 FULL: dict[str, Any] = {
     "job_name": "mnist",
@@ -131,7 +131,7 @@ def test_the_first_of_the_nodes(nodes: str, first: str) -> None:
 def test_a_job_that_waits_says_so_and_ctrl_c_there_cancels_it(site: Site) -> None:
     assert site.run is not None
     full = site.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 99")
-    prelude = "import launcher.kinds.queued as q; q._NOTICE_S = 0.5"
+    prelude = "import launcher.kinds.managers.queued as q; q._NOTICE_S = 0.5"
     run = site.launch("-n", "1", "-s", "1", "--job-name", "waits", "python", "-c", "1", env={"PRELUDE": prelude})
     until(lambda: " waits: PENDING (" in run.err, "launch.py to say that it waits", over=run.over)
     run.send(signal.SIGINT)

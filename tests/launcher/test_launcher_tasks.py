@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.job import MAX_PER_ROLE, RESERVED, Job
-from launcher.keyring import Keyring
-from launcher.tasks import AGENT, Rendezvous, Surroundings, Task, contract, members, passed, render, words
+from launcher.job.description import MAX_PER_ROLE, RESERVED, Job
+from launcher.job.keyring import Keyring
+from launcher.job.tasks import AGENT, Rendezvous, Surroundings, Task, contract, members, passed, render, words
 
 AT = Rendezvous(uri="ipc:///t/scheduler", port=0, mark="kvstore-0-1-x")
 HERE = Surroundings(environ={"HOME": "/h"}, python="/py", cores=8)

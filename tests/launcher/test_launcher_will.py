@@ -14,10 +14,10 @@ import pytest
 from waiting import until
 
 from launcher.errors import LaunchError
-from launcher.kinds import queued
-from launcher.kinds.queued import Queued, State, follow
+from launcher.kinds.managers import queued
+from launcher.kinds.managers.queued import Queued, State, follow
 from launcher.kinds.slurm import _first_node, state
-from launcher.processes.will import Will
+from launcher.processes.last_will import Will
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MAKER = """
 import signal, sys
 from pathlib import Path
-from launcher.processes.will import Will
+from launcher.processes.last_will import Will
 will = Will(["touch", sys.argv[1]], [Path(path) for path in sys.argv[3:]])
 print("made", flush=True)
 if sys.argv[2] == "stay":

@@ -11,9 +11,9 @@ from typing import Any
 import goldens
 import pytest
 
-from launcher.cluster import Cluster
 from launcher.errors import LaunchError
-from launcher.job import Job
+from launcher.job.cluster import Cluster
+from launcher.job.description import Job
 from launcher.kinds import yarn
 
 HOSTILE = "tcp://10.0.0.1:9 a'b\"c $(id) `x` $HOME \\ \U0001f600"

@@ -27,7 +27,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import JOB_FAILED_EXIT
-from launcher.tasks import Task
+from launcher.job.tasks import Task
+from launcher.supervision.exits import Exit
 
 
 class Phase(enum.Enum):
@@ -66,29 +67,6 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Exit:
-    """How a process ended: with a code, by a signal, or out of sight, which `text` tells about."""
-
-    code: int = 0
-    signum: int = 0
-    text: str = ""
-
-    @property
-    def status(self) -> int:
-        """As a shell would report it: 128 + N for death by signal N."""
-        return 128 + self.signum if self.signum else self.code
-
-    def __str__(self) -> str:
-        if self.text:
-            return self.text
-        if self.signum:
-            return f"was killed by {signal_name(self.signum)}"
-        # A shell reports so that the program it ran was killed.
-        hint = f" (128 + {signal_name(self.code - 128)})" if self.code - 128 in _SIGNALS else ""
-        return f"exited with code {self.code}{hint}"
-
-
-@dataclass(frozen=True)
 class Say:
     """Print a line of launch.py's own."""
 
@@ -114,13 +92,6 @@ Action = Say | Tell | Kill
 
 # How a process has failed that only says that another has.
 UNNAMED = "ended because the job had failed"
-
-_SIGNALS = frozenset(map(int, signal.Signals))
-
-
-def signal_name(signum: int) -> str:
-    """`SIGKILL` for 9; `signal 42` for those that have no name."""
-    return signal.Signals(signum).name if signum in _SIGNALS else f"signal {signum}"
 
 
 class Ending:

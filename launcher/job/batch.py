@@ -7,10 +7,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.cluster import Cluster
 from launcher.errors import LaunchError
-from launcher.job import Job
-from launcher.tasks import passed
+from launcher.job.cluster import Cluster
+from launcher.job.description import Job
+from launcher.job.tasks import passed
 
 _TUPLES = ("command", "env_names", "server_argv", "sync_exclude", "ssh_option", "cluster_option")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.bootstrap.report import tell
-from launcher.tasks import Task
+from launcher.job.tasks import Task
 
 
 def report(task: Task, how: str) -> None:

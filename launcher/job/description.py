@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from launcher.cluster import Cluster
 from launcher.errors import LaunchError
+from launcher.job.cluster import Cluster
 
 # A typing error must not become a fork bomb.
 MAX_PER_ROLE = 1024

@@ -9,14 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from launcher.crew import Sink
-from launcher.ending import Say
 from launcher.errors import LaunchError
-from launcher.kinds.kubectl import Kubectl, Listening
-from launcher.kinds.manifests import JOB
-from launcher.kinds.podlog import PodLog
-from launcher.kinds.pods import Ended, Follow, Watch
-from launcher.tasks import Task
+from launcher.job.tasks import Task
+from launcher.kinds.pods.kubectl import Kubectl, Listening
+from launcher.kinds.pods.log import PodLog
+from launcher.kinds.pods.manifests import JOB
+from launcher.kinds.pods.watch import Ended, Follow, Watch
+from launcher.supervision.crew import Sink
+from launcher.supervision.ending import Say
 
 _POLL_S = 1.0
 _PODS_PER_S = 200  # of which to ask the cluster for news, at most

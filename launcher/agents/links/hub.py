@@ -16,9 +16,9 @@ from kvstore.job.curve_keys import CurveKeys, pair, with_key
 from kvstore.transport import Peer
 from kvstore.transport.zeromq.transport import ZmqTransport
 from kvstore.wire import Message, decode, encode
-from launcher.agents.enlist import Ticket
-from launcher.agents.link import OnEnd, OnMessage
-from launcher.agents.protocol import Ack, Bye, Output
+from launcher.agents.links.link import OnEnd, OnMessage
+from launcher.agents.links.protocol import Ack, Bye, Output
+from launcher.agents.links.ticket import Ticket
 
 _MANY = 1000  # messages at a time, so that others get their turn
 _LINGER_S = 1.0

@@ -13,10 +13,10 @@ from typing import Literal
 
 from kvstore.job import processes
 from kvstore.job.settings import TRANSPORT
-from launcher.command import argv_of
 from launcher.errors import LaunchError
-from launcher.job import Job
-from launcher.keyring import Keyring
+from launcher.job.command import argv_of
+from launcher.job.description import Job
+from launcher.job.keyring import Keyring
 
 Role = Literal["scheduler", "server", "worker"]
 

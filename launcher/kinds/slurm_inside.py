@@ -7,10 +7,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from launcher import batch
 from launcher.errors import LaunchError
+from launcher.job import batch
 from launcher.kinds import slurm
-from launcher.report import report
+from launcher.supervision.report import report
 
 
 def main() -> int:

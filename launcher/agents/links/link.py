@@ -9,8 +9,8 @@ from typing import Protocol
 
 from kvstore.errors import WireError
 from kvstore.wire import Message, decode, encode
-from launcher.agents.framing import MAGIC, Unframer, frame
-from launcher.agents.protocol import Ack, Output
+from launcher.agents.links.framing import MAGIC, Unframer, frame
+from launcher.agents.links.protocol import Ack, Output
 
 _READ = 1 << 16
 _ACK = 1 << 18  # bytes

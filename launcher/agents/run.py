@@ -20,22 +20,15 @@ from kvstore.errors import ConfigError
 from kvstore.job.address import Address
 from kvstore.job.config import Config
 from kvstore.job.processes import source_root
-from launcher.agents import protocol as p
 from launcher.agents.fleet import Fleet
+from launcher.agents.links import protocol as p
 from launcher.agents.muster import Interrupted, Muster
 from launcher.agents.remote import Remote
-from launcher.ending import Limits
 from launcher.errors import LaunchError
 from launcher.hosts import reach
-from launcher.job import Job
-from launcher.keyring import Keyring
-from launcher.processes.children import Children
-from launcher.processes.guard import Guard
-from launcher.processes.jobdir import JobDir
-from launcher.processes.machine import cores, open_standard_streams
-from launcher.processes.signals import SignalQueue
-from launcher.supervisor import OnFailure, Supervisor
-from launcher.tasks import (
+from launcher.job.description import Job
+from launcher.job.keyring import Keyring
+from launcher.job.tasks import (
     AGENT,
     LOCAL_RANK,
     LOCAL_SIZE,
@@ -49,6 +42,13 @@ from launcher.tasks import (
     settings,
     words,
 )
+from launcher.processes.children import Children
+from launcher.processes.guard import Guard
+from launcher.processes.jobdir import JobDir
+from launcher.processes.machine import cores, open_standard_streams
+from launcher.supervision.ending import Limits
+from launcher.supervision.signals import SignalQueue
+from launcher.supervision.supervisor import OnFailure, Supervisor
 
 HELLO_S = 30.0  # ssh has given up on hosts that do not answer long before; the rest is for Python, on slow disks
 SURVEY_S = 30.0

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from launcher.command import argv_of
 from launcher.errors import LaunchError
+from launcher.job.command import argv_of
+from launcher.job.tasks import Role, Surroundings, Task, environment, our_servers
 from launcher.processes.child import cannot_start
 from launcher.processes.machine import cores
-from launcher.tasks import Role, Surroundings, Task, environment, our_servers
 
 MOUNT = "/etc/kvstore"
 VARIABLES = "variables"  # a directory of files, one for each

@@ -5,7 +5,7 @@
     Service  <name>                     so that the scheduler's pod has a name, <name>-scheduler-0.<name>
     Job      <name>-<role>              Indexed: pod number i is the process of rank i
 
-A pod begins as `launcher.pod`, which puts a process's environment together from what is mounted.
+A pod begins as `launcher.kinds.pods.entry`, which puts a process's environment together from what is mounted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import os
 from collections.abc import Mapping
 from typing import Any, cast
 
-from launcher.cluster import Cluster
-from launcher.dryrun import HIDDEN
+from launcher.agents import boot
 from launcher.errors import LaunchError
-from launcher.job import RESERVED, Job
-from launcher.keyring import Keyring
-from launcher.kinds.units import mebibytes, seconds
-from launcher.pod import INDEX, KEY, MOUNT, VARIABLES
-from launcher.tasks import Rendezvous, Role, contract, passed, words
+from launcher.job.cluster import Cluster
+from launcher.job.description import RESERVED, Job
+from launcher.job.dryrun import HIDDEN
+from launcher.job.keyring import Keyring
+from launcher.job.tasks import Rendezvous, Role, contract, passed, words
+from launcher.kinds.managers.units import mebibytes, seconds
+from launcher.kinds.pods.entry import INDEX, KEY, MOUNT, VARIABLES
 
 Manifest = dict[str, Any]
 
@@ -34,8 +35,6 @@ _TTL_S = 3600  # what is left of a job whose launch.py was killed
 _GRACE_S = 10
 _SECRET_BYTES = 1 << 20  # the most that one Secret holds
 _COMMON = ("KVSTORE_ROOT_KEY", "KVSTORE_MEMBER_KEYS")
-# Not -m launcher.pod: a folder called launcher where the user is, is the user's.
-_ENTRY = "import sys; sys.path[:] = [p for p in sys.path if p]; from launcher.pod import main; sys.exit(main())"
 
 
 def manifests(job: Job, name: str, keyring: Keyring | None, environ: Mapping[str, str]) -> list[Manifest]:
@@ -151,7 +150,7 @@ def _container(job: Job, name: str, role: Role, mounts: list[Manifest]) -> Manif
     container = {
         "name": role,
         "image": job.cluster.image,
-        "command": [job.cluster.python or PYTHON, "-c", _ENTRY],
+        "command": boot.run(job.cluster.python or PYTHON, "launcher.kinds.pods.entry"),
         "args": [_literal(word) for word in command],
         "env": _env(job, name, role),
         "resources": _resources(job.cluster, role),

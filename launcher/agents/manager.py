@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, NoReturn
 
 from kvstore.job.processes import allow_many_files
 from launcher.agents.carrier import Carrier
-from launcher.agents.enlist import Ticket
+from launcher.agents.links.protocol import Bye, Hello
+from launcher.agents.links.ticket import Ticket
 from launcher.agents.muster import Muster
-from launcher.agents.protocol import Bye, Hello
 from launcher.agents.remote import Remote
 from launcher.errors import LaunchError
 from launcher.hosts import reach
-from launcher.job import Job
-from launcher.tasks import Role
+from launcher.job.description import Job
+from launcher.job.tasks import Role
 
 if TYPE_CHECKING:
-    from launcher.agents.hub import Hub, HubLink
+    from launcher.agents.links.hub import Hub, HubLink
 
 _NOTICE_S = 30.0
 _SETTLE_S = 1.0
@@ -72,7 +72,7 @@ class Enlisted:
 
     def recruit(self, muster: Muster, selector: selectors.BaseSelector) -> Sequence[Remote]:
         """Have the manager start the agents, and wait for all of them."""
-        from launcher.agents.hub import Hub  # only now: launch.py starts without ZeroMQ
+        from launcher.agents.links.hub import Hub  # only now: launch.py starts without ZeroMQ
 
         self._selector = selector
         self._here = self._address()

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.ending import Exit, Say
-from launcher.kinds.manifests import ROLE
-from launcher.tasks import Task
+from launcher.job.tasks import Task
+from launcher.kinds.pods.manifests import ROLE
+from launcher.supervision.ending import Say
+from launcher.supervision.exits import Exit
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 PATIENCE_S = 600.0  # for a cluster that grows, and for large images

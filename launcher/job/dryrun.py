@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
-from launcher.job import Job
-from launcher.tasks import Rendezvous, Role, members, settings, words
+from launcher.job.description import Job
+from launcher.job.tasks import Rendezvous, Role, members, settings, words
 
 HIDDEN = "..."
 # The values of these are computed and harmless; of no others does anybody here know what they hold.

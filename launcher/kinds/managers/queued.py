@@ -15,9 +15,9 @@ from pathlib import Path
 
 from kvstore.rare_log import worth_a_line
 from launcher.errors import LaunchError
-from launcher.kinds.programs import tell
-from launcher.processes.signals import CHILD, SignalQueue
-from launcher.processes.will import Will
+from launcher.kinds.managers.programs import tell
+from launcher.processes.last_will import Will
+from launcher.supervision.signals import CHILD, SignalQueue
 
 _STEP_S = 0.2
 _ASK_S = 0.5

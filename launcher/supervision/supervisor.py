@@ -7,11 +7,12 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from launcher.crew import Crew, turn
-from launcher.ending import Action, Ending, Exit, Kill, Limits, Say, Tell
-from launcher.processes.output import Outlet, Prefixer, prefix, wants_colour
-from launcher.processes.signals import CHILD, SignalQueue
-from launcher.tasks import Task
+from launcher.job.tasks import Task
+from launcher.supervision.crew import Crew, turn
+from launcher.supervision.ending import Action, Ending, Kill, Limits, Say, Tell
+from launcher.supervision.exits import Exit
+from launcher.supervision.output import Outlet, Prefixer, prefix, wants_colour
+from launcher.supervision.signals import CHILD, SignalQueue
 
 # Called when a process has failed, with how ("exited with code 7"), while the others still run.
 OnFailure = Callable[[Task, str], None]

@@ -1,0 +1,10 @@
+"""A job's processes as pods of Kubernetes.
+
+crew         runs tasks as pods: a crew
+manifests    the objects of a job
+watch        what becomes of the pods. Pure
+log          the output of one pod
+kubectl      runs kubectl
+yaml         writes YAML, for `--dry-run`
+entry        the first program in a container
+"""

@@ -1,0 +1,40 @@
+"""The launchers by name, and which options each of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from launcher.errors import LaunchError
+from launcher.job.cluster import option
+from launcher.job.description import Job
+from launcher.kinds import kubernetes, local, mpi, sge, slurm, ssh, yarn
+from launcher.kinds.kind import Kind
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "local": local.KIND,
+        "ssh": ssh.KIND,
+        "mpi": mpi.KIND,
+        "slurm": slurm.KIND,
+        "sge": sge.KIND,
+        "yarn": yarn.KIND,
+        "kubernetes": kubernetes.KIND,
+    }
+)
+
+
+def find(name: str, job: Job) -> Kind:
+    """The kind of that name, for that job.
+
+    Raises:
+        LaunchError: there is none, and the message lists those that are; or the job has options that it does not take.
+    """
+    kind = KINDS.get(name)
+    if kind is None:
+        raise LaunchError(f"there is no launcher {name}; there are: {', '.join(KINDS)}")
+    for field in job.cluster.given():
+        if field not in kind.takes:
+            others = ", ".join(other for other, its in KINDS.items() if field in its.takes) or "none"
+            raise LaunchError(f"--launcher {name} takes no {option(field)}; leave it out (launchers that do: {others})")
+    return kind

@@ -1,0 +1,10 @@
+"""The loop around a job: output, signals, and when and how the job ends.
+
+supervisor   the loop
+crew         the interface of what runs tasks, and of who hears from it
+ending       when a job ends, and how. Pure
+exits        how a process has ended
+output       the output of many processes as whole lines
+signals      signals as something to wait for
+report       tells the scheduler which process has failed
+"""
