@@ -1,133 +1,24 @@
-"""The memory that is shared: who gets which block, when it is free again, and whose files are removed."""
+"""The owner's side of shared memory: who gets which block, and when it is free again."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import gc
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_memory import Begin, Make, Pair
 
-from kvstore.errors import WireError
 from kvstore.transport.shm import arena as arenas
 from kvstore.transport.shm import presence
 from kvstore.transport.shm.arena import Arena
-from kvstore.transport.shm.blocks import Blocks, rounded
-from kvstore.transport.shm.mapped import Mapped
-from kvstore.transport.shm.presence import CELLS, FREE, HELD, SENT, Presence, Reader, sweep
+from kvstore.transport.shm.presence import CELLS, Presence, Reader
 
 pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
-
-Make = Callable[[], Arena]
-Begin = Callable[[str], "subprocess.Popen[str]"]
-
-
-@pytest.fixture(autouse=True)
-def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory of the test's own instead of /dev/shm itself."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        monkeypatch.setattr(presence, "DIRECTORY", Path(name))
-        monkeypatch.setattr(arenas, "FIRST_CHUNK", 1 << 16)
-        yield Path(name)
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    made: list[Arena] = []
-
-    def arena() -> Arena:
-        made.append(Arena("job"))
-        return made[-1]
-
-    yield arena
-    for one in made:
-        one.close()
-
-
-class Pair:
-    """An arena, and another process's view of it as far as one process can have both."""
-
-    def __init__(self, owner: Arena, reader: Arena) -> None:
-        self.owner = owner
-        self.mapped = Mapped(owner.presence.name, owner.presence.nonce, reader.presence)
-        self.reader = Reader(reader.presence.name, reader.presence.nonce)
-
-    def carry(self, frame: memoryview) -> memoryview:
-        reference = self.owner.refer(frame, self.reader)
-        assert reference is not None
-        return self.mapped.view(*reference)
-
-
-@pytest.fixture
-def pair(make: Make) -> Pair:
-    return Pair(make(), make())
-
-
-# ---- the allocator
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 40_000), st.randoms(use_true_random=False)), max_size=60))
-def test_blocks_never_overlap_and_all_come_back(steps):
-    blocks, total, taken = Blocks(), 0, []
-    for take, nbytes, random in steps:
-        size = rounded(nbytes)
-        if take:
-            block = blocks.take(size)
-            if block is None:
-                blocks.grow(total, max(size, 1 << 16))
-                total += 1
-                block = blocks.take(size)
-            assert (block.size, block.offset % 64) == (size, 0)
-            assert all(
-                other.chunk != block.chunk
-                or other.offset + other.size <= block.offset
-                or block.offset + block.size <= other.offset
-                for other in taken
-            )
-            taken.append(block)
-        elif taken:
-            blocks.give(taken.pop(random.randrange(len(taken))))
-        for block in taken:
-            assert blocks.find(block.chunk, block.offset) is block
-            assert blocks.find(block.chunk, block.offset + block.size - 1) is block
-    for block in taken:
-        blocks.give(block)
-    whole = blocks.free
-    sizes = {}
-    while (block := blocks.take(64 << 10)) is not None:  # chunks grow together again: each has room for one of these
-        sizes[block.chunk] = sizes.get(block.chunk, 0) + block.size
-    assert sorted(sizes) == list(range(total))
-    assert blocks.free == whole - sum(sizes.values())
-
-
-def test_a_size_that_was_asked_for_before_gets_the_same_memory_and_the_lowest_first():
-    blocks = Blocks()
-    blocks.grow(0, 1 << 20)
-    first, second, other = blocks.take(640), blocks.take(640), blocks.take(128)
-    for block in (first, other, second):
-        blocks.give(block)
-    assert blocks.take(640) is first
-    assert blocks.take(640) is second
-
-
-def test_the_smallest_hole_that_fits_is_taken():
-    blocks = Blocks()
-    blocks.grow(0, 1 << 16)
-    blocks.grow(1, 1 << 14)
-    assert blocks.take(1 << 12).chunk == 1
-    assert blocks.take(1 << 15).chunk == 0
-    assert blocks.find(5, 0) is None
-    assert blocks.take(1 << 20) is None
 
 
 @settings(deadline=None, max_examples=30)
@@ -214,39 +105,6 @@ def test_busy_is_until_the_last_view_at_a_reader_is_dropped(pair: Pair):
     assert not pair.owner.busy(pair.owner.allocate(1000)), "somebody else's now"
 
 
-def test_cells_say_where_a_reference_is(pair: Pair):
-    reference = pair.owner.refer(pair.owner.allocate(100), pair.reader)
-    cells, cell = pair.owner.presence.cells, reference[1]
-    assert cells[cell] == SENT
-    view = pair.mapped.view(*reference)
-    assert cells[cell] == HELD
-    with pytest.raises(WireError, match="received before"):
-        pair.mapped.view(*reference)
-    del view
-    assert cells[cell] == FREE
-
-
-@pytest.mark.parametrize(
-    ("number", "cell", "offset", "length", "error"),
-    [
-        (0, 0, 0, 0, "a reference to 0 bytes"),
-        (0, 0, 0, (1 << 16) + 1, "a reference to 65537 bytes"),
-        (0, 0, 1 << 16, 1, "at 65536 of"),
-        (0, 0, 2**64 - 1, 2**64 - 1, "a reference to"),
-        (0, 1, 0, 64, "not sent"),
-        (0, CELLS, 0, 64, "not sent"),
-        (0, 2**32 - 1, 0, 64, "not sent"),
-        (1, 0, 0, 64, "cannot be opened"),
-        (2**16 - 1, 0, 0, 64, "cannot be opened"),
-    ],
-)
-def test_a_forged_reference_is_refused(pair: Pair, number: int, cell: int, offset: int, length: int, error: str):
-    assert pair.owner.refer(pair.owner.allocate(64), pair.reader) == (0, 0, 0, 64)
-    with pytest.raises(WireError, match=error):
-        pair.mapped.view(number, cell, offset, length)
-    assert len(pair.mapped.view(0, 0, 0, 64)) == 64
-
-
 def test_what_is_not_in_the_arena_is_copied_once(pair: Pair):
     view = pair.carry(bytearray(b"x" * 1000))
     assert bytes(view) == b"x" * 1000
@@ -295,20 +153,6 @@ def test_a_closed_arena_gives_nothing(make: Make):
         arena.allocate(1)
 
 
-def test_a_reader_counts_as_alive_while_it_holds_a_view(make: Make, directory: Path):
-    owner, mine = make(), Presence("job")
-    reader = Reader(mine.name, mine.nonce)
-    mapped = Mapped(owner.presence.name, owner.presence.nonce, mine)
-    view = mapped.view(*owner.refer(owner.allocate(100), reader))
-    mine.unlink()
-    del mine, mapped
-    gc.collect()
-    assert reader.lives(), "although its transport is closed and its file is gone"
-    assert files(directory) == [f"{owner.presence.name}.{number}" for number in range(2)]
-    del view
-    assert not reader.lives()
-
-
 def test_a_full_directory_is_an_error_and_leaves_nothing(make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch):
     arena = make()
 
@@ -333,170 +177,6 @@ def test_where_there_is_little_room_chunks_are_smaller(make: Make, monkeypatch: 
     assert len(arena._chunks[0]) == 2 << 20
     arena.allocate(3 << 20)
     assert len(arena._chunks[1]) == 3 << 20
-
-
-# ---- presence: locks, names, sweeping
-
-ALONE = """
-import os, sys
-from pathlib import Path
-from kvstore.transport.shm import presence
-presence.DIRECTORY = Path(sys.argv[1])
-from kvstore.transport.shm.arena import Arena
-from kvstore.transport.shm.mapped import Mapped
-from kvstore.transport.shm.presence import Presence, Reader
-"""
-
-
-@pytest.fixture
-def begin(directory: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """Starts a process that runs the code."""
-    with contextlib.ExitStack() as stack:
-
-        def start(code: str) -> subprocess.Popen[str]:
-            argv = [sys.executable, "-c", ALONE + code, directory]
-            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            return process
-
-        yield start
-
-
-def files(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-def test_files_are_private_and_named_by_the_job(make: Make, directory: Path):
-    mask = os.umask(0o777)
-    try:
-        arena = make()
-        memory = arena.allocate(10)
-    finally:
-        os.umask(mask)
-    assert memory is not None
-    for number, path in enumerate(sorted(directory.iterdir())):
-        assert path.name == f"{arena.presence.name}.{number}"
-        assert path.stat().st_mode & 0o777 == 0o600
-        assert path.stat().st_blocks * 512 >= path.stat().st_size, "a hole is a SIGBUS to come"
-    assert arena.presence.name.startswith(f"kvstore-{os.getuid()}-job-{os.getpid()}-")
-
-
-def test_the_arenas_of_the_dead_are_swept_and_of_nobody_else(make: Make, directory: Path, begin: Begin):
-    process = begin("a = Arena('j'); m = a.allocate(1); print(a.presence.name, flush=True); input()")
-    dead = process.stdout.readline().strip()
-    living = make().presence.name
-    orphan = f"kvstore-{os.getuid()}-job-1-{'0' * 16}.7"
-    uid = os.getuid()
-    keep = [f"kvstore-{uid + 1}-job-1-{'0' * 16}.0", "kvstore-0-x", f"kvstore-{uid}-job-1-{'0' * 16}.0x", "else"]
-    for name in [orphan, *keep]:
-        (directory / name).touch(0o600)
-    links = [f"kvstore-{uid}-job-1-{'1' * 16}.0", f"kvstore-{uid}-job-1-{'2' * 16}.1"]
-    for link in links:
-        (directory / link).symlink_to(directory / "else")
-    assert sweep() == [orphan[:-2]], "the living are left alone"
-    assert set(files(directory)) == {*keep, *links, f"{living}.0", f"{dead}.0", f"{dead}.1"}
-    process.kill()
-    process.wait()
-    assert dead in sweep()
-    assert set(files(directory)) == {*keep, *links, f"{living}.0"}
-
-
-def test_a_file_of_another_mode_is_nobodys(make: Make, directory: Path):
-    path = directory / f"kvstore-{os.getuid()}-job-1-{'0' * 16}.0"
-    path.touch()
-    path.chmod(0o644)
-    assert sweep() == []
-    assert path.exists()
-
-
-def test_files_that_others_name_like_ours_cost_no_more_than_a_look(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    uid, looks = os.getuid() + 1, []
-    names = [f"kvstore-{uid}-job-1-{number:016x}.{number % 2}" for number in range(20)]
-    for name in names:
-        (directory / name).touch(0o600)
-    real = os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: [looks.append(path), real(path)][1])
-    monkeypatch.setattr(os, "getuid", lambda: uid)
-    assert sweep() == []
-    assert looks == [directory]
-    assert files(directory) == sorted(names)
-
-
-def test_a_sweeper_between_the_making_and_the_locking(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever locks first has the file: the owner takes another name."""
-    real, calls = fcntl.flock, []
-
-    def flock(fd: int, how: int) -> None:
-        calls.append(how)
-        if len(calls) == 1:  # the sweeper has come and gone
-            for path in directory.iterdir():
-                path.unlink()
-        if len(calls) == 2:  # the sweeper is at it
-            raise BlockingIOError
-        real(fd, how)
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    one = Presence("job")
-    assert len(calls) == 3
-    assert files(directory) == [f"{one.name}.0"]
-    monkeypatch.undo()
-
-
-def test_an_error_at_the_lock_leaves_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch):
-    def flock(fd: int, how: int) -> None:
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(OSError, match="No locks"):
-        Presence("job")
-    assert files(directory) == []
-
-
-def test_a_forked_child_neither_keeps_nor_removes_what_is_its_parents(directory: Path, begin: Begin):
-    code = """
-owner, reader = Arena("job"), Arena("job")
-memory = owner.allocate(1000)
-mapped = Mapped(owner.presence.name, owner.presence.nonce, reader.presence)
-view = mapped.view(*owner.refer(memory, Reader(reader.presence.name, reader.presence.nonce)))
-read, write = os.pipe()
-pid = os.fork()
-if not pid:
-    del view
-    try:
-        owner.allocate(1)
-    except OSError as error:
-        print(error.strerror, flush=True)
-    owner.close()
-    if os.fork():
-        sys.exit()                      # with all that is done at exit
-    print(os.getpid(), flush=True)
-    os.read(read, 1)                    # outlives its parents, for it has the other end itself
-    os._exit(0)
-os.waitpid(pid, 0)
-print(len(list(presence.DIRECTORY.iterdir())), owner.busy(memory), flush=True)
-input()
-"""
-    process = begin(code)
-    said = sorted(process.stdout.readline().strip() for _ in range(3))
-    grandchild = next(int(line) for line in said if line.isdigit())
-    assert "3 True" in said
-    assert "this process's shared memory is closed" in said
-    try:
-        process.kill()
-        process.wait()
-        os.kill(grandchild, 0)
-        assert len(sweep()) == 2, "a child that lives on is not the owner"
-        assert files(directory) == []
-    finally:
-        os.kill(grandchild, signal.SIGKILL)
-
-
-def test_a_process_that_ends_without_closing_leaves_nothing(directory: Path, begin: Begin):
-    process = begin("arena = Arena('job'); memory = arena.allocate(1)")
-    process.communicate()
-    assert process.returncode == 0
-    assert files(directory) == []
 
 
 def test_the_memory_that_a_killed_reader_held_comes_back(make: Make, begin: Begin):
@@ -530,52 +210,3 @@ input()
     owner.allocate(60_000)
     assert len(owner._chunks) == 1, "what the dead held is used before more is taken"
     owner.drain(20.0)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "x", "../kvstore-0-job-1-0000000000000000", "kvstore-0-a/b-1-0000000000000000", "/etc/passwd"],
-)
-def test_a_name_that_is_none_is_refused(name: str):
-    with pytest.raises(WireError, match="a name that no shared memory has"):
-        presence.open_peers(name, 0)
-
-
-def test_only_files_that_our_processes_make_are_opened(make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch):
-    owner = make()
-    name = f"kvstore-{os.getuid()}-job-1-{'0' * 16}"
-    path = directory / f"{name}.0"
-    path.symlink_to(directory / f"{owner.presence.name}.0")
-    with pytest.raises(WireError, match="cannot be opened: Too many levels"):
-        presence.open_peers(name, 0)
-    path.unlink()
-    os.mkfifo(path, 0o600)
-    with pytest.raises(WireError, match="is not a file"):
-        presence.open_peers(name, 0)
-    path.unlink()
-    path.write_bytes(b"x" * 5000)
-    path.chmod(0o640)
-    with pytest.raises(WireError, match="is not a file"):
-        presence.open_peers(name, 0)
-    path.chmod(0o600)
-    os.close(presence.open_peers(name, 0)[0])
-    with path.open("r+b") as file:
-        file.truncate(1 << 20)  # with a hole
-    with pytest.raises(WireError, match="is not a file"):
-        presence.open_peers(name, 0)
-    with pytest.raises(WireError, match="not the one that was announced"):
-        Reader(owner.presence.name, bytes(16))
-    with pytest.raises(WireError, match="not the one that was announced"):
-        Reader(owner.presence.name, owner.presence.nonce[:15])
-    uid = os.getuid()
-    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    with pytest.raises(WireError, match="is not a file"):
-        Mapped(owner.presence.name, owner.presence.nonce, owner.presence)
-    monkeypatch.undo()
-
-
-def test_an_empty_chunk_cannot_be_mapped(pair: Pair, directory: Path):
-    (directory / f"{pair.owner.presence.name}.1").touch(0o600)
-    (directory / f"{pair.owner.presence.name}.1").chmod(0o600)
-    with pytest.raises(WireError, match="cannot be mapped"):
-        pair.mapped.view(0, 0, 0, 1)

@@ -15,11 +15,8 @@ from cutting import connections
 from waiting import LONG, until
 
 from kvstore.errors import ConfigError
-from kvstore.job.config import Config
-from kvstore.job.curve_keys import CurveKeys
 from kvstore.transport import Transport
 from kvstore.transport.base import ASK_S, ASKS, IDLE_S
-from kvstore.transport.choose import links
 from kvstore.transport.sockets import courier
 from kvstore.transport.sockets.link import Link
 from kvstore.transport.sockets.stream import GREETING, packed
@@ -261,12 +258,6 @@ def test_connections_have_the_systems_congestion_control_but_not_bbr(
 def test_a_congestion_control_that_there_is_not():
     with pytest.raises(ConfigError, match="KVSTORE_CONGESTION=nonsense: this process may not use"):
         TcpTransport(congestion="nonsense")
-
-
-def test_with_keys_none_can_be_chosen():
-    config = Config(root="tcp://10.0.0.1:9", keys=CurveKeys("secret", "root", frozenset()), congestion="reno")
-    with pytest.raises(ConfigError, match="KVSTORE_CONGESTION=reno is for links that are not encrypted"):
-        links(config)
 
 
 def test_a_real_connection_has_what_was_chosen(new: Callable[..., TcpTransport]):

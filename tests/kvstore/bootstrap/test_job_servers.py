@@ -1,0 +1,137 @@
+"""What rank 0 has its keeper start: which processes, with which variables and sockets."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.bootstrap import job_servers
+from kvstore.bootstrap.job_servers import JobServers
+from kvstore.bootstrap.keeper import KeptJob
+from kvstore.errors import ConfigError
+from kvstore.job.config import Config
+from kvstore.job.ranks import FAMILIES, Ranks
+
+SECRET = "0123456789abcdef0123456789abcdef"
+TORCH = FAMILIES[0]
+
+
+class Pipe(io.BytesIO):
+    """Keeps what was written when it is closed."""
+
+    told = b""
+
+    def close(self) -> None:
+        self.told = self.getvalue()
+        super().close()
+
+
+class Keeper:
+    """Stands for the keeper's process, and keeps what it was told."""
+
+    def __init__(self, _words: Any, **options: Any) -> None:
+        self.options = options
+        self.stdin = Pipe()
+        self.ended: list[str] = []
+
+    def wait(self, _timeout: float | None = None) -> int:
+        self.ended.append("waited for")
+        return 0
+
+    def terminate(self) -> None:
+        self.ended.append("terminated")
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Keeper]:
+    keepers: list[Keeper] = []
+
+    def start(words: Any, **options: Any) -> Keeper:
+        keepers.append(Keeper(words, **options))
+        return keepers[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    return keepers
+
+
+def job_of(keeper: Keeper) -> KeptJob:
+    return KeptJob.loads(keeper.stdin.told.decode())
+
+
+def test_on_one_host_they_meet_in_a_private_directory_which_goes_with_the_job(started: list[Keeper]) -> None:
+    servers = JobServers(Config(), Ranks(TORCH, 0, 4, 0, 4), True, "", Path("/run/meeting"))
+    job = job_of(started[0])
+    directory = Path(servers.address.uri.removeprefix("ipc://")).parent
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert job.remove == [str(directory), "/run/meeting"]
+    assert (job.parent, job.root_fd, started[0].options["pass_fds"]) == (os.getpid(), -1, ())
+    assert [process.name for process in job.members] == ["scheduler", "server 0", "server 1"]
+    for process in job.members:
+        assert process.variables["DMLC_PS_ROOT_URI"] == servers.address.uri
+        assert process.variables["DMLC_NUM_WORKER"] == "4"
+        assert process.argv[-1] == "servers"
+    assert [process.variables.get("KVSTORE_LOCAL_RANK") for process in job.members] == [None, "0", "1"]
+    servers.end()
+    servers.end()
+    assert not directory.exists()
+    assert started[0].ended[:2] == ["terminated", "waited for"]
+
+
+def test_across_hosts_the_scheduler_inherits_a_listening_socket_and_all_have_keys(started: list[Keeper]) -> None:
+    config = Config(node_host="127.0.0.1", num_servers=1)
+    servers = JobServers(config, Ranks(TORCH, 0, 2, master="127.0.0.1", port=1), False, SECRET)
+    job = job_of(started[0])
+    scheduler, server = job.members
+    assert (servers.address.uri, servers.address.servers) == ("127.0.0.1", 1)
+    assert servers.address.port > 0
+    assert scheduler.variables["KVSTORE_ROOT_FD"] == str(job.root_fd)
+    assert started[0].options["pass_fds"] == (job.root_fd,)
+    assert "KVSTORE_ROOT_FD" not in server.variables
+    assert scheduler.variables["KVSTORE_SECRET_KEY"] != server.variables["KVSTORE_SECRET_KEY"]
+    assert scheduler.variables["KVSTORE_MEMBER_KEYS"] == server.variables["KVSTORE_MEMBER_KEYS"]
+    assert SECRET not in started[0].stdin.told.decode()
+    servers.end()
+
+
+@pytest.mark.parametrize(("ranks", "wanted", "count"), [(1, 0, 1), (2, 0, 2), (8, 0, 2), (1, 3, 3)])
+def test_there_are_two_servers_at_most_if_nobody_says_how_many(
+    started: list[Keeper], ranks: int, wanted: int, count: int
+) -> None:
+    servers = JobServers(Config(num_servers=wanted), Ranks(TORCH, 0, ranks, 0, ranks), True, "")
+    assert servers.address.servers == count == len(job_of(started[0]).members) - 1
+    servers.end()
+
+
+def test_a_keeper_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_words: Any, **_options: Any) -> Any:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(job_servers, "_LONGEST", 200)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_room_for_a_directory_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(ConfigError, match="set TMPDIR to a writable one"):
+        JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
+
+
+def test_a_fork_of_rank_0_has_no_keeper_to_wait_for(started: list[Keeper], monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    servers.wait()
+    assert started[0].ended == []
+    monkeypatch.undo()
+    servers.end()

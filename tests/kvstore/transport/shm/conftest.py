@@ -1,0 +1,59 @@
+"""Arenas in a directory of the test's own, and processes that have some."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from shared_memory import ALONE, Make, Pair
+
+from kvstore.transport.shm import arena as arenas
+from kvstore.transport.shm import presence
+from kvstore.transport.shm.arena import Arena
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory of the test's own instead of /dev/shm itself."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        monkeypatch.setattr(presence, "DIRECTORY", Path(name))
+        monkeypatch.setattr(arenas, "FIRST_CHUNK", 1 << 16)
+        yield Path(name)
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Arena] = []
+
+    def arena() -> Arena:
+        made.append(Arena("job"))
+        return made[-1]
+
+    yield arena
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def pair(make: Make) -> Pair:
+    return Pair(make(), make())
+
+
+@pytest.fixture
+def begin(directory: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts a process that runs the code."""
+    with contextlib.ExitStack() as stack:
+
+        def start(code: str) -> subprocess.Popen[str]:
+            argv = [sys.executable, "-c", ALONE + code, directory]
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
