@@ -34,6 +34,11 @@ class IOLock:
         """Whether the calling thread has come in and not gone out again."""
         return threading.get_ident() in self._inside
 
+    @property
+    def sleepers(self) -> int:
+        """How many threads wait until the lock is given back."""
+        return len(self._sleepers)
+
     def acquire(self, timeout: float) -> bool:
         """Take the lock; whoever receives gives it up. Return whether that was so within ``timeout`` seconds."""
         me = threading.get_ident()

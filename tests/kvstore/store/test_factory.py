@@ -1,4 +1,4 @@
-"""Stores by name: every alias, what a wrong name or option costs, and stores that others add."""
+"""``create``: every name and alias, and what a wrong name or option costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 from threaded import ThreadedJob
 from waiting import LONG
 
@@ -31,13 +30,6 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         session = cluster.run_sessions(lambda session: session)[0]
         monkeypatch.setattr("kvstore.dist.store.shared", lambda config: session)
         yield
-
-
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[kv.KVStore]]:
-    """What is registered in a test is forgotten after it."""
-    monkeypatch.setattr(names_of_stores, "_REGISTERED", {})
-    return names_of_stores._REGISTERED
 
 
 @pytest.mark.parametrize(("names", "cls"), [(LOCAL, LocalStore), (DEVICE, DeviceStore)])
@@ -83,12 +75,6 @@ def test_a_dist_store_outside_a_job_says_what_to_run(name: str) -> None:
         kv.create(name)
 
 
-@pytest.mark.parametrize("name", ["local", "device"])
-def test_a_local_store_has_one_option(name: str) -> None:
-    with pytest.raises(kv.UnknownName, match="no option 'timeout'; choose from check_finite"):
-        kv.create(name, timeout=3)
-
-
 def test_an_unknown_option_lists_those_there_are() -> None:
     with pytest.raises(kv.UnknownName, match="no option 'deadline'; choose from timeout, bigarray_bound"):
         kv.create("dist_sync", deadline=3)
@@ -128,90 +114,3 @@ def test_a_job_has_room_for_so_many_stores() -> None:
         kv.create("dist_sync")
     with pytest.raises(kv.UsageError, match="256"):
         kv.create("dist_sync")
-
-
-# ---- stores that others add
-
-
-@pytest.mark.usefixtures("registry")
-def test_a_store_can_be_added() -> None:
-    @kv.KVStore.register
-    class Doubling(kv.KVStore):
-        def __init__(self, factor: float = 2.0) -> None:
-            super().__init__()
-            self.factor = factor
-
-        def _pushpull(self, values: Any, outs: Any, priority: int, copy: bool) -> kv.Ticket:
-            for key, its in outs.items():
-                for out in its:
-                    out.copy_(self.factor * sum(values[key]))
-            return kv.Ticket("pushpull", list(values))
-
-    store = kv.create("DOUBLING", factor=3.0)
-    assert type(store) is Doubling
-    assert store.type == "doubling"
-    out = torch.empty(2)
-    store.pushpull("w", [torch.ones(2), torch.ones(2)], out)
-    assert out.tolist() == [6, 6]
-    assert (store.rank, store.num_workers, store.num_dead_nodes()) == (0, 1, 0)
-    assert store.statistics() == kv.Statistics()
-    assert "doubling" in names_of_stores.store_names()
-    with pytest.raises(kv.UnknownName, match="doubling"):
-        kv.create("foo")
-
-
-@pytest.mark.usefixtures("registry")
-def test_what_an_added_store_does_not_do_is_unsupported() -> None:
-    @kv.KVStore.register
-    class Bare(kv.KVStore):
-        pass
-
-    store = kv.create("bare")
-    value = torch.ones(1)
-    assert not store.is_capable("optimizer")
-    for call in (
-        lambda: store.init("w", value),
-        lambda: store.push("w", value),
-        lambda: store.pull("w", value),
-        lambda: store.pushpull("w", value),
-        lambda: store.broadcast("w", value, value),
-        lambda: store.set_optimizer("sgd"),
-        lambda: store.set_updater(lambda key, pushed, stored: None),
-        lambda: store._set_updater(lambda key, pushed, stored: None),
-        lambda: store.learning_rate,
-        lambda: store.set_learning_rate(0.1),
-        lambda: store.set_hyperparameters(rescale_grad=1.0),
-        lambda: store.save_optimizer_states("s"),
-        lambda: store.load_optimizer_states("s"),
-    ):
-        with pytest.raises(NotImplementedError, match="a 'bare' store has no"):
-            call()
-    store.barrier()
-    store.close()
-
-
-def test_only_stores_can_be_added(registry: dict[str, type[kv.KVStore]]) -> None:
-    for thing in (dict, 3, LocalStore()):
-        with pytest.raises(kv.UsageError, match="no subclass of KVStore"):
-            kv.KVStore.register(thing)  # type: ignore[type-var]
-    assert registry == {}
-
-
-@pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize("name", ["Local", "Mine"])
-def test_replacing_a_store_warns(name: str) -> None:
-    first, second = (type(name, (kv.KVStore,), {}) for _ in range(2))
-    if name == "Mine":
-        kv.KVStore.register(first)
-    with pytest.warns(UserWarning, match=f"'{name.lower()}' replaces"):
-        kv.KVStore.register(second)
-    assert type(kv.create(name)) is second
-
-
-@pytest.mark.parametrize("name", ["local", "device"])
-def test_what_torch_refuses_is_the_callers_error(name: str) -> None:
-    store = kv.create(name)
-    with pytest.raises(kv.UsageError, match="sgd: Invalid learning rate: -1"):
-        store.set_optimizer("sgd", learning_rate=-1)
-    with pytest.raises(kv.UsageError, match="no optimizer is set"):
-        _ = store.learning_rate

@@ -1,0 +1,112 @@
+"""Stores in one process, besides what all stores do (``test_conformance.py``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kvstore as kv
+
+NAMES = pytest.mark.parametrize("name", ["local", "device"])
+
+
+@pytest.mark.parametrize("name", ["local", "device"])
+def test_what_torch_refuses_is_the_callers_error(name: str) -> None:
+    store = kv.create(name)
+    with pytest.raises(kv.UsageError, match="sgd: Invalid learning rate: -1"):
+        store.set_optimizer("sgd", learning_rate=-1)
+    with pytest.raises(kv.UsageError, match="no optimizer is set"):
+        _ = store.learning_rate
+
+
+@pytest.mark.parametrize("name", ["local", "device"])
+def test_a_local_store_has_one_option(name: str) -> None:
+    with pytest.raises(kv.UnknownName, match="no option 'timeout'; choose from check_finite"):
+        kv.create(name, timeout=3)
+
+
+@NAMES
+def test_an_updater_changes_the_value_and_an_optimizer_takes_its_place(name: str) -> None:
+    store = kv.create(name)
+    store.init("w", torch.zeros(2))
+    seen: list[Any] = []
+
+    def double(key: Any, pushed: Any, stored: Any) -> None:
+        seen.append(key)
+        stored += 2 * pushed
+
+    store.set_updater(double)
+    out = torch.empty(2)
+    store.pushpull("w", [torch.ones(2), torch.ones(2)], out)
+    assert (seen, out.tolist()) == (["w"], [4.0, 4.0])
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.pushpull("w", torch.ones(2), out)
+    assert (seen, out.tolist()) == (["w"], [3.0, 3.0])
+    store.set_updater(double)
+    with pytest.raises(kv.UsageError, match="no optimizer is set"):
+        store.set_learning_rate(0.1)
+
+
+@NAMES
+def test_an_update_leaves_the_callers_gradient_as_it_is(name: str) -> None:
+    store = kv.create(name)
+    store.init("w", torch.ones(3))
+    store.set_optimizer("sgd", learning_rate=0.5, wd=0.1, rescale_grad=0.25, momentum=0.9)
+    grad = torch.full((3,), 2.0)
+    store.push("w", grad)
+    assert grad.tolist() == [2.0, 2.0, 2.0]
+
+
+@NAMES
+def test_a_refused_push_changes_nothing(name: str) -> None:
+    store = kv.create(name, check_finite=True)
+    store.init(["a", "b"], [torch.zeros(2), torch.zeros(2)])
+    with pytest.raises(kv.NotFinite, match="push 1 of 'b'"):
+        store.push(["a", "b"], [torch.ones(2), torch.tensor([1.0, float("nan")])])
+    out = torch.empty(2)
+    store.pull("a", out)
+    assert out.tolist() == [0.0, 0.0]
+    assert store.statistics().pushes == 0
+
+
+@NAMES
+def test_states_of_other_keys_or_optimizers_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "states"
+    one = kv.create(name)
+    one.init("w", torch.zeros(2))
+    one.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
+    one.push("w", torch.ones(2))
+    one.save_optimizer_states(path)
+    other = kv.create(name)
+    other.init("w", torch.zeros(2))
+    with pytest.raises(kv.UsageError, match="no optimizer is set"):
+        other.load_optimizer_states(path)
+    other.set_optimizer("adam", learning_rate=0.1)
+    with pytest.raises(kv.UsageError, match="holds the states of sgd, but the optimizer is adam"):
+        other.load_optimizer_states(path)
+
+
+@NAMES
+def test_a_companion_sums_whatever_this_store_does(name: str) -> None:
+    store = kv.create(name)
+    store.set_optimizer("sgd", learning_rate=0.1)
+    beside = store.companion()
+    assert beside.type == name
+    beside.init("n", torch.zeros(1))
+    out = torch.empty(1)
+    beside.pushpull("n", [torch.ones(1), torch.ones(1)], out)
+    assert out.item() == 2.0
+
+
+@NAMES
+def test_a_closed_store_says_so(name: str) -> None:
+    store = kv.create(name)
+    store.init("w", torch.zeros(1))
+    store.close()
+    store.close()
+    for call in (lambda: store.push("w", torch.ones(1)), lambda: store.set_optimizer("sgd", learning_rate=0.1)):
+        with pytest.raises(kv.UsageError, match="this store is closed"):
+            call()
