@@ -1,9 +1,9 @@
-"""What a store is to its user, and the stores that need no job.
+"""The interface of all stores, and the stores that need no job.
 
 factory     ``create``: from a name to a store
-registry    which names there are
+registry    the names of stores, built in and registered
 base        ``KVStore``, the interface
-arguments   the shapes that keys and values may come in, made one
-local       ``local`` and ``device``: sums and updates inside this process
-statistics  what a store says of itself
+arguments   (key, value) arguments in any of their forms, as keys with lists of values
+local       ``local`` and ``device``: sums and updates in this process
+statistics  what a store has done so far
 """

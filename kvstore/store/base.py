@@ -83,13 +83,13 @@ class KVStore:
             out: for each key, an array of its shape and dtype, or a list of them, to write into.
             priority: higher ones are served first where there is a choice.
             ignore_sparse: changes nothing: all values are dense.
-            wait: return when ``out`` is written; if False, at once, and ``out`` is written by the ticket's ``wait``. If
-                the same key is pushed again before that, the value may be that of the later round.
-            copy: False lets each ``out`` that is a contiguous torch tensor on the CPU *become* the value, if that can
-                be had without a copy (in dist stores, where its key is not cut across servers): its old memory is let
-                go, and its ``data`` is memory that the server and other workers may be reading. It is a value to read:
-                who writes into it in place changes it for all. It stays as it is when the server goes on; the next
-                pull gives another one.
+            wait: return when ``out`` is written. If False, return at once; the ticket's ``wait`` writes ``out``. If the
+                same key is pushed again before that, the value may be that of the later round.
+            copy: False lets each ``out`` *become* the value, if that needs no copy: in dist stores, where ``out`` is a
+                contiguous torch tensor on the CPU and its key is not cut across servers. Its old memory is let go, and
+                its ``data`` is memory that the server and other workers may be reading. Do not write into it: that
+                would change the value for all. It stays as it is when the server goes on; the next pull gives another
+                one.
 
         Raises:
             KeyNotInitialized, Mismatch: as for ``push``.
@@ -120,15 +120,15 @@ class KVStore:
         self.pull(key, out, priority)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Not here: all values are dense."""
-        raise Unsupported("there are no row-sparse values; pull(key, out) writes all rows")
+        """Unsupported: all values are dense."""
+        raise Unsupported("all values are dense: pull(key, out) writes all rows")
 
     def empty(self, shape: Any, dtype: Any = None) -> Any:
-        """Return a new torch tensor on the CPU, uninitialized, whose push copies nothing where that is possible.
+        """Return a new, uninitialized torch tensor on the CPU that is pushed without a copy where that is possible.
 
-        In dist stores it lies in memory that the servers of this host read (elsewhere it is an ordinary tensor), so it
-        must not change between its push and the moment the push has taken effect: when ``pushpull`` returns, or the
-        ticket is done. Views of it are as good as it is.
+        In dist stores it lies in memory that the servers of this host can read; elsewhere it is an ordinary tensor. It
+        must not change from its push until the push has taken effect: until ``pushpull`` returns, or the ticket is
+        done. Views of it count as the tensor itself.
 
         Args:
             shape: a number or a tuple of them.
@@ -298,7 +298,7 @@ class KVStore:
     def is_capable(self, capability: str) -> bool:
         """Whether the store has an ability; ``optimizer`` is the only one there is to ask for."""
         if capability.lower() != "optimizer":
-            raise UnknownName(f"no capability {capability!r}; choose from optimizer")
+            raise UnknownName(f"there is no capability {capability!r}; choose from optimizer")
         return type(self).set_optimizer is not KVStore.set_optimizer
 
     @property
@@ -364,6 +364,6 @@ class KVStore:
     def register(cls: T) -> T:
         """Class decorator: make ``create`` know the class by its lower-case name, and call it with its options."""
         if not (isinstance(cls, type) and issubclass(cls, KVStore)):
-            raise UsageError(f"{cls!r} is no subclass of KVStore")
+            raise UsageError(f"only a subclass of KVStore can be registered, not {cls!r}")
         register(cls.__name__.lower(), cls)
         return cls

@@ -1,4 +1,4 @@
-"""``create``: from the name of a store to a store. Imports its module, and torch with it, when it is made."""
+"""``create``: from the name of a store to a store. Imports the store's module, and torch with it, on the first call."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def create(name: str = "local", **options: Any) -> KVStore:
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a store is a str, not {type(name).__name__}")
-    found = find(name)
+    maker = find(name)
     store: KVStore
-    if isinstance(found, Builtin):
-        cls = getattr(importlib.import_module(found.module), found.cls)
-        store = cls.create(name.lower(), found.canonical, options)
+    if isinstance(maker, Builtin):
+        cls = getattr(importlib.import_module(maker.module), maker.cls)
+        store = cls.create(name.lower(), maker.canonical, options)
     else:
-        store = found(**options)
+        store = maker(**options)
     return store

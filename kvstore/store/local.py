@@ -1,4 +1,4 @@
-"""'local' and 'device': values are summed and updated inside this process, on the CPU or where they live."""
+"""'local' and 'device': values are summed and updated in this process, on the CPU or on their own devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LocalStore(KVStore):
     def __init__(self, name: str = "local", check_finite: bool = False) -> None:
         super().__init__(name)
         self._check_finite = check_finite
-        self._pushed: dict[Key, int] = {}  # how often, where that is wanted
+        self._pushed: dict[Key, int] = {}  # pushes by key, counted where values are checked
         self._stored: dict[Key, torch.Tensor] = {}
         self._specs: dict[Key, Spec] = {}
         self._updater: Updater | None = None
@@ -46,8 +46,8 @@ class LocalStore(KVStore):
     def _init(self, values: dict[Key, list[Any]], listed: list[Key]) -> None:
         self._check()
         if len(values) < len(listed):
-            raise UsageError("init with a key listed twice")
-        firsts = {key: as_tensors(its)[0] for key, its in values.items()}
+            raise UsageError("a key is listed twice: pass each key to init once")
+        firsts = {key: as_tensors(arrays)[0] for key, arrays in values.items()}
         if self._updater is not None:
             require_shapes(self._updater.optimizer, ((key, spec_of(first)) for key, first in firsts.items()))
         for key in firsts:
@@ -58,7 +58,7 @@ class LocalStore(KVStore):
             self._specs[key] = spec_of(first)
 
     def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
-        given = {key: self._checked(key, as_tensors(its)) for key, its in values.items()}
+        given = {key: self._checked(key, as_tensors(arrays)) for key, arrays in values.items()}
         if self._updater is not None:
             require_floats((key, self._specs[key]) for key in given)
         merged = {key: self._reduce(key, tensors) for key, tensors in given.items()}
@@ -78,7 +78,7 @@ class LocalStore(KVStore):
         return Ticket("push", list(values))
 
     def _pull(self, outs: dict[Key, list[Any]], priority: int, copy: bool = True) -> Ticket:
-        targets = {key: self._checked(key, [as_output(out) for out in its]) for key, its in outs.items()}
+        targets = {key: self._checked(key, [as_output(out) for out in arrays]) for key, arrays in outs.items()}
         self._pulls += len(targets)
         for key, tensors in targets.items():
             for tensor in tensors:
@@ -86,8 +86,8 @@ class LocalStore(KVStore):
         return Ticket("pull", list(outs))
 
     def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
-        for key, its in outs.items():
-            self._checked(key, [as_output(out) for out in its])
+        for key, arrays in outs.items():
+            self._checked(key, [as_output(out) for out in arrays])
         self._push(values, priority)
         return self._pull(outs, priority)
 
@@ -139,8 +139,8 @@ class LocalStore(KVStore):
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
-        found, loaded = states.read(path)
-        states.require_optimizer(found, updater.optimizer.name, path)
+        optimizer, loaded = states.read(path)
+        states.require_optimizer(optimizer, updater.optimizer.name, path)
         states.require_keys(loaded, self._specs, path)
         updater.load_states(loaded, self._stored)
 

@@ -1,4 +1,4 @@
-"""Which stores there are, by name: the built-in ones, and those that programs have registered. Imports none of them."""
+"""The names of stores: built-in ones, and those that programs have registered. Imports no store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvstore.errors import UnknownName, UsageError
 
 
 class Builtin(NamedTuple):
-    """Where the class of a built-in store is; ``canonical`` is the name that others are aliases of."""
+    """Where the class of a built-in store is. ``canonical`` is the name that all its names are aliases of."""
 
     module: str
     cls: str
@@ -33,17 +33,17 @@ _REGISTERED: dict[str, Callable[..., Any]] = {}
 
 
 def register(name: str, make: Callable[..., Any]) -> None:
-    """Let ``name``, in lower case, mean the store that ``make`` returns; warn if it had a meaning."""
+    """Let ``name``, in lower case, mean the store that ``make`` returns. Warn if the name is taken."""
     if name in store_names():
         warnings.warn(f"the new store {name!r} replaces the one of that name", stacklevel=3)
     _REGISTERED[name] = make
 
 
 def find(name: str) -> Builtin | Callable[..., Any]:
-    """Return what ``name``, in upper or lower case, means.
+    """Return what makes the store called ``name``, in upper or lower case.
 
     Raises:
-        UnknownName: nothing; the message lists the names there are.
+        UnknownName: no store has that name; the message lists the names there are.
     """
     lowered = name.lower()
     if lowered in _REGISTERED:
@@ -59,7 +59,7 @@ def store_names() -> list[str]:
 
 
 def require_options(name: str, options: Mapping[str, Any], valid: tuple[str, ...]) -> None:
-    """Raise ``UnknownName`` if there is an option that is not among the ``valid`` ones."""
+    """Raise ``UnknownName`` if one of ``options`` is not among the ``valid`` ones."""
     for option in options:
         if option not in valid:
             raise UnknownName(
@@ -69,7 +69,7 @@ def require_options(name: str, options: Mapping[str, Any], valid: tuple[str, ...
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return option ``name``, which is on or off; None, which is as good as not given, is off."""
+    """Return option ``name``, which is on or off. None counts as not given, which is off."""
     if value is not None and not isinstance(value, bool):
         raise UsageError(f"{name}={value!r} must be True or False")
     return bool(value)

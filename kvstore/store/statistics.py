@@ -1,4 +1,4 @@
-"""What a store says of itself."""
+"""What a store has done so far."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Statistics:
     """What a store has done.
 
     Attributes:
-        keys: how many have been initialised.
+        keys: how many have been initialized.
         pushes, pulls: how many keys have been pushed and pulled, repeats counted.
         bytes_pushed, bytes_pulled: bytes of gradients sent and values received (in dist stores), headers apart.
         outstanding: pushes that have not taken effect yet.
-        staleness: how often values that were read were so many pushes ahead of the slowest worker's, in stores whose
-            every push is an update.
-        late: segments that were pushed when their round was over, in stores with a quorum.
+        staleness: how often values were read that were so many pushes ahead of the slowest worker's, by that number; in
+            stores in which every push is an update.
+        late: how many segments were pushed after their round was over, in stores with a quorum.
         server_bytes: bytes of the parameters that each server holds; empty for local stores.
     """
 

@@ -131,7 +131,7 @@ def test_what_is_wrong_is_the_same_error_and_nothing_is_pushed(job: ThreadedJob,
         "shape": (make(np.zeros(3, np.float32)), Mismatch, rf"{known} float32\[3\]"),
         "dtype": (make(np.zeros(2)), Mismatch, rf"{known} float64\[2\]"),
         "kind": ("an array", UsageError, "str"),
-        "devices": ([], UsageError, rf"an empty list of values for key {place}"),
+        "devices": ([], UsageError, rf"the list of values for key {place} is empty"),
     }
     unwritable = {
         "read-only": (read_only(arrays[place]), UsageError, "read-only"),

@@ -36,12 +36,12 @@ def test_the_order_of_keys_stays() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [
-        ([], [], "an empty list of keys"),
+        ([], [], "the list of keys is empty"),
         (["a", "b"], [1], "2 keys need a list of 2 values, not 1"),
         (["a", "b"], np.zeros(2), "not a single ndarray"),
         (["a"], 1, "not a single int"),
-        ("a", [], "an empty list of values for key 'a'"),
-        (["a", "b"], [1, []], "an empty list of values for key 'b'"),
+        ("a", [], "the list of values for key 'a' is empty"),
+        (["a", "b"], [1, []], "the list of values for key 'b' is empty"),
         (1.5, 1, "a key is an int or a str, not float"),
         ({"a": 1}, 1, "not dict"),
         ([["a"]], [1], "not list"),
