@@ -1,4 +1,4 @@
-"""From ranks to a job: rank 0 starts it and says where it is, the others hear it; then all can join."""
+"""From ranks to a job: rank 0 starts it and tells the others its address; then all can join."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from kvstore.job.ranks import Ranks
 
 @contextlib.contextmanager
 def joining(config: Config) -> Iterator[Config]:
-    """The settings with which a process joins its job, while it joins.
+    """The settings with which a process joins its job, as a context that lasts while it joins.
 
-    These are ``config`` if it says where the job is, or if nobody has said which rank this is. Else rank 0's process
-    starts the job's scheduler and servers. They end when all workers have left, which it waits for at its exit; when
-    the job fails; or when it dies.
+    These are ``config`` if it has the job's address, or if no starter has given this process a rank. Otherwise rank 0's
+    process starts the job's scheduler and servers. They end when all workers have left, which rank 0 waits for at its
+    exit, when the job fails, or when rank 0's process dies.
 
     Raises:
         ConfigError: the ranks cannot meet, or not safely; the message says what to set.
-        DeadlineExceeded: rank 0 has not come.
+        DeadlineExceeded: rank 0 has not told the address in time.
     """
     ranks = config.ranks
     if ranks is None:
@@ -74,8 +74,8 @@ def _require_private(directory: Path) -> None:
         ConfigError: the job's directory is not this user's alone.
     """
     try:
-        found = directory.lstat()
+        status = directory.lstat()
     except OSError as exc:
         raise ConfigError(f"the directory of the job, {directory}, is not on this host: {exc.strerror}") from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ConfigError(f"the directory of the job, {directory}, is not this user's alone")

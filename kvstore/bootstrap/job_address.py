@@ -1,8 +1,8 @@
-"""What the ranks of a job have to know of it: where it is, and by which keys its members know each other. No I/O.
+"""What the ranks of a job have to know of it: its address, and the keys of its members. No I/O.
 
-Rank 0 says the address to all others in the clear; there is nothing secret in it. The keys are not said: each process
-makes them from a secret that all have been given (``KVSTORE_JOB_SECRET``) and from the job's name. So who does not have
-the secret can neither read along nor join, whatever the network is that the address was said over.
+Rank 0 tells all others the address in the clear; nothing in it is secret. The keys are not told. Each process derives
+them from a secret that all have been given (``KVSTORE_JOB_SECRET``) and from the job's name. So a process without the
+secret can neither read along nor join, whatever network the address was told over.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class JobAddress:
         """The address in ``text``, which may come from anyone.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the text is not an address that ``dumps`` could have made.
         """
         try:
-            found = cls(**json.loads(text))
+            address = cls(**json.loads(text))
         except (TypeError, ValueError, RecursionError):
-            raise ConfigError(f"what was found instead of the address of the job is none: {text[:200]!r}") from None
-        if not found._possible():
-            raise ConfigError(f"the address of the job is none: {text[:200]!r}")
-        return found
+            raise ConfigError(f"expected the address of the job from rank 0, got {text[:200]!r}") from None
+        if not address._possible():
+            raise ConfigError(f"the address of the job that rank 0 told has impossible fields: {text[:200]!r}")
+        return address
 
     def _possible(self) -> bool:
-        """Whether a job could be there: nothing else may cost memory, or be given to the system."""
+        """Whether a job could have this address. Nothing else may cost memory, or be passed to the system."""
         kinds = ((self.uri, str), (self.port, int), (self.servers, int), (self.job, str))
         return (
             all(type(value) is kind for value, kind in kinds)
@@ -105,10 +105,10 @@ def pair_of(secret: str, job: str, role: str, rank: int) -> tuple[str, str]:
 
 
 def require_safe(config: Config, one_host: bool) -> str:
-    """The secret that keys are to be made from; empty where links need none.
+    """Return the secret that keys are made from; empty where links need no keys.
 
     Raises:
-        ConfigError: they need one, and there is none or a bad one; the message says what would do.
+        ConfigError: links need keys, and the secret is missing or too short; the message says what to set.
     """
     if one_host or not config.encryption:
         return ""

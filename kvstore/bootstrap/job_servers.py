@@ -1,4 +1,4 @@
-"""Rank 0's side of the scheduler and the servers: it starts them, through their keeper, and waits for their end."""
+"""The scheduler and the servers that rank 0 starts, through their keeper, and whose end it waits for."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _LONGEST = 60
 
 
 class JobServers:
-    """The scheduler and the servers of a job, which run from construction on.
+    """The scheduler and the servers of a job. They run from construction on.
 
     Args:
         config: rank 0's settings.
         ranks: who the workers are.
         one_host: whether all of these are here.
-        secret: what to make keys from; empty for plain links.
-        remove: a file to be removed with the job, if this process cannot.
+        secret: what keys are made from; empty for plain links.
+        remove: a file that the keeper removes with the job, if this process cannot.
 
     Raises:
-        ConfigError: this host has no address that it could use, or no room for the job's directory.
+        ConfigError: this host has no usable address, or no room for the job's directory.
     """
 
     def __init__(self, config: Config, ranks: Ranks, one_host: bool, secret: str, remove: Path | None = None) -> None:
@@ -90,7 +90,7 @@ class JobServers:
         return members
 
     def wait(self) -> None:
-        """Wait until they have ended: when all workers have left, or the job has failed."""
+        """Wait until all have ended: when all workers have left, or the job has failed."""
         if os.getpid() != self._pid:
             return  # a fork of that process, which has no children here
         try:
@@ -99,7 +99,7 @@ class JobServers:
             self.end()
 
     def end(self) -> None:
-        """End what still runs. May be called again."""
+        """End the processes that still run. May be called again."""
         self._keeper.terminate()
         try:
             self._keeper.wait(END_S)

@@ -75,13 +75,13 @@ class KeptJob:
 
     @classmethod
     def loads(cls, text: str) -> KeptJob:
-        """The task that ``dumps`` has made a text of."""
-        found = json.loads(text)
-        return cls(**found | {"members": [KeptProcess(**member) for member in found["members"]]})
+        """The orders that ``dumps`` has made a text of."""
+        fields = json.loads(text)
+        return cls(**fields | {"members": [KeptProcess(**member) for member in fields["members"]]})
 
 
 class Keeper:
-    """Runs a task to its end; main thread only.
+    """Runs a job's processes to their end; main thread only.
 
     Args:
         task: what to run.
@@ -129,7 +129,7 @@ class Keeper:
 
     def _collect(self) -> None:
         """Notice who has ended; what one died of is for all to know."""
-        for member, process in [one for one in self._running if one[1].poll() is not None]:
+        for member, process in [running for running in self._running if running[1].poll() is not None]:
             self._running.remove((member, process))
             code = process.returncode
             if code in (0, JOB_FAILED_EXIT) or self._deadline < float("inf"):
@@ -168,7 +168,7 @@ class Keeper:
 
 
 def main() -> int:
-    """Run the task on standard input."""
+    """Follow the orders on standard input."""
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
     task = KeptJob.loads(sys.stdin.read())

@@ -1,7 +1,6 @@
-"""Where rank 0 tells the others of the address: the store that torchrun has, or a file on the host that all are on.
+"""Where rank 0 tells the others the job's address: in torchrun's store, or in a file if all are on one host.
 
-What was said is taken back when all have joined, so that the next program under the same torchrun or mpirun cannot
-take it for its own.
+It is taken back when all have joined, so that the next program under the same torchrun or mpirun cannot read it.
 """
 
 from __future__ import annotations
@@ -27,28 +26,28 @@ _PROC = Path("/proc")
 
 
 class Meeting(Protocol):
-    """Carries one text from rank 0 to all others."""
+    """Carries one text from rank 0 to all other ranks."""
 
     def tell(self, text: str) -> None:
-        """Say it; rank 0's part."""
+        """Publish ``text``; for rank 0."""
 
     def hear(self) -> str:
-        """Wait for it; the others' part.
+        """Wait for the text; for the other ranks.
 
         Raises:
-            DeadlineExceeded: rank 0 has not said anything in time.
+            DeadlineExceeded: rank 0 has not published it in time.
         """
 
     def forget(self) -> None:
-        """Take it back; rank 0's part."""
+        """Take the text back; for rank 0."""
 
 
 @contextlib.contextmanager
 def meeting(ranks: Ranks, timeout_s: float) -> Iterator[Meeting]:
-    """The meeting of these ranks, while it lasts.
+    """The meeting of these ranks, as a context.
 
     Raises:
-        ConfigError: they have none; the message says what to set.
+        ConfigError: they have no place to meet; the message says what to set.
     """
     if ranks.master:
         yield StoreMeeting(ranks, timeout_s)
@@ -64,7 +63,7 @@ def meeting(ranks: Ranks, timeout_s: float) -> Iterator[Meeting]:
 
 
 def on_one_host(ranks: Ranks) -> bool:
-    """Whether all ranks are on this host: each was told so, or they meet where no other host can come."""
+    """Whether all ranks are on this host: their starter says so, or they meet on loopback."""
     return ranks.one_host or is_loopback(ranks.master)
 
 
@@ -119,7 +118,7 @@ class StoreMeeting:
 
 
 class FileMeeting:
-    """In a file of this host, which is this user's alone."""
+    """In a file of this host that only this user can read."""
 
     def __init__(self, path: Path, timeout_s: float) -> None:
         self.path = path
@@ -137,7 +136,7 @@ class FileMeeting:
         """See ``Meeting``.
 
         Raises:
-            ConfigError: what is there is another user's, or no file.
+            ConfigError: there is something else than a regular file of this user.
         """
         deadline = time.monotonic() + self._timeout_s
         while True:
@@ -153,29 +152,29 @@ class FileMeeting:
 
     def _read(self) -> str:
         try:
-            # Anyone may put anything here: to open a pipe would wait for a writer, who need not come.
+            # Anyone may have put anything there: opening a pipe would wait for a writer.
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             with os.fdopen(fd, errors="replace") as file:
-                found = os.fstat(fd)
-                if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
+                status = os.fstat(fd)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
                     return file.read()
         except FileNotFoundError:
             raise
         except OSError as exc:
             raise ConfigError(f"cannot read {self.path}, where the ranks meet: {exc.strerror}") from None
-        raise ConfigError(f"{self.path}, where the ranks meet, is another user's, or no file")
+        raise ConfigError(f"{self.path}, where the ranks meet, must be a regular file of this user: remove it")
 
 
 def meeting_file(ranks: Ranks) -> Path:
-    """The file of these ranks: named by the process that has started them all, and by when that one started."""
+    """The file of these ranks. It is named by the process that has started them all, and by when that one started."""
     pid = _starter(ranks.family.rank)
     return Path(tempfile.gettempdir()) / f"kvstore-{os.getuid()}-{pid}-{_started(pid)}.meeting"
 
 
 def _starter(variable: str) -> int:
-    """The nearest ancestor that has no rank, or another: mpirun or its agent, whatever scripts are between."""
-    mine, pid = _value(os.getpid(), variable), os.getppid()
-    while pid > 1 and mine is not None and _value(pid, variable) == mine:
+    """The nearest ancestor without this rank: mpirun or its agent, whatever scripts are in between."""
+    own_rank, pid = _value(os.getpid(), variable), os.getppid()
+    while pid > 1 and own_rank is not None and _value(pid, variable) == own_rank:
         pid = int(_stat(pid)[1])
     return pid
 

@@ -1,4 +1,4 @@
-"""Telling a job which of its processes has ended, so that the others can say so before they are ended too."""
+"""Tells a job which of its processes has ended, so that the others can name it before they are ended too."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ LINGER_S = 0.3  # how long the message may take to leave
 
 
 def tell(env: Mapping[str, str], role: str, rank: int, how: str) -> None:
-    """Tell the scheduler of a job that a member has ended; the scheduler tells everybody.
+    """Tell the scheduler of a job that a member has ended. The scheduler tells all other members.
 
     Args:
-        env: the environment of the process that has ended, or of the scheduler: with the key of either it may be said.
+        env: the environment of the process that has ended, or of the scheduler; the keys of either will do.
         role, rank: who has ended.
         how: in words: "exited with code 7".
     """

@@ -15,7 +15,7 @@ from kvstore.errors import ConfigError
 
 SIOCGIFADDR = 0x8915
 LINK_LOCAL = 0x20  # a scope in if_inet6
-ANYWHERE = ("198.51.100.1", "2001:db8::1")  # of no network that there is, so that they lead where everything else does
+ANYWHERE = ("198.51.100.1", "2001:db8::1")  # reserved for documentation, so routes to them are the default routes
 _IF_INET6 = Path("/proc/net/if_inet6")
 
 
@@ -24,9 +24,9 @@ class Address:
     """An address of this host.
 
     Attributes:
-        ip: itself.
+        ip: the address.
         why: how it was chosen, in words.
-        others: the other networks' interfaces and addresses, if it was chosen by where it leads.
+        others: interfaces and addresses of this host's other networks, if it was chosen by its route.
     """
 
     ip: str
@@ -35,24 +35,24 @@ class Address:
 
 
 def choose(*, host: str = "", interface: str = "", toward: str = "") -> Address:
-    """Return the address to listen at and to tell others.
+    """Return the address to listen at, which other members are told.
 
     Args:
-        host: what the user calls this host; goes before all else.
-        interface: the network interface whose address it shall be.
-        toward: a host that must be reachable from there; else any that is not here.
+        host: the user's name or address of this host; it goes before all else.
+        interface: the network interface whose address to take.
+        toward: a host that must be reachable from that address; empty for any other host.
 
     Raises:
-        ConfigError: a name is unknown, or nothing leads there; the message lists what this host has.
+        ConfigError: a name is unknown, or there is no route; the message lists this host's interfaces.
     """
     if host:
         return Address(_own(host), "given as DMLC_NODE_HOST")
     if interface:
-        mine = [ip for name, ip in interfaces() if name == interface]
-        if not mine:
-            raise ConfigError(f"DMLC_INTERFACE={interface}: no interface with that name has an address; {_there()}")
-        fitting = [ip for ip in mine if (":" in ip) == (":" in toward)]
-        return Address((fitting or mine)[0], f"the address of {interface}")
+        addresses = [ip for name, ip in interfaces() if name == interface]
+        if not addresses:
+            raise ConfigError(f"DMLC_INTERFACE={interface}: no interface with that name has an address; {_valid()}")
+        same_family = [ip for ip in addresses if (":" in ip) == (":" in toward)]
+        return Address((same_family or addresses)[0], f"the address of {interface}")
     ip = _source(toward)
     why = f"it leads to {toward}" if toward else "it is what other hosts are likely to reach"
     others = _others(ip)
@@ -63,18 +63,18 @@ def interfaces() -> list[tuple[str, str]]:
     """Return each network interface's name with its address, once for each; IPv4 first, link-local ones left out."""
     if sys.platform != "linux":
         return []
-    found = []
+    addresses = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has none
                 answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append((name, socket.inet_ntoa(answer[20:24])))
+                addresses.append((name, socket.inet_ntoa(answer[20:24])))
     with contextlib.suppress(OSError):  # no IPv6 here
         for line in _IF_INET6.read_text().splitlines():
             digits, _, _, scope, _, name = line.split()
             if int(scope, 16) != LINK_LOCAL:
-                found.append((name, str(ipaddress.IPv6Address(int(digits, 16)))))
-    return found
+                addresses.append((name, str(ipaddress.IPv6Address(int(digits, 16)))))
+    return addresses
 
 
 def resolve(host: str) -> list[str]:
@@ -84,10 +84,10 @@ def resolve(host: str) -> list[str]:
         ConfigError: it has none.
     """
     try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as exc:
-        raise ConfigError(f"{host} is no address, and cannot be resolved: {exc}") from None
-    return [str(address[0]) for _, _, _, _, address in found]
+        raise ConfigError(f"cannot resolve {host!r}, which is neither an address nor a known name: {exc}") from None
+    return [str(address[0]) for _, _, _, _, address in infos]
 
 
 def tcp_endpoint(ip: str, port: int | str) -> str:
@@ -126,7 +126,7 @@ def _own(host: str) -> str:
         if is_here(ip) and not is_any(ip):
             return ip
     raise ConfigError(
-        f"DMLC_NODE_HOST={host} must be the address by which the other hosts reach this one, or its name; {_there()}"
+        f"DMLC_NODE_HOST={host} must be the address by which the other hosts reach this one, or its name; {_valid()}"
     )
 
 
@@ -139,24 +139,24 @@ def _source(toward: str) -> str:
         for _, ip in interfaces():
             if not is_loopback(ip):
                 return ip
-    raise ConfigError(f"nothing here leads to {toward or 'other hosts'}: set DMLC_NODE_HOST; {_there()}")
+    raise ConfigError(f"no route from this host to {toward or 'other hosts'}: set DMLC_NODE_HOST; {_valid()}")
 
 
 def _others(ip: str) -> tuple[str, ...]:
-    """The interfaces of other networks of the same kind; none if ``ip`` is where there is no choice."""
+    """The interfaces of this host's other networks, of the same IP version; empty if ``ip`` is on loopback."""
     if is_loopback(ip):
         return ()
-    there = interfaces()
-    mine = {name for name, address in there if address == ip}
+    addresses = interfaces()
+    same_network = {name for name, address in addresses if address == ip}
     return tuple(
         f"{name} ({address})"
-        for name, address in there
-        if name not in mine and not is_loopback(address) and (":" in address) == (":" in ip)
+        for name, address in addresses
+        if name not in same_network and not is_loopback(address) and (":" in address) == (":" in ip)
     )
 
 
-def _there() -> str:
-    return "there are: " + (", ".join(f"{name} ({ip})" for name, ip in interfaces()) or "none that is known")
+def _valid() -> str:
+    return "this host has " + (", ".join(f"{name} ({ip})" for name, ip in interfaces()) or "no known interface")
 
 
 def _family(ip: str) -> socket.AddressFamily:

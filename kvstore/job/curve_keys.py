@@ -1,7 +1,7 @@
-"""The keys by which members of a job know each other, and how an address carries one.
+"""The CURVE keys of a job's members, and how an address carries one.
 
-Each process has a CURVE key pair (http://curvezmq.org); keys are texts in Z85, 40 characters. Who connects must know
-the public key of whoever listens, so the address of a listener has it: ``tcp://10.0.0.1:5555?key=...``, percent-quoted.
+Each process has a CURVE key pair (http://curvezmq.org). Keys are texts of 40 characters in Z85. Whoever connects must
+know the public key of the listener, so a listener's address has it: ``tcp://10.0.0.1:5555?key=...``, percent-quoted.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ class CurveKeys:
         """Read ``env``; None if it has no keys at all.
 
         Raises:
-            ConfigError: some are missing or are no keys. The message names variables and shows no values.
+            ConfigError: some are missing or malformed. The message names variables and shows no values.
         """
         texts = {name: env.get(name, "").strip() for name in VARIABLES}
         if not any(texts.values()):
             return None
         missing = " and ".join(name for name, text in texts.items() if not text)
         if missing:
-            there = " and ".join(name for name, text in texts.items() if text)
-            raise ConfigError(f"{missing} missing beside {there}: a process has all three, from launch.py, or none")
+            given = " and ".join(name for name, text in texts.items() if text)
+            raise ConfigError(f"{given} set without {missing}: set all three, as launch.py does, or none")
         secret, root, listed = texts.values()
         members = frozenset(listed.split(","))
         for name, keys in zip(VARIABLES, ({secret}, {root}, members), strict=True):
             if not all(map(_is_key, keys)):
-                raise ConfigError(f"{name} is no key: it must be {LENGTH} characters of Z85, the members' with commas")
+                raise ConfigError(
+                    f"{name} is not valid; valid: {LENGTH} characters of Z85, with commas between keys of members"
+                )
         if root not in members:
             raise ConfigError("KVSTORE_ROOT_KEY is not among KVSTORE_MEMBER_KEYS: they are of different jobs")
         return cls(secret, root, members)
@@ -68,7 +70,10 @@ class CurveKeys:
 
         public = zmq.curve_public(self.secret.encode()).decode()
         if public not in self.members:
-            raise ConfigError("KVSTORE_SECRET_KEY belongs to none of KVSTORE_MEMBER_KEYS: nobody would let it in")
+            raise ConfigError(
+                "KVSTORE_SECRET_KEY belongs to none of KVSTORE_MEMBER_KEYS, so no member would accept this process: "
+                "set all three keys as one launch.py has made them"
+            )
         return public
 
 
@@ -86,15 +91,17 @@ def with_key(endpoint: str, key: str) -> str:
 
 
 def split_key(endpoint: str) -> tuple[str, str]:
-    """Return an endpoint without its key, and the key; it is empty if there is none.
+    """Return an endpoint without its key, and the key; that is empty if the endpoint has none.
 
     Raises:
-        ConfigError: what should be the key is none.
+        ConfigError: the key is malformed.
     """
     bare, mark, quoted = endpoint.partition(MARK)
     key = unquote(quoted)
     if mark and not _is_key(key):
-        raise ConfigError(f"the address {bare} has something for a key that is none")
+        raise ConfigError(
+            f"the key of the address {bare} is not valid; valid: {LENGTH} characters of Z85, percent-quoted"
+        )
     return bare, key
 
 

@@ -1,7 +1,7 @@
-"""Which of its siblings a process is, where torchrun, mpirun or srun has started them all and has said so.
+"""The rank of a process that torchrun, mpirun or srun has started, from the variables that these set.
 
-Each has variables of its own for the same four numbers. A process has them of more than one where these are nested, as
-torchrun within srun: the innermost counts, and the families stand in that order.
+Each starter has variables of its own for the same four numbers. Where starters are nested, as torchrun within srun, a
+process has the variables of both. The innermost starter counts, and ``FAMILIES`` is in that order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvstore.errors import ConfigError
 
 @dataclass(frozen=True)
 class Family:
-    """The variables of one kind of starter: what it is called, and where it has said each of the numbers."""
+    """The variables of one kind of starter: its name, and the variable for each number."""
 
     starter: str
     rank: str
@@ -41,15 +41,15 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Ranks:
-    """A process's place among its siblings.
+    """A process's rank among all that its starter has started.
 
     Attributes:
-        family: whose variables said so.
-        rank, size: which it is of all, and how many they are.
-        local_rank, local_size: which it is of those on its host, and how many these are; -1 and 0 where nobody said.
-        master, port: ``MASTER_ADDR`` and ``MASTER_PORT``, where torch's processes meet; empty and 0 if there is none.
-        hosted: whether torchrun itself listens there; else it is for rank 0 to do.
-        attempt: how often torchrun has started all anew.
+        family: the starter whose variables these are.
+        rank, size: this process's rank, and the number of processes.
+        local_rank, local_size: the same on its host; -1 and 0 where the starter does not say.
+        master, port: ``MASTER_ADDR`` and ``MASTER_PORT``, where torch's processes meet; empty and 0 if not set.
+        hosted: whether torchrun itself listens there; if not, rank 0 does.
+        attempt: how often torchrun has restarted the processes.
     """
 
     family: Family
@@ -64,10 +64,10 @@ class Ranks:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Ranks | None:
-        """Read ``env``; None if nobody has said anything.
+        """Read ``env``; None if no starter has set its variables.
 
         Raises:
-            ConfigError: what was said cannot be; the message names the variables.
+            ConfigError: the variables contradict each other; the message names them.
         """
         for family in FAMILIES:
             if not (env.get(family.rank, "").strip() and env.get(family.size, "").strip()):
@@ -113,5 +113,5 @@ def _local_size(env: Mapping[str, str], family: Family) -> int:
 def _number(env: Mapping[str, str], name: str, default: int) -> int:
     text = env.get(name, "").strip()
     if text and not text.isdecimal():
-        raise ConfigError(f"{name}={text!r} is not a number from 0 on")
+        raise ConfigError(f"{name}={text!r} is not valid; valid: an integer, at least 0")
     return int(text) if text else default

@@ -78,10 +78,10 @@ def test_who_has_no_rank(env: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"RANK": "x"}, "RANK='x' is not a number"),
+        ({"RANK": "x"}, "RANK='x' is not valid"),
         ({"RANK": "4"}, "RANK=4 must be less than WORLD_SIZE=4"),
-        ({"RANK": "-1"}, "RANK='-1' is not a number"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT='http' is not a number"),
+        ({"RANK": "-1"}, "RANK='-1' is not valid"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT='http' is not valid"),
     ],
 )
 def test_what_cannot_be_is_named(changed: dict[str, str], message: str) -> None:
