@@ -14,7 +14,7 @@ from benchmarks.dmlc import Layout
 from benchmarks.hosts import INTERFACE
 from benchmarks.jobs import HERE, Member, Place, run, scratch
 from benchmarks.peers import Peers
-from launcher.job.keyring import Keyring
+from kvstore.job.keyring import Keyring
 
 Samples = dict[str, list[float]]
 
@@ -227,7 +227,7 @@ def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str], keys:
     if not keys:
         return members
     ranks = [(member.env["DMLC_ROLE"], int(member.env["DMLC_TASK_ID"])) for member in members]
-    keyring = Keyring.make(ranks)
+    keyring = Keyring.random(ranks)
     return [
         replace(member, env={**member.env, **keyring.variables(role, rank)})
         for member, (role, rank) in zip(members, ranks, strict=True)

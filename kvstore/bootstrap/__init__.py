@@ -1,11 +1,11 @@
 """A job for processes that torchrun, mpirun or srun has started: rank 0 brings up the scheduler and the servers.
 
-job          from ranks to a job
-meeting      how rank 0 tells the other ranks where the job is
-job_address  what it tells them, and the keys that they make
-job_servers  starts the scheduler and the servers, and waits for their end
-keeper       the process between, which ends them when rank 0 has ended
-report       tells the scheduler that a member has ended
+job                from ranks to a job
+meeting            how rank 0 tells the other ranks where the job is
+job_address        what it tells them
+job_servers        starts the scheduler and the servers, and waits for their end
+server_supervisor  the process between, which ends them when rank 0 has ended
+report             tells the scheduler that a member has ended
 """
 
 from kvstore.bootstrap.job import joining

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from kvstore.bootstrap.job_servers import JobServers
 from kvstore.bootstrap.meeting import FileMeeting, meeting, on_one_host
 from kvstore.errors import ConfigError
 from kvstore.job.config import Config, inherited
+from kvstore.job.directory import require_private
 from kvstore.job.ranks import Ranks
 
 
@@ -63,19 +62,5 @@ def _settings(address: JobAddress, ranks: Ranks, one_host: bool, secret: str) ->
             "it, so somebody else can write to where the ranks meet"
         )
     if address.uri.startswith("ipc://"):
-        _require_private(Path(address.uri.removeprefix("ipc://")).parent)
-    return Config.from_env(inherited(address.variables("worker", ranks.rank, ranks.size, secret)))
-
-
-def _require_private(directory: Path) -> None:
-    """Trust no address that another user has put in the way.
-
-    Raises:
-        ConfigError: the job's directory is not this user's alone.
-    """
-    try:
-        status = directory.lstat()
-    except OSError as exc:
-        raise ConfigError(f"the directory of the job, {directory}, is not on this host: {exc.strerror}") from None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise ConfigError(f"the directory of the job, {directory}, is not this user's alone")
+        require_private(Path(address.uri.removeprefix("ipc://")).parent, follow_symlinks=False)
+    return Config.from_env(inherited(address.contract(ranks.size, secret).variables("worker", ranks.rank)))

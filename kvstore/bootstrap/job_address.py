@@ -7,14 +7,13 @@ secret can neither read along nor join, whatever network the address was told ov
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 from dataclasses import asdict, dataclass
 
 from kvstore.errors import ConfigError
 from kvstore.job.config import Config, job_name
-from kvstore.job.curve_keys import VARIABLES
+from kvstore.job.contract import Contract, members
+from kvstore.job.keyring import Keyring
 from kvstore.wire.messages import MAX_NODES
 
 LEAST_SECRET = 32  # characters; there is nothing else between the network and the job
@@ -68,40 +67,16 @@ class JobAddress:
             and self.job == job_name(self.job) != ""
         )
 
-    def variables(self, role: str, rank: int, workers: int, secret: str = "") -> dict[str, str]:
-        """The variables that make a process that member of the job.
+    def contract(self, workers: int, secret: str = "", root_fd: int = -1) -> Contract:
+        """What the members of the job are told of it.
 
         Args:
-            role, rank: which.
             workers: how many workers there are.
             secret: what keys are made from; without one there are none.
+            root_fd: a listening socket that the scheduler inherits, -1 for none.
         """
-        variables = {
-            "DMLC_ROLE": role,
-            "DMLC_TASK_ID": str(rank),
-            "DMLC_NUM_WORKER": str(workers),
-            "DMLC_NUM_SERVER": str(self.servers),
-            "DMLC_PS_ROOT_URI": self.uri,
-            "DMLC_PS_ROOT_PORT": str(self.port),
-            "KVSTORE_JOB": self.job,
-        }
-        if secret:
-            members = [("scheduler", 0)]
-            members += [("server", number) for number in range(self.servers)]
-            members += [("worker", number) for number in range(workers)]
-            pairs = {member: pair_of(secret, self.job, *member) for member in members}
-            listed = ",".join(public for public, _ in pairs.values())
-            variables |= dict(zip(VARIABLES, (pairs[role, rank][1], pairs["scheduler", 0][0], listed), strict=True))
-        return variables
-
-
-def pair_of(secret: str, job: str, role: str, rank: int) -> tuple[str, str]:
-    """The public and the secret CURVE key of one member of a job, in Z85: HMAC-SHA256 (RFC 2104) of who it is."""
-    import zmq
-    from zmq.utils import z85
-
-    own = z85.encode(hmac.digest(secret.encode(), f"kvstore/{job}/{role}/{rank}".encode(), hashlib.sha256))
-    return zmq.curve_public(own).decode(), own.decode()
+        keyring = Keyring.derived(secret, self.job, members(workers, self.servers)) if secret else None
+        return Contract(workers, self.servers, self.uri, self.port, self.job, root_fd=root_fd, keyring=keyring)
 
 
 def require_safe(config: Config, one_host: bool) -> str:

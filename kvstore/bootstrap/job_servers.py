@@ -1,4 +1,4 @@
-"""The scheduler and the servers that rank 0 starts, through their keeper, and whose end it waits for."""
+"""The scheduler and the servers that rank 0 starts, through their supervisor, and whose end it waits for."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from kvstore.bootstrap.job_address import MOST_SERVERS, JobAddress
-from kvstore.bootstrap.keeper import KeptJob, KeptProcess
+from kvstore.bootstrap.server_supervisor import SupervisedJob, SupervisedProcess
 from kvstore.errors import ConfigError
 from kvstore.job.address import choose, is_loopback
 from kvstore.job.config import Config, inherited
+from kvstore.job.contract import members
+from kvstore.job.directory import make_private, temporary_root
 from kvstore.job.processes import complete, source_root, words
 from kvstore.job.ranks import Ranks
+from kvstore.job.settings import LOCAL_RANK, LOCAL_SIZE, NODE_HOST
 
 END_S = 10.0
-# A unix socket's path has at most 107 bytes (103 on macOS), and what servers call theirs comes behind this.
-_LONGEST = 60
 
 
 class JobServers:
@@ -45,7 +45,7 @@ class JobServers:
         servers = config.num_servers or min(ranks.size, MOST_SERVERS)
         listener = None
         if one_host:
-            self._directory = _make_directory()
+            self._directory = str(make_private(temporary_root()))
             job = Path(self._directory).name
             self.address = JobAddress(f"ipc://{self._directory}/scheduler", 0, servers, job)
         else:
@@ -55,9 +55,9 @@ class JobServers:
         removed = [name for name in (self._directory, None if remove is None else str(remove)) if name]
         fd = -1 if listener is None else listener.fileno()
         patience_s = config.heartbeat_timeout_s + 5.0  # until whoever cannot be told has heard the silence
-        task = KeptJob(self._pid, self._members(config, ranks, secret, fd), removed, fd, patience_s)
+        task = SupervisedJob(self._pid, self._members(config, ranks, secret, fd), removed, fd, patience_s)
         try:
-            self._keeper = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 words(sys.executable, "kvstore.bootstrap"),
                 stdin=subprocess.PIPE,
                 stdout=2,
@@ -71,56 +71,44 @@ class JobServers:
         finally:
             if listener is not None:
                 listener.close()
-        if self._keeper.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), self._keeper.stdin as pipe:  # it has said why it ended
+        if self._supervisor.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), self._supervisor.stdin as pipe:  # it has said why it ended
                 pipe.write(task.dumps().encode())
 
-    def _members(self, config: Config, ranks: Ranks, secret: str, fd: int) -> list[KeptProcess]:
-        everybody = [("scheduler", 0), *(("server", number) for number in range(self.address.servers))]
-        members = []
-        for role, rank in everybody:
-            variables = self.address.variables(role, rank, ranks.size, secret)
+    def _members(self, config: Config, ranks: Ranks, secret: str, fd: int) -> list[SupervisedProcess]:
+        contract = self.address.contract(ranks.size, secret, fd)
+        processes = []
+        for role, rank in members(0, self.address.servers):
+            variables = contract.variables(role, rank)
             if role == "server":
-                variables |= {"KVSTORE_LOCAL_RANK": str(rank), "KVSTORE_LOCAL_SIZE": str(self.address.servers)}
-            elif fd >= 0:
-                variables["KVSTORE_ROOT_FD"] = str(fd)
+                variables |= {LOCAL_RANK.name: str(rank), LOCAL_SIZE.name: str(self.address.servers)}
             if not self.address.uri.startswith("ipc://") and not config.node_host:
-                variables["DMLC_NODE_HOST"] = self.address.uri
-            members.append(KeptProcess(role, rank, list(words(sys.executable, "servers")), variables))
-        return members
+                variables[NODE_HOST.name] = self.address.uri
+            processes.append(SupervisedProcess(role, rank, list(words(sys.executable, "servers")), variables))
+        return processes
 
     def wait(self) -> None:
         """Wait until all have ended: when all workers have left, or the job has failed."""
         if os.getpid() != self._pid:
             return  # a fork of that process, which has no children here
         try:
-            self._keeper.wait()
+            self._supervisor.wait()
         finally:
             self.end()
 
     def end(self) -> None:
         """End the processes that still run. May be called again."""
-        self._keeper.terminate()
+        self._supervisor.terminate()
         try:
-            self._keeper.wait(END_S)
+            self._supervisor.wait(END_S)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
+            self._supervisor.kill()
+            self._supervisor.wait()
         self._remove()
 
     def _remove(self) -> None:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
-
-
-def _make_directory() -> str:
-    prefix = f"kvstore-{os.getuid()}-{os.getpid()}-"
-    parent = tempfile.gettempdir()
-    try:
-        # Where that has too long a name, /tmp: mkdtemp makes a private directory there.
-        return tempfile.mkdtemp(prefix=prefix, dir=parent if len(os.fsencode(parent)) <= _LONGEST else "/tmp")  # noqa: S108
-    except OSError as exc:
-        raise ConfigError(f"cannot make the job's private directory: {exc}; set TMPDIR to a writable one") from None
 
 
 def _listen(config: Config, ranks: Ranks) -> socket.socket:

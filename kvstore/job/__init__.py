@@ -2,9 +2,12 @@
 
 settings     every environment variable: name, type, range, default, meaning
 config       what one process has to know of its job, read from these once
+contract     what whoever starts a job tells each of its members
+keyring      the keys of all members of a job
 curve_keys   the CURVE keys of a job's members
 address      the address by which other hosts reach this one
 ranks        the rank of a process under torchrun, mpirun or srun
+directory    a job's private directory, for its unix sockets
 processes    how the project's processes are started
 exec_helper  what a new process does between fork and exec
 files        files that are replaced whole or not at all

@@ -24,19 +24,21 @@ class Family:
     local_size: str
 
 
-FAMILIES = (
-    Family("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-    Family(
-        "mpirun (Open MPI)",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    Family("mpirun (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # Not SLURM_NTASKS, which a batch script has too, though it is no task.
-    Family("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+TORCHRUN = Family("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+OPEN_MPI = Family(
+    "mpirun (Open MPI)",
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
 )
+MPICH = Family("mpirun (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+# Not SLURM_NTASKS, which a batch script has too, though it is no task.
+SRUN = Family("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+FAMILIES = (TORCHRUN, OPEN_MPI, MPICH, SRUN)
+
+# Where cluster managers number their processes, and the number of the first. PMIx and SGE give no size beside it.
+_MANAGER_RANKS = ((OPEN_MPI.rank, 0), ("PMIX_RANK", 0), (MPICH.rank, 0), (SRUN.rank, 0), ("SGE_TASK_ID", 1))
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,15 @@ class Ranks:
     def one_host(self) -> bool:
         """Whether all are known to be on one host."""
         return self.size == self.local_size or self.size == 1
+
+
+def manager_rank(env: Mapping[str, str]) -> int:
+    """Which of a cluster manager's processes this one is, counted from 0; -1 if the manager does not say."""
+    for name, first in _MANAGER_RANKS:
+        text = env.get(name, "")
+        if text.isascii() and text.isdigit():
+            return int(text) - first
+    return -1
 
 
 def _local_size(env: Mapping[str, str], family: Family) -> int:

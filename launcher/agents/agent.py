@@ -229,8 +229,8 @@ class Agent:
         divided = self._rank >= 0 and around.cores < (os.cpu_count() or 1)
         tasks = {}
         for index, role, rank, siblings, flat in start.tasks:
-            settings = {**p.unpack(flat), AGENT: directory.path.name}
-            env = environment(around, role, 1 if divided else siblings, settings, start.gpus)
+            variables = {**p.unpack(flat), AGENT: directory.path.name}
+            env = environment(around, role, 1 if divided else siblings, variables, start.gpus)
             tasks[index] = Task(role, rank, words(job, role, around.python), env)
         return tasks
 

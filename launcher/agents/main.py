@@ -6,9 +6,10 @@ import os
 import sys
 
 from kvstore.errors import KVStoreError
+from kvstore.job.ranks import manager_rank
 from launcher.agents.agent import Agent
 from launcher.agents.links.link import Link, PipeLink
-from launcher.agents.links.ticket import ENLIST, Ticket, rank
+from launcher.agents.links.ticket import ENLIST, Ticket
 from launcher.supervision.signals import SignalQueue
 
 
@@ -18,7 +19,7 @@ def main() -> int:
         try:
             ticket = os.environ.pop(ENLIST, None)  # a secret, and not for the tasks
             link = _over_pipes() if ticket is None else _back(ticket)
-            return Agent(link, signals, -1 if ticket is None else rank(os.environ)).run()
+            return Agent(link, signals, -1 if ticket is None else manager_rank(os.environ)).run()
         except KVStoreError as error:
             print(f"the agent cannot start: {error}", file=sys.stderr)
             return 1

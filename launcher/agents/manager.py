@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from kvstore.job.contract import Role
 from kvstore.job.processes import allow_many_files
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.protocol import Bye, Hello
@@ -19,7 +20,6 @@ from launcher.agents.remote import Remote
 from launcher.errors import LaunchError
 from launcher.hosts import reach
 from launcher.job.description import Job
-from launcher.job.tasks import Role
 
 if TYPE_CHECKING:
     from launcher.agents.links.hub import Hub, HubLink

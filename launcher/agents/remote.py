@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from kvstore.job.contract import Role
 from kvstore.wire import Message
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.link import Link
-from launcher.job.tasks import Role
 
 M = TypeVar("M", bound=Message)
 

@@ -19,7 +19,10 @@ import kvstore
 from kvstore.errors import ConfigError
 from kvstore.job.address import Address
 from kvstore.job.config import Config
+from kvstore.job.contract import Role
+from kvstore.job.keyring import Keyring
 from kvstore.job.processes import source_root
+from kvstore.job.settings import ENCRYPTION
 from launcher.agents.fleet import Fleet
 from launcher.agents.links import protocol as p
 from launcher.agents.muster import Interrupted, Muster
@@ -27,19 +30,17 @@ from launcher.agents.remote import Remote
 from launcher.errors import LaunchError
 from launcher.hosts import reach
 from launcher.job.description import Job
-from launcher.job.keyring import Keyring
 from launcher.job.tasks import (
     AGENT,
     LOCAL_RANK,
     LOCAL_SIZE,
     Rendezvous,
-    Role,
     Surroundings,
     Task,
     environment,
+    member_variables,
     members,
     passed,
-    settings,
     words,
 )
 from launcher.processes.children import Children
@@ -145,7 +146,7 @@ class _Campaign:
         """Find out whether every host is fit: its version, its address, the directory, the command."""
         cluster = self._job.cluster
         if cluster.encryption:
-            self._keyring = Keyring.make(members(self._job))  # which takes a moment; the agents are on their way
+            self._keyring = Keyring.random(members(self._job))  # which takes a moment; the agents are on their way
         fit = muster.expect(self._remotes, p.Hello, HELLO_S, _version)
         if not fit:
             muster.conclude(len(self._remotes))
@@ -257,8 +258,8 @@ class _Campaign:
         return tasks
 
     def _settings(self, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
-        plain = {} if at.keyring is not None else {"KVSTORE_ENCRYPTION": "0"}
-        return {**passed(self._job, self._environ), **settings(self._job, at, role, rank), **plain}
+        plain = {} if at.keyring is not None else {ENCRYPTION.name: "0"}
+        return {**passed(self._job, self._environ), **member_variables(self._job, at, role, rank), **plain}
 
     def _locally(self, remote: Remote, role: Role, rank: int) -> dict[str, str]:
         """Which one it is among those of its role on its host."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from kvstore.job.settings import TASK_ID
 from launcher.calls.handover import Handover
 from launcher.calls.interrupts import TIME_LIMIT, Interrupts
 from launcher.calls.outcome import Failed, Outcome, Returned, Unfinished
@@ -97,7 +98,7 @@ def _check_guard() -> None:
     process = multiprocessing.current_process()
     if not getattr(process, "_inheriting", False):
         return
-    if process.name == f"worker {os.environ.get('DMLC_TASK_ID')}":
+    if process.name == f"worker {os.environ.get(TASK_ID.name)}":
         sys.exit(UNGUARDED)  # the caller says it, once
     raise LaunchError(_UNGUARDED)
 

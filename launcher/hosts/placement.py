@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvstore.job.contract import Member, Role
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host
 from launcher.job.description import Job
-from launcher.job.tasks import Role
-
-Member = tuple[Role, int]
 
 
 def place(job: Job, hosts: Sequence[Host], server_hosts: Sequence[Host] | None = None) -> dict[Host, list[Member]]:

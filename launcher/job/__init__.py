@@ -4,7 +4,6 @@ description  the job: how many workers and servers, which command, which variabl
 cluster      where it runs: the options that only some launchers take
 command      the user's command as the words that are executed
 tasks        the processes of a job, and the environment of each
-keyring      the keys of a job's members
 batch        a job as text, for managers that queue it
 dryrun       what `--dry-run` prints
 """

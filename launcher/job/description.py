@@ -6,30 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from kvstore.job import settings
+from kvstore.job.contract import COMPUTED
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 
 # A typing error must not become a fork bomb.
 MAX_PER_ROLE = 1024
 
-# The variables by which members of a job find each other. They are computed, so nobody may set them by option.
-RESERVED = frozenset(
-    {
-        "DMLC_JOB_CLUSTER",
-        "DMLC_NUM_SERVER",
-        "DMLC_NUM_WORKER",
-        "DMLC_PS_ROOT_PORT",
-        "DMLC_PS_ROOT_URI",
-        "DMLC_ROLE",
-        "DMLC_TASK_ID",
-        "KVSTORE_AGENT",
-        "KVSTORE_JOB",
-        "KVSTORE_MEMBER_KEYS",
-        "KVSTORE_ROOT_FD",
-        "KVSTORE_ROOT_KEY",
-        "KVSTORE_SECRET_KEY",
-    }
-)
+# The variables by which members of a job, and its agents, find each other. Nobody may set them by option.
+RESERVED = COMPUTED | {settings.AGENT.name}
 
 
 def _nothing() -> Mapping[str, str]:

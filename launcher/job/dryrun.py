@@ -5,21 +5,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 
+from kvstore.job import settings
+from kvstore.job.contract import Role
 from launcher.job.description import Job
-from launcher.job.tasks import Rendezvous, Role, members, settings, words
+from launcher.job.tasks import Rendezvous, member_variables, members, words
 
 HIDDEN = "..."
 # The values of these are computed and harmless; of no others does anybody here know what they hold.
-_SHOWN = (
-    "DMLC_JOB_CLUSTER",
-    "DMLC_NODE_HOST",
-    "DMLC_NUM_SERVER",
-    "DMLC_NUM_WORKER",
-    "DMLC_PS_ROOT_PORT",
-    "DMLC_PS_ROOT_URI",
-    "DMLC_ROLE",
-    "DMLC_TASK_ID",
-    "KVSTORE_JOB",
+_SHOWN = frozenset(
+    setting.name
+    for setting in (
+        *(settings.ROLE, settings.TASK_ID, settings.NUM_WORKER, settings.NUM_SERVER),
+        *(settings.ROOT_URI, settings.ROOT_PORT, settings.NODE_HOST, settings.JOB, settings.CLUSTER),
+    )
 )
 
 
@@ -35,12 +33,12 @@ def command(argv: Iterable[str]) -> str:
 
 def task(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> str:
     """One process, a line: who it is, its variables, its command."""
-    return f"{role} {rank}: {variables(settings(job, at, role, rank))} {command(words(job, role, python))}"
+    return f"{role} {rank}: {variables(member_variables(job, at, role, rank))} {command(words(job, role, python))}"
 
 
 def elsewhere(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> str:
     """The same as a comment, of one that inherits nothing but what the job passes on."""
-    named = dict.fromkeys(job.env_names, "") | settings(job, at, role, rank)
+    named = dict.fromkeys(job.env_names, "") | member_variables(job, at, role, rank)
     return f"#   {role} {rank}: {variables(named)} {command(words(job, role, python))}"
 
 

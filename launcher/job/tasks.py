@@ -1,7 +1,7 @@
 """The processes of a job and the environment of each. Pure: a job and an address in, tasks out.
 
-The contract is MXNet's: a process finds its job by `DMLC_*` variables. `contract` computes just these, for launchers
-that start processes elsewhere; `render` makes whole environments for processes that inherit the caller's.
+`kvstore.job.contract` has what a process must know of its job. `member_variables` adds the user's variables, and
+`render` makes whole environments for processes that inherit the caller's.
 """
 
 from __future__ import annotations
@@ -9,22 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-from kvstore.job import processes
-from kvstore.job.settings import TRANSPORT
+from kvstore.job import contract, processes, settings
+from kvstore.job.contract import Contract, Member, Role, member_name
+from kvstore.job.keyring import Keyring
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
 from launcher.job.description import Job
-from launcher.job.keyring import Keyring
-
-Role = Literal["scheduler", "server", "worker"]
 
 # Every process of a job carries this, so that even one that has left its session can be found at the end.
-MARK = "KVSTORE_JOB"
-LOCAL_RANK, LOCAL_SIZE = "KVSTORE_LOCAL_RANK", "KVSTORE_LOCAL_SIZE"
-AGENT = "KVSTORE_AGENT"  # the same, of those that one agent has started
-ROOT_FD = "KVSTORE_ROOT_FD"
+MARK = settings.JOB.name
+AGENT = settings.AGENT.name  # the same, of those that one agent has started
+LOCAL_RANK, LOCAL_SIZE = settings.LOCAL_RANK.name, settings.LOCAL_SIZE.name
+ROOT_FD = settings.ROOT_FD.name
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,13 @@ class Rendezvous:
     fd: int | None = None
     keyring: Keyring | None = None
 
+    def contract(self, job: Job) -> Contract:
+        """What the members of that job are told."""
+        root_fd = -1 if self.fd is None else self.fd
+        return Contract(
+            job.num_workers, job.num_servers, self.uri, self.port, self.mark, self.cluster, root_fd, self.keyring
+        )
+
 
 @dataclass(frozen=True)
 class Task:
@@ -70,7 +74,7 @@ class Task:
     @property
     def name(self) -> str:
         """How it is called in output: `worker 0`, `scheduler`."""
-        return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
+        return member_name(self.role, self.rank)
 
     @property
     def title(self) -> str:
@@ -97,38 +101,16 @@ class Surroundings:
     source_root: str | None = None
 
 
-def members(job: Job) -> list[tuple[Role, int]]:
-    """Who is in the job, in the order in which to start them: scheduler, servers, workers."""
-    everybody: list[tuple[Role, int]] = [("scheduler", 0)]
-    everybody += [("server", rank) for rank in range(job.num_servers)]
-    everybody += [("worker", rank) for rank in range(job.num_workers)]
-    return everybody
+def members(job: Job) -> list[Member]:
+    """Every member of a job, in the order in which to start them: scheduler, servers, workers."""
+    return contract.members(job.num_workers, job.num_servers)
 
 
-def contract(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
-    """The variables that make a process that member of that job, and no others."""
-    variables = {
-        "DMLC_ROLE": role,
-        "DMLC_TASK_ID": str(rank),
-        "DMLC_NUM_WORKER": str(job.num_workers),
-        "DMLC_NUM_SERVER": str(job.num_servers),
-        "DMLC_PS_ROOT_URI": at.uri,
-        "DMLC_PS_ROOT_PORT": str(at.port),
-        "DMLC_JOB_CLUSTER": at.cluster,
-        MARK: at.mark,
-    }
-    if at.fd is not None and role == "scheduler":
-        variables[ROOT_FD] = str(at.fd)
-    if at.keyring is not None:
-        variables.update(at.keyring.variables(role, rank))
-    return variables
-
-
-def settings(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
+def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
     """What a member's environment has beside what it inherits: the user's variables for its role, and the contract."""
-    env = {} if at.node_host is None else {"DMLC_NODE_HOST": at.node_host}
+    env = {} if at.node_host is None else {settings.NODE_HOST.name: at.node_host}
     env.update({"server": job.env_server, "worker": job.env_worker}.get(role, {}))
-    env.update(contract(job, at, role, rank))
+    env.update(at.contract(job).variables(role, rank))
     return env
 
 
@@ -137,7 +119,7 @@ def passed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
 
     These are the ones that the job names, and the transport, which must be the same everywhere.
     """
-    return {name: environ[name] for name in (*job.env_names, TRANSPORT.name) if name in environ}
+    return {name: environ[name] for name in (*job.env_names, settings.TRANSPORT.name) if name in environ}
 
 
 def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
@@ -157,7 +139,7 @@ def our_servers(python: str) -> tuple[str, ...]:
 
 
 def environment(
-    around: Surroundings, role: Role, siblings: int, settings: Mapping[str, str], gpus: int = 0
+    around: Surroundings, role: Role, siblings: int, variables: Mapping[str, str], gpus: int = 0
 ) -> dict[str, str]:
     """The whole environment of a process.
 
@@ -165,7 +147,7 @@ def environment(
         around: where it starts.
         role: what it will be.
         siblings: how many of that role share the machine.
-        settings: what it gets beside what it inherits.
+        variables: what it gets beside what it inherits.
         gpus: how many each worker gets, by its local rank; 0 leaves the choice to the program.
 
     Raises:
@@ -173,7 +155,7 @@ def environment(
     """
     env = dict(around.environ)
     env.pop(ROOT_FD, None)
-    env.update(settings)
+    env.update(variables)
 
     if role == "worker" and gpus:
         visible = env.get("CUDA_VISIBLE_DEVICES")
@@ -188,7 +170,7 @@ def environment(
 
     # A process per rank shares the machine: unless told, none takes more than its part of the cores.
     if role != "scheduler":
-        env.setdefault("OMP_NUM_THREADS", str(max(1, around.cores // max(1, siblings))))
+        env.setdefault(settings.OMP_NUM_THREADS.name, str(max(1, around.cores // max(1, siblings))))
     if around.shims is not None and role == "worker":
         env["PATH"] = os.pathsep.join([around.shims, env.get("PATH") or os.defpath])
     return processes.complete(env, around.source_root)
@@ -210,7 +192,7 @@ def render(job: Job, at: Rendezvous, around: Surroundings) -> list[Task]:
                 around,
                 role,
                 siblings[role],
-                settings(job, at, role, rank) | {LOCAL_RANK: str(rank), LOCAL_SIZE: str(siblings[role])},
+                member_variables(job, at, role, rank) | {LOCAL_RANK: str(rank), LOCAL_SIZE: str(siblings[role])},
                 job.cluster.gpus_per_worker,
             ),
         )

@@ -11,8 +11,8 @@ import os
 import secrets
 from collections.abc import Mapping
 
+from kvstore.job.keyring import Keyring
 from launcher.job.description import Job
-from launcher.job.keyring import Keyring
 from launcher.job.tasks import Task, members, words
 from launcher.kinds.kind import Kind
 from launcher.kinds.pods.crew import Pods
@@ -52,7 +52,7 @@ def run(
     """
     environ = dict(os.environ) if environ is None else environ
     name = f"{job.cluster.job_name[:_PREFIX].rstrip('-')}-{secrets.token_hex(_TOKEN_BYTES)}"
-    keyring = Keyring.make(members(job)) if job.cluster.encryption else None
+    keyring = Keyring.random(members(job)) if job.cluster.encryption else None
     objects = {"apiVersion": "v1", "kind": "List", "items": manifests(job, name, keyring, environ)}
     tasks = [Task(role, rank, words(job, role, PYTHON), {}) for role, rank in members(job)]
     with SignalQueue() as signals:
@@ -67,7 +67,7 @@ def run(
 
 def dry_run(job: Job) -> str:
     """The objects that `run` would create, as YAML, for `kubectl create --dry-run=client -f -`."""
-    keyring = Keyring.make(members(job)) if job.cluster.encryption else None
+    keyring = Keyring.random(members(job)) if job.cluster.encryption else None
     name = f"{job.cluster.job_name[:_PREFIX].rstrip('-')}-xxxxxx"
     shown = [dump(hidden(manifest)) for manifest in manifests(job, name, keyring, os.environ)]
     return "---\n" + "---\n".join(shown).rstrip("\n")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvstore.job.contract import Member
 from kvstore.job.processes import source_root
 from launcher.agents import boot
 from launcher.agents import run as agents
@@ -18,7 +19,7 @@ from launcher.agents.muster import Muster, report
 from launcher.agents.remote import Remote
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host, read
-from launcher.hosts.placement import Member, place
+from launcher.hosts.placement import place
 from launcher.hosts.ssh import remote_command, rsync
 from launcher.job import dryrun
 from launcher.job.description import Job

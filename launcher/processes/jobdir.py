@@ -7,17 +7,15 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.errors import ConfigError
+from kvstore.job.directory import make_private, temporary_root
 from launcher.errors import LaunchError
 from launcher.job.command import PYTHONS, shim
 from launcher.processes.keeper import remove_shared
 
-# A unix socket's path has at most 107 bytes (103 on macOS); the members of the job make theirs in the directory.
-_MAX_PATH = 103
-_FOR_NAMES = 36
 _NAME = re.compile(r"kvstore-(?P<uid>\d+)-(?P<pid>\d+)-[^/]+")
 _LOCK = "lock"
 
@@ -40,20 +38,12 @@ class JobDir:
         Raises:
             LaunchError: there is no place for it.
         """
-        prefix = f"kvstore-{os.getuid()}-{os.getpid()}-"
-        wanted = Path(tempfile.gettempdir()).absolute() if parent is None else parent
-        length = len(os.fsencode(wanted / prefix)) + 8  # mkdtemp's random part
-        if length + _FOR_NAMES > _MAX_PATH:
-            wanted = Path("/tmp")  # noqa: S108 (mkdtemp makes a private directory there)
-        sweep(wanted)
+        root = temporary_root(parent)
+        sweep(root)
         try:
-            return cls(Path(tempfile.mkdtemp(prefix=prefix, dir=wanted)))
-        except OSError as error:
-            raise LaunchError(
-                f"cannot make the job's private directory in {wanted}: {error.strerror}; "
-                f"set TMPDIR to a writable directory with a name of at most {_MAX_PATH - _FOR_NAMES - 40} bytes",
-                exit_code=1,
-            ) from None
+            return cls(make_private(root))
+        except ConfigError as error:
+            raise LaunchError(str(error), exit_code=1) from None
 
     def shims(self, python: str) -> Path:
         """A directory for PATH, in which `python` and `python3` are the given interpreter."""

@@ -9,6 +9,8 @@ import stat
 from collections import deque
 from collections.abc import Mapping
 
+from kvstore.job.settings import NO_COLOR
+
 # A line is held until it is whole; beyond this it is cut, or one process could fill the memory.
 MAX_LINE = 16 << 20
 # What a pipe that is writable takes without blocking.
@@ -134,7 +136,7 @@ def prefix(name: str, index: int, colour: bool) -> bytes:
 
 def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:
     """Whether `fd` is a terminal that shows colours, to somebody who wants them (https://no-color.org)."""
-    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb" and os.isatty(fd)
+    return not environ.get(NO_COLOR.name) and environ.get("TERM") != "dumb" and os.isatty(fd)
 
 
 def _is_file(fd: int) -> bool:

@@ -1,4 +1,4 @@
-"""How agents are started and let in: tickets, ranks, and the words that start them; and how a job travels as text."""
+"""How agents are started and let in: tickets, and the words that start them; and how a job travels as text."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from waiting import LONG
 
 import kvstore
 from kvstore.errors import ConfigError
-from kvstore.job.curve_keys import CurveKeys, pair
+from kvstore.job.curve_keys import pair
 from kvstore.wire import decode
 from launcher.agents import boot
 from launcher.agents.links.framing import Unframer
 from launcher.agents.links.protocol import Hello
-from launcher.agents.links.ticket import ENLIST, Ticket, rank
+from launcher.agents.links.ticket import ENLIST, Ticket
 from launcher.errors import LaunchError
 from launcher.job import batch
 from launcher.job.cluster import Cluster
 from launcher.job.description import RESERVED, Job
-from launcher.job.keyring import ROOT, Keyring
-from launcher.job.tasks import members
 
 KEY = "k" * 40
 ROOT_DIRECTORY = Path(__file__).resolve().parents[2]
@@ -55,24 +53,6 @@ def test_what_is_no_ticket_is_not_shown(text: str) -> None:
     with pytest.raises(ConfigError, match=ENLIST) as caught:
         Ticket.parse(text)
     assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({}, -1),
-        ({"OMPI_COMM_WORLD_RANK": "3"}, 3),
-        ({"PMIX_RANK": "0"}, 0),
-        ({"PMI_RANK": "12", "SLURM_PROCID": "0"}, 12),
-        ({"SLURM_PROCID": "7"}, 7),
-        ({"SGE_TASK_ID": "1"}, 0),
-        ({"SGE_TASK_ID": "undefined"}, -1),
-        ({"PMI_RANK": "", "SLURM_PROCID": "-1"}, -1),
-        ({"PMI_RANK": "²"}, -1),
-    ],
-)
-def test_each_manager_says_which_one_it_is_in_its_own_way(environ: dict[str, str], expected: int) -> None:
-    assert rank(environ) == expected
 
 
 @pytest.fixture
@@ -155,19 +135,3 @@ def test_a_job_that_makes_no_sense_is_refused() -> None:
     for before, after in (('"num_workers": 1', '"num_workers": 0'), ('"num_workers": 1', '"num_workers": "1"')):
         with pytest.raises(LaunchError):
             batch.loads(text.replace(before, after))
-
-
-def test_every_member_has_its_own_key_and_knows_all() -> None:
-    everybody = members(Job(2, 1, ("x",)))
-    keyring = Keyring.make(everybody)
-    publics = {public for public, _ in keyring.pairs.values()}
-    secrets = {secret for _, secret in keyring.pairs.values()}
-    assert len(publics) == len(secrets) == 4
-    for role, number in everybody:
-        variables = keyring.variables(role, number)
-        keys = CurveKeys.from_env(variables)
-        assert keys is not None
-        assert keys.public == keyring.pairs[role, number][0]
-        assert (keys.root, keys.members) == (keyring.pairs[ROOT][0], publics)
-        assert [secret for secret in secrets if secret in "".join(variables.values())] == [keys.secret]
-    assert not any(key in repr(keyring) for key in publics | secrets)

@@ -27,10 +27,10 @@ import yaml
 from launched import WAITS, Launched, launch
 from waiting import LONG
 
+from kvstore.job.keyring import Keyring
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.description import Job
-from launcher.job.keyring import Keyring
 from launcher.job.tasks import Task, members
 from launcher.kinds import kubernetes
 from launcher.kinds.pods.log import PodLog
@@ -63,7 +63,7 @@ FULL = {
 
 
 def made(one: Job, environ: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    keyring = Keyring.make(members(one)) if one.cluster.encryption else None
+    keyring = Keyring.random(members(one)) if one.cluster.encryption else None
     return manifests(one, "mnist-0a1b2c", keyring, environ or {})
 
 
@@ -104,7 +104,7 @@ def test_the_yaml_is_what_it_was_made_from() -> None:
 
 def test_a_pod_mounts_its_own_key_alone() -> None:
     one = job()
-    keyring = Keyring.make(members(one))
+    keyring = Keyring.random(members(one))
     objects = manifests(one, "n", keyring, {})
     secrets = {each["metadata"]["name"]: each for each in objects if each["kind"] == "Secret"}
     assert {name: base64.b64decode(value).decode() for name, value in secrets["n-keys"]["data"].items()} == {

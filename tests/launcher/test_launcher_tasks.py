@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from kvstore.job.keyring import Keyring
 from launcher.errors import LaunchError
 from launcher.job.description import MAX_PER_ROLE, RESERVED, Job
-from launcher.job.keyring import Keyring
-from launcher.job.tasks import AGENT, Rendezvous, Surroundings, Task, contract, members, passed, render, words
+from launcher.job.tasks import AGENT, Rendezvous, Surroundings, Task, members, passed, render, words
 
 AT = Rendezvous(uri="ipc:///t/scheduler", port=0, mark="kvstore-0-1-x")
 HERE = Surroundings(environ={"HOME": "/h"}, python="/py", cores=8)
@@ -59,8 +59,8 @@ def test_the_whole_environment_of_a_worker() -> None:
 def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
     at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", cluster="ssh", node_host=None, fd=5)
     at = dataclasses.replace(at, keyring=Keyring(dict.fromkeys(members(job()), ("public", "secret"))))
-    assert set(contract(job(), at, "scheduler", 0)) == RESERVED - {AGENT}
-    assert set(contract(job(), at, "worker", 0)) == RESERVED - {AGENT, "KVSTORE_ROOT_FD"}
+    assert set(at.contract(job()).variables("scheduler", 0)) == RESERVED - {AGENT}
+    assert set(at.contract(job()).variables("worker", 0)) == RESERVED - {AGENT, "KVSTORE_ROOT_FD"}
 
 
 def test_only_the_scheduler_gets_the_socket_even_inside_another_job() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError
 from kvstore.transport.base import BACKLOG
-from kvstore.transport.directory import require_private
+from kvstore.transport.directory import require_socket_path
 from kvstore.transport.sockets.link import Address
 from kvstore.transport.sockets.strangers import StrangerLimits
 from kvstore.transport.sockets.transport import SocketTransport
@@ -28,7 +28,7 @@ class UnixPlaces:
     def listen(self, endpoint: str) -> tuple[socket.socket, str]:
         """Listen at ``ipc://path``; take it over from whoever did."""
         path = _path(endpoint)
-        require_private(path)
+        require_socket_path(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             path.unlink(missing_ok=True)

@@ -34,7 +34,7 @@ from kvstore.job.address import host_and_port, tcp_endpoint
 from kvstore.job.curve_keys import CurveKeys, no_keys, split_key, with_key
 from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
 from kvstore.transport.bell import Bell
-from kvstore.transport.directory import require_private
+from kvstore.transport.directory import require_socket_path
 from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed, whole
 from kvstore.transport.sockets.link import STALLED_S
 from kvstore.transport.sockets.stream import GREETING
@@ -106,7 +106,7 @@ class ZmqTransport(Heap):
         if key and key != self._public:
             raise ConfigError(f"cannot listen at {endpoint}: its key is not that of this process's KVSTORE_SECRET_KEY")
         if endpoint.startswith("ipc://"):
-            require_private(Path(endpoint.removeprefix("ipc://")))
+            require_socket_path(Path(endpoint.removeprefix("ipc://")))
         elif self._root_fd >= 0:
             self._socket.set(zmq.USE_FD, self._root_fd)
         else:

@@ -1,15 +1,13 @@
-"""How agents that a cluster manager has started find launch.py: a ticket in their environment, and their rank. Pure."""
+"""How an agent that a cluster manager has started finds launch.py: by a ticket in its environment. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvstore.errors import ConfigError
+from kvstore.job import settings
 
-ENLIST = "KVSTORE_ENLIST"
-# How a manager tells a process which one it is: Open MPI, MPICH and its kin, Slurm, and SGE, which counts from 1.
-_RANKS = (("OMPI_COMM_WORLD_RANK", 0), ("PMIX_RANK", 0), ("PMI_RANK", 0), ("SLURM_PROCID", 0), ("SGE_TASK_ID", 1))
+ENLIST = settings.ENLIST.name
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,3 @@ class Ticket:
         if len(words) != 4 or not words[0].startswith("tcp://") or any(len(key) != 40 for key in words[1:]):
             raise ConfigError(f"{ENLIST} is not what launch.py has made; agents are started by it alone")
         return cls(*words)
-
-
-def rank(environ: Mapping[str, str]) -> int:
-    """Which of its manager's processes this is, counted from 0; -1 if the manager does not say."""
-    for name, first in _RANKS:
-        text = environ.get(name, "")
-        if text.isascii() and text.isdigit():
-            return int(text) - first
-    return -1

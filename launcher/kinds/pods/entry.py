@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from kvstore.job import settings
+from kvstore.job.contract import Role
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
-from launcher.job.tasks import Role, Surroundings, Task, environment, our_servers
+from launcher.job.tasks import Surroundings, Task, environment, our_servers
 from launcher.processes.child import cannot_start
 from launcher.processes.machine import cores
 
@@ -49,20 +51,18 @@ def compose(command: Sequence[str], environ: Mapping[str, str], mount: Path) -> 
         environ: the container's environment, which says what this is, and its number.
         mount: where the Secrets are.
     """
-    role, rank = cast(Role, environ["DMLC_ROLE"]), int(environ[INDEX])
-    settings = {
-        "KVSTORE_JOIN_TIMEOUT_S": environ.get("KVSTORE_JOIN_TIMEOUT_S", str(TIMEOUT_S)),
-        **_variables(mount / VARIABLES),
-    }
-    settings["DMLC_TASK_ID"] = str(rank)
+    role, rank = cast(Role, environ[settings.ROLE.name]), int(environ[INDEX])
+    timeout_s = environ.get(settings.JOIN_TIMEOUT_S.name, str(TIMEOUT_S))
+    variables = {settings.JOIN_TIMEOUT_S.name: timeout_s, **_variables(mount / VARIABLES)}
+    variables[settings.TASK_ID.name] = str(rank)
     if (mount / KEY).exists():
-        settings["KVSTORE_SECRET_KEY"] = (mount / KEY).read_text(encoding="ascii")
+        variables[settings.SECRET_KEY.name] = (mount / KEY).read_text(encoding="ascii")
     around = Surroundings(environ=environ, python=sys.executable, cores=cores())
     try:
         argv = argv_of(command, sys.executable) if command else our_servers(sys.executable)
     except LaunchError as error:
         raise SystemExit(str(error)) from None
-    return Task(role, rank, argv, environment(around, role, 1, settings))
+    return Task(role, rank, argv, environment(around, role, 1, variables))
 
 
 def _variables(directory: Path) -> dict[str, str]:

@@ -15,13 +15,15 @@ import os
 from collections.abc import Mapping
 from typing import Any, cast
 
+from kvstore.job import settings
+from kvstore.job.contract import Role
+from kvstore.job.keyring import Keyring
 from launcher.agents import boot
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.description import RESERVED, Job
 from launcher.job.dryrun import HIDDEN
-from launcher.job.keyring import Keyring
-from launcher.job.tasks import Rendezvous, Role, contract, passed, words
+from launcher.job.tasks import Rendezvous, passed, words
 from launcher.kinds.managers.units import mebibytes, seconds
 from launcher.kinds.pods.entry import INDEX, KEY, MOUNT, VARIABLES
 
@@ -34,7 +36,7 @@ PYTHON = "python3"
 _TTL_S = 3600  # what is left of a job whose launch.py was killed
 _GRACE_S = 10
 _SECRET_BYTES = 1 << 20  # the most that one Secret holds
-_COMMON = ("KVSTORE_ROOT_KEY", "KVSTORE_MEMBER_KEYS")
+_COMMON = (settings.ROOT_KEY.name, settings.MEMBER_KEYS.name)
 
 
 def manifests(job: Job, name: str, keyring: Keyring | None, environ: Mapping[str, str]) -> list[Manifest]:
@@ -162,18 +164,18 @@ def _container(job: Job, name: str, role: Role, mounts: list[Manifest]) -> Manif
 
 def _env(job: Job, name: str, role: Role) -> list[Manifest]:
     at = Rendezvous(f"{name}-scheduler-0.{name}", PORT, name, cluster="kubernetes", node_host=None)
-    plain = contract(job, at, role, 0)
-    del plain["DMLC_TASK_ID"]
+    plain = at.contract(job).variables(role, 0)
+    del plain[settings.TASK_ID.name]
     if not job.cluster.encryption:
-        plain["KVSTORE_ENCRYPTION"] = "0"
+        plain[settings.ENCRYPTION.name] = "0"
     if cores := _cores(job.cluster, role):
-        plain["OMP_NUM_THREADS"] = str(cores)
+        plain[settings.OMP_NUM_THREADS.name] = str(cores)
     own_address = {"fieldRef": {"fieldPath": "status.podIP"}}
-    env = [{"name": "DMLC_NODE_HOST", "valueFrom": own_address}]
+    env = [{"name": settings.NODE_HOST.name, "valueFrom": own_address}]
     if role == "scheduler":
         # Its name is not in the DNS yet when it starts.
-        del plain["DMLC_PS_ROOT_URI"]
-        env.append({"name": "DMLC_PS_ROOT_URI", "valueFrom": own_address})
+        del plain[settings.ROOT_URI.name]
+        env.append({"name": settings.ROOT_URI.name, "valueFrom": own_address})
     return env + [{"name": variable, "value": value} for variable, value in plain.items()]
 
 

@@ -15,7 +15,7 @@ ADDRESS = JobAddress("10.0.0.7", 4711, 2, "kvstore-0-abc")
 
 
 def config_of(role: str, rank: int, address: JobAddress = ADDRESS, secret: str = SECRET) -> Config:
-    return Config.from_env(address.variables(role, rank, 3, secret))
+    return Config.from_env(address.contract(3, secret).variables(role, rank))
 
 
 def test_an_address_survives_being_told() -> None:

@@ -1,4 +1,4 @@
-"""What rank 0 has its keeper start: which processes, with which variables and sockets."""
+"""What rank 0 has its supervisor start: which processes, with which variables and sockets."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.bootstrap import job_servers
 from kvstore.bootstrap.job_servers import JobServers
-from kvstore.bootstrap.keeper import KeptJob
+from kvstore.bootstrap.server_supervisor import SupervisedJob
 from kvstore.errors import ConfigError
+from kvstore.job import directory
 from kvstore.job.config import Config
 from kvstore.job.ranks import FAMILIES, Ranks
 
@@ -33,8 +33,8 @@ class Pipe(io.BytesIO):
         super().close()
 
 
-class Keeper:
-    """Stands for the keeper's process, and keeps what it was told."""
+class Supervisor:
+    """Stands for the supervisor's process, and keeps what it was told."""
 
     def __init__(self, _words: Any, **options: Any) -> None:
         self.options = options
@@ -50,27 +50,27 @@ class Keeper:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Keeper]:
-    keepers: list[Keeper] = []
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Supervisor]:
+    supervisors: list[Supervisor] = []
 
-    def start(words: Any, **options: Any) -> Keeper:
-        keepers.append(Keeper(words, **options))
-        return keepers[-1]
+    def start(words: Any, **options: Any) -> Supervisor:
+        supervisors.append(Supervisor(words, **options))
+        return supervisors[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    return keepers
+    return supervisors
 
 
-def job_of(keeper: Keeper) -> KeptJob:
-    return KeptJob.loads(keeper.stdin.told.decode())
+def job_of(supervisor: Supervisor) -> SupervisedJob:
+    return SupervisedJob.loads(supervisor.stdin.told.decode())
 
 
-def test_on_one_host_they_meet_in_a_private_directory_which_goes_with_the_job(started: list[Keeper]) -> None:
+def test_on_one_host_they_meet_in_a_private_directory_which_goes_with_the_job(started: list[Supervisor]) -> None:
     servers = JobServers(Config(), Ranks(TORCH, 0, 4, 0, 4), True, "", Path("/run/meeting"))
     job = job_of(started[0])
-    directory = Path(servers.address.uri.removeprefix("ipc://")).parent
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert job.remove == [str(directory), "/run/meeting"]
+    private = Path(servers.address.uri.removeprefix("ipc://")).parent
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert job.remove == [str(private), "/run/meeting"]
     assert (job.parent, job.root_fd, started[0].options["pass_fds"]) == (os.getpid(), -1, ())
     assert [process.name for process in job.members] == ["scheduler", "server 0", "server 1"]
     for process in job.members:
@@ -80,11 +80,11 @@ def test_on_one_host_they_meet_in_a_private_directory_which_goes_with_the_job(st
     assert [process.variables.get("KVSTORE_LOCAL_RANK") for process in job.members] == [None, "0", "1"]
     servers.end()
     servers.end()
-    assert not directory.exists()
+    assert not private.exists()
     assert started[0].ended[:2] == ["terminated", "waited for"]
 
 
-def test_across_hosts_the_scheduler_inherits_a_listening_socket_and_all_have_keys(started: list[Keeper]) -> None:
+def test_across_hosts_the_scheduler_inherits_a_listening_socket_and_all_have_keys(started: list[Supervisor]) -> None:
     config = Config(node_host="127.0.0.1", num_servers=1)
     servers = JobServers(config, Ranks(TORCH, 0, 2, master="127.0.0.1", port=1), False, SECRET)
     job = job_of(started[0])
@@ -102,20 +102,20 @@ def test_across_hosts_the_scheduler_inherits_a_listening_socket_and_all_have_key
 
 @pytest.mark.parametrize(("ranks", "wanted", "count"), [(1, 0, 1), (2, 0, 2), (8, 0, 2), (1, 3, 3)])
 def test_there_are_two_servers_at_most_if_nobody_says_how_many(
-    started: list[Keeper], ranks: int, wanted: int, count: int
+    started: list[Supervisor], ranks: int, wanted: int, count: int
 ) -> None:
     servers = JobServers(Config(num_servers=wanted), Ranks(TORCH, 0, ranks, 0, ranks), True, "")
     assert servers.address.servers == count == len(job_of(started[0]).members) - 1
     servers.end()
 
 
-def test_a_keeper_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_words: Any, **_options: Any) -> Any:
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(job_servers, "_LONGEST", 200)
+    monkeypatch.setattr(directory, "_MAX_PATH", 300)
     with pytest.raises(OSError, match="temporarily unavailable"):
         JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
     assert list(tmp_path.iterdir()) == []
@@ -123,11 +123,11 @@ def test_a_keeper_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypa
 
 def test_without_room_for_a_directory_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
-    with pytest.raises(ConfigError, match="set TMPDIR to a writable one"):
+    with pytest.raises(ConfigError, match="set TMPDIR to a writable directory"):
         JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
 
 
-def test_a_fork_of_rank_0_has_no_keeper_to_wait_for(started: list[Keeper], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_of_rank_0_has_no_supervisor_to_wait_for(started: list[Supervisor], monkeypatch: pytest.MonkeyPatch) -> None:
     servers = JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)

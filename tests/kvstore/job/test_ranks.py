@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.errors import ConfigError
 from kvstore.job.config import Config
-from kvstore.job.ranks import FAMILIES, Ranks
+from kvstore.job.ranks import FAMILIES, Ranks, manager_rank
 
 TORCH, OPENMPI, MPICH, SLURM = FAMILIES
 
@@ -119,3 +119,21 @@ def test_a_job_that_is_described_goes_before_ranks(explicit: dict[str, Any]) -> 
 def test_outside_of_all_the_error_says_what_would_do() -> None:
     with pytest.raises(ConfigError, match=r"neither torchrun, mpirun nor srun .* launch\.py -n 2 .* or torchrun "):
         Config().require_job("worker")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, -1),
+        ({"OMPI_COMM_WORLD_RANK": "3"}, 3),
+        ({"PMIX_RANK": "0"}, 0),
+        ({"PMI_RANK": "12", "SLURM_PROCID": "0"}, 12),
+        ({"SLURM_PROCID": "7"}, 7),
+        ({"SGE_TASK_ID": "1"}, 0),
+        ({"SGE_TASK_ID": "undefined"}, -1),
+        ({"PMI_RANK": "", "SLURM_PROCID": "-1"}, -1),
+        ({"PMI_RANK": "²"}, -1),
+    ],
+)
+def test_each_manager_says_which_one_it_is_in_its_own_way(environ: dict[str, str], expected: int) -> None:
+    assert manager_rank(environ) == expected

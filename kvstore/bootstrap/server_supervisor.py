@@ -1,8 +1,10 @@
 """The process between rank 0 and the servers: starts them, reports one that fails, and ends all when rank 0 is gone.
 
-``python -m kvstore.bootstrap``, a child of rank 0's process, with a ``KeptJob`` on its standard input. Nothing but
-a process of its own could do it: SIGKILL cannot be caught, and a parent-death signal would come when the thread ends
+It is ``python -m kvstore.bootstrap``, a child of rank 0's process, with a ``SupervisedJob`` on its standard input. Only
+a process of its own can do this: SIGKILL cannot be caught, and a parent-death signal would come when the thread ends
 that made the store. The servers get that signal from this process, whose only thread ends with it.
+
+launch.py is a supervisor itself, so its keeper (``launcher/processes/keeper.py``) only cleans up after it.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from types import FrameType
 from kvstore.bootstrap.report import tell
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import inherited
+from kvstore.job.contract import member_name
 from kvstore.job.processes import TiedProcess
 
 POLL_S = 0.05
@@ -31,13 +34,13 @@ LAST_WORDS_S = 2.0  # how long the members may take to hear of a failure and to 
 
 
 @dataclass(frozen=True)
-class KeptProcess:
+class SupervisedProcess:
     """One process to start.
 
     Attributes:
         role, rank: which member of the job it is.
         argv: what it runs.
-        variables: what its environment has beside the keeper's.
+        variables: what its environment has beside the supervisor's.
     """
 
     role: str
@@ -48,23 +51,23 @@ class KeptProcess:
     @property
     def name(self) -> str:
         """As ``server 1``."""
-        return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
+        return member_name(self.role, self.rank)
 
 
 @dataclass(frozen=True)
-class KeptJob:
-    """All that the keeper is told.
+class SupervisedJob:
+    """All that the supervisor is told.
 
     Attributes:
         parent: the process to outlive by a moment only.
         members: what to start, the scheduler first.
         remove: files and directories that must not outlive the job.
-        root_fd: the scheduler's listening socket, which the keeper inherits; -1 if there is none.
+        root_fd: the scheduler's listening socket, which the supervisor inherits; -1 if there is none.
         patience_s: how long the others may take to end by themselves once a member has failed.
     """
 
     parent: int
-    members: list[KeptProcess]
+    members: list[SupervisedProcess]
     remove: list[str]
     root_fd: int
     patience_s: float
@@ -74,13 +77,13 @@ class KeptJob:
         return json.dumps(asdict(self))
 
     @classmethod
-    def loads(cls, text: str) -> KeptJob:
+    def loads(cls, text: str) -> SupervisedJob:
         """The orders that ``dumps`` has made a text of."""
         fields = json.loads(text)
-        return cls(**fields | {"members": [KeptProcess(**member) for member in fields["members"]]})
+        return cls(**fields | {"members": [SupervisedProcess(**member) for member in fields["members"]]})
 
 
-class Keeper:
+class ServerSupervisor:
     """Runs a job's processes to their end; main thread only.
 
     Args:
@@ -88,10 +91,10 @@ class Keeper:
         report: tells the scheduler that a process has ended: role, rank, and how in words.
     """
 
-    def __init__(self, task: KeptJob, report: Callable[[str, int, str], None]) -> None:
+    def __init__(self, task: SupervisedJob, report: Callable[[str, int, str], None]) -> None:
         self._task = task
         self._report = report
-        self._running: list[tuple[KeptProcess, subprocess.Popen[bytes]]] = []
+        self._running: list[tuple[SupervisedProcess, subprocess.Popen[bytes]]] = []
         self._deadline = float("inf")
         self._told_to_end = False
         self._code = 0
@@ -117,7 +120,7 @@ class Keeper:
             self._clean()
         return self._code
 
-    def _prepare(self, member: KeptProcess) -> TiedProcess:
+    def _prepare(self, member: SupervisedProcess) -> TiedProcess:
         fd = self._task.root_fd if member.role == "scheduler" else -1
         return TiedProcess(
             member.argv,
@@ -171,5 +174,5 @@ def main() -> int:
     """Follow the orders on standard input."""
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
-    task = KeptJob.loads(sys.stdin.read())
-    return Keeper(task, partial(tell, inherited(task.members[0].variables))).run()
+    task = SupervisedJob.loads(sys.stdin.read())
+    return ServerSupervisor(task, partial(tell, inherited(task.members[0].variables))).run()

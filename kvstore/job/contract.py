@@ -1,0 +1,80 @@
+"""What whoever starts a job tells each of its members: MXNet's ``DMLC_*`` variables, the job's name, and the keys.
+
+``launcher`` and ``bootstrap`` write these variables, ``config`` reads them. No I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvstore.job import settings
+from kvstore.job.keyring import Keyring
+
+Role = Literal["scheduler", "server", "worker"]
+Member = tuple[Role, int]
+
+
+def members(num_workers: int, num_servers: int) -> list[Member]:
+    """Every member of a job, as role and rank, in the order in which to start them: scheduler, servers, workers."""
+    servers: list[Member] = [("server", rank) for rank in range(num_servers)]
+    workers: list[Member] = [("worker", rank) for rank in range(num_workers)]
+    return [("scheduler", 0), *servers, *workers]
+
+
+def member_name(role: str, rank: int) -> str:
+    """What output and errors call a member: ``worker 1``, ``scheduler``."""
+    return role if role == "scheduler" else f"{role} {rank}"
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A job as its members are told of it.
+
+    Attributes:
+        num_workers, num_servers: how many members of each role it has, beside one scheduler.
+        uri, port: the scheduler's address; ``ipc://`` and a path, with port 0, on one host.
+        job: its name, which no other job has.
+        cluster: the launcher that has started it; empty for none.
+        root_fd: a listening socket at that address, which the scheduler inherits; -1 for none.
+        keyring: the members' keys; None for plain links.
+    """
+
+    num_workers: int
+    num_servers: int
+    uri: str
+    port: int
+    job: str
+    cluster: str = ""
+    root_fd: int = -1
+    keyring: Keyring | None = None
+
+    def variables(self, role: Role, rank: int) -> dict[str, str]:
+        """The variables that make a process that member of the job, and no others."""
+        variables = {
+            settings.ROLE.name: role,
+            settings.TASK_ID.name: str(rank),
+            settings.NUM_WORKER.name: str(self.num_workers),
+            settings.NUM_SERVER.name: str(self.num_servers),
+            settings.ROOT_URI.name: self.uri,
+            settings.ROOT_PORT.name: str(self.port),
+            settings.JOB.name: self.job,
+        }
+        if self.cluster:
+            variables[settings.CLUSTER.name] = self.cluster
+        if self.root_fd >= 0 and role == "scheduler":
+            variables[settings.ROOT_FD.name] = str(self.root_fd)
+        if self.keyring is not None:
+            variables.update(self.keyring.variables(role, rank))
+        return variables
+
+
+# What of these is computed for each process, and so can be set by nobody.
+COMPUTED = frozenset(
+    setting.name
+    for setting in (
+        *(settings.ROLE, settings.TASK_ID, settings.NUM_WORKER, settings.NUM_SERVER),
+        *(settings.ROOT_URI, settings.ROOT_PORT, settings.JOB, settings.CLUSTER, settings.ROOT_FD),
+        *(settings.SECRET_KEY, settings.ROOT_KEY, settings.MEMBER_KEYS),
+    )
+)

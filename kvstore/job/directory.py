@@ -1,0 +1,65 @@
+"""A job's private directory, which holds its unix sockets: where it is made, and when one is trusted."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+
+# A unix socket's path has at most 107 bytes, 103 on macOS. Members of the job make theirs in the directory.
+_MAX_PATH = 103
+_FOR_NAMES = 36
+_RANDOM = 8  # characters that mkdtemp adds
+
+
+def temporary_root(wanted: Path | None = None) -> Path:
+    """Where private directories are made: ``wanted``, or /tmp if sockets in one there would have too long a name.
+
+    Args:
+        wanted: the directory for temporary files (``TMPDIR``) if None.
+    """
+    root = Path(tempfile.gettempdir()).absolute() if wanted is None else wanted
+    length = len(os.fsencode(root / _prefix())) + _RANDOM
+    return Path("/tmp") if length + _FOR_NAMES > _MAX_PATH else root  # noqa: S108 (mkdtemp makes a private one there)
+
+
+def make_private(root: Path) -> Path:
+    """Make a directory in ``root`` that only this user can enter.
+
+    Its name begins with ``kvstore-``, the user's id and this process's.
+
+    Raises:
+        ConfigError: it cannot be made; the message says what to set.
+    """
+    try:
+        return Path(tempfile.mkdtemp(prefix=_prefix(), dir=root))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the job's private directory in {root}: {error.strerror}; "
+            f"set TMPDIR to a writable directory with a name of at most {_MAX_PATH - _FOR_NAMES - 40} bytes"
+        ) from None
+
+
+def require_private(directory: Path, *, follow_symlinks: bool = True) -> None:
+    """Trust no directory that another user may have put in the way.
+
+    Args:
+        directory: where the job's sockets are.
+        follow_symlinks: whether it may be a link to such a directory.
+
+    Raises:
+        ConfigError: it is not there, or is not a directory of this user that nobody else can enter.
+    """
+    try:
+        status = directory.stat(follow_symlinks=follow_symlinks)
+    except OSError as error:
+        raise ConfigError(f"the directory of the job, {directory}, is not on this host: {error.strerror}") from None
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigError(f"{directory} must belong to this user alone (mode 0700) to hold the job's sockets")
+
+
+def _prefix() -> str:
+    return f"kvstore-{os.getuid()}-{os.getpid()}-"

@@ -1,0 +1,47 @@
+"""The keys of all members of one job, so that nobody else can join it. The values are secrets."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvstore.job.curve_keys import VARIABLES, pair
+
+ROOT = ("scheduler", 0)
+
+
+@dataclass(frozen=True)
+class Keyring:
+    """A CURVE key pair (http://curvezmq.org), in Z85, for every member of one job.
+
+    Attributes:
+        pairs: (role, rank) -> (public key, secret key).
+    """
+
+    pairs: Mapping[tuple[str, int], tuple[str, str]] = field(repr=False)
+
+    @classmethod
+    def random(cls, members: Iterable[tuple[str, int]]) -> Keyring:
+        """New keys, which only this process knows."""
+        return cls({member: pair() for member in members})
+
+    @classmethod
+    def derived(cls, secret: str, job: str, members: Iterable[tuple[str, int]]) -> Keyring:
+        """The keys that every process which knows ``secret`` makes for the job of that name."""
+        return cls({(role, rank): pair_of(secret, job, role, rank) for role, rank in members})
+
+    def variables(self, role: str, rank: int) -> dict[str, str]:
+        """What that member is told: its own secret key, the scheduler's public key, and everybody's."""
+        publics = ",".join(public for public, _ in self.pairs.values())
+        return dict(zip(VARIABLES, (self.pairs[role, rank][1], self.pairs[ROOT][0], publics), strict=True))
+
+
+def pair_of(secret: str, job: str, role: str, rank: int) -> tuple[str, str]:
+    """The public and the secret key of one member: HMAC-SHA256 (RFC 2104) of the job's name, the role and the rank."""
+    import zmq
+    from zmq.utils import z85
+
+    own = z85.encode(hmac.digest(secret.encode(), f"kvstore/{job}/{role}/{rank}".encode(), hashlib.sha256))
+    return zmq.curve_public(own).decode(), own.decode()

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvstore.job.config import Config
+from kvstore.job.contract import COMPUTED, Contract, Role, member_name, members
+from kvstore.job.keyring import Keyring
+
+CONTRACT = Contract(num_workers=3, num_servers=2, uri="10.0.0.7", port=4711, job="kvstore-0-abc")
+KEYS = {"KVSTORE_SECRET_KEY", "KVSTORE_ROOT_KEY", "KVSTORE_MEMBER_KEYS"}
+
+
+def test_members_are_in_the_order_in_which_they_start() -> None:
+    assert members(2, 1) == [("scheduler", 0), ("server", 0), ("worker", 0), ("worker", 1)]
+    assert members(0, 2) == [("scheduler", 0), ("server", 0), ("server", 1)]
+
+
+def test_members_have_names() -> None:
+    assert [member_name(*member) for member in members(1, 1)] == ["scheduler", "server 0", "worker 0"]
+
+
+@pytest.mark.parametrize("role", ["worker", "server", "scheduler"])
+def test_a_member_reads_what_it_was_told(role: Role) -> None:
+    config = Config.from_env(CONTRACT.variables(role, 1)).require_job(role)
+    assert (config.root, config.job) == ("tcp://10.0.0.7:4711", "kvstore-0-abc")
+    assert (config.num_workers, config.num_servers, config.rank_hint) == (3, 2, 1)
+    assert (config.keys, config.root_fd) == (None, -1)
+
+
+def test_a_unix_socket_is_the_whole_address() -> None:
+    contract = replace(CONTRACT, uri="ipc:///run/j/scheduler", port=0)
+    with pytest.raises(Exception, match="DMLC_PS_ROOT_PORT='0'"):  # which is out of range for TCP
+        Config.from_env(replace(contract, uri="10.0.0.7").variables("worker", 0))
+    assert Config.from_env(contract.variables("worker", 0)).root == "ipc:///run/j/scheduler"
+
+
+def test_the_listening_socket_is_for_the_scheduler_alone() -> None:
+    contract = replace(CONTRACT, root_fd=5)
+    assert [Config.from_env(contract.variables(role, 0)).root_fd for role, _ in members(1, 1)] == [5, -1, -1]
+
+
+def test_each_member_has_keys_of_its_own() -> None:
+    contract = replace(CONTRACT, keyring=Keyring.random(members(3, 2)))
+    keys = [Config.from_env(contract.variables(*member)).keys for member in members(3, 2)]
+    assert len({key.public for key in keys if key is not None}) == 6
+
+
+def test_all_that_is_computed_is_known() -> None:
+    contract = replace(CONTRACT, cluster="ssh", root_fd=5, keyring=Keyring.random(members(3, 2)))
+    assert set(contract.variables("scheduler", 0)) == COMPUTED
+    assert COMPUTED - set(contract.variables("worker", 0)) == {"KVSTORE_ROOT_FD"}
+    assert COMPUTED - set(CONTRACT.variables("worker", 0)) == {"DMLC_JOB_CLUSTER", "KVSTORE_ROOT_FD", *KEYS}
