@@ -127,7 +127,9 @@ def test_without_room_for_a_directory_the_error_says_what_to_set(monkeypatch: py
         JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
 
 
-def test_a_fork_of_rank_0_has_no_supervisor_to_wait_for(started: list[Supervisor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_of_rank_0_has_no_supervisor_to_wait_for(
+    started: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     servers = JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
     pid = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: pid + 1)

@@ -1,4 +1,4 @@
-"""The supervisor of rank 0's servers: starts a job's processes, reports one that fails, and ends all when rank 0 has ended."""
+"""Rank 0's supervisor: starts the scheduler and servers, reports one that fails, and ends all when rank 0 has ended."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def supervise(
 
 
 def test_orders_survive_the_pipe_and_show_no_keys() -> None:
-    job = SupervisedJob(7, [SupervisedProcess("server", 1, ["python"], {"KVSTORE_SECRET_KEY": "hush"})], ["/tmp/x"], 5, 3.0)
+    job = SupervisedJob(
+        7, [SupervisedProcess("server", 1, ["python"], {"KVSTORE_SECRET_KEY": "hush"})], ["/tmp/x"], 5, 3.0
+    )
     assert SupervisedJob.loads(job.dumps()) == job
     assert "hush" not in repr(job)
 

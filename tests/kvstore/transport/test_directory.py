@@ -32,7 +32,7 @@ def test_another_users_will_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_one_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere/here: .*No such file"):
+    with pytest.raises(ConfigError, match=r"nowhere/here: .*No such file"):
         require_socket_path(tmp_path / "nowhere" / "here")
 
 
