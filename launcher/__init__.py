@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["LaunchError", "WorkerFailed", "run"]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """`run` is imported when somebody asks for it: launch.py does without multiprocessing."""
     if name == "run":

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
+import kvstore
 from launcher.errors import LaunchError
 from launcher.job.cluster import PLACEMENTS, Cluster
 from launcher.job.description import MAX_PER_ROLE, Job
@@ -19,7 +20,7 @@ from launcher.kinds.registry import KINDS
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _USAGE = f"""\
-launch.py [-h] -n NUM_WORKERS [-s NUM_SERVERS] [-H HOSTFILE] [--sync-dst-dir DIR]
+launch.py [-h] [--version] -n NUM_WORKERS [-s NUM_SERVERS] [-H HOSTFILE] [--sync-dst-dir DIR]
                  [--launcher {{{",".join(KINDS)}}}]
                  [--env-server K:V] [--env-worker K:V] [--env NAME] [--dry-run]
                  [other options, see -h] command ..."""
@@ -55,7 +56,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
 
     Raises:
         LaunchError: they make no sense.
-        SystemExit: -h.
+        SystemExit: -h or --version.
     """
     parser = _parser()
     options, unknown = parser.parse_known_args(argv)
@@ -93,6 +94,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
+    add(
+        "--version",
+        action="version",
+        version=f"launch.py of kvstore {kvstore.__version__}",
+        help="print the version of launch.py and exit",
+    )
     add("-n", "--num-workers", type=_count, required=True, metavar="NUM_WORKERS", help="how many workers to start")
     add("-s", "--num-servers", type=_count, metavar="NUM_SERVERS", help="how many servers; as many as workers if unset")
     add("--launcher", choices=list(KINDS), help="the kind of cluster; ssh with a hostfile, else local")

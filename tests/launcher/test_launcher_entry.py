@@ -13,6 +13,8 @@ from typing import NoReturn
 import pytest
 from waiting import LONG
 
+import kvstore
+import launcher
 from launcher import launch
 from launcher.job.description import Job
 
@@ -41,7 +43,21 @@ def call(way: list[str], *argv: str, cwd: Path) -> subprocess.CompletedProcess[s
 def test_help(way: list[str], tmp_path: Path) -> None:
     done = call(way, "-h", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: launch.py [-h] -n NUM_WORKERS")
+    assert done.stdout.startswith("usage: launch.py [-h] [--version] -n NUM_WORKERS")
+
+
+def test_version(way: list[str], tmp_path: Path) -> None:
+    done = call(way, "--version", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"launch.py of kvstore {kvstore.__version__}\n", "")
+
+
+def test_dir_lists_the_public_names_alone() -> None:
+    code = "import launcher; print(*dir(launcher)); launcher.run; print(*dir(launcher))"
+    printed = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert printed == "LaunchError WorkerFailed run\n" * 2
+    assert all(hasattr(launcher, name) for name in dir(launcher))
+    with pytest.raises(AttributeError, match="no attribute 'runs'"):
+        launcher.runs  # noqa: B018
 
 
 def test_errors(way: list[str], tmp_path: Path) -> None:
