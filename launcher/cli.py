@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
         raise LaunchError(f"error: {message}\n{self.format_usage().rstrip()}")
 
 
-class Request(NamedTuple):
+class CommandLine(NamedTuple):
     """What the command line asks for: a job, on that kind of cluster, or only to say what would be run."""
 
     kind: str
@@ -47,7 +47,7 @@ class Request(NamedTuple):
     dry_run: bool
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     """Read the command line.
 
     Args:
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
         )
     except LaunchError as error:
         parser.error(str(error))
-    return Request(options.launcher or ("local" if job.cluster.hostfile is None else "ssh"), job, options.dry_run)
+    return CommandLine(options.launcher or ("local" if job.cluster.hostfile is None else "ssh"), job, options.dry_run)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,7 +12,7 @@ In launch.py:
 run          a job through agents: bring them, question them, start the tasks, supervise
 fleet        the agents of one job: a crew
 remote       one agent as launch.py sees it
-muster       asks all agents at once, and collects the answers and the problems
+roll_call       asks all agents at once, and collects the answers and the problems
 manager      agents that a cluster manager starts, which connect back
 carrier      a program that brings agents: ssh, mpirun, srun, qsub
 

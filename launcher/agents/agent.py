@@ -23,12 +23,12 @@ from kvstore.errors import WireError
 from kvstore.job.processes import source_root
 from kvstore.wire import Message
 from launcher.agents.links import protocol as p
-from launcher.agents.links.link import Link
+from launcher.agents.links.link import AgentLink
 from launcher.errors import LaunchError
 from launcher.hosts import reach
 from launcher.job.command import argv_of
 from launcher.job.description import Job
-from launcher.job.tasks import AGENT, Surroundings, Task, environment, words
+from launcher.job.tasks import AGENT, HostEnvironment, Task, environment, words
 from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
@@ -58,7 +58,7 @@ class Agent:
         rank: among the agents that one manager has started; -1 if it does not count them.
     """
 
-    def __init__(self, link: Link, signals: SignalQueue, rank: int = -1) -> None:
+    def __init__(self, link: AgentLink, signals: SignalQueue, rank: int = -1) -> None:
         self._link = link
         self._signals = signals
         self._rank = rank
@@ -152,7 +152,7 @@ class Agent:
             targets = [(str(name), str(address), int(port)) for name, address, port in message.targets]
             failures = reach.unreachable(targets, _PROBE_S)
             self._link.send(p.Probed([list(failure) for failure in failures]))
-        elif isinstance(message, p.Start) and self._crew is None:
+        elif isinstance(message, p.StartTasks) and self._crew is None:
             self._start(message)
         elif isinstance(message, p.Signal):
             if self._crew is not None:
@@ -181,7 +181,7 @@ class Agent:
 
     # ---- the job
 
-    def _start(self, start: p.Start) -> None:
+    def _start(self, start: p.StartTasks) -> None:
         if self._listener is not None:
             self._listener.close()
         self._limit_s = max(2.0, start.limit_s)
@@ -209,10 +209,10 @@ class Agent:
         self._running.clear()
         self._link.send(p.Refused(_readable(text), code))
 
-    def _tasks(self, start: p.Start) -> dict[int, Task]:
+    def _tasks(self, start: p.StartTasks) -> dict[int, Task]:
         assert self._directory is not None  # noqa: S101 (for the type checker)
         directory = self._directory
-        around = Surroundings(
+        around = HostEnvironment(
             environ=os.environ,
             python=sys.executable,
             cores=cores(),

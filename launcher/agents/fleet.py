@@ -10,7 +10,7 @@ from functools import partial
 from kvstore.wire import Message
 from launcher.agents.carrier import Carrier
 from launcher.agents.links import protocol as p
-from launcher.agents.remote import Remote
+from launcher.agents.remote import RemoteAgent
 from launcher.supervision.crew import Sink, turn
 from launcher.supervision.exits import Exit
 
@@ -32,14 +32,14 @@ class Fleet:
         limit_s: an agent that is silent for so long is lost.
     """
 
-    def __init__(self, remotes: Sequence[Remote], starts: dict[Remote, p.Start], limit_s: float) -> None:
+    def __init__(self, remotes: Sequence[RemoteAgent], starts: dict[RemoteAgent, p.StartTasks], limit_s: float) -> None:
         self._remotes = remotes
         self._starts = starts
         self._limit_s = max(_SHORTEST_S, limit_s)
         self._running = {index for remote in remotes for index in remote.indices}
         self._pinged = self._collected = 0.0
         self._gone: dict[Carrier, float] = {}
-        self._leaving: dict[Remote, tuple[float, str]] = {}
+        self._leaving: dict[RemoteAgent, tuple[float, str]] = {}
         self._closed = False
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
@@ -74,7 +74,7 @@ class Fleet:
                     remote.send(p.Ping())
                 self._look_after(remote, now)
 
-    def _look_after(self, remote: Remote, now: float) -> None:
+    def _look_after(self, remote: RemoteAgent, now: float) -> None:
         if now - remote.heard > self._limit_s:
             remote.give_up(f"nothing was heard of it for {self._limit_s:g} s")
         elif remote.carrier is not None and (how := remote.carrier.poll()) is not None:
@@ -116,7 +116,7 @@ class Fleet:
     def _relay(self, host: str, line: str) -> None:
         self._sink.say(f"{host}: {line}")
 
-    def _take(self, remote: Remote, message: Message) -> None:
+    def _take(self, remote: RemoteAgent, message: Message) -> None:
         if isinstance(message, p.Output):
             if message.index in remote.indices:
                 self._sink.output(message.index, message.number, b"".join(bytes(part) for part in message.buffers))
@@ -141,16 +141,16 @@ class Fleet:
         elif isinstance(message, p.Refused):
             self._fail(remote, Exit(code=message.code or 1, text=f"was not started: {message.text}"))
 
-    def _lost(self, remote: Remote) -> None:
+    def _lost(self, remote: RemoteAgent) -> None:
         if not self._closed:
             self._fail(remote, Exit(code=remote.code, text=f"was lost: {remote.lost}"))
 
-    def _fail(self, remote: Remote, how: Exit) -> None:
+    def _fail(self, remote: RemoteAgent, how: Exit) -> None:
         remote.empty = True
         for index in remote.indices:
             self._exited(remote, index, how)
 
-    def _exited(self, remote: Remote, index: int, how: Exit) -> None:
+    def _exited(self, remote: RemoteAgent, index: int, how: Exit) -> None:
         if index in remote.indices and index in self._running:
             self._running.discard(index)
             for number in (1, 2):

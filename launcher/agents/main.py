@@ -8,8 +8,8 @@ import sys
 from kvstore.errors import KVStoreError
 from kvstore.job.ranks import manager_rank
 from launcher.agents.agent import Agent
-from launcher.agents.links.link import Link, PipeLink
-from launcher.agents.links.ticket import ENLIST, Ticket
+from launcher.agents.links.link import AgentLink, PipeLink
+from launcher.agents.links.ticket import ENLIST, AgentTicket
 from launcher.supervision.signals import SignalQueue
 
 
@@ -25,7 +25,7 @@ def main() -> int:
             return 1
 
 
-def _over_pipes() -> Link:
+def _over_pipes() -> AgentLink:
     """A link over standard input and output. Whoever else writes to standard output means standard error."""
     link = PipeLink(os.dup(0), os.dup(1), greet=True)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -34,7 +34,7 @@ def _over_pipes() -> Link:
     return link
 
 
-def _back(ticket: str) -> Link:
+def _back(ticket: str) -> AgentLink:
     from launcher.agents.links.hub import BackLink  # brings ZeroMQ
 
-    return BackLink(Ticket.parse(ticket))
+    return BackLink(AgentTicket.parse(ticket))

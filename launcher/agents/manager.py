@@ -14,9 +14,9 @@ from kvstore.job.contract import Role
 from kvstore.job.processes import allow_many_files
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.protocol import Bye, Hello
-from launcher.agents.links.ticket import Ticket
-from launcher.agents.muster import Muster
-from launcher.agents.remote import Remote
+from launcher.agents.links.ticket import AgentTicket
+from launcher.agents.remote import RemoteAgent
+from launcher.agents.roll_call import RollCall
 from launcher.errors import LaunchError
 from launcher.hosts import reach
 from launcher.job.description import Job
@@ -49,13 +49,13 @@ class Manager:
     """
 
     name: str
-    submit: Callable[[Ticket], Carrier]
+    submit: Callable[[AgentTicket], Carrier]
     toward: str = ""
     patience_s: float | None = 60.0
     cancel: Callable[[], None] = lambda: None
 
 
-class Enlisted:
+class ManagerRecruiter:
     """Recruits one agent for each worker and server; see `Recruiter`.
 
     Servers are dealt to the hosts in turn, and workers get the other agents, both in the order of the manager's ranks.
@@ -66,11 +66,11 @@ class Enlisted:
         self._manager = manager
         self._hub: Hub | None = None
         self._carrier: Carrier | None = None
-        self._remotes: list[Remote] = []
+        self._remotes: list[RemoteAgent] = []
         self._full = False
         self._trouble: tuple[float, str] | None = None
 
-    def recruit(self, muster: Muster, selector: selectors.BaseSelector) -> Sequence[Remote]:
+    def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> Sequence[RemoteAgent]:
         """Have the manager start the agents, and wait for all of them."""
         from launcher.agents.links.hub import Hub  # only now: launch.py starts without ZeroMQ
 
@@ -82,7 +82,7 @@ class Enlisted:
         self._carrier = self._manager.submit(self._hub.ticket)
         self._carrier.open(selector)
         self._carrier.relay(self._relay)
-        self._wait(muster)
+        self._wait(roll_call)
         self._full = True
         there = self._there()
         for remote in there[self._wanted :]:
@@ -96,7 +96,7 @@ class Enlisted:
             remote.members = [member]
         return ordered
 
-    def prepare(self, muster: Muster, selector: selectors.BaseSelector) -> None:
+    def prepare(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
         """Nothing: the manager's hosts share their files."""
 
     def toward(self) -> str:
@@ -132,14 +132,14 @@ class Enlisted:
             link.send(Bye())
             link.close()
             return
-        remote = Remote("a host", link, self._carrier)
+        remote = RemoteAgent("a host", link, self._carrier)
         remote.open(self._selector)
         self._remotes.append(remote)
 
-    def _wait(self, muster: Muster) -> None:
+    def _wait(self, roll_call: RollCall) -> None:
         began = noticed = time.monotonic()
         assert self._carrier is not None  # noqa: S101 (for the type checker)
-        while not muster.wait(self._settled, _SETTLE_S, lambda: self._remotes):
+        while not roll_call.wait(self._settled, _SETTLE_S, lambda: self._remotes):
             now = time.monotonic()
             if self._trouble is not None and now > self._trouble[0] + _TROUBLE_S:
                 raise LaunchError(f"{self._manager.name} does not reach all hosts: {self._trouble[1]}", exit_code=1)
@@ -173,11 +173,11 @@ class Enlisted:
         hosts = ", ".join(sorted({hello.host for remote in self._there() if (hello := remote.said(Hello))}))
         return f"{len(self._there())} of {self._wanted} processes" + (f" (on {hosts})" if hosts else "")
 
-    def _there(self) -> list[Remote]:
+    def _there(self) -> list[RemoteAgent]:
         gone = self._gone()
         return [remote for remote in self._remotes if remote.said(Hello) is not None and remote not in gone]
 
-    def _gone(self) -> list[Remote]:
+    def _gone(self) -> list[RemoteAgent]:
         """Those that were there, and are not any more."""
         now = time.monotonic()
         return [

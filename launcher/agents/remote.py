@@ -11,14 +11,14 @@ from typing import TypeVar
 from kvstore.job.contract import Role
 from kvstore.wire import Message
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.link import Link
+from launcher.agents.links.link import AgentLink
 
 M = TypeVar("M", bound=Message)
 
 _CARRIER_S = 0.5  # a carrier whose link has ended is about to end too, and knows why
 
 
-class Remote:
+class RemoteAgent:
     """One agent.
 
     Args:
@@ -29,7 +29,7 @@ class Remote:
     """
 
     def __init__(
-        self, host: str, link: Link, carrier: Carrier | None = None, hint: Callable[[str], str] = lambda _: ""
+        self, host: str, link: AgentLink, carrier: Carrier | None = None, hint: Callable[[str], str] = lambda _: ""
     ) -> None:
         self.host = host
         self._hint = hint
@@ -41,8 +41,8 @@ class Remote:
         self.members: list[tuple[Role, int]] = []
         self.indices: list[int] = []
         self.empty = False
-        self.handler: Callable[[Remote, Message], None] | None = None
-        self.on_loss: Callable[[Remote], None] | None = None
+        self.handler: Callable[[RemoteAgent, Message], None] | None = None
+        self.on_loss: Callable[[RemoteAgent], None] | None = None
         self._said: dict[type[Message], Message] = {}
         self._link = link
 

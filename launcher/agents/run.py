@@ -25,8 +25,8 @@ from kvstore.job.processes import source_root
 from kvstore.job.settings import ENCRYPTION
 from launcher.agents.fleet import Fleet
 from launcher.agents.links import protocol as p
-from launcher.agents.muster import Interrupted, Muster
-from launcher.agents.remote import Remote
+from launcher.agents.remote import RemoteAgent
+from launcher.agents.roll_call import Interrupted, RollCall
 from launcher.errors import LaunchError
 from launcher.hosts import reach
 from launcher.job.description import Job
@@ -34,8 +34,8 @@ from launcher.job.tasks import (
     AGENT,
     LOCAL_RANK,
     LOCAL_SIZE,
+    HostEnvironment,
     Rendezvous,
-    Surroundings,
     Task,
     environment,
     member_variables,
@@ -47,7 +47,7 @@ from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import cores, open_standard_streams
-from launcher.supervision.ending import Limits
+from launcher.supervision.ending import EndingLimits
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor
 
@@ -63,7 +63,7 @@ _SILENCE = 2.5
 class Recruiter(Protocol):
     """Brings agents to where they shall run."""
 
-    def recruit(self, muster: Muster, selector: selectors.BaseSelector) -> Sequence[Remote]:
+    def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> Sequence[RemoteAgent]:
         """Return the agents, each with the members that shall run there.
 
         Those that have not said hello by then are lost or silent; the report tells of them, and of what else is wrong.
@@ -72,7 +72,7 @@ class Recruiter(Protocol):
             LaunchError: none can be had.
         """
 
-    def prepare(self, muster: Muster, selector: selectors.BaseSelector) -> None:
+    def prepare(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
         """Do what is to be done on the hosts before the job: they have the directory that they run in.
 
         Raises:
@@ -93,7 +93,7 @@ def run(
     kind: str,
     *,
     environ: Mapping[str, str] | None = None,
-    limits: Limits | None = None,
+    limits: EndingLimits | None = None,
 ) -> int:
     """Run a job through agents, and wait for its end. Main thread only, because of the signals.
 
@@ -115,12 +115,12 @@ def run(
     open_standard_streams()
     with SignalQueue() as signals, selectors.DefaultSelector() as selector:
         try:
-            muster = Muster(selector, signals)
-            remotes = recruiter.recruit(muster, selector)
+            roll_call = RollCall(selector, signals)
+            remotes = recruiter.recruit(roll_call, selector)
             try:
-                campaign = _Campaign(job, remotes, recruiter, kind, environ)
-                campaign.survey(muster, selector)
-                muster.leave()
+                campaign = _AgentJob(job, remotes, recruiter, kind, environ)
+                campaign.survey(roll_call, selector)
+                roll_call.leave()
                 return campaign.run(selector, signals, on_failure, limits)
             finally:
                 for remote in remotes:
@@ -131,25 +131,25 @@ def run(
             recruiter.close(1.0)
 
 
-class _Campaign:
+class _AgentJob:
     """One job with its agents."""
 
     def __init__(
-        self, job: Job, remotes: Sequence[Remote], recruiter: Recruiter, kind: str, environ: Mapping[str, str]
+        self, job: Job, remotes: Sequence[RemoteAgent], recruiter: Recruiter, kind: str, environ: Mapping[str, str]
     ) -> None:
         self._job, self._remotes, self._recruiter = job, remotes, recruiter
         self._kind, self._environ = kind, environ
         self._listener: socket.socket | None = None
         self._keyring: Keyring | None = None
 
-    def survey(self, muster: Muster, selector: selectors.BaseSelector) -> None:
+    def survey(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
         """Find out whether every host is fit: its version, its address, the directory, the command."""
         cluster = self._job.cluster
         if cluster.encryption:
             self._keyring = Keyring.random(members(self._job))  # which takes a moment; the agents are on their way
-        fit = muster.expect(self._remotes, p.Hello, HELLO_S, _version)
+        fit = roll_call.expect(self._remotes, p.Hello, HELLO_S, _version)
         if not fit:
-            muster.conclude(len(self._remotes))
+            roll_call.conclude(len(self._remotes))
         here = self._address(self._recruiter.toward())
         self._listener = _listen(here)
         synced = cluster.sync_dst_dir is not None
@@ -161,19 +161,19 @@ class _Campaign:
             synced,
             [] if synced or self._sets_path() else [os.fsencode(word) for word in self._job.command],
         )
-        fit = muster.ask(dict.fromkeys(fit, question), p.Surveyed, SURVEY_S, _unfit)
+        fit = roll_call.ask(dict.fromkeys(fit, question), p.Surveyed, SURVEY_S, _unfit)
         self._say_which(here, fit)
         targets: list[list[object]] = [["this machine", here.ip, self._listener.getsockname()[1]]]
         targets += [[r.host, _surveyed(r).address, _surveyed(r).port] for r in fit if _has_servers(r)]
-        muster.ask(dict.fromkeys(fit, p.Probe(targets)), p.Probed, PROBE_S, _unreached)
-        muster.conclude(len(self._remotes))
-        self._recruiter.prepare(muster, selector)
+        roll_call.ask(dict.fromkeys(fit, p.Probe(targets)), p.Probed, PROBE_S, _unreached)
+        roll_call.conclude(len(self._remotes))
+        self._recruiter.prepare(roll_call, selector)
 
     def _sets_path(self) -> bool:
         """Whether workers look elsewhere for their command than the agents would."""
         return "PATH" in self._job.env_worker or "PATH" in self._job.env_names
 
-    def _say_which(self, here: Address, fit: Sequence[Remote]) -> None:
+    def _say_which(self, here: Address, fit: Sequence[RemoteAgent]) -> None:
         """Where hosts have several networks, tell which one was chosen, and why."""
         there = {remote.host: _surveyed(remote) for remote in fit}
         others = {host: found for host, found in there.items() if found.address != here.ip}
@@ -188,7 +188,7 @@ class _Campaign:
         selector: selectors.BaseSelector,
         signals: SignalQueue,
         on_failure: OnFailure,
-        limits: Limits | None,
+        limits: EndingLimits | None,
     ) -> int:
         """Start the tasks, and follow them to their end."""
         directory = JobDir.make()
@@ -209,7 +209,7 @@ class _Campaign:
         selector: selectors.BaseSelector,
         signals: SignalQueue,
         on_failure: OnFailure,
-        limits: Limits | None,
+        limits: EndingLimits | None,
     ) -> int:
         assert self._listener is not None  # noqa: S101 (for the type checker)
         host, port = self._listener.getsockname()[:2]
@@ -243,7 +243,7 @@ class _Campaign:
         tasks = []
         for index, (role, rank) in enumerate(members(self._job)):
             if role == "scheduler":
-                around = Surroundings(self._environ, sys.executable, cores(), source_root=source_root())
+                around = HostEnvironment(self._environ, sys.executable, cores(), source_root=source_root())
                 own = {**self._settings(at, role, rank), AGENT: at.mark}
                 tasks.append(
                     Task(role, rank, words(self._job, role, sys.executable), environment(around, role, 1, own))
@@ -261,15 +261,15 @@ class _Campaign:
         plain = {} if at.keyring is not None else {ENCRYPTION.name: "0"}
         return {**passed(self._job, self._environ), **member_variables(self._job, at, role, rank), **plain}
 
-    def _locally(self, remote: Remote, role: Role, rank: int) -> dict[str, str]:
+    def _locally(self, remote: RemoteAgent, role: Role, rank: int) -> dict[str, str]:
         """Which one it is among those of its role on its host."""
         there = sorted(
             at for other in self._remotes if other.host == remote.host for r, at in other.members if r == role
         )
         return {LOCAL_RANK: str(there.index(rank)), LOCAL_SIZE: str(len(there))}
 
-    def _start(self, remote: Remote, tasks: Sequence[Task], mark: str, limit_s: float) -> p.Start:
-        return p.Start(
+    def _start(self, remote: RemoteAgent, tasks: Sequence[Task], mark: str, limit_s: float) -> p.StartTasks:
+        return p.StartTasks(
             mark,
             os.fsencode(self._directory),
             [os.fsencode(word) for word in self._job.command],
@@ -303,20 +303,20 @@ def _listen(here: Address) -> socket.socket:
         raise LaunchError(f"cannot listen at {here.ip}: {error.strerror}", exit_code=1) from None
 
 
-def _version(remote: Remote) -> str:
+def _version(remote: RemoteAgent) -> str:
     mine, hello = kvstore.__version__, remote.said(p.Hello)
     if hello is None or hello.version == mine:
         return ""
     return f"has kvstore {hello.version} (Python {hello.python}), and here is {mine}; install the same"
 
 
-def _surveyed(remote: Remote) -> p.Surveyed:
+def _surveyed(remote: RemoteAgent) -> p.Surveyed:
     found = remote.said(p.Surveyed)
     assert found is not None  # noqa: S101 (all have been asked)
     return found
 
 
-def _unfit(remote: Remote) -> str:
+def _unfit(remote: RemoteAgent) -> str:
     """What is wrong with a host; an agent's word is checked before others are told of it."""
     found = _surveyed(remote)
     if found.problem:
@@ -328,11 +328,11 @@ def _unfit(remote: Remote) -> str:
     return "" if found.port else "listens nowhere"
 
 
-def _has_servers(remote: Remote) -> bool:
+def _has_servers(remote: RemoteAgent) -> bool:
     return any(role == "server" for role, _ in remote.members)
 
 
-def _unreached(remote: Remote) -> str:
+def _unreached(remote: RemoteAgent) -> str:
     probed = remote.said(p.Probed)
     if probed is None or not probed.failures:
         return ""

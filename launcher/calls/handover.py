@@ -22,7 +22,7 @@ from launcher.errors import LaunchError
 
 
 @dataclass
-class Start:
+class WorkerStart:
     """How one worker is to be started.
 
     Args:
@@ -120,7 +120,7 @@ class Handover:
             return outcome.culprit("args", args, dump)
         return outcome.culprit("kwargs", kwargs, dump)
 
-    def _start(self, rank: int) -> Start:
+    def _start(self, rank: int) -> WorkerStart:
         name = f"worker {rank}"
         # Never started by its own means. Of no special start method: what it starts in turn is up to the user.
         process = multiprocessing.Process(target=work, args=(self._call, self._results[rank]), name=name, daemon=False)
@@ -137,7 +137,7 @@ class Handover:
         self._fds += [reader, writer]
         inherited = (reader, tracker, self._call, self._results[rank], *self._inherited.fds)
         words = spawn.get_command_line(tracker_fd=tracker, pipe_handle=reader)
-        return Start(
+        return WorkerStart(
             argv=tuple(os.fsdecode(word) for word in words),
             pass_fds=tuple(fd for fd in inherited if fd is not None),
             reader=reader,

@@ -17,7 +17,7 @@ from kvstore.job.settings import TASK_ID
 from launcher.calls.handover import Handover
 from launcher.calls.interrupts import TIME_LIMIT, Interrupts
 from launcher.calls.outcome import Failed, Outcome, Returned, Unfinished
-from launcher.calls.spawned import Spawned
+from launcher.calls.spawned import SpawnedCrew
 from launcher.calls.streams import Streams
 from launcher.errors import LaunchError, WorkerFailed
 from launcher.job.description import RESERVED, Job
@@ -111,7 +111,7 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
         report(task, how)
 
     interrupts = Interrupts(timeout)
-    caller = local.Caller("launcher.run", interrupts, Streams(), partial(Spawned, handover))
+    caller = local.Caller("launcher.run", interrupts, Streams(), partial(SpawnedCrew, handover))
     code = local.run(job, on_failure, environ=_outside_a_job(os.environ), caller=caller)
     if interrupts.first not in (None, TIME_LIMIT):
         signal.raise_signal(interrupts.first)  # to whatever handles it, when no job is running: mostly, that raises

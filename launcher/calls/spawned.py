@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
-from launcher.calls.handover import Handover, Start
+from launcher.calls.handover import Handover, WorkerStart
 from launcher.job.tasks import Task
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.supervision.crew import Sink
 
 
-class Spawned(Children):
+class SpawnedCrew(Children):
     """Runs tasks on this machine; see `Crew`. It notices their end without a signal, for there may be none to take.
 
     Args:
@@ -63,7 +63,7 @@ class Spawned(Children):
             os.close(fd)
         self._fed, self._ends = [], []
 
-    def _feed(self, start: Start) -> None:
+    def _feed(self, start: WorkerStart) -> None:
         try:
             start.data = start.data[os.write(start.writer, start.data) :]
         except BlockingIOError:

@@ -83,7 +83,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class HostEnvironment:
     """What processes on this machine inherit, and what rendering needs to know about it.
 
     Args:
@@ -139,7 +139,7 @@ def our_servers(python: str) -> tuple[str, ...]:
 
 
 def environment(
-    around: Surroundings, role: Role, siblings: int, variables: Mapping[str, str], gpus: int = 0
+    around: HostEnvironment, role: Role, siblings: int, variables: Mapping[str, str], gpus: int = 0
 ) -> dict[str, str]:
     """The whole environment of a process.
 
@@ -176,7 +176,7 @@ def environment(
     return processes.complete(env, around.source_root)
 
 
-def render(job: Job, at: Rendezvous, around: Surroundings) -> list[Task]:
+def render(job: Job, at: Rendezvous, around: HostEnvironment) -> list[Task]:
     """Every process of a job on one machine, in the order in which to start them.
 
     Raises:

@@ -15,16 +15,16 @@ from kvstore.job.keyring import Keyring
 from launcher.job.description import Job
 from launcher.job.tasks import Task, members, words
 from launcher.kinds.kind import Kind
-from launcher.kinds.pods.crew import Pods
+from launcher.kinds.pods.crew import PodCrew
 from launcher.kinds.pods.kubectl import Kubectl
 from launcher.kinds.pods.manifests import PYTHON, hidden, manifests
 from launcher.kinds.pods.yaml import dump
-from launcher.supervision.ending import Limits
+from launcher.supervision.ending import EndingLimits
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor
 
 # News of pods comes by the second, and a pod is given its time to end by the cluster.
-LIMITS = Limits(window=12.0, linger=10.0, patience=20.0, blame=20.0, grace=15.0, short_grace=15.0, kill=15.0)
+LIMITS = EndingLimits(window=12.0, linger=10.0, patience=20.0, blame=20.0, grace=15.0, short_grace=15.0, kill=15.0)
 _TOKEN_BYTES = 3
 _PREFIX = 33  # with a dash and the token, 40 characters: so long may the name of a job be for all its processes
 
@@ -34,7 +34,7 @@ def run(
     on_failure: OnFailure,  # noqa: ARG001
     *,
     environ: Mapping[str, str] | None = None,
-    limits: Limits | None = None,
+    limits: EndingLimits | None = None,
 ) -> int:
     """Run a job in the cluster, and wait for its end. Main thread only, because of the signals.
 
@@ -56,7 +56,7 @@ def run(
     objects = {"apiVersion": "v1", "kind": "List", "items": manifests(job, name, keyring, environ)}
     tasks = [Task(role, rank, words(job, role, PYTHON), {}) for role, rank in members(job)]
     with SignalQueue() as signals:
-        pods = Pods(Kubectl(job.cluster.namespace), name, tasks, json.dumps(objects))
+        pods = PodCrew(Kubectl(job.cluster.namespace), name, tasks, json.dumps(objects))
         supervisor = Supervisor(tasks, [pods], signals, _tell_nobody, environ=environ, limits=limits or LIMITS)
         try:
             supervisor.start()

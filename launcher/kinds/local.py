@@ -17,7 +17,7 @@ from kvstore.job.settings import TRANSPORT
 from launcher.errors import LaunchError
 from launcher.job import dryrun
 from launcher.job.description import Job
-from launcher.job.tasks import Rendezvous, Surroundings, Task, members, render
+from launcher.job.tasks import HostEnvironment, Rendezvous, Task, members, render
 from launcher.kinds.kind import Kind
 from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
@@ -25,7 +25,7 @@ from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import cores, open_standard_streams, require_files
 from launcher.supervision.crew import Crew
-from launcher.supervision.ending import Limits
+from launcher.supervision.ending import EndingLimits
 from launcher.supervision.output import Outlet
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor
@@ -66,7 +66,7 @@ def run(
     on_failure: OnFailure = ignore,
     *,
     environ: Mapping[str, str] | None = None,
-    limits: Limits | None = None,
+    limits: EndingLimits | None = None,
     caller: Caller | None = None,
 ) -> int:
     """Run a job here, and wait for its end. Main thread only, because of launch.py's signals.
@@ -114,13 +114,13 @@ def _run(
     job: Job,
     on_failure: OnFailure,
     environ: Mapping[str, str],
-    limits: Limits | None,
+    limits: EndingLimits | None,
     caller: Caller,
     directory: JobDir,
     guard: Guard,
 ) -> int:
     listener = _listen() if _transport(environ) == "tcp" else None
-    around = Surroundings(
+    around = HostEnvironment(
         environ=environ,
         python=sys.executable,
         cores=cores(),

@@ -18,14 +18,14 @@ from kvstore.job.processes import source_root
 from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.ticket import ENLIST, Ticket
-from launcher.agents.manager import Enlisted, Manager
+from launcher.agents.links.ticket import ENLIST, AgentTicket
+from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import NOT_FOUND, LaunchError
 from launcher.hosts.hostfile import Host, read
 from launcher.job import dryrun
 from launcher.job.description import Job
 from launcher.kinds.kind import Kind
-from launcher.processes.last_will import Will
+from launcher.processes.last_will import LastWill
 from launcher.supervision.supervisor import OnFailure
 
 MPIRUN = "mpirun"
@@ -41,15 +41,15 @@ def run(job: Job, on_failure: OnFailure) -> int:
     flavour = detect()
     path = _write(hostfile(hosts, flavour)) if hosts else None
 
-    def submit(ticket: Ticket) -> Carrier:
+    def submit(ticket: AgentTicket) -> Carrier:
         return Carrier(
             MPIRUN, render(job, flavour, path), {**os.environ, ENLIST: ticket.text}, linked=False, source=MPIRUN
         )
 
-    will = None if path is None else Will(remove=[Path(path)])
+    will = None if path is None else LastWill(remove=[Path(path)])
     toward = next((host.name for host in hosts if not host.here), "")
     try:
-        return agents.run(job, on_failure, Enlisted(job, Manager(MPIRUN, submit, toward)), "mpi")
+        return agents.run(job, on_failure, ManagerRecruiter(job, Manager(MPIRUN, submit, toward)), "mpi")
     finally:
         if path is not None and will is not None:
             will.revoke()

@@ -19,15 +19,15 @@ from kvstore.job.processes import source_root
 from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.ticket import ENLIST, Ticket
-from launcher.agents.manager import Enlisted, Manager
+from launcher.agents.links.ticket import ENLIST, AgentTicket
+from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import dryrun
 from launcher.job.description import Job
 from launcher.kinds.kind import Kind
 from launcher.kinds.managers.programs import require, tell
 from launcher.kinds.managers.units import mebibytes
-from launcher.processes.last_will import Will
+from launcher.processes.last_will import LastWill
 from launcher.supervision.supervisor import OnFailure
 
 QSUB = "qsub"
@@ -39,9 +39,9 @@ def run(job: Job, on_failure: OnFailure) -> int:
     name = f"{job.cluster.job_name}-{secrets.token_hex(4)}"
     directory = _directory(name)
     cancel = ("qdel", name)
-    will = Will(cancel, [directory])
+    will = LastWill(cancel, [directory])
 
-    def submit(ticket: Ticket) -> Carrier:
+    def submit(ticket: AgentTicket) -> Carrier:
         path = directory / "ticket"
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(ticket.text + "\n")
@@ -57,7 +57,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
 
     manager = Manager(QSUB, submit, patience_s=None, cancel=lambda: tell(cancel))
     try:
-        return agents.run(job, on_failure, Enlisted(job, manager), "sge")
+        return agents.run(job, on_failure, ManagerRecruiter(job, manager), "sge")
     except LaunchError as error:
         raise LaunchError(f"{error}{_said(directory)}", error.exit_code) from None
     finally:

@@ -19,14 +19,14 @@ from kvstore.job.processes import source_root
 from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.ticket import ENLIST, Ticket
-from launcher.agents.manager import Enlisted, Manager
+from launcher.agents.links.ticket import ENLIST, AgentTicket
+from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import batch, dryrun
 from launcher.job.description import Job
 from launcher.kinds.kind import Kind
 from launcher.kinds.managers.programs import require, tell
-from launcher.kinds.managers.queued import Queued, State, follow
+from launcher.kinds.managers.queued import QueuedJob, QueueState, follow
 from launcher.kinds.managers.units import mebibytes
 from launcher.supervision.supervisor import OnFailure
 
@@ -57,11 +57,11 @@ def run_inside(job: Job, on_failure: OnFailure) -> int:
     """Run a job in this allocation."""
     require("slurm", "srun", _WHERE)
 
-    def submit(ticket: Ticket) -> Carrier:
+    def submit(ticket: AgentTicket) -> Carrier:
         return Carrier("srun", srun(job), {**os.environ, ENLIST: ticket.text}, linked=False, source="srun")
 
     toward = _address(_first_node(os.environ.get("SLURM_JOB_NODELIST", "")))
-    return agents.run(job, on_failure, Enlisted(job, Manager("srun", submit, toward, SRUN_S)), "slurm")
+    return agents.run(job, on_failure, ManagerRecruiter(job, Manager("srun", submit, toward, SRUN_S)), "slurm")
 
 
 def dry_run(job: Job) -> str:
@@ -139,13 +139,13 @@ def _run_outside(job: Job) -> int:
     directory = Path.cwd()
     end = directory / f"{name}.end"
 
-    def submit() -> Queued:
+    def submit() -> QueuedJob:
         done = _ask(sbatch(job, str(directory), name), script(job, batch.dumps(job, os.environ, str(end))))
         number = done.strip().partition(";")[0]
         if not number.isdigit():
             raise LaunchError(f"sbatch has answered {done.strip()!r} instead of a job's number", exit_code=1)
         end.touch()
-        return Queued(
+        return QueuedJob(
             title=f"Slurm job {number}",
             state=lambda: _state(number, end),
             interrupt=lambda signum: tell(["scancel", "--batch", f"--signal={signum}", number]),
@@ -158,7 +158,7 @@ def _run_outside(job: Job) -> int:
     return follow(submit)
 
 
-def _state(number: str, end: Path) -> State:
+def _state(number: str, end: Path) -> QueueState:
     try:
         found = state(_ask(["scontrol", "--oneliner", "show", "job", number]))
         # COMPLETING lasts for minutes if a node does not answer Slurm; launch.py inside has known the end before. That
@@ -168,7 +168,7 @@ def _state(number: str, end: Path) -> State:
         return found
     except LaunchError as error:
         if _UNKNOWN in str(error):
-            return State("Slurm does not know it any more", running=False, over=True, status=1)
+            return QueueState("Slurm does not know it any more", running=False, over=True, status=1)
         raise
 
 
@@ -179,7 +179,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def state(shown: str) -> State:
+def state(shown: str) -> QueueState:
     """What `scontrol show job` says of a job. Pure."""
     fields = dict(re.findall(r"(?:^|\s)(JobState|ExitCode|Reason)=(\S+)", shown))
     name = fields.get("JobState", "UNKNOWN")
@@ -187,7 +187,7 @@ def state(shown: str) -> State:
     killed = int(signum) if signum.isdigit() and int(signum) <= _SIGNALS else 0
     status = 128 + killed if killed else int(code) if code.isdigit() else 1
     over = name.split("+")[0] in _DONE
-    return State(
+    return QueueState(
         text=name + (f" ({fields['Reason']})" if fields.get("Reason", "None") != "None" else ""),
         running=name in ("RUNNING", "COMPLETING"),
         over=over,

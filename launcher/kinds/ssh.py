@@ -15,8 +15,8 @@ from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.protocol import Hello
-from launcher.agents.muster import Muster, report
-from launcher.agents.remote import Remote
+from launcher.agents.remote import RemoteAgent
+from launcher.agents.roll_call import RollCall, report
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host, read
 from launcher.hosts.placement import place
@@ -65,7 +65,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
     require_files(_FILES * len(hosts) * (1 if job.cluster.sync_dst_dir is None else 2))
     if job.cluster.ssh_config is not None and not os.access(job.cluster.ssh_config, os.R_OK):
         raise LaunchError(f"cannot read --ssh-config {job.cluster.ssh_config}")
-    return agents.run(job, on_failure, Connections(job, hosts), "ssh")
+    return agents.run(job, on_failure, SshRecruiter(job, hosts), "ssh")
 
 
 def dry_run(job: Job) -> str:
@@ -106,16 +106,16 @@ def argv(job: Job, host: Host) -> list[str]:
     return agent if host.here else remote_command(job.cluster, host, agent)
 
 
-class Connections:
+class SshRecruiter:
     """Recruits an agent on each host by ssh; see `Recruiter`. On this machine itself it needs none."""
 
     def __init__(self, job: Job, hosts: dict[Host, list[Member]]) -> None:
         self._job = job
         self._hosts = hosts
         self._carriers: list[Carrier] = []
-        self._remotes: dict[Host, Remote] = {}
+        self._remotes: dict[Host, RemoteAgent] = {}
 
-    def recruit(self, muster: Muster, selector: selectors.BaseSelector) -> Sequence[Remote]:
+    def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> Sequence[RemoteAgent]:
         """Connect to all hosts at once."""
         for host in self._hosts:
             name = "the agent" if host.here else f"ssh to {host.name}"
@@ -123,13 +123,13 @@ class Connections:
         for (host, members), carrier in zip(self._hosts.items(), self._carriers, strict=True):
             carrier.open(selector)
             assert carrier.link is not None  # noqa: S101 (for the type checker)
-            remote = Remote(host.name, carrier.link, carrier, hint=_hint)
+            remote = RemoteAgent(host.name, carrier.link, carrier, hint=_hint)
             remote.members = members
             remote.open(selector)
             self._remotes[host] = remote
         return list(self._remotes.values())
 
-    def prepare(self, muster: Muster, selector: selectors.BaseSelector) -> None:
+    def prepare(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
         """Copy the working directory to all hosts at once, if that is wanted."""
         cluster = self._job.cluster
         if cluster.sync_dst_dir is None:
@@ -144,7 +144,7 @@ class Connections:
         for carrier in copies.values():
             carrier.open(selector)
         began = time.monotonic()
-        while not muster.wait(
+        while not roll_call.wait(
             lambda: all(carrier.poll() is not None for carrier in copies.values()),
             _SYNC_NOTICE_S,
             lambda: list(self._remotes.values()),

@@ -23,8 +23,8 @@ from kvstore.job.processes import source_root
 from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.ticket import ENLIST, Ticket
-from launcher.agents.manager import Enlisted, Manager
+from launcher.agents.links.ticket import ENLIST, AgentTicket
+from launcher.agents.manager import Manager, ManagerRecruiter
 from launcher.errors import LaunchError
 from launcher.job import dryrun
 from launcher.job.description import Job
@@ -161,7 +161,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
     with tempfile.TemporaryDirectory(prefix="kvstore-yarn-") as directory:
         path = Path(directory) / "agent.sh"
 
-        def submit(ticket: Ticket) -> Carrier:
+        def submit(ticket: AgentTicket) -> Carrier:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(script(ticket.text, cluster.python or sys.executable, source_root()))
             _call(prepare(name), strict=True)
@@ -172,7 +172,9 @@ def run(job: Job, on_failure: OnFailure) -> int:
         # A container sees its own GPUs alone: there is nothing left to divide.
         plain = replace(job, cluster=replace(cluster, gpus_per_worker=0))
         try:
-            return agents.run(plain, on_failure, Enlisted(plain, Manager("yarn", submit, patience_s=None)), "yarn")
+            return agents.run(
+                plain, on_failure, ManagerRecruiter(plain, Manager("yarn", submit, patience_s=None)), "yarn"
+            )
         finally:
             _call(clean(name), strict=False)
 

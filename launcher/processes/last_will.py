@@ -13,7 +13,7 @@ _WAIT = "if read -r line; then exit 0; fi"
 _GOODBYE_S = 1.0
 
 
-class Will:
+class LastWill:
     """Executed by a process of its own, in a session of its own.
 
     Args:

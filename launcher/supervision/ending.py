@@ -43,7 +43,7 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class EndingLimits:
     """How long, in seconds, each phase may last. Once it is known who has failed, their sum over any path is under 5.
 
     Args:
@@ -101,11 +101,11 @@ class Ending:
     passed, and do what they return.
     """
 
-    def __init__(self, tasks: Sequence[Task], limits: Limits | None = None) -> None:
+    def __init__(self, tasks: Sequence[Task], limits: EndingLimits | None = None) -> None:
         self.phase = Phase.RUNNING
         self.deadline: float | None = None
         self.exit_code = 0
-        self._limits = limits or Limits()
+        self._limits = limits or EndingLimits()
         self._tasks = tasks
         self._running = set(range(len(tasks)))
         self._early: int | None = None  # the first server to leave while scheduler and workers ran

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from launcher.job.tasks import Task
 from launcher.supervision.crew import Crew, turn
-from launcher.supervision.ending import Action, Ending, Kill, Limits, Say, Tell
+from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Say, Tell
 from launcher.supervision.exits import Exit
 from launcher.supervision.output import Outlet, Prefixer, prefix, wants_colour
 from launcher.supervision.signals import CHILD, SignalQueue
@@ -46,7 +46,7 @@ class Supervisor:
         on_failure: OnFailure,
         *,
         environ: Mapping[str, str],
-        limits: Limits | None = None,
+        limits: EndingLimits | None = None,
         selector: selectors.BaseSelector | None = None,
         outlet: Outlet | None = None,
         name: str = "launch.py",

@@ -21,9 +21,9 @@ def in_haste(setattr: Any = setattr, server: str = WAITS) -> None:
     import launcher.calls.run as calls
     from launcher.job.description import Job
     from launcher.kinds import local
-    from launcher.supervision.ending import Limits
+    from launcher.supervision.ending import EndingLimits
 
-    limits = Limits(window=0.3, linger=0.1, patience=0.3, blame=0.3)
+    limits = EndingLimits(window=0.3, linger=0.1, patience=0.3, blame=0.3)
     setattr(calls, "Job", functools.partial(Job, server_argv=(sys.executable, "-S", "-c", server)))
     setattr(local, "run", functools.partial(local.run, limits=limits))
 

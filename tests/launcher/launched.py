@@ -20,7 +20,7 @@ DRIVER = """
 import dataclasses, json, os, sys
 from launcher import cli
 from launcher.kinds import local
-from launcher.supervision.ending import Limits
+from launcher.supervision.ending import EndingLimits
 from launcher.errors import LaunchError
 from launcher.kinds.kind import Kind
 from launcher.launch import main
@@ -28,7 +28,7 @@ import launcher.launch as entry
 
 def run(job, on_failure):
     job = dataclasses.replace(job, server_argv=(sys.executable, "-S", "-c", os.environ["FAKE_SERVER"]))
-    return local.run(job, on_failure, limits=Limits(**json.loads(os.environ["LIMITS"])))
+    return local.run(job, on_failure, limits=EndingLimits(**json.loads(os.environ["LIMITS"])))
 
 def on_failure(task, how):
     if note := os.environ.get("NOTE_FAILURE"):

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.errors import JOB_FAILED_EXIT
 from launcher.job.tasks import Task
-from launcher.supervision.ending import Action, Ending, Kill, Limits, Phase, Say, Tell
+from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Phase, Say, Tell
 from launcher.supervision.exits import Exit
 
 TASKS = [
@@ -17,7 +17,7 @@ TASKS = [
     *(Task("worker", i, ("x",), {}) for i in (0, 1)),
 ]
 SCHEDULER, SERVER, WORKER_0, WORKER_1 = range(4)
-LIMITS = Limits()
+LIMITS = EndingLimits()
 TERM, KILL = Kill(signal.SIGTERM), Kill(signal.SIGKILL)
 
 

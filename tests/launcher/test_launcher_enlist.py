@@ -20,7 +20,7 @@ from kvstore.wire import decode
 from launcher.agents import boot
 from launcher.agents.links.framing import Unframer
 from launcher.agents.links.protocol import Hello
-from launcher.agents.links.ticket import ENLIST, Ticket
+from launcher.agents.links.ticket import ENLIST, AgentTicket
 from launcher.errors import LaunchError
 from launcher.job import batch
 from launcher.job.cluster import Cluster
@@ -32,9 +32,9 @@ ROOT_DIRECTORY = Path(__file__).resolve().parents[2]
 
 def test_a_ticket_arrives_and_shows_no_secret() -> None:
     (server, _), (public, secret) = pair(), pair()
-    ticket = Ticket("tcp://[fd00::1]:5555", server, public, secret)
-    assert Ticket.parse(ticket.text) == ticket
-    assert Ticket.parse(f"  {ticket.text}\n") == ticket
+    ticket = AgentTicket("tcp://[fd00::1]:5555", server, public, secret)
+    assert AgentTicket.parse(ticket.text) == ticket
+    assert AgentTicket.parse(f"  {ticket.text}\n") == ticket
     assert secret not in repr(ticket)
 
 
@@ -51,7 +51,7 @@ def test_a_ticket_arrives_and_shows_no_secret() -> None:
 )
 def test_what_is_no_ticket_is_not_shown(text: str) -> None:
     with pytest.raises(ConfigError, match=ENLIST) as caught:
-        Ticket.parse(text)
+        AgentTicket.parse(text)
     assert "hunter2" not in str(caught.value)
 
 

@@ -14,8 +14,8 @@ from kvstore.job import processes
 from launcher.agents import boot
 from launcher.agents import run as agents
 from launcher.agents.carrier import Carrier
-from launcher.agents.links.ticket import ENLIST, Ticket
-from launcher.agents.manager import Enlisted, Manager, deal
+from launcher.agents.links.ticket import ENLIST, AgentTicket
+from launcher.agents.manager import Manager, ManagerRecruiter, deal
 from launcher.errors import LaunchError
 from launcher.job.description import Job
 from launcher.job.tasks import Task
@@ -26,7 +26,7 @@ AGENT = shlex.join(boot.argv(sys.executable, str(ROOT)))
 STRANGERS = """
 import socket, sys, time
 from kvstore.job.curve_keys import pair
-from launcher.agents.links.ticket import Ticket
+from launcher.agents.links.ticket import AgentTicket
 from launcher.agents.links.hub import BackLink
 from launcher.agents.links.protocol import Hello
 
@@ -34,7 +34,7 @@ endpoint, server, _, _ = sys.argv[1].split()
 host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
 noise = socket.create_connection((host, int(port)))
 noise.sendall(b"\\xff" * 4000)
-link = BackLink(Ticket(endpoint, server, *pair()))
+link = BackLink(AgentTicket(endpoint, server, *pair()))
 link.send(Hello("1", "3", "stranger", 0, ""))
 time.sleep(60)
 """
@@ -48,7 +48,7 @@ def job(workers: int = 2) -> Job:
 def launch(workers: int, manager: str, patience_s: float = 30.0) -> int:
     """Run a job whose manager is this shell script; $AGENT is how it starts an agent."""
 
-    def submit(ticket: Ticket) -> Carrier:
+    def submit(ticket: AgentTicket) -> Carrier:
         env = {**os.environ, ENLIST: ticket.text, "AGENT": AGENT, "STRANGERS": STRANGERS, "PYTHON": sys.executable}
         env["PYTHONPATH"] = str(ROOT)
         return Carrier("manager", ["/bin/sh", "-c", manager], env, linked=False)
@@ -56,7 +56,9 @@ def launch(workers: int, manager: str, patience_s: float = 30.0) -> int:
     def tell(task: Task, how: str) -> None:
         pass
 
-    return agents.run(job(workers), tell, Enlisted(job(workers), Manager("manager", submit, "", patience_s)), "test")
+    return agents.run(
+        job(workers), tell, ManagerRecruiter(job(workers), Manager("manager", submit, "", patience_s)), "test"
+    )
 
 
 def test_one_too_many_and_strangers_do_no_harm(capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,12 @@ import pytest
 
 from kvstore.wire import Message
 from launcher.agents import fleet as fleet_module
-from launcher.agents import muster as muster_module
 from launcher.agents import remote as remote_module
+from launcher.agents import roll_call as roll_call_module
 from launcher.agents.fleet import Fleet
 from launcher.agents.links import protocol as p
-from launcher.agents.muster import Interrupted, Muster, report
-from launcher.agents.remote import Remote
+from launcher.agents.remote import RemoteAgent
+from launcher.agents.roll_call import Interrupted, RollCall, report
 from launcher.errors import LaunchError
 from launcher.supervision.exits import Exit
 from launcher.supervision.signals import SignalQueue
@@ -118,7 +118,7 @@ class Heard:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (fleet_module, remote_module, muster_module):
+    for module in (fleet_module, remote_module, roll_call_module):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -129,15 +129,15 @@ def selector() -> Iterator[selectors.BaseSelector]:
         yield made
 
 
-def remote(host: str = "node", carrier: Bringer | None = None, **options: Any) -> tuple[Remote, Wire]:
+def remote(host: str = "node", carrier: Bringer | None = None, **options: Any) -> tuple[RemoteAgent, Wire]:
     wire = Wire()
-    made = Remote(host, wire, carrier, **options)  # type: ignore[arg-type]
+    made = RemoteAgent(host, wire, carrier, **options)  # type: ignore[arg-type]
     made.open(None)  # type: ignore[arg-type]
     return made, wire
 
 
-def start(number: int) -> p.Start:
-    return p.Start(f"job {number}", b"", [], [], LIMIT_S, 0, [])
+def start(number: int) -> p.StartTasks:
+    return p.StartTasks(f"job {number}", b"", [], [], LIMIT_S, 0, [])
 
 
 class Cast:
@@ -190,7 +190,7 @@ def test_what_an_agent_has_said_is_kept_until_somebody_listens(clock: Clock) -> 
 
 def test_an_agent_is_lost_once(clock: Clock) -> None:
     there, wire = remote()
-    losses: list[Remote] = []
+    losses: list[RemoteAgent] = []
     there.on_loss = losses.append
     wire.ends("it was closed")
     there.lose("again", 7)
@@ -218,9 +218,9 @@ def test_or_what_came_instead_of_an_agent_tells(clock: Clock) -> None:
 
 
 @pytest.fixture
-def muster(selector: selectors.BaseSelector) -> Iterator[Muster]:
+def roll_call(selector: selectors.BaseSelector) -> Iterator[RollCall]:
     with SignalQueue() as signals:
-        yield Muster(selector, signals)
+        yield RollCall(selector, signals)
 
 
 class Passing:
@@ -246,8 +246,8 @@ class NoSignals:
         return []
 
 
-def passing(clock: Clock, events: dict[float, Callable[[], None]] | None = None) -> Muster:
-    return Muster(Passing(clock, events), NoSignals())  # type: ignore[arg-type]
+def passing(clock: Clock, events: dict[float, Callable[[], None]] | None = None) -> RollCall:
+    return RollCall(Passing(clock, events), NoSignals())  # type: ignore[arg-type]
 
 
 def test_all_are_asked_at_once_and_those_that_are_fit_go_on(clock: Clock) -> None:
@@ -255,10 +255,10 @@ def test_all_are_asked_at_once_and_those_that_are_fit_go_on(clock: Clock) -> Non
     for wire in (to_a, to_b):
         wire.reply = lambda message: p.Surveyed("10.0.0.1", "", False, 1, "") if isinstance(message, p.Survey) else None
     question = p.Survey("", "", b"", False, [])
-    muster = passing(clock)
-    assert muster.ask({a: question, b: question}, p.Surveyed, 5, lambda _: "") == [a, b]
+    roll_call = passing(clock)
+    assert roll_call.ask({a: question, b: question}, p.Surveyed, 5, lambda _: "") == [a, b]
     assert to_a.sent == to_b.sent == [question]
-    muster.conclude(2)
+    roll_call.conclude(2)
 
 
 def test_one_report_for_all_hosts(clock: Clock) -> None:
@@ -268,14 +268,14 @@ def test_one_report_for_all_hosts(clock: Clock) -> None:
     there["lost"][0].lose("ssh to lost exited with code 255: no route\n(it is down)")
     there["fine"][1].hears(HELLO)
     there["unfit"][1].hears(HELLO)
-    muster = passing(clock, {clock.now + 3: lambda: there["late"][1].hears(HELLO)})
+    roll_call = passing(clock, {clock.now + 3: lambda: there["late"][1].hears(HELLO)})
     remotes = [one for one, _ in there.values()]
-    fit = muster.expect(remotes, p.Hello, 30.0, lambda one: "has no python" if one.host == "unfit" else "")
+    fit = roll_call.expect(remotes, p.Hello, 30.0, lambda one: "has no python" if one.host == "unfit" else "")
     assert [one.host for one in fit] == ["fine", "late"]
     there["late"][0].lose("the link broke")
-    assert muster.expect(fit, p.Pong, 1.5, lambda _: "") == []
+    assert roll_call.expect(fit, p.Pong, 1.5, lambda _: "") == []
     with pytest.raises(LaunchError) as caught:
-        muster.conclude(len(remotes))
+        roll_call.conclude(len(remotes))
     assert caught.value.exit_code == 1
     assert str(caught.value).splitlines() == [
         "nothing was started; 6 of 6 hosts cannot take part:",
@@ -310,21 +310,21 @@ def test_waiting_ends_when_it_is_done_or_time_is_up(clock: Clock) -> None:
 
 @pytest.mark.usefixtures("hangups")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_interrupts_and_a_childs_end_does_not(muster: Muster, signum: int) -> None:
+def test_a_signal_interrupts_and_a_childs_end_does_not(roll_call: RollCall, signum: int) -> None:
     os.kill(os.getpid(), signal.SIGCHLD)
     os.kill(os.getpid(), signum)
     with pytest.raises(Interrupted) as caught:
-        muster.wait(lambda: False, 60, list)
+        roll_call.wait(lambda: False, 60, list)
     assert caught.value.signum == signum
 
 
-def test_what_is_ready_is_called(muster: Muster, selector: selectors.BaseSelector) -> None:
+def test_what_is_ready_is_called(roll_call: RollCall, selector: selectors.BaseSelector) -> None:
     read, write = os.pipe()
     got: list[bytes] = []
     selector.register(read, selectors.EVENT_READ, lambda: got.append(os.read(read, 9)))
     os.write(write, b"x")
-    assert muster.wait(lambda: bool(got), 60, list)
-    muster.leave()
+    assert roll_call.wait(lambda: bool(got), 60, list)
+    roll_call.leave()
     selector.unregister(read)
     assert not selector.get_map()
     os.close(read)

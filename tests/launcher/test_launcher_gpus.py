@@ -7,13 +7,13 @@ import pytest
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 from launcher.job.description import Job
-from launcher.job.tasks import LOCAL_RANK, Rendezvous, Role, Surroundings, environment, render
+from launcher.job.tasks import LOCAL_RANK, HostEnvironment, Rendezvous, Role, environment, render
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible(role: Role, local_rank: int, gpus: int, **environ: str) -> str | None:
-    around = Surroundings(environ=environ, python="/py", cores=1)
+    around = HostEnvironment(environ=environ, python="/py", cores=1)
     return environment(around, role, 1, {LOCAL_RANK: str(local_rank)}, gpus).get(VISIBLE)
 
 
@@ -46,5 +46,5 @@ def test_servers_have_no_part_in_it() -> None:
 
 def test_in_a_job_on_one_machine() -> None:
     job = Job(3, 1, ("x",), cluster=Cluster(gpus_per_worker=2))
-    tasks = render(job, Rendezvous("ipc:///t", 0, "m"), Surroundings(environ={}, python="/py", cores=4))
+    tasks = render(job, Rendezvous("ipc:///t", 0, "m"), HostEnvironment(environ={}, python="/py", cores=4))
     assert [task.env.get(VISIBLE) for task in tasks] == [None, None, "0,1", "2,3", "4,5"]

@@ -35,7 +35,7 @@ from launcher.job.tasks import Task, members
 from launcher.kinds import kubernetes
 from launcher.kinds.pods.log import PodLog
 from launcher.kinds.pods.manifests import hidden, manifests
-from launcher.kinds.pods.watch import BROKEN_S, PATIENCE_S, REMIND_S, Ended, Follow, Watch
+from launcher.kinds.pods.watch import BROKEN_S, PATIENCE_S, REMIND_S, FollowLog, PodWatch, TaskEnded
 from launcher.kinds.pods.yaml import dump
 from launcher.supervision.ending import Say
 
@@ -168,23 +168,23 @@ TASKS = [Task(role, rank, ("x",), {}) for role, rank in members(job())]
 
 
 def ends(events: list[Any]) -> list[tuple[int, int, str]]:
-    return [(event.index, event.how.status, str(event.how)) for event in events if isinstance(event, Ended)]
+    return [(event.index, event.how.status, str(event.how)) for event in events if isinstance(event, TaskEnded)]
 
 
 def test_a_job_that_goes_well() -> None:
-    watch = Watch(TASKS, 0.0)
+    watch = PodWatch(TASKS, 0.0)
     assert watch.look([], 1.0) == []
-    assert watch.look([pod("worker", 1, RUNNING)], 2.0) == [Follow(3, "n-worker-1-x")]
+    assert watch.look([pod("worker", 1, RUNNING)], 2.0) == [FollowLog(3, "n-worker-1-x")]
     done = [pod(task.role, task.rank, ended(0, "Completed")) for task in TASKS]
     events = watch.look(done, 3.0)
-    assert [event.index for event in events if isinstance(event, Follow)] == [0, 1, 2, 3]
+    assert [event.index for event in events if isinstance(event, FollowLog)] == [0, 1, 2, 3]
     assert ends(events) == [(index, 0, "exited with code 0") for index in range(4)]
     assert watch.look(done, 4.0) == []
 
 
 def test_the_first_to_fail_comes_first_and_not_who_was_ended_for_it() -> None:
     later = "2024-01-01T00:00:05Z"
-    watch = Watch(TASKS, 0.0)
+    watch = PodWatch(TASKS, 0.0)
     events = watch.look(
         [
             pod("scheduler", 0, ended(1, finished=later)),
@@ -220,14 +220,14 @@ def test_the_first_to_fail_comes_first_and_not_who_was_ended_for_it() -> None:
     ],
 )
 def test_how_pods_end(status: dict[str, Any], text: str) -> None:
-    (end,) = ends(Watch(TASKS, 0.0).look([pod("worker", 0, status)], 1.0))
+    (end,) = ends(PodWatch(TASKS, 0.0).look([pod("worker", 0, status)], 1.0))
     assert end[0] == 2
     assert end[1] != 0
     assert end[2] == text
 
 
 def test_a_pod_that_vanishes_has_failed_and_its_successor_is_nobody() -> None:
-    watch = Watch(TASKS, 0.0)
+    watch = PodWatch(TASKS, 0.0)
     watch.look([pod("worker", 0, RUNNING)], 1.0)
     assert ends(watch.look([pod("worker", 0, RUNNING, name="another")], 2.0)) == [
         (2, 1, "lost its pod: somebody has deleted it")
@@ -235,7 +235,7 @@ def test_a_pod_that_vanishes_has_failed_and_its_successor_is_nobody() -> None:
 
 
 def test_after_deletion_nobody_is_waited_for() -> None:
-    watch = Watch(TASKS, 0.0)
+    watch = PodWatch(TASKS, 0.0)
     watch.look([pod("worker", 0, RUNNING)], 1.0)
     watch.deleting()
     assert [end[0] for end in ends(watch.look([pod("worker", 0, RUNNING)], 2.0))] == [0, 1, 3]
@@ -252,7 +252,7 @@ NO_IMAGE = state(waiting={"reason": "ImagePullBackOff", "message": "Back-off pul
 
 
 def test_who_is_missing_is_said_now_and_then_and_why() -> None:
-    watch = Watch(TASKS, 0.0)
+    watch = PodWatch(TASKS, 0.0)
     pods = [pod("scheduler", 0, RUNNING), pod("worker", 0, UNSCHEDULABLE), pod("worker", 1, NO_IMAGE)]
     assert not [event for event in watch.look(pods, REMIND_S - 1) if isinstance(event, Say)]
     said = [event for event in watch.look(pods, REMIND_S) if isinstance(event, Say)]
@@ -268,13 +268,13 @@ def test_who_is_missing_is_said_now_and_then_and_why() -> None:
 
 def test_only_some_of_many_are_named() -> None:
     many = [Task("worker", rank, ("x",), {}) for rank in range(9)]
-    (said,) = Watch(many, 0.0).look([], REMIND_S)
+    (said,) = PodWatch(many, 0.0).look([], REMIND_S)
     assert isinstance(said, Say)
     assert said.text.endswith("worker 2 (it has no pod yet) and 6 more")
 
 
 def test_who_never_starts_has_failed() -> None:
-    watch = Watch(TASKS[2:], 0.0)
+    watch = PodWatch(TASKS[2:], 0.0)
     pods = [pod("worker", 0, UNSCHEDULABLE), pod("worker", 1, NO_IMAGE)]
     assert ends(watch.look(pods, 1.0)) == []
     assert ends(watch.look(pods, 1.0 + BROKEN_S)) == [
@@ -286,7 +286,7 @@ def test_who_never_starts_has_failed() -> None:
 
 
 def test_an_image_that_comes_after_all_is_no_failure() -> None:
-    watch = Watch(TASKS[3:], 0.0)
+    watch = PodWatch(TASKS[3:], 0.0)
     watch.look([pod("worker", 1, NO_IMAGE)], 1.0)
     watch.look([pod("worker", 1, state(waiting={"reason": "ContainerCreating"}))], BROKEN_S)
     assert ends(watch.look([pod("worker", 1, NO_IMAGE)], BROKEN_S + 2)) == []
@@ -312,7 +312,7 @@ def test_a_log_that_was_cut_goes_on_where_it_was(fraction: str) -> None:
 DRIVER = """
 import json, sys
 from launcher.job.cluster import Cluster
-from launcher.supervision.ending import Limits
+from launcher.supervision.ending import EndingLimits
 from launcher.errors import LaunchError
 from launcher.job.description import Job
 from launcher.kinds import kubernetes
@@ -322,7 +322,7 @@ options["command"] = tuple(options["command"])
 options["env_names"] = tuple(options.get("env_names", ()))
 options["server_argv"] = tuple(options.get("server_argv", ()))
 cluster = Cluster(image="i", **options.pop("cluster", {}))
-limits = Limits(window=2.0, linger=10.0, patience=5.0, blame=5.0, grace=3.0, short_grace=3.0, kill=2.0)
+limits = EndingLimits(window=2.0, linger=10.0, patience=5.0, blame=5.0, grace=3.0, short_grace=3.0, kill=2.0)
 try:
     sys.exit(kubernetes.run(Job(**options, cluster=cluster), print, limits=limits))
 except LaunchError as error:

@@ -22,9 +22,9 @@ from kvstore.job.curve_keys import pair
 from kvstore.wire import Message, encode
 from launcher.agents.links.framing import MAGIC, frame
 from launcher.agents.links.hub import BackLink, Hub, HubLink
-from launcher.agents.links.link import Link, PipeLink
+from launcher.agents.links.link import AgentLink, PipeLink
 from launcher.agents.links.protocol import Bye, Note, Output, Ping, Pong
-from launcher.agents.links.ticket import Ticket
+from launcher.agents.links.ticket import AgentTicket
 
 PIECE = 1 << 16
 MANY = 40  # pieces: more than are acknowledged at a time, and than a pipe holds
@@ -33,7 +33,7 @@ MANY = 40  # pieces: more than are acknowledged at a time, and than a pipe holds
 class End:
     """A link, what it has brought, and how it has ended."""
 
-    def __init__(self, link: Link, selector: selectors.BaseSelector) -> None:
+    def __init__(self, link: AgentLink, selector: selectors.BaseSelector) -> None:
         self.link = link
         self.said: list[Message] = []
         self.ends: list[str] = []
@@ -293,7 +293,7 @@ class Wide:
 
     def join(self) -> tuple[End, End]:
         """A new agent's end, and launch.py's."""
-        self.ends.append(End(BackLink(Ticket.parse(self.hub.ticket.text)), self.selector))
+        self.ends.append(End(BackLink(AgentTicket.parse(self.hub.ticket.text)), self.selector))
         count = len(self.links)
         self.ends[-1].link.send(Ping())
         self.until(lambda: len(self.links) > count and self.links[-1].said == [Ping()])
@@ -422,7 +422,7 @@ def test_an_agent_talks_to_launch_py_alone(wide: Wide) -> None:
     heard: list[Any] = []
     with selectors.DefaultSelector() as selector:
         other.open(selector, heard.append)
-        link = BackLink(Ticket(other.ticket.endpoint, ticket.server_key, ticket.public, ticket.secret))
+        link = BackLink(AgentTicket(other.ticket.endpoint, ticket.server_key, ticket.public, ticket.secret))
         monitor = link._transport._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
         )

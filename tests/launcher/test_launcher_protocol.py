@@ -20,7 +20,7 @@ from launcher.agents.links import protocol as p
 EXAMPLES = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 PATH = b"/t\xff"
 TASK = [0, "worker", 0, 1, [b"A", b"1"]]
-START = p.Start("mark", PATH, [b"python", b"x\xff.py"], [b"server"], 10.0, 2, [TASK, [4096, "server", 1, 2, []]])
+START = p.StartTasks("mark", PATH, [b"python", b"x\xff.py"], [b"server"], 10.0, 2, [TASK, [4096, "server", 1, 2, []]])
 GOOD: list[Any] = [
     p.Hello("0.1.0", "3.11", "node1", -1, "10.0.0.1"),
     p.Survey("eth0", "10.0.0.1", PATH, True, [b"python", b"train.py"]),
@@ -38,7 +38,7 @@ GOOD: list[Any] = [
     p.Ping(),
     p.Pong(),
     p.Bye("it was sent SIGTERM"),
-    p.Ack(2**40),
+    p.OutputAck(2**40),
 ]
 CODES = {cls: code for code, cls in frames._BY_CODE.items() if cls.__module__ == p.__name__}
 
@@ -87,7 +87,7 @@ def test_no_field_takes_just_anything(message: Any) -> None:
         raw(p.Exited, 0, True, 0),
         raw(p.Signal, 0),
         raw(p.Signal, 65),
-        raw(p.Ack, -1),
+        raw(p.OutputAck, -1),
         raw(p.Refused, "x", -1),
         raw(p.Hello, "v", "p", "h" * 513, 0, ""),
         raw(p.Hello, "v", "p", "h", -2, ""),
@@ -96,12 +96,12 @@ def test_no_field_takes_just_anything(message: Any) -> None:
         raw(p.Probe, [["name", "address"]]),
         raw(p.Surveyed, "", "", 1, 0, ""),
         raw(p.Surveyed, "", "", False, 65536, ""),
-        raw(p.Start, "m", b"", [], [], 1.0, 0, [[0, "scheduler", 0, 1, []]]),
-        raw(p.Start, "m", b"", [], [], 1.0, 0, [[0, "worker", 0, 0, []]]),
-        raw(p.Start, "m", b"", [], [], 1.0, 0, [[0, "worker", 0, 1, ["text"]]]),
-        raw(p.Start, "m", "text", [], [], 1.0, 0, []),
-        raw(p.Start, "m", b"", [], [], float("inf"), 0, []),
-        raw(p.Start, "m", b"", [], [], 1.0, 1025, []),
+        raw(p.StartTasks, "m", b"", [], [], 1.0, 0, [[0, "scheduler", 0, 1, []]]),
+        raw(p.StartTasks, "m", b"", [], [], 1.0, 0, [[0, "worker", 0, 0, []]]),
+        raw(p.StartTasks, "m", b"", [], [], 1.0, 0, [[0, "worker", 0, 1, ["text"]]]),
+        raw(p.StartTasks, "m", "text", [], [], 1.0, 0, []),
+        raw(p.StartTasks, "m", b"", [], [], float("inf"), 0, []),
+        raw(p.StartTasks, "m", b"", [], [], 1.0, 1025, []),
         raw(p.Note, "\udcff"),
     ],
 )
@@ -145,7 +145,7 @@ def test_whatever_comes_is_a_message_that_could_have_been_sent_or_an_error(parts
     except WireError:
         return
     assert decode([bytes(part) for part in encode(message)]) == message or message != message  # NaN
-    if isinstance(message, p.Start):
+    if isinstance(message, p.StartTasks):
         for *_, flat in message.tasks:
             with contextlib.suppress(WireError):
                 p.unpack(flat)
@@ -157,7 +157,7 @@ VALUES = st.binary(max_size=20).filter(lambda value: 0 not in value).map(os.fsde
 
 @given(st.dictionaries(NAMES, VALUES))
 def test_an_environment_of_any_bytes_arrives(variables: dict[str, str]) -> None:
-    start = p.Start("m", b"", [], [], 1.0, 0, [[0, "worker", 0, 1, p.pack(variables)]])
+    start = p.StartTasks("m", b"", [], [], 1.0, 0, [[0, "worker", 0, 1, p.pack(variables)]])
     assert p.unpack(decode(encode(start)).tasks[0][4]) == variables
 
 

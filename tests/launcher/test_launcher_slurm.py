@@ -21,7 +21,7 @@ from launcher.job import batch
 from launcher.job.cluster import Cluster
 from launcher.job.description import Job
 from launcher.kinds import slurm as kind
-from launcher.kinds.managers.queued import Queued, State, follow
+from launcher.kinds.managers.queued import QueuedJob, QueueState, follow
 
 FULL: dict[str, Any] = {
     "job_name": "mnist",
@@ -104,19 +104,19 @@ def test_a_damaged_job_is_no_job(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason", "code", "state"),
     [
-        ("PENDING", "Resources", "0:0", State("PENDING (Resources)", False, False, 0)),
-        ("RUNNING", "None", "0:0", State("RUNNING", True, False, 0)),
-        ("COMPLETING", "None", "0:0", State("COMPLETING", True, False, 0)),
-        ("COMPLETED", "None", "0:0", State("COMPLETED", False, True, 0)),
-        ("FAILED", "NonZeroExitCode", "7:0", State("FAILED (NonZeroExitCode)", False, True, 7)),
-        ("CANCELLED", "None", "0:0", State("CANCELLED", False, True, 1)),
-        ("CANCELLED", "None", "0:15", State("CANCELLED", False, True, 143)),
-        ("TIMEOUT", "TimeLimit", "0:0", State("TIMEOUT (TimeLimit)", False, True, 1)),
-        ("NODE_FAIL", "None", "0:0", State("NODE_FAIL", False, True, 1)),
-        ("OUT_OF_MEMORY", "None", "0:125", State("OUT_OF_MEMORY", False, True, 1)),
+        ("PENDING", "Resources", "0:0", QueueState("PENDING (Resources)", False, False, 0)),
+        ("RUNNING", "None", "0:0", QueueState("RUNNING", True, False, 0)),
+        ("COMPLETING", "None", "0:0", QueueState("COMPLETING", True, False, 0)),
+        ("COMPLETED", "None", "0:0", QueueState("COMPLETED", False, True, 0)),
+        ("FAILED", "NonZeroExitCode", "7:0", QueueState("FAILED (NonZeroExitCode)", False, True, 7)),
+        ("CANCELLED", "None", "0:0", QueueState("CANCELLED", False, True, 1)),
+        ("CANCELLED", "None", "0:15", QueueState("CANCELLED", False, True, 143)),
+        ("TIMEOUT", "TimeLimit", "0:0", QueueState("TIMEOUT (TimeLimit)", False, True, 1)),
+        ("NODE_FAIL", "None", "0:0", QueueState("NODE_FAIL", False, True, 1)),
+        ("OUT_OF_MEMORY", "None", "0:125", QueueState("OUT_OF_MEMORY", False, True, 1)),
     ],
 )
-def test_what_slurm_says_of_a_job(name: str, reason: str, code: str, state: State) -> None:
+def test_what_slurm_says_of_a_job(name: str, reason: str, code: str, state: QueueState) -> None:
     assert kind.state(SHOWN.format(name, reason, code)) == state
 
 
@@ -165,12 +165,12 @@ def test_a_job_is_followed_to_its_end(
 ) -> None:
     files = [tmp_path / name for name in ("out", "err", "end")]
 
-    def submit() -> Queued:
+    def submit() -> QueuedJob:
         for file in files:
             file.write_text(f"{file.name}\n")
-        return Queued("a job", ask, lambda signum: None, ("false",), files[0], files[1], (files[2],))
+        return QueuedJob("a job", ask, lambda signum: None, ("false",), files[0], files[1], (files[2],))
 
-    def ask() -> State:
+    def ask() -> QueueState:
         name, _, ended = states.pop(0).partition(" ")
         if not name:
             raise LaunchError("no answer")
@@ -187,7 +187,7 @@ def test_a_job_is_followed_to_its_end(
 
 
 def test_a_job_that_cannot_be_submitted() -> None:
-    def submit() -> Queued:
+    def submit() -> QueuedJob:
         raise LaunchError("no")
 
     with pytest.raises(LaunchError, match="no"):

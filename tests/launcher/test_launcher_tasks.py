@@ -9,10 +9,10 @@ import pytest
 from kvstore.job.keyring import Keyring
 from launcher.errors import LaunchError
 from launcher.job.description import MAX_PER_ROLE, RESERVED, Job
-from launcher.job.tasks import AGENT, Rendezvous, Surroundings, Task, members, passed, render, words
+from launcher.job.tasks import AGENT, HostEnvironment, Rendezvous, Task, members, passed, render, words
 
 AT = Rendezvous(uri="ipc:///t/scheduler", port=0, mark="kvstore-0-1-x")
-HERE = Surroundings(environ={"HOME": "/h"}, python="/py", cores=8)
+HERE = HostEnvironment(environ={"HOME": "/h"}, python="/py", cores=8)
 
 
 def job(**options: object) -> Job:
@@ -65,7 +65,7 @@ def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
 
 def test_only_the_scheduler_gets_the_socket_even_inside_another_job() -> None:
     at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", fd=5)
-    around = Surroundings(environ={"KVSTORE_ROOT_FD": "3", "DMLC_ROLE": "worker"}, python="/py", cores=1)
+    around = HostEnvironment(environ={"KVSTORE_ROOT_FD": "3", "DMLC_ROLE": "worker"}, python="/py", cores=1)
     tasks = by_name(render(job(), at, around))
     assert tasks["scheduler"].env["KVSTORE_ROOT_FD"] == "5"
     assert tasks["scheduler"].env["DMLC_ROLE"] == "scheduler"
@@ -91,7 +91,7 @@ def test_the_cores_are_shared(workers: int, servers: int, threads: tuple[str, st
 
 
 def test_what_the_user_has_set_stays() -> None:
-    around = Surroundings(environ={"OMP_NUM_THREADS": "5", "PYTHONUNBUFFERED": ""}, python="/py", cores=8)
+    around = HostEnvironment(environ={"OMP_NUM_THREADS": "5", "PYTHONUNBUFFERED": ""}, python="/py", cores=8)
     tasks = by_name(render(job(env_server={"OMP_NUM_THREADS": "6"}), AT, around))
     assert tasks["worker 0"].env["OMP_NUM_THREADS"] == "5"
     assert tasks["server 0"].env["OMP_NUM_THREADS"] == "6"
@@ -107,7 +107,7 @@ def test_what_the_user_has_set_stays() -> None:
     ],
 )
 def test_python_and_the_packages_are_found(before: dict[str, str], path: str, pythonpath: str) -> None:
-    around = Surroundings(environ=before, python="/py", cores=8, shims="/shims", source_root="/clone")
+    around = HostEnvironment(environ=before, python="/py", cores=8, shims="/shims", source_root="/clone")
     tasks = by_name(render(job(), AT, around))
     assert tasks["worker 0"].env["PATH"] == path
     assert tasks["worker 0"].env["PYTHONPATH"] == tasks["server 0"].env["PYTHONPATH"] == pythonpath
@@ -122,7 +122,7 @@ def test_the_transport_goes_along_to_processes_elsewhere() -> None:
 
 def test_nothing_that_is_printed_shows_a_value() -> None:
     secret = job(env_server={"A": "hunter2"}, env_worker={"B": "hunter2"})
-    around = Surroundings(environ={"C": "hunter2"}, python="/py", cores=1)
+    around = HostEnvironment(environ={"C": "hunter2"}, python="/py", cores=1)
     assert "hunter2" not in repr((secret, around, render(secret, AT, around)))
 
 

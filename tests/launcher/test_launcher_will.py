@@ -15,9 +15,9 @@ from waiting import until
 
 from launcher.errors import LaunchError
 from launcher.kinds.managers import queued
-from launcher.kinds.managers.queued import Queued, State, follow
+from launcher.kinds.managers.queued import QueuedJob, QueueState, follow
 from launcher.kinds.slurm import _first_node, state
-from launcher.processes.last_will import Will
+from launcher.processes.last_will import LastWill
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MAKER = """
 import signal, sys
 from pathlib import Path
-from launcher.processes.last_will import Will
-will = Will(["touch", sys.argv[1]], [Path(path) for path in sys.argv[3:]])
+from launcher.processes.last_will import LastWill
+will = LastWill(["touch", sys.argv[1]], [Path(path) for path in sys.argv[3:]])
 print("made", flush=True)
 if sys.argv[2] == "stay":
     signal.pause()
@@ -34,10 +34,10 @@ if sys.argv[2] == "revoke":
     will.revoke()
 """
 
-WAITING = State("PENDING (Resources)", running=False, over=False, status=0)
-RUNNING = State("RUNNING", running=True, over=False, status=0)
-DONE = State("COMPLETED", running=False, over=True, status=0)
-CANCELLED = State("CANCELLED", running=False, over=True, status=1)
+WAITING = QueueState("PENDING (Resources)", running=False, over=False, status=0)
+RUNNING = QueueState("RUNNING", running=True, over=False, status=0)
+DONE = QueueState("COMPLETED", running=False, over=True, status=0)
+CANCELLED = QueueState("CANCELLED", running=False, over=True, status=1)
 
 
 def maker(tmp_path: Path, how: str, *remove: Path) -> subprocess.Popen[bytes]:
@@ -68,14 +68,14 @@ def test_or_leaves_without_a_word(tmp_path: Path) -> None:
 
 
 def test_a_signal_for_its_group_is_not_for_its_will(tmp_path: Path) -> None:
-    will = Will(["touch", str(tmp_path / "done")])
+    will = LastWill(["touch", str(tmp_path / "done")])
     assert os.getsid(will._process.pid) == will._process.pid
     will.revoke()
 
 
 def test_a_will_that_is_revoked_is_not_executed(tmp_path: Path) -> None:
     (tmp_path / "kept").touch()
-    will = Will(["touch", str(tmp_path / "done")], [tmp_path / "kept"])
+    will = LastWill(["touch", str(tmp_path / "done")], [tmp_path / "kept"])
     will.revoke()
     will.revoke()
     assert will._process.returncode == 0
@@ -83,7 +83,7 @@ def test_a_will_that_is_revoked_is_not_executed(tmp_path: Path) -> None:
 
 
 def test_revoking_what_has_died_is_fine(tmp_path: Path) -> None:
-    will = Will(["touch", str(tmp_path / "done")])
+    will = LastWill(["touch", str(tmp_path / "done")])
     will._process.kill()
     will._process.wait()
     will.revoke()
@@ -101,14 +101,14 @@ class Manager:
         self.interrupts: list[int] = []
         self.on_interrupt: Callable[[int], None] = lambda _: None
 
-    def state(self) -> State:
+    def state(self) -> QueueState:
         self.asked += 1
         while callable(self.states[0]):
             self.states.pop(0)()
         found = self.states[0] if len(self.states) == 1 else self.states.pop(0)
         if isinstance(found, Exception):
             raise found
-        assert isinstance(found, State)
+        assert isinstance(found, QueueState)
         return CANCELLED if self.cancelled.exists() else found
 
     def interrupt(self, signum: int) -> None:
@@ -117,7 +117,7 @@ class Manager:
 
     def follow(self) -> int:
         cancel = ("sh", "-c", f"echo x >>{self.cancelled}")
-        job = Queued("Fake job 7", self.state, self.interrupt, cancel, self.out, self.err, (self.end,))
+        job = QueuedJob("Fake job 7", self.state, self.interrupt, cancel, self.out, self.err, (self.end,))
         return follow(lambda: job, ask_s=0.0)
 
 
@@ -163,7 +163,7 @@ def test_a_job_is_followed_to_its_end(
 
 
 def test_its_exit_code_is_ours(manage: Callable[..., Manager], capfd: pytest.CaptureFixture[str]) -> None:
-    assert manage(RUNNING, State("FAILED", running=False, over=True, status=7)).follow() == 7
+    assert manage(RUNNING, QueueState("FAILED", running=False, over=True, status=7)).follow() == 7
     assert "launch.py: Fake job 7 ended: FAILED, exit code 7" in capfd.readouterr().err
 
 
@@ -237,12 +237,12 @@ def test_a_cancellation_that_hangs_or_is_not_there_does_not_matter(
     for cancel in (("sleep", "60"), ("/nowhere/scancel",)):
         states = iter([WAITING, "signal"])
 
-        def ask(states: Any = states) -> State:
+        def ask(states: Any = states) -> QueueState:
             if next(states, "") == "signal":
                 send(signal.SIGTERM)()
             return WAITING
 
-        job = Queued("Fake job 7", ask, pytest.fail, cancel, tmp_path / "out", tmp_path / "err")
+        job = QueuedJob("Fake job 7", ask, pytest.fail, cancel, tmp_path / "out", tmp_path / "err")
         assert follow(lambda job=job: job, ask_s=0.0) == 143
         assert "gave up waiting" in capfd.readouterr().err
 
@@ -276,7 +276,7 @@ def test_a_job_that_cannot_be_followed_is_cancelled(
 def test_one_that_cannot_be_submitted_leaves_nothing() -> None:
     before = signal.getsignal(signal.SIGINT)
 
-    def submit() -> Queued:
+    def submit() -> QueuedJob:
         raise LaunchError("sbatch failed: invalid partition")
 
     with pytest.raises(LaunchError, match="invalid partition"):
@@ -287,23 +287,23 @@ def test_one_that_cannot_be_submitted_leaves_nothing() -> None:
 @pytest.mark.parametrize(
     ("shown", "expected"),
     [
-        ("JobState=PENDING Reason=Resources ExitCode=0:0", State("PENDING (Resources)", False, False, 0)),
-        ("JobState=PENDING Reason=None ExitCode=0:0", State("PENDING", False, False, 0)),
-        ("JobId=7 JobState=RUNNING Reason=None ExitCode=0:0", State("RUNNING", True, False, 0)),
-        ("JobState=COMPLETING Reason=None ExitCode=7:0", State("COMPLETING", True, False, 0)),
-        ("JobState=COMPLETED Reason=None ExitCode=0:0", State("COMPLETED", False, True, 0)),
-        ("JobState=FAILED Reason=NonZeroExitCode ExitCode=7:0", State("FAILED (NonZeroExitCode)", False, True, 7)),
-        ("JobState=FAILED Reason=x ExitCode=0:9", State("FAILED (x)", False, True, 137)),
-        ("JobState=CANCELLED Reason=None ExitCode=0:15", State("CANCELLED", False, True, 143)),
-        ("JobState=TIMEOUT Reason=TimeLimit ExitCode=0:0", State("TIMEOUT (TimeLimit)", False, True, 1)),
-        ("JobState=CANCELLED+ ExitCode=0:0", State("CANCELLED+", False, True, 1)),
-        ("JobState=FAILED ExitCode=x:y", State("FAILED", False, True, 1)),
-        ("JobName=JobState=FAILED JobState=RUNNING", State("RUNNING", True, False, 0)),
-        ("nothing of the kind", State("UNKNOWN", False, False, 0)),
-        ("", State("UNKNOWN", False, False, 0)),
+        ("JobState=PENDING Reason=Resources ExitCode=0:0", QueueState("PENDING (Resources)", False, False, 0)),
+        ("JobState=PENDING Reason=None ExitCode=0:0", QueueState("PENDING", False, False, 0)),
+        ("JobId=7 JobState=RUNNING Reason=None ExitCode=0:0", QueueState("RUNNING", True, False, 0)),
+        ("JobState=COMPLETING Reason=None ExitCode=7:0", QueueState("COMPLETING", True, False, 0)),
+        ("JobState=COMPLETED Reason=None ExitCode=0:0", QueueState("COMPLETED", False, True, 0)),
+        ("JobState=FAILED Reason=NonZeroExitCode ExitCode=7:0", QueueState("FAILED (NonZeroExitCode)", False, True, 7)),
+        ("JobState=FAILED Reason=x ExitCode=0:9", QueueState("FAILED (x)", False, True, 137)),
+        ("JobState=CANCELLED Reason=None ExitCode=0:15", QueueState("CANCELLED", False, True, 143)),
+        ("JobState=TIMEOUT Reason=TimeLimit ExitCode=0:0", QueueState("TIMEOUT (TimeLimit)", False, True, 1)),
+        ("JobState=CANCELLED+ ExitCode=0:0", QueueState("CANCELLED+", False, True, 1)),
+        ("JobState=FAILED ExitCode=x:y", QueueState("FAILED", False, True, 1)),
+        ("JobName=JobState=FAILED JobState=RUNNING", QueueState("RUNNING", True, False, 0)),
+        ("nothing of the kind", QueueState("UNKNOWN", False, False, 0)),
+        ("", QueueState("UNKNOWN", False, False, 0)),
     ],
 )
-def test_what_slurm_says_of_a_job(shown: str, expected: State) -> None:
+def test_what_slurm_says_of_a_job(shown: str, expected: QueueState) -> None:
     assert state(shown) == expected
 
 

@@ -17,8 +17,8 @@ from kvstore.transport import Peer
 from kvstore.transport.zeromq.transport import ZmqTransport
 from kvstore.wire import Message, decode, encode
 from launcher.agents.links.link import OnEnd, OnMessage
-from launcher.agents.links.protocol import Ack, Bye, Output
-from launcher.agents.links.ticket import Ticket
+from launcher.agents.links.protocol import Bye, Output, OutputAck
+from launcher.agents.links.ticket import AgentTicket
 
 _MANY = 1000  # messages at a time, so that others get their turn
 _LINGER_S = 1.0
@@ -42,7 +42,7 @@ class Hub:
         except BaseException:
             self._transport.close()
             raise
-        self.ticket = Ticket(endpoint.partition("?")[0], mine[0], theirs[0], theirs[1])
+        self.ticket = AgentTicket(endpoint.partition("?")[0], mine[0], theirs[0], theirs[1])
         self._links: dict[Peer, HubLink] = {}
         self._bell, self._wake = socket.socketpair()
         self._bell.setblocking(False)
@@ -146,7 +146,7 @@ class HubLink:
     def _acknowledge(self, count: int) -> None:
         self._owed += count
         if self._reading and self._owed >= _ACK:
-            self.send(Ack(self._owed))
+            self.send(OutputAck(self._owed))
             self._owed = 0
 
 
@@ -159,7 +159,7 @@ class BackLink:
 
     unsent = 0  # the socket lingers
 
-    def __init__(self, ticket: Ticket) -> None:
+    def __init__(self, ticket: AgentTicket) -> None:
         keys = CurveKeys(ticket.secret, ticket.server_key, frozenset({ticket.server_key, ticket.public}))
         self._transport = ZmqTransport(keys=keys)
         self._peer = self._transport.connect(with_key(ticket.endpoint, ticket.server_key))
@@ -192,7 +192,7 @@ class BackLink:
                 self.close()
                 self._on_end(str(error))
                 return
-            if isinstance(message, Ack):
+            if isinstance(message, OutputAck):
                 self.pending = max(0, self.pending - message.count)
             else:
                 self._on_message(message)

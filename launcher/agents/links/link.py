@@ -10,7 +10,7 @@ from typing import Protocol
 from kvstore.errors import WireError
 from kvstore.wire import Message, decode, encode
 from launcher.agents.links.framing import MAGIC, Unframer, frame
-from launcher.agents.links.protocol import Ack, Output
+from launcher.agents.links.protocol import Output, OutputAck
 
 _READ = 1 << 16
 _ACK = 1 << 18  # bytes
@@ -19,7 +19,7 @@ OnMessage = Callable[[Message], None]
 OnEnd = Callable[[str], None]
 
 
-class Link(Protocol):
+class AgentLink(Protocol):
     """One end. What it waits for is in a selector, with a callable as the key's data, to be called when ready."""
 
     @property
@@ -74,12 +74,12 @@ class PipeLink:
 
     @property
     def pending(self) -> int:
-        """See `Link`."""
+        """See `AgentLink`."""
         return self._pending
 
     @property
     def unsent(self) -> int:
-        """See `Link`."""
+        """See `AgentLink`."""
         return 0 if self._closed else len(self._out)
 
     @property
@@ -88,13 +88,13 @@ class PipeLink:
         return self._unframer.preamble
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """See `Link`."""
+        """See `AgentLink`."""
         self._selector, self._on_message, self._on_end = selector, on_message, on_end
         selector.register(self._source, selectors.EVENT_READ, self._read)
         self._flush()
 
     def send(self, message: Message) -> None:
-        """See `Link`."""
+        """See `AgentLink`."""
         if not self._closed:
             if isinstance(message, Output):
                 self._pending += _size(message)
@@ -102,15 +102,15 @@ class PipeLink:
             self._flush()
 
     def reading(self, wanted: bool) -> None:
-        """See `Link`."""
+        """See `AgentLink`."""
         self._reading = wanted
         self._acknowledge(0)
 
     def poll(self) -> None:
-        """See `Link`; nothing is missed."""
+        """See `AgentLink`; nothing is missed."""
 
     def close(self) -> None:
-        """See `Link`."""
+        """See `AgentLink`."""
         if self._closed:
             return
         self._want_write(False)
@@ -140,7 +140,7 @@ class PipeLink:
     def _take(self, message: Message) -> None:
         if self._closed:  # by a message before
             return
-        if isinstance(message, Ack):
+        if isinstance(message, OutputAck):
             self._pending = max(0, self._pending - message.count)
             return
         self._on_message(message)
@@ -151,7 +151,7 @@ class PipeLink:
         self._owed += count
         if self._reading and self._owed >= _ACK:
             count, self._owed = self._owed, 0
-            self.send(Ack(count))
+            self.send(OutputAck(count))
 
     def _flush(self) -> None:
         if self._closed:

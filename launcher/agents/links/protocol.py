@@ -102,7 +102,7 @@ class Probed(Message):
 
 @message(105)
 @dataclass(frozen=True)
-class Start(Message):
+class StartTasks(Message):
     """Run these tasks.
 
     Attributes:
@@ -215,14 +215,14 @@ class Bye(Message):
 
 @message(116)
 @dataclass(frozen=True)
-class Ack(Message):
+class OutputAck(Message):
     """So many more bytes of output have been taken."""
 
     count: Annotated[int, f.integer()]
 
 
 def pack(variables: Mapping[str, str]) -> list[bytes]:
-    """An environment as `Start` carries it."""
+    """An environment as `StartTasks` carries it."""
     return [os.fsencode(text) for pair in variables.items() for text in pair]
 
 

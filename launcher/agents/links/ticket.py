@@ -11,7 +11,7 @@ ENLIST = settings.ENLIST.name
 
 
 @dataclass(frozen=True)
-class Ticket:
+class AgentTicket:
     """What lets an agent in. A secret: whoever has it can be an agent of the job.
 
     Args:
@@ -31,7 +31,7 @@ class Ticket:
         return " ".join((self.endpoint, self.server_key, self.public, self.secret))
 
     @classmethod
-    def parse(cls, text: str) -> Ticket:
+    def parse(cls, text: str) -> AgentTicket:
         """Raises: ConfigError: it is no ticket; the message does not show it."""
         words = text.split()
         if len(words) != 4 or not words[0].startswith("tcp://") or any(len(key) != 40 for key in words[1:]):

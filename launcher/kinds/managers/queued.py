@@ -16,7 +16,7 @@ from pathlib import Path
 from kvstore.rare_log import worth_a_line
 from launcher.errors import LaunchError
 from launcher.kinds.managers.programs import tell
-from launcher.processes.last_will import Will
+from launcher.processes.last_will import LastWill
 from launcher.supervision.signals import CHILD, SignalQueue
 
 _STEP_S = 0.2
@@ -29,7 +29,7 @@ _TAKEN = 4096  # by a pipe that is writable, without blocking
 
 
 @dataclass(frozen=True)
-class State:
+class QueueState:
     """What the manager says of a job.
 
     Args:
@@ -46,7 +46,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Queued:
+class QueuedJob:
     """A submitted job.
 
     Args:
@@ -59,7 +59,7 @@ class Queued:
     """
 
     title: str
-    state: Callable[[], State]
+    state: Callable[[], QueueState]
     interrupt: Callable[[int], None]
     cancel: tuple[str, ...]
     stdout: Path
@@ -98,7 +98,7 @@ class _Tail:
         return b""
 
 
-def follow(submit: Callable[[], Queued], *, ask_s: float = _ASK_S) -> int:
+def follow(submit: Callable[[], QueuedJob], *, ask_s: float = _ASK_S) -> int:
     """Submit a job, wait for its end, and print what it prints; end it if this process is told to end, or is killed.
 
     Returns:
@@ -111,7 +111,7 @@ def follow(submit: Callable[[], Queued], *, ask_s: float = _ASK_S) -> int:
         selector.register(signals, selectors.EVENT_READ)
         job = submit()
         files = [job.stdout, job.stderr, *job.others]
-        will = Will(job.cancel, files)
+        will = LastWill(job.cancel, files)
         try:
             return _follow(job, [_Tail(job.stdout, 1), _Tail(job.stderr, 2)], signals, selector, ask_s)
         except BaseException:
@@ -125,11 +125,11 @@ def follow(submit: Callable[[], Queued], *, ask_s: float = _ASK_S) -> int:
 
 
 def _follow(
-    job: Queued, tails: list[_Tail], signals: SignalQueue, selector: selectors.BaseSelector, ask_s: float
+    job: QueuedJob, tails: list[_Tail], signals: SignalQueue, selector: selectors.BaseSelector, ask_s: float
 ) -> int:
     print(f"launch.py: {job.title} is submitted", file=sys.stderr)
     asked = noticed = time.monotonic()
-    state = State("", running=False, over=False, status=0)
+    state = QueueState("", running=False, over=False, status=0)
     failures = 0
     ended: int | None = None
     deadline = 0.0

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
-from launcher.kinds.pods.kubectl import Kubectl, Listening
+from launcher.kinds.pods.kubectl import Kubectl, KubectlStream
 from launcher.kinds.pods.log import PodLog
 from launcher.kinds.pods.manifests import JOB
-from launcher.kinds.pods.watch import Ended, Follow, Watch
+from launcher.kinds.pods.watch import FollowLog, PodWatch, TaskEnded
 from launcher.supervision.crew import Sink
 from launcher.supervision.ending import Say
 
@@ -25,7 +25,7 @@ _LAST_WORDS_S = 30.0
 _EVERYTHING = "jobs,services,secrets"
 
 
-class Pods:
+class PodCrew:
     """Runs tasks as pods; see `Crew`.
 
     Args:
@@ -39,19 +39,19 @@ class Pods:
         self._kubectl = kubectl
         self._name, self._tasks, self._objects = name, tasks, objects
         self._mine = ("--selector", f"{JOB}={name}")
-        self._listing: Listening | None = None
+        self._listing: KubectlStream | None = None
         self._listed = bytearray()
         self._next = 0.0
         self._complain_at = 0.0
         self._complained = False  # of a log that cannot be read
         self._logs: dict[int, PodLog] = {}
-        self._followers: dict[int, Listening] = {}
+        self._followers: dict[int, KubectlStream] = {}
         self._last: set[int] = set()  # tasks whose last words are being fetched, or have been
-        self._queue: deque[tuple[Ended, float]] = deque()
+        self._queue: deque[tuple[TaskEnded, float]] = deque()
         self._running = set(range(len(tasks)))
         self._reading = True
         self._created = False
-        self._commands: list[Listening] = []
+        self._commands: list[KubectlStream] = []
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
         """Create everything, or nothing."""
@@ -60,7 +60,7 @@ class Pods:
         # Not apply, which would copy the Secrets into their own descriptions.
         if problem := self._kubectl.run("create", "--filename", "-", stdin=self._objects):
             raise LaunchError(f"the cluster does not take the job: {problem}", 1)
-        self._watch = Watch(self._tasks, time.monotonic())
+        self._watch = PodWatch(self._tasks, time.monotonic())
         sink.say(f"submitted as {self._name}; should launch.py be killed: {self._undo}")
 
     def collect(self) -> None:
@@ -122,7 +122,7 @@ class Pods:
     def _undo(self) -> str:
         return f"kubectl delete {_EVERYTHING} -l {JOB}={self._name}"
 
-    def _take_listing(self, listing: Listening) -> None:
+    def _take_listing(self, listing: KubectlStream) -> None:
         now = time.monotonic()
         try:
             pods = [] if listing.complaint else json.loads(self._listed)["items"]
@@ -137,12 +137,12 @@ class Pods:
         for event in self._watch.look(pods, now):
             if isinstance(event, Say):
                 self._sink.say(event.text)
-            elif isinstance(event, Follow):
+            elif isinstance(event, FollowLog):
                 self._follow(event)
             else:
                 self._queue.append((event, now))
 
-    def _follow(self, event: Follow) -> None:
+    def _follow(self, event: FollowLog) -> None:
         """Read what a pod prints, or go on with it: connections that are quiet for long are cut."""
         before = self._followers.get(event.index)
         if before is None or before.over:
@@ -181,7 +181,7 @@ class Pods:
             self._running.discard(end.index)
             self._sink.exited(end.index, end.how)
 
-    def _has_spoken(self, end: Ended) -> bool:
+    def _has_spoken(self, end: TaskEnded) -> bool:
         """Whether all that a task has printed is here. Its log was perhaps cut off just before its end: look again."""
         follower = self._followers.get(end.index)
         if follower is not None and not follower.over:
@@ -192,7 +192,9 @@ class Pods:
         self._read_log(end.index, end.pod)
         return end.index not in self._followers
 
-    def _listen(self, words: Sequence[str], on_data: Callable[[bytes], None], listen: bool = True) -> Listening | None:
+    def _listen(
+        self, words: Sequence[str], on_data: Callable[[bytes], None], listen: bool = True
+    ) -> KubectlStream | None:
         try:
             listening = self._kubectl.listen(words, on_data, self.collect)
         except OSError as error:

@@ -16,7 +16,7 @@ from kvstore.job import settings
 from kvstore.job.contract import Role
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
-from launcher.job.tasks import Surroundings, Task, environment, our_servers
+from launcher.job.tasks import HostEnvironment, Task, environment, our_servers
 from launcher.processes.child import cannot_start
 from launcher.processes.machine import cores
 
@@ -57,7 +57,7 @@ def compose(command: Sequence[str], environ: Mapping[str, str], mount: Path) -> 
     variables[settings.TASK_ID.name] = str(rank)
     if (mount / KEY).exists():
         variables[settings.SECRET_KEY.name] = (mount / KEY).read_text(encoding="ascii")
-    around = Surroundings(environ=environ, python=sys.executable, cores=cores())
+    around = HostEnvironment(environ=environ, python=sys.executable, cores=cores())
     try:
         argv = argv_of(command, sys.executable) if command else our_servers(sys.executable)
     except LaunchError as error:

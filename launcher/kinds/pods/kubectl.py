@@ -52,12 +52,14 @@ class Kubectl:
             return f"cannot start kubectl: {error.strerror}"
         return "" if done.returncode == 0 else _complaint(done.stderr, done.returncode)
 
-    def listen(self, words: Sequence[str], on_data: Callable[[bytes], None], on_over: Callable[[], None]) -> Listening:
-        """Start it; see `Listening`."""
-        return Listening([*self._argv, *words], on_data, on_over)
+    def listen(
+        self, words: Sequence[str], on_data: Callable[[bytes], None], on_over: Callable[[], None]
+    ) -> KubectlStream:
+        """Start it; see `KubectlStream`."""
+        return KubectlStream([*self._argv, *words], on_data, on_over)
 
 
-class Listening:
+class KubectlStream:
     """A running kubectl.
 
     Args:

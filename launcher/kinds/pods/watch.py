@@ -57,7 +57,7 @@ class Pod:
 
 
 @dataclass(frozen=True)
-class Follow:
+class FollowLog:
     """A task's pod has output to read."""
 
     index: int
@@ -65,7 +65,7 @@ class Follow:
 
 
 @dataclass(frozen=True)
-class Ended:
+class TaskEnded:
     """A task has ended. `pod` has the last of its output; None if nothing has."""
 
     index: int
@@ -73,10 +73,10 @@ class Ended:
     pod: str | None
 
 
-Event = Follow | Ended | Say
+Event = FollowLog | TaskEnded | Say
 
 
-class Watch:
+class PodWatch:
     """Follows the pods of one job.
 
     Args:
@@ -108,7 +108,7 @@ class Watch:
         """
         found = self._by_task(pods)
         events: list[Event] = []
-        ended: list[tuple[bool, str, Ended]] = []
+        ended: list[tuple[bool, str, TaskEnded]] = []
         waiting: list[str] = []
         for index in range(len(self._tasks)):
             if index in self._ended:
@@ -116,11 +116,11 @@ class Watch:
             pod = found.get(index)
             if pod is not None and pod.started:
                 self._started.add(index)
-                events.append(Follow(index, pod.name))
+                events.append(FollowLog(index, pod.name))
             how = self._end_of(index, pod, now)
             if how is not None:
                 unwanted, finished = (True, "") if pod is None else (pod.unwanted, pod.finished)
-                ended.append((unwanted, finished, Ended(index, how, pod.name if pod and pod.started else None)))
+                ended.append((unwanted, finished, TaskEnded(index, how, pod.name if pod and pod.started else None)))
             elif index not in self._started:
                 waiting.append(f"{self._tasks[index].name} ({_why(pod)})")
         # The first to fail is to blame, and those are not that were deleted because of it.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvstore.wire import Message
 from launcher.agents.links.protocol import Ping
-from launcher.agents.remote import Remote
+from launcher.agents.remote import RemoteAgent
 from launcher.errors import LaunchError
 from launcher.supervision.crew import turn
 from launcher.supervision.signals import CHILD, SignalQueue
@@ -25,7 +25,7 @@ class Interrupted(Exception):
         self.signum = signum
 
 
-class Muster:
+class RollCall:
     """Asks agents, all at once, and waits for the answers.
 
     Args:
@@ -44,7 +44,7 @@ class Muster:
         """Leave the signals to others."""
         self._selector.unregister(self._signals)
 
-    def wait(self, done: Callable[[], bool], seconds: float, remotes: Callable[[], Sequence[Remote]]) -> bool:
+    def wait(self, done: Callable[[], bool], seconds: float, remotes: Callable[[], Sequence[RemoteAgent]]) -> bool:
         """Let messages come until `done`, or for so long; keep the agents patient meanwhile.
 
         Returns:
@@ -70,11 +70,11 @@ class Muster:
 
     def ask(
         self,
-        questions: Mapping[Remote, Message],
+        questions: Mapping[RemoteAgent, Message],
         kind: type[Message],
         seconds: float,
-        problem: Callable[[Remote], str],
-    ) -> list[Remote]:
+        problem: Callable[[RemoteAgent], str],
+    ) -> list[RemoteAgent]:
         """Send each its question, and wait for an answer of a kind from every one.
 
         What is wrong is kept for `conclude`: the others are asked on, so that one report tells all.
@@ -96,8 +96,8 @@ class Muster:
         return self.expect(list(questions), kind, seconds, problem)
 
     def expect(
-        self, remotes: Sequence[Remote], kind: type[Message], seconds: float, problem: Callable[[Remote], str]
-    ) -> list[Remote]:
+        self, remotes: Sequence[RemoteAgent], kind: type[Message], seconds: float, problem: Callable[[RemoteAgent], str]
+    ) -> list[RemoteAgent]:
         """Wait for a message of a kind from every one; see `ask`."""
         self.wait(
             lambda: all(remote.lost is not None or remote.said(kind) is not None for remote in remotes),
