@@ -25,7 +25,7 @@ _LONG = {"integration", "cluster", "launcher", "examples", "benchmarks", "faults
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with those that start processes: as the last ones they would leave processors idle."""
-    items.sort(key=lambda item: item.path.parent.name not in _LONG)
+    items.sort(key=lambda item: _LONG.isdisjoint(item.path.parts))
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What the workers of test_launcher_run.py call. It imports little: every worker imports it."""
+"""What the workers of calls/test_run.py call. It imports little: every worker imports it."""
 
 from __future__ import annotations
 

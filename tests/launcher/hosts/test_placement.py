@@ -1,4 +1,4 @@
-"""Who runs where: by hostfiles, and among the agents that a manager has started."""
+"""Who runs where, by hostfiles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.agents.manager import deal
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host
 from launcher.hosts.placement import place
@@ -16,6 +15,8 @@ from launcher.job.cluster import PLACEMENTS, Cluster
 from launcher.job.description import Job
 
 A, B, C = Host("a", slots=2), Host("b", slots=1), Host("c", slots=4)
+
+
 X, Y, Z = Host("x"), Host("y"), Host("z")
 
 
@@ -97,21 +98,3 @@ def test_large_jobs_are_placed_at_once() -> None:
     hosts = [Host(f"n{number}") for number in range(1024)]
     placed = place(job(1024, 1024), hosts)
     assert all(members == [("server", n), ("worker", n)] for n, members in enumerate(placed.values()))
-
-
-def test_servers_are_dealt_to_the_hosts() -> None:
-    assert deal(["a", "a", "b", "b"], 2) == [("server", 0), ("worker", 0), ("server", 1), ("worker", 1)]
-    assert deal(["a", "a", "a", "b"], 3) == [("server", 0), ("server", 1), ("worker", 0), ("server", 2)]
-    assert deal(["a", "b"], 1) == [("server", 0), ("worker", 0)]
-
-
-@given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=40), st.data())
-def test_dealing_gives_every_agent_a_role_and_spreads_the_servers(hosts: list[str], data: st.DataObject) -> None:
-    servers = data.draw(st.integers(1, len(hosts) - 1))
-    roles = deal(hosts, servers)
-    assert [rank for role, rank in roles if role == "server"] == list(range(servers))
-    assert [rank for role, rank in roles if role == "worker"] == list(range(len(hosts) - servers))
-    there = Counter(host for host, (role, _) in zip(hosts, roles, strict=True) if role == "server")
-    room = Counter(hosts)
-    for host in room:
-        assert there[host] == room[host] or there[host] >= max(there.values()) - 1

@@ -5,19 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from any_host import HOSTS
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
-from launcher.hosts.hostfile import MAX_SLOTS, Host, parse, read
-from launcher.hosts.ssh import remote_command, rsync
-from launcher.job.cluster import Cluster
-
-NAMES = st.from_regex(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,20}[A-Za-z0-9_])?", fullmatch=True)
-ADDRESSES = st.ip_addresses(v=6).map(str) | st.just("fe80::1%eth0")
-USERS = st.just("") | st.from_regex(r"[A-Za-z0-9_.][A-Za-z0-9_.+$/:-]{0,20}[A-Za-z0-9_]", fullmatch=True)
-PORTS = st.just(0) | st.just(22) | st.integers(1024, 65535)
-HOSTS = st.builds(Host, NAMES | ADDRESSES, USERS, PORTS, st.none() | st.integers(1, MAX_SLOTS))
+from launcher.hosts.hostfile import Host, parse, read
 
 
 def render(host: Host) -> str:
@@ -179,18 +172,3 @@ def test_this_machine_needs_no_ssh(name: str) -> None:
     assert not Host(name, port=2222).here
     assert not Host(name, user="me").here
     assert not Host("node1").here
-
-
-@given(HOSTS)
-def test_nothing_of_a_hostfile_is_an_option_of_ssh_or_rsync(host: Host) -> None:
-    cluster = Cluster(sync_exclude=("*.pt",), sync_gitignore=True, ssh_config="cfg", ssh_option=("Port=1",))
-    words = remote_command(cluster, host, ["py thon", "-c", "it's"])
-    end = words.index("--")
-    assert words[end + 1 :] == [host.name, "exec 'py thon' -c 'it'\"'\"'s'"]
-    assert words[:9] == ["ssh", "-T", "-x", "-F", "cfg", "-o", "Port=1", "-o", "BatchMode=yes"]
-    assert ("-p" in words[:end], "-l" in words[:end]) == (bool(host.port), bool(host.user))
-    copied = rsync(cluster, host, "/from/", "/to")
-    assert copied[copied.index("--") + 1] == "/from/"
-    assert copied[-1].endswith("/to/")
-    assert len(copied) == copied.index("--") + 3
-    assert ("-e" in copied) != host.here

@@ -95,39 +95,6 @@ def test_a_job_survives_the_script(tmp_path: Path) -> None:
     assert batch.loads((tmp_path / "job").read_text()) == (sent, {"P": HOSTILE}, "/a b/n.end")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1, 2, 3]", '[{"num_workers": 1}, {}, "x"]'])
-def test_a_damaged_job_is_no_job(text: str) -> None:
-    with pytest.raises(LaunchError, match="damaged"):
-        batch.loads(text)
-
-
-@pytest.mark.parametrize(
-    ("name", "reason", "code", "state"),
-    [
-        ("PENDING", "Resources", "0:0", QueueState("PENDING (Resources)", False, False, 0)),
-        ("RUNNING", "None", "0:0", QueueState("RUNNING", True, False, 0)),
-        ("COMPLETING", "None", "0:0", QueueState("COMPLETING", True, False, 0)),
-        ("COMPLETED", "None", "0:0", QueueState("COMPLETED", False, True, 0)),
-        ("FAILED", "NonZeroExitCode", "7:0", QueueState("FAILED (NonZeroExitCode)", False, True, 7)),
-        ("CANCELLED", "None", "0:0", QueueState("CANCELLED", False, True, 1)),
-        ("CANCELLED", "None", "0:15", QueueState("CANCELLED", False, True, 143)),
-        ("TIMEOUT", "TimeLimit", "0:0", QueueState("TIMEOUT (TimeLimit)", False, True, 1)),
-        ("NODE_FAIL", "None", "0:0", QueueState("NODE_FAIL", False, True, 1)),
-        ("OUT_OF_MEMORY", "None", "0:125", QueueState("OUT_OF_MEMORY", False, True, 1)),
-    ],
-)
-def test_what_slurm_says_of_a_job(name: str, reason: str, code: str, state: QueueState) -> None:
-    assert kind.state(SHOWN.format(name, reason, code)) == state
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [("", ""), ("n1", "n1"), ("n1,n2", "n1"), ("n[03-07,9],o1", "n03"), ("a-b[2,4]", "a-b2"), ("x[1-2]-ib", "x1-ib")],
-)
-def test_the_first_of_the_nodes(nodes: str, first: str) -> None:
-    assert kind._first_node(nodes) == first
-
-
 def test_a_job_that_waits_says_so_and_ctrl_c_there_cancels_it(site: Site) -> None:
     assert site.run is not None
     full = site.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 99")
@@ -234,3 +201,47 @@ def test_salloc_runs_launch_py_where_it_is_called(site: Site) -> None:
     done = site.run("env", *env, "salloc", *ALLOCATION, *inside(site, 7), cwd=site.directory)
     assert done.returncode == 7, done.stderr
     assert "exited with code 7" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ("JobState=PENDING Reason=Resources ExitCode=0:0", QueueState("PENDING (Resources)", False, False, 0)),
+        ("JobState=PENDING Reason=None ExitCode=0:0", QueueState("PENDING", False, False, 0)),
+        ("JobId=7 JobState=RUNNING Reason=None ExitCode=0:0", QueueState("RUNNING", True, False, 0)),
+        ("JobState=COMPLETING Reason=None ExitCode=7:0", QueueState("COMPLETING", True, False, 0)),
+        ("JobState=COMPLETED Reason=None ExitCode=0:0", QueueState("COMPLETED", False, True, 0)),
+        ("JobState=FAILED Reason=NonZeroExitCode ExitCode=7:0", QueueState("FAILED (NonZeroExitCode)", False, True, 7)),
+        ("JobState=FAILED Reason=x ExitCode=0:9", QueueState("FAILED (x)", False, True, 137)),
+        ("JobState=CANCELLED Reason=None ExitCode=0:15", QueueState("CANCELLED", False, True, 143)),
+        ("JobState=TIMEOUT Reason=TimeLimit ExitCode=0:0", QueueState("TIMEOUT (TimeLimit)", False, True, 1)),
+        ("JobState=CANCELLED+ ExitCode=0:0", QueueState("CANCELLED+", False, True, 1)),
+        ("JobState=FAILED ExitCode=x:y", QueueState("FAILED", False, True, 1)),
+        ("JobName=JobState=FAILED JobState=RUNNING", QueueState("RUNNING", True, False, 0)),
+        (SHOWN.format("NODE_FAIL", "None", "0:0"), QueueState("NODE_FAIL", False, True, 1)),
+        (SHOWN.format("OUT_OF_MEMORY", "None", "0:125"), QueueState("OUT_OF_MEMORY", False, True, 1)),
+        (SHOWN.format("RUNNING", "None", "0:0"), QueueState("RUNNING", True, False, 0)),
+        ("nothing of the kind", QueueState("UNKNOWN", False, False, 0)),
+        ("", QueueState("UNKNOWN", False, False, 0)),
+    ],
+)
+def test_what_slurm_says_of_a_job(shown: str, expected: QueueState) -> None:
+    assert kind.state(shown) == expected
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("", ""),
+        ("node1", "node1"),
+        ("node1,node2", "node1"),
+        ("node[03-07,9],other1", "node03"),
+        ("node[12]", "node12"),
+        ("a-b[2,4]", "a-b2"),
+        ("other,node[1-2]", "other"),
+        ("node[1-2]-ib,x", "node1-ib"),
+        ("rack[0-1]node[07-12]", "rack0node07"),
+    ],
+)
+def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+    assert kind._first_node(nodes) == first

@@ -1,4 +1,4 @@
-"""The decisions, without processes: the clock is a number."""
+"""When a job ends, and how, without processes: the clock is a number."""
 
 from __future__ import annotations
 
@@ -16,8 +16,14 @@ TASKS = [
     Task("server", 0, ("x",), {}),
     *(Task("worker", i, ("x",), {}) for i in (0, 1)),
 ]
+
+
 SCHEDULER, SERVER, WORKER_0, WORKER_1 = range(4)
+
+
 LIMITS = EndingLimits()
+
+
 TERM, KILL = Kill(signal.SIGTERM), Kill(signal.SIGKILL)
 
 
@@ -183,21 +189,6 @@ def test_leftovers_have_their_grace(run: Run) -> None:
     assert run.tick() == []
     assert run.ending.over
     assert run.ending.exit_code == 0
-
-
-@pytest.mark.parametrize(
-    ("how", "text", "status"),
-    [
-        (Exit(), "exited with code 0", 0),
-        (Exit(code=7), "exited with code 7", 7),
-        (Exit(code=137), "exited with code 137 (128 + SIGKILL)", 137),
-        (Exit(code=255), "exited with code 255", 255),
-        (Exit(signum=9), "was killed by SIGKILL", 137),
-        (Exit(signum=42), "was killed by signal 42", 170),
-    ],
-)
-def test_how_it_is_said(how: Exit, text: str, status: int) -> None:
-    assert (str(how), how.status) == (text, status)
 
 
 def test_who_says_that_another_has_failed_leaves_the_blame_to_that_one(run: Run) -> None:

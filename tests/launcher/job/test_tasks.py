@@ -1,3 +1,5 @@
+"""The processes of a job, and the environment of each."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -8,10 +10,25 @@ import pytest
 
 from kvstore.job.keyring import Keyring
 from launcher.errors import LaunchError
-from launcher.job.description import MAX_PER_ROLE, RESERVED, Job
-from launcher.job.tasks import AGENT, HostEnvironment, Rendezvous, Task, members, passed, render, words
+from launcher.job.cluster import Cluster
+from launcher.job.description import RESERVED, Job
+from launcher.job.tasks import (
+    AGENT,
+    LOCAL_RANK,
+    HostEnvironment,
+    Rendezvous,
+    Role,
+    Task,
+    environment,
+    members,
+    passed,
+    render,
+    words,
+)
 
 AT = Rendezvous(uri="ipc:///t/scheduler", port=0, mark="kvstore-0-1-x")
+
+
 HERE = HostEnvironment(environ={"HOME": "/h"}, python="/py", cores=8)
 
 
@@ -120,27 +137,42 @@ def test_the_transport_goes_along_to_processes_elsewhere() -> None:
     assert passed(job(), {"HOME": "/h"}) == {}
 
 
-def test_nothing_that_is_printed_shows_a_value() -> None:
-    secret = job(env_server={"A": "hunter2"}, env_worker={"B": "hunter2"})
-    around = HostEnvironment(environ={"C": "hunter2"}, python="/py", cores=1)
-    assert "hunter2" not in repr((secret, around, render(secret, AT, around)))
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-@pytest.mark.parametrize("count", [0, -1, MAX_PER_ROLE + 1])
-@pytest.mark.parametrize("what", ["workers", "servers"])
-def test_the_counts_have_bounds(what: str, count: int) -> None:
-    with pytest.raises(LaunchError, match=f"between 1 and {MAX_PER_ROLE} {what}, not {count}"):
-        job(**{f"num_{what}": count})
+def visible(role: Role, local_rank: int, gpus: int, **environ: str) -> str | None:
+    around = HostEnvironment(environ=environ, python="/py", cores=1)
+    return environment(around, role, 1, {LOCAL_RANK: str(local_rank)}, gpus).get(VISIBLE)
 
 
-@pytest.mark.parametrize("command", [(), ("",), (" ", "")])
-def test_a_job_has_a_command(command: tuple[str, ...]) -> None:
-    with pytest.raises(LaunchError, match="no command"):
-        job(command=command)
+@pytest.mark.parametrize(("rank", "gpus", "expected"), [(0, 1, "0"), (3, 1, "3"), (0, 2, "0,1"), (2, 2, "4,5")])
+def test_each_worker_gets_so_many(rank: int, gpus: int, expected: str) -> None:
+    assert visible("worker", rank, gpus) == expected
 
 
-@pytest.mark.parametrize("option", ["env_server", "env_worker"])
-def test_the_contract_cannot_be_overridden(option: str) -> None:
-    with pytest.raises(LaunchError, match="cannot set DMLC_ROLE") as caught:
-        job(**{option: {"DMLC_ROLE": "hunter2"}})
-    assert "hunter2" not in str(caught.value)
+def test_of_those_that_are_given() -> None:
+    given = {VISIBLE: "4,5,GPU-a,7"}
+    assert [visible("worker", rank, 2, **given) for rank in range(2)] == ["4,5", "GPU-a,7"]
+    assert visible("worker", 0, 3, **given) == "4,5,GPU-a"
+
+
+@pytest.mark.parametrize(("rank", "gpus", "given"), [(1, 3, "4,5,GPU-a,7"), (2, 1, "4,5"), (0, 1, "")])
+def test_where_there_are_not_enough_nobody_trains_without(rank: int, gpus: int, given: str) -> None:
+    with pytest.raises(LaunchError, match=f"--gpus-per-worker {gpus} .*CUDA_VISIBLE_DEVICES={given} has "):
+        visible("worker", rank, gpus, **{VISIBLE: given})
+
+
+def test_by_default_everybody_sees_all() -> None:
+    assert visible("worker", 1, 0) is None
+    assert visible("worker", 1, 0, **{VISIBLE: "4,5"}) == "4,5"
+
+
+def test_servers_have_no_part_in_it() -> None:
+    assert visible("server", 1, 2) is None
+    assert visible("scheduler", 0, 2, **{VISIBLE: "4,5"}) == "4,5"
+
+
+def test_in_a_job_on_one_machine() -> None:
+    job = Job(3, 1, ("x",), cluster=Cluster(gpus_per_worker=2))
+    tasks = render(job, Rendezvous("ipc:///t", 0, "m"), HostEnvironment(environ={}, python="/py", cores=4))
+    assert [task.env.get(VISIBLE) for task in tasks] == [None, None, "0,1", "2,3", "4,5"]

@@ -1,20 +1,18 @@
+"""A job's private directory."""
+
 from __future__ import annotations
 
 import os
-import resource
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from launcher.errors import LaunchError
 from launcher.processes import keeper
-from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir, sweep
 
 
@@ -110,34 +108,3 @@ def test_the_memory_that_the_job_shared_goes_and_nobody_elses(short: Path, monke
     (shared / f"kvstore-{uid}-{name}-8-{'0' * 16}.0").mkdir()  # which cannot be unlinked, and stops nothing
     job.remove()
     assert sorted(path.name for path in shared.iterdir() if path.is_file()) == sorted(others)
-
-
-@contextmanager
-def no_more_files() -> Iterator[None]:
-    """None may be opened: strangers at a port of launch.py's, say, have taken what there were."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody looks")
-def test_where_no_file_can_be_opened_all_that_is_known_goes_and_the_rest_is_told(
-    short: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    job = JobDir.make(short)
-    guard = Guard(job.path, job.path.name)
-    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
-        guard.add(process.pid)
-        with no_more_files():
-            assert not guard.leftovers()
-            guard.kill()
-            job.remove()
-        assert process.wait() == -9
-    guard.dismiss()
-    said = "launch.py: cannot see whether processes of the job are left: Too many open files\n"
-    assert capfd.readouterr().err == said
-    job.remove()
-    assert list(short.iterdir()) == []

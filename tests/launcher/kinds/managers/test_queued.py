@@ -1,93 +1,29 @@
-"""What outlives launch.py: a will, and the job that a manager has queued."""
+"""Following a job that a manager has queued; the manager is a list of states."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import until
 
 from launcher.errors import LaunchError
 from launcher.kinds.managers import queued
 from launcher.kinds.managers.queued import QueuedJob, QueueState, follow
-from launcher.kinds.slurm import _first_node, state
-from launcher.processes.last_will import LastWill
-
-ROOT = Path(__file__).resolve().parents[2]
-
-# Makes a will: to touch the first file and remove the others. Then waits, or leaves.
-MAKER = """
-import signal, sys
-from pathlib import Path
-from launcher.processes.last_will import LastWill
-will = LastWill(["touch", sys.argv[1]], [Path(path) for path in sys.argv[3:]])
-print("made", flush=True)
-if sys.argv[2] == "stay":
-    signal.pause()
-if sys.argv[2] == "revoke":
-    will.revoke()
-"""
 
 WAITING = QueueState("PENDING (Resources)", running=False, over=False, status=0)
+
+
 RUNNING = QueueState("RUNNING", running=True, over=False, status=0)
+
+
 DONE = QueueState("COMPLETED", running=False, over=True, status=0)
+
+
 CANCELLED = QueueState("CANCELLED", running=False, over=True, status=1)
-
-
-def maker(tmp_path: Path, how: str, *remove: Path) -> subprocess.Popen[bytes]:
-    made = subprocess.Popen(
-        [sys.executable, "-c", MAKER, str(tmp_path / "it's\n done"), how, *map(str, remove)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-    )
-    assert made.stdout is not None
-    assert made.stdout.readline() == b"made\n"
-    made.stdout.close()
-    return made
-
-
-def test_a_will_is_executed_when_its_maker_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "-r dir").mkdir()
-    (tmp_path / "-r dir" / "ticket").touch()
-    made = maker(tmp_path, "stay", tmp_path / "-r dir", tmp_path / "none")
-    assert not (tmp_path / "it's\n done").exists()
-    made.kill()
-    made.wait()
-    until(lambda: (tmp_path / "it's\n done").exists() and not (tmp_path / "-r dir").exists())
-
-
-def test_or_leaves_without_a_word(tmp_path: Path) -> None:
-    maker(tmp_path, "leave").wait()
-    until(lambda: (tmp_path / "it's\n done").exists())
-
-
-def test_a_signal_for_its_group_is_not_for_its_will(tmp_path: Path) -> None:
-    will = LastWill(["touch", str(tmp_path / "done")])
-    assert os.getsid(will._process.pid) == will._process.pid
-    will.revoke()
-
-
-def test_a_will_that_is_revoked_is_not_executed(tmp_path: Path) -> None:
-    (tmp_path / "kept").touch()
-    will = LastWill(["touch", str(tmp_path / "done")], [tmp_path / "kept"])
-    will.revoke()
-    will.revoke()
-    assert will._process.returncode == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-
-
-def test_revoking_what_has_died_is_fine(tmp_path: Path) -> None:
-    will = LastWill(["touch", str(tmp_path / "done")])
-    will._process.kill()
-    will._process.wait()
-    will.revoke()
-    assert list(tmp_path.iterdir()) == []
 
 
 class Manager:
@@ -282,43 +218,3 @@ def test_one_that_cannot_be_submitted_leaves_nothing() -> None:
     with pytest.raises(LaunchError, match="invalid partition"):
         follow(submit)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        ("JobState=PENDING Reason=Resources ExitCode=0:0", QueueState("PENDING (Resources)", False, False, 0)),
-        ("JobState=PENDING Reason=None ExitCode=0:0", QueueState("PENDING", False, False, 0)),
-        ("JobId=7 JobState=RUNNING Reason=None ExitCode=0:0", QueueState("RUNNING", True, False, 0)),
-        ("JobState=COMPLETING Reason=None ExitCode=7:0", QueueState("COMPLETING", True, False, 0)),
-        ("JobState=COMPLETED Reason=None ExitCode=0:0", QueueState("COMPLETED", False, True, 0)),
-        ("JobState=FAILED Reason=NonZeroExitCode ExitCode=7:0", QueueState("FAILED (NonZeroExitCode)", False, True, 7)),
-        ("JobState=FAILED Reason=x ExitCode=0:9", QueueState("FAILED (x)", False, True, 137)),
-        ("JobState=CANCELLED Reason=None ExitCode=0:15", QueueState("CANCELLED", False, True, 143)),
-        ("JobState=TIMEOUT Reason=TimeLimit ExitCode=0:0", QueueState("TIMEOUT (TimeLimit)", False, True, 1)),
-        ("JobState=CANCELLED+ ExitCode=0:0", QueueState("CANCELLED+", False, True, 1)),
-        ("JobState=FAILED ExitCode=x:y", QueueState("FAILED", False, True, 1)),
-        ("JobName=JobState=FAILED JobState=RUNNING", QueueState("RUNNING", True, False, 0)),
-        ("nothing of the kind", QueueState("UNKNOWN", False, False, 0)),
-        ("", QueueState("UNKNOWN", False, False, 0)),
-    ],
-)
-def test_what_slurm_says_of_a_job(shown: str, expected: QueueState) -> None:
-    assert state(shown) == expected
-
-
-@pytest.mark.parametrize(
-    ("nodes", "first"),
-    [
-        ("", ""),
-        ("node1", "node1"),
-        ("node1,node2", "node1"),
-        ("node[03-07,9],other1", "node03"),
-        ("node[12]", "node12"),
-        ("other,node[1-2]", "other"),
-        ("node[1-2]-ib,x", "node1-ib"),
-        ("rack[0-1]node[07-12]", "rack0node07"),
-    ],
-)
-def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
-    assert _first_node(nodes) == first

@@ -1,64 +1,16 @@
-"""Which options each kind of cluster takes, and what the command line makes of them."""
+"""Every option of the command line."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import pytest
+from every_option import VALUES, spelt
 
 from launcher.cli import parse
 from launcher.errors import LaunchError
-from launcher.job.cluster import Cluster, option
-from launcher.job.description import Job
-from launcher.kinds.registry import KINDS, find
+from launcher.job.cluster import Cluster
 from launcher.launch import main
-
-# A value for each, that is not its default.
-VALUES: dict[str, Any] = {
-    "hostfile": "hosts",
-    "server_hosts": "others",
-    "placement": "round-robin",
-    "sync_dst_dir": "/d",
-    "sync_exclude": ("*.pt",),
-    "sync_gitignore": True,
-    "ssh_config": "cfg",
-    "ssh_option": ("A=b", "C=d"),
-    "python": "/py",
-    "host_ip": "10.0.0.1",
-    "interface": "eth0",
-    "encryption": False,
-    "job_name": "mnist",
-    "queue": "gpu",
-    "time": "2:00:00",
-    "worker_cores": 4,
-    "server_cores": 2,
-    "worker_memory": "4g",
-    "server_memory": "500m",
-    "gpus_per_worker": 2,
-    "cluster_option": ("--exclusive",),
-    "image": "me/mine",
-    "namespace": "team",
-    "yarn_jar": "ds.jar",
-}
-
-
-def job(**cluster: Any) -> Job:
-    return Job(1, 1, ("x",), cluster=Cluster(**cluster))
-
-
-def spelt(field: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [option(field)]
-    return [f"{option(field)}={one}" for one in (value if isinstance(value, tuple) else (value,))]
-
-
-def test_what_is_given_is_what_is_not_at_its_default() -> None:
-    assert {field.name for field in fields(Cluster)} == set(VALUES)
-    assert Cluster().given() == []
-    assert Cluster(**VALUES).given() == list(VALUES)
-    for field, value in VALUES.items():
-        assert Cluster(**{field: value}).given() == [field]
 
 
 @pytest.mark.parametrize("field", VALUES)
@@ -73,23 +25,6 @@ def test_all_options_at_once() -> None:
     words = [word for field, value in VALUES.items() for word in spelt(field, value)]
     assert parse(["-n", "1", *words, "x"], {}).job.cluster == Cluster(**VALUES)
     assert parse(["-n", "1", "x"], {}).job.cluster == Cluster()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_takes_its_own_options_and_no_others(kind: str) -> None:
-    assert KINDS[kind].takes <= set(VALUES)
-    mine = {field: value for field, value in VALUES.items() if field in KINDS[kind].takes}
-    assert find(kind, job(**mine)) is KINDS[kind]
-    for field in set(VALUES) - KINDS[kind].takes:
-        with pytest.raises(LaunchError) as caught:
-            find(kind, job(**mine, **{field: VALUES[field]}))
-        assert str(caught.value).startswith(f"--launcher {kind} takes no {option(field)}; leave it out")
-        for other in KINDS:
-            assert (f" {other}" in str(caught.value).partition("that do:")[2]) == (field in KINDS[other].takes)
-
-
-def test_no_option_is_for_nobody() -> None:
-    assert set().union(*(kind.takes for kind in KINDS.values())) == set(VALUES)
 
 
 @pytest.mark.parametrize(
@@ -150,19 +85,3 @@ def test_what_makes_no_sense_is_an_error(
     assert captured.out == ""
     assert captured.err.startswith("launch.py: ")
     assert message in captured.err
-
-
-@pytest.mark.parametrize(
-    ("kind", "program"),
-    [("mpi", "mpirun"), ("slurm", "sbatch"), ("sge", "qsub"), ("yarn", "yarn"), ("kubernetes", "kubectl")],
-)
-def test_a_manager_that_is_not_here_is_named(
-    kind: str, program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.chdir(tmp_path)
-    image = ["--image", "i"] if kind == "kubernetes" else []
-    assert main(["-n", "1", "--launcher", kind, *image, "x"]) == 127
-    assert program in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []

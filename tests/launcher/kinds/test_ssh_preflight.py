@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster.hosts import Hosts
+from launched import ROOT
 from sites import Running, Site
 from waiting import until
 
@@ -66,7 +67,7 @@ def test_all_failures_are_in_one_report(over_ssh: Site, hosts: Hosts) -> None:
     """Each host has its own: its interpreter there is a script that looks at who it is."""
     fake = over_ssh.directory / "fake" / "kvstore"
     fake.mkdir(parents=True)
-    real = Path(__file__).resolve().parents[2] / "kvstore"
+    real = ROOT / "kvstore"
     (fake / "__init__.py").write_text(f'__path__ = [{str(real)!r}]\n__version__ = "0.0.1"\nimport kvstore.store.base\n')
     python = interpreter(
         over_ssh.directory / "python",

@@ -6,9 +6,13 @@ import os
 import resource
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launched import ROOT
 
 from kvstore.job import processes
 from launcher.agents import boot
@@ -20,7 +24,6 @@ from launcher.errors import LaunchError
 from launcher.job.description import Job
 from launcher.job.tasks import Task
 
-ROOT = Path(__file__).resolve().parents[2]
 AGENT = shlex.join(boot.argv(sys.executable, str(ROOT)))
 # Noise at the door, and an agent with keys of its own.
 STRANGERS = """
@@ -114,8 +117,20 @@ def test_ssh_does_not_get_there_and_the_manager_waits_for_ever() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "servers", "there"),
+    ("hosts", "servers", "roles"),
     [("aabb", 2, "s0 w0 s1 w1"), ("aabb", 1, "s0 w0 w1 w2"), ("aaab", 3, "s0 s1 w0 s2"), ("ab", 1, "s0 w0")],
 )
-def test_servers_are_dealt_to_the_hosts(hosts: str, servers: int, there: str) -> None:
-    assert " ".join(f"{role[0]}{rank}" for role, rank in deal(list(hosts), servers)) == there
+def test_servers_are_dealt_to_the_hosts(hosts: str, servers: int, roles: str) -> None:
+    assert " ".join(f"{role[0]}{rank}" for role, rank in deal(list(hosts), servers)) == roles
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=40), st.data())
+def test_dealing_gives_every_agent_a_role_and_spreads_the_servers(hosts: list[str], data: st.DataObject) -> None:
+    servers = data.draw(st.integers(1, len(hosts) - 1))
+    roles = deal(hosts, servers)
+    assert [rank for role, rank in roles if role == "server"] == list(range(servers))
+    assert [rank for role, rank in roles if role == "worker"] == list(range(len(hosts) - servers))
+    there = Counter(host for host, (role, _) in zip(hosts, roles, strict=True) if role == "server")
+    room = Counter(hosts)
+    for host in room:
+        assert there[host] == room[host] or there[host] >= max(there.values()) - 1

@@ -1,0 +1,36 @@
+"""A clock that tests move, and a selector."""
+
+from __future__ import annotations
+
+import selectors
+from collections.abc import Iterator
+
+import pytest
+
+from launcher.agents import fleet as fleet_module
+from launcher.agents import remote as remote_module
+from launcher.agents import roll_call as roll_call_module
+
+
+class Clock:
+    """Passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (fleet_module, remote_module, roll_call_module):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.fixture
+def selector() -> Iterator[selectors.BaseSelector]:
+    with selectors.DefaultSelector() as made:
+        yield made

@@ -1,0 +1,234 @@
+"""Links over pipes."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from link_ends import End, settle, turn
+
+from kvstore.wire import Message, encode
+from launcher.agents.links.framing import MAGIC, frame
+from launcher.agents.links.link import PipeLink
+from launcher.agents.links.protocol import Bye, Note, Output, Ping, Pong
+
+PIECE = 1 << 16
+
+
+MANY = 40  # pieces: more than are acknowledged at a time, and than a pipe holds
+
+
+class Pipes:
+    """Both ends of a link over pipes, and the descriptors under it."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        down, up = os.pipe(), os.pipe()
+        self.fds = [*down, *up]
+        self.agent = End(PipeLink(down[0], up[1], greet=True), selector)
+        self.launcher = End(PipeLink(up[0], down[1]), selector)
+
+    def close(self) -> None:
+        self.agent.link.close()
+        self.launcher.link.close()
+
+
+@pytest.fixture
+def pipes(selector: selectors.BaseSelector) -> Iterator[Pipes]:
+    made = Pipes(selector)
+    yield made
+    made.close()
+    for fd in made.fds:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
+
+
+class Half:
+    """launch.py's end alone; what the other says, and hears, are bytes."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        (read, self.target), (self.source, write) = os.pipe(), os.pipe()
+        self.link = PipeLink(read, write)
+        self.end = End(self.link, selector)
+
+    def hang_up(self, what: str) -> None:
+        os.close(getattr(self, what))
+        setattr(self, what, -1)
+
+    def close(self) -> None:
+        self.link.close()
+        for fd in (self.target, self.source):
+            if fd >= 0:
+                os.close(fd)
+
+
+@pytest.fixture
+def half(selector: selectors.BaseSelector) -> Iterator[Half]:
+    made = Half(selector)
+    yield made
+    made.close()
+
+
+def test_messages_go_both_ways(pipes: Pipes, selector: selectors.BaseSelector) -> None:
+    pipes.launcher.link.send(Ping())
+    pipes.agent.link.send(Note("a"))
+    pipes.agent.link.send(Pong())
+    settle(selector)
+    assert (pipes.agent.said, pipes.launcher.said) == ([Ping()], [Note("a"), Pong()])
+    assert pipes.agent.ends == pipes.launcher.ends == []
+
+
+def test_a_full_pipe_makes_messages_wait_and_loses_none(pipes: Pipes, selector: selectors.BaseSelector) -> None:
+    notes = [Note(f"{number}" * 30000) for number in range(9)] * 3
+    for note in notes:
+        pipes.launcher.link.send(note)
+    waiting = pipes.launcher.link.unsent
+    assert waiting > 0
+    pipes.launcher.link.send(Ping())
+    assert pipes.launcher.link.unsent > waiting
+    settle(selector)
+    assert pipes.agent.said == [*notes, Ping()]
+    assert pipes.launcher.link.unsent == 0
+
+
+def test_output_that_is_not_taken_holds_the_agent_back_and_nothing_else(
+    pipes: Pipes, selector: selectors.BaseSelector
+) -> None:
+    pipes.launcher.link.reading(False)
+    for _ in range(MANY):
+        pipes.agent.link.send(Output(0, 1, [bytes(PIECE)]))
+    pipes.agent.link.send(Pong())
+    settle(selector)
+    assert pipes.agent.link.pending == MANY * PIECE
+    assert pipes.launcher.said[-1] == Pong()
+    pipes.launcher.link.reading(True)
+    settle(selector)
+    assert pipes.agent.link.pending < MANY * PIECE / 4
+    assert pipes.launcher.taken == MANY * PIECE
+
+
+def test_the_end_is_told_once_to_the_one_who_has_not_closed(pipes: Pipes, selector: selectors.BaseSelector) -> None:
+    pipes.agent.link.send(Note("last words"))
+    pipes.agent.link.close()
+    pipes.agent.link.close()
+    pipes.agent.link.send(Ping())
+    settle(selector)
+    assert pipes.launcher.said == [Note("last words")]
+    assert pipes.launcher.ends == ["it was closed"]
+    assert pipes.agent.ends == []
+    pipes.launcher.link.send(Ping())
+    pipes.launcher.link.reading(False)
+    settle(selector)
+    assert pipes.launcher.ends == ["it was closed"]
+    assert pipes.launcher.link.unsent == 0
+
+
+def test_what_has_come_before_the_end_is_heard(half: Half, selector: selectors.BaseSelector) -> None:
+    os.write(half.target, MAGIC + frame(encode(Note("why"))))
+    half.hang_up("target")
+    half.hang_up("source")
+    half.link.send(Ping())  # nobody takes it
+    settle(selector)
+    assert half.end.said == [Note("why")]
+    assert half.end.ends == ["it was closed"]
+
+
+def test_a_banner_is_no_end(half: Half, selector: selectors.BaseSelector) -> None:
+    os.write(half.target, b"Welcome!\n")
+    settle(selector)
+    assert half.link.preamble == "Welcome!"
+    os.write(half.target, MAGIC + frame(encode(Ping())))
+    settle(selector)
+    assert half.end.said == [Ping()]
+    assert half.link.preamble == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "how"),
+    [
+        (MAGIC + bytes(4), "a message of 0 frames"),
+        (MAGIC + frame([b"\xff"]), "a header that is not"),
+        (MAGIC + frame([b"", b""]), "a header that is not msgpack"),
+    ],
+)
+def test_garbage_ends_a_link(half: Half, selector: selectors.BaseSelector, data: bytes, how: str) -> None:
+    os.write(half.target, data + frame(encode(Ping())))
+    settle(selector)
+    assert half.end.said == []
+    assert len(half.end.ends) == 1
+    assert how in half.end.ends[0]
+
+
+def test_nothing_comes_after_the_close(selector: selectors.BaseSelector) -> None:
+    (read, target), (source, write) = os.pipe(), os.pipe()
+    link, said = PipeLink(read, write), []
+
+    def leave(message: Message) -> None:
+        said.append(message)
+        link.close()
+
+    link.open(selector, leave, pytest.fail)
+    os.write(target, MAGIC + frame(encode(Bye())) + frame(encode(Ping())))
+    settle(selector)
+    assert said == [Bye()]
+    os.close(target)
+    os.close(source)
+
+
+def test_a_link_that_has_ended_leaves_its_numbers_to_others(half: Half, selector: selectors.BaseSelector) -> None:
+    """Both of its descriptors were ready, and the first has ended it."""
+    while not half.link.unsent:
+        half.link.send(Note("x" * 60000))
+    os.read(half.source, 1 << 20)
+    os.write(half.target, MAGIC + bytes(4))
+    ready = [key for key, _ in selector.select(0)]
+    assert len(ready) == 2
+    for first, second in (ready, ready[::-1]):
+        if first.events == selectors.EVENT_READ:
+            first.data()
+            assert len(half.end.ends) == 1
+            others = [os.pipe() for _ in range(3)]
+            second.data()
+            first.data()
+            for other, _ in others:
+                os.set_blocking(other, False)
+                with pytest.raises(BlockingIOError):
+                    os.read(other, 1)
+            for number in (fd for ends in others for fd in ends):
+                os.close(number)
+    assert len(half.end.ends) == 1
+    assert half.link.unsent == 0
+
+
+def test_it_does_not_matter_that_a_link_was_never_opened() -> None:
+    fds = [*os.pipe(), *os.pipe()]
+    for link in (PipeLink(fds[0], fds[3]), PipeLink(fds[2], fds[1])):
+        link.close()
+        link.close()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.binary(max_size=200000), max_size=6), st.lists(st.booleans(), max_size=6))
+def test_all_output_arrives_in_order(pieces: list[bytes], wishes: list[bool]) -> None:
+    with selectors.DefaultSelector() as selector:
+        pipes = Pipes(selector)
+        for number, piece in enumerate(pieces):
+            pipes.agent.link.send(Output(0, 1, [piece]))
+            if number < len(wishes):
+                pipes.launcher.link.reading(wishes[number])
+            turn(selector, 0)
+        pipes.launcher.link.reading(True)
+        settle(selector)
+        assert [bytes(message.buffers[0]) for message in pipes.launcher.said] == pieces  # type: ignore[attr-defined]
+        pipes.close()
+
+
+def test_a_pipe_that_breaks_in_another_way(half: Half, selector: selectors.BaseSelector) -> None:
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), half.link._target)
+    half.link.send(Ping())
+    assert half.end.ends == ["No space left on device"]
