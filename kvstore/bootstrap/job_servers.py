@@ -33,7 +33,7 @@ class JobServers:
         ranks: who the workers are.
         one_host: whether all of these are here.
         secret: what keys are made from; empty for plain links.
-        remove: a file that the keeper removes with the job, if this process cannot.
+        remove: a file that the supervisor removes with the job, if this process cannot.
 
     Raises:
         ConfigError: this host has no usable address, or no room for the job's directory.
