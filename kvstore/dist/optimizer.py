@@ -14,10 +14,11 @@ from kvstore.dist.plans.parcels import parcels
 from kvstore.dist.requests import Requests
 from kvstore.dist.states import assemble, cut
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
-from kvstore.optim import states
+from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, require_shapes
-from kvstore.optim.updater import Updater
+from kvstore.optim.param_groups import ParamGroups
+from kvstore.optim.states import StateStore
 from kvstore.spec import Key
 
 AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
@@ -141,26 +142,26 @@ class Optimizing:
         self,
         path: str | os.PathLike[str],
         entries: Entries,
-        residuals: states.Residuals | None,
+        residuals: states_file.Residuals | None,
         note: str | None,
     ) -> None:
-        """Write the servers' states of all keys to ``path``; see ``states.write``."""
+        """Write the servers' states of all keys to ``path``; see ``states_file.write``."""
         self._theirs = None  # it may be another by now
         optimizer = self.require("save_optimizer_states")
         segments: dict[tuple[Segment, str], torch.Tensor] = {}
         for parcel in parcels(entries, list(entries), AT_ONCE):
             segments |= self._requests.get_states(parcel)
-        states.write(path, optimizer, assemble(segments, entries), residuals, note)
+        states_file.write(path, optimizer, assemble(segments, entries), residuals, note)
 
     def load(self, path: str | os.PathLike[str], entries: Entries) -> None:
         """Give the servers the states in ``path``, if they are of this optimizer and of these keys."""
-        found, loaded = states.read(path)
-        states.require_optimizer(found, self.require("load_optimizer_states"), path)
+        found, loaded = states_file.read(path)
+        states_file.require_optimizer(found, self.require("load_optimizer_states"), path)
         specs = {key: entry.spec for key, entry in entries.items()}
-        states.require_keys(loaded, specs, path)
+        states_file.require_keys(loaded, specs, path)
         if self.optimizer is not None:  # servers look too, but each at its own: others would have taken theirs
             weights = {key: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for key, spec in specs.items()}
-            Updater(self.optimizer).require_states(loaded, weights)
+            StateStore(ParamGroups(self.optimizer)).require(loaded, weights)
         by_segment: dict[Segment, dict[tuple[Segment, str], torch.Tensor]] = {}
         for (segment, name), value in cut(loaded, entries).items():
             by_segment.setdefault(segment, {})[segment, name] = value

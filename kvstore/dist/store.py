@@ -24,7 +24,7 @@ from kvstore.dist.requests import Requests
 from kvstore.errors import AlreadyInitialized, Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.member.session import Session, shared
-from kvstore.optim import states
+from kvstore.optim import states_file
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
 from kvstore.rule import Rule
@@ -224,14 +224,14 @@ class DistStore(KVStore):
         self._check()
         self._pushes.flush()
         squeezed = self._pushes.compressing
-        residuals = None if squeezed is None else states.Residuals(self.rank, *squeezed.state())
+        residuals = None if squeezed is None else states_file.Residuals(self.rank, *squeezed.state())
         self._optimizing.save(path, self._entries, residuals, note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
         self._check()
         if self._pushes.compressing is not None:
-            residuals = states.read_residuals(path)
+            residuals = states_file.read_residuals(path)
             if residuals is not None and residuals.rank == self.rank:
                 shapes = {key: entry.spec.shape for key, entry in self._entries.items()}
                 self._pushes.compressing.load_state(residuals.tensors, residuals.plain, shapes)

@@ -31,25 +31,25 @@ class FusedParameter:
     Attributes:
         keys: theirs, in the order in which they lie.
         shapes: theirs.
-        param: the tensor that torch.optim knows: of the only array's shape, or flat.
-        master: whether ``param`` is a float32 copy of weights of half precision.
+        tensor: what torch.optim knows: of the only array's shape, or flat.
+        master: whether ``tensor`` is a float32 copy of weights of half precision.
     """
 
     keys: tuple[Key, ...]
     shapes: tuple[Sequence[int], ...]
-    param: torch.Tensor
+    tensor: torch.Tensor
     master: bool
 
     @cached
     def _ranges(self) -> dict[Key, tuple[int, int, Sequence[int]]]:
-        """By key, where in ``param`` its array begins, its size, and its shape."""
+        """By key, where in ``tensor`` its array begins, its size, and its shape."""
         sizes = [math.prod(shape) for shape in self.shapes]
         starts = list(itertools.accumulate(sizes, initial=0))[:-1]
         return dict(zip(self.keys, zip(starts, sizes, self.shapes, strict=True), strict=True))
 
     def state(self, key: Key, state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Return the state of one of the keys, by name, given that of ``param``: views of it; the master is first."""
-        every = {"master": self.param} if self.master else {}
+        """Return the state of one of the keys, by name, given that of ``tensor``: views of it; the master is first."""
+        every = {"master": self.tensor} if self.master else {}
         every |= {name: torch.as_tensor(value) for name, value in state.items() if value is not None}
         return {name: self._part(key, value) for name, value in every.items()}
 
@@ -86,7 +86,7 @@ class FusedGroup:
         weights: Sequence[torch.Tensor],
         flat: torch.Tensor | None = None,
     ) -> None:
-        self.params = [parameter.param for parameter in parameters]
+        self.params = [parameter.tensor for parameter in parameters]
         self.members: dict[Kind, list[torch.Tensor]] = {}
         for param, kind in zip(self.params, kinds, strict=True):
             self.members.setdefault(kind, []).append(param)

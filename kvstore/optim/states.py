@@ -1,147 +1,240 @@
-"""Optimizer states in a file: safetensors, with the keys and the optimizer's name in its metadata. No pickle."""
+"""The states that an optimizer keeps of each key: momentum, counts of steps, float32 copies of half-precision weights.
+
+torch.optim has a state for each parameter, which may be several keys' (see ``fused``). Here it is each key's, whatever
+the parameters: loaded states, and those of keys that are about to be fused in another way, are in none.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from kvstore.errors import UsageError
-from kvstore.job.files import replacing
-from kvstore.spec import Key, Spec, check_key
+from kvstore.errors import Mismatch, UsageError
+from kvstore.optim.fused import FusedParameter, Kind, joined
+from kvstore.optim.param_groups import ParamGroups, Rates, build, first_state
+from kvstore.spec import Key, Spec, require_floats
 from kvstore.values import spec_of
 
-States: TypeAlias = dict[tuple[Key, str], torch.Tensor]
+OptimizerStates: TypeAlias = "dict[tuple[Key, str], torch.Tensor]"  # by (key, name of the state); numbers are 0-dim
 
-FORMAT = "kvstore optimizer states 1"
-_RESIDUAL = "residual:"  # no name of a state begins so: those begin with a number
-
-
-class Residuals(NamedTuple):
-    """What the encodings of one worker lack: see ``Compressor.state``."""
-
-    rank: int
-    tensors: Mapping[str, torch.Tensor]
-    plain: Mapping[str, object]
+_HALF = (torch.float16, torch.bfloat16)
+_NO_STATE: Mapping[str, torch.Tensor] = {}
 
 
-def write(
-    path: str | os.PathLike[str],
-    optimizer: str,
-    states: States,
-    residuals: Residuals | None = None,
-    note: str | None = None,
-) -> None:
-    """Write the states, by (key, name of the state), to ``path``: the old file or the new one, never half of one.
+class StateStore:
+    """The states of all keys of one optimizer, and the parameters that the keys are in.
 
     Args:
-        path: of the file.
-        optimizer: its name.
-        states: what it knows.
-        residuals: what this worker's encodings lack.
-        note: what ``read_note`` is to give.
+        groups: the optimizer's; see ``configure``.
+
+    Attributes:
+        by_param: torch's own: the state of each parameter that has one. torch.optim reads and writes it.
     """
-    keys = list(dict.fromkeys(key for key, _ in states))
-    number = {key: i for i, key in enumerate(keys)}
-    tensors = {
-        f"{number[key]}/{name}": value.detach().cpu().contiguous().clone() for (key, name), value in states.items()
-    }
-    metadata = {"format": FORMAT, "optimizer": optimizer, "keys": json.dumps(keys)}
-    if note is not None:
-        metadata["note"] = note
-    if residuals is not None:
-        tensors |= {f"{_RESIDUAL}{name}": value for name, value in residuals.tensors.items()}
-        metadata["residuals"] = json.dumps({"rank": residuals.rank, "plain": residuals.plain})
-    with replacing(Path(path), mode=0o600) as draft:
-        save_file(tensors, draft, metadata)
+
+    def __init__(self, groups: ParamGroups) -> None:
+        self.by_param: defaultdict[torch.Tensor, Any] = defaultdict(dict)
+        self._groups = groups
+        self._parameters: dict[Key, FusedParameter] = {}
+        self._loose: dict[Key, dict[str, torch.Tensor]] = {}  # states of keys that are in no parameter
+        # Whether there is state before the first step, as Adagrad's.
+        self._early = bool(build(groups.optimizer, 0, torch.zeros(1, 1)).state)
+
+    def configure(self, groups: ParamGroups) -> None:
+        """Keep the states for another description of the same rule; no key is in a parameter after that."""
+        optimizer = groups.optimizer
+        cpu = torch.device("cpu")
+        firsts = [first_state(optimizer, number, cpu) for number in range(len(optimizer.groups) + 1)]
+        for key in list(self._parameters):  # numbers of groups and multipliers are other ones now
+            self.release(key)
+        self._groups = groups
+        for key, state in self._loose.items():
+            first = firsts[groups.number(key)]
+            arrays = [
+                state[name]
+                for name in state.keys() & first.keys()
+                if torch.is_tensor(first[name]) and first[name].dim()
+            ]
+            for name in first.keys() - state.keys() if arrays else ():
+                state[name] = torch.zeros_like(arrays[0])  # RMSprop that has a momentum now, Adam that becomes AMSGrad
+
+    # ---- out, and in
+
+    def of(self, keys: Iterable[Key]) -> OptimizerStates:
+        """Return the states of ``keys``, those that have any."""
+        states: OptimizerStates = {}
+        for key in keys:
+            state: Mapping[str, torch.Tensor] = self._loose.get(key, _NO_STATE)
+            parameter = self._parameters.get(key)
+            if parameter is not None:
+                state = parameter.state(key, self.by_param.get(parameter.tensor, _NO_STATE))
+            states |= {(key, name): value for name, value in state.items()}
+        return states
+
+    def load(self, states: Mapping[tuple[Key, str], torch.Tensor], weights: Mapping[Key, torch.Tensor]) -> None:
+        """Take ``states`` as those of the ``weights`` they belong to, in place of what was there.
+
+        Raises:
+            Mismatch: they are not such as the optimizer makes itself.
+            UsageError: a weight cannot be updated in place. In either case nothing has changed.
+        """
+        self.require(states, weights)
+        for key, state in _by_key(states).items():
+            self.release(key)
+            self._loose[key] = {name: value.clone() for name, value in state.items()}
+
+    def require(self, states: Mapping[tuple[Key, str], torch.Tensor], weights: Mapping[Key, torch.Tensor]) -> None:
+        """Raise as ``load`` would; what is in the weights does not matter."""
+        for key, state in _by_key(states).items():
+            self._require_fitting(key, weights[key], state)
+
+    def _require_fitting(self, key: Key, weight: torch.Tensor, state: Mapping[str, torch.Tensor]) -> None:
+        """Raise ``Mismatch`` unless torch can go on with ``state``: its fused steps read and write without a look."""
+        name = self._groups.name_of(key)
+        require_floats([(name, spec_of(weight))])
+        _require_dense(name, weight)
+        expected = self._specs_after_a_step(key, weight)
+        given = {which: spec_of(value) for which, value in state.items()}
+        if given != expected:
+            raise Mismatch(
+                f"these are not {self._groups.optimizer.name}'s states of key {name!r}: "
+                f"{_words(given)} were given, {_words(expected)} belong there"
+            )
+        if "step" in state and not 0 <= (step := float(state["step"])) < math.inf:
+            raise Mismatch(f"step of key {name!r} is {step}, and counts updates")
+
+    def _specs_after_a_step(self, key: Key, weight: torch.Tensor) -> dict[str, Spec]:
+        """Return what the state of ``key``, by name, is after a step from none."""
+        model = StateStore(self._groups)
+        tensor = model.alone(key, torch.zeros_like(weight)).tensor
+        tensor.grad = torch.zeros_like(tensor)
+        stepped = build(self._groups.optimizer, self._groups.number(key), tensor)
+        stepped.state = model.by_param
+        stepped.step()
+        return {name: spec_of(value) for (_, name), value in model.of([key]).items()}
+
+    # ---- which parameters the keys are in
+
+    def alone(self, key: Key, weight: torch.Tensor) -> FusedParameter:
+        """Return the parameter that is ``key`` alone, over its weight, wherever that is now."""
+        parameter = self._parameters.get(key)
+        if parameter is not None and len(parameter.keys) == 1:
+            tensor = parameter.tensor
+            if tensor is weight:
+                return parameter
+            if tensor.stride() == weight.stride() and (
+                tensor.device == weight.device if parameter.master else tensor.data_ptr() == weight.data_ptr()
+            ):
+                return parameter
+        _require_dense(key, weight)
+        self.release(key)
+        (parameter,) = self.fuse([([key], [weight.shape])], [weight])
+        return parameter
+
+    def fuse(
+        self, members: Sequence[tuple[Sequence[Key], Sequence[Sequence[int]]]], weights: Sequence[torch.Tensor]
+    ) -> list[FusedParameter]:
+        """Return new parameters, with the states that their keys have.
+
+        Args:
+            members: the keys of each, which are in no parameter, and their shapes.
+            weights: of each parameter; of several keys back to back.
+        """
+        parameters: list[FusedParameter] = []
+        stateless: dict[int, list[tuple[Key, torch.Tensor]]] = {}  # by number of the group
+        for (keys, shapes), weight in zip(members, weights, strict=True):
+            parameter, state = self._fused(keys, shapes, weight)
+            parameters.append(parameter)
+            tensor = parameter.tensor
+            if state:
+                own = {
+                    n: aligned(value, tensor) if value.shape == tensor.shape else value for n, value in state.items()
+                }
+                self.by_param[tensor] = self._placed(keys[0], tensor, own)
+            elif self._early:
+                stateless.setdefault(self._groups.number(keys[0]), []).append((keys[0], tensor))
+        for number, pairs in stateless.items():
+            states = build(self._groups.optimizer, number, *(tensor for _, tensor in pairs)).state
+            self.by_param |= {tensor: self._placed(key, tensor, states[tensor]) for key, tensor in pairs}
+        return parameters
+
+    def _fused(
+        self, keys: Sequence[Key], shapes: Sequence[Sequence[int]], weight: torch.Tensor
+    ) -> tuple[FusedParameter, dict[str, torch.Tensor]]:
+        """Return a new parameter: over its weights, or with a master of them; and the state that its keys have."""
+        loose = [self._loose.pop(key, _NO_STATE) for key in keys]
+        state = {name: joined([state[name] for state in loose]) for name in loose[0]}
+        master = weight.dtype in _HALF
+        tensor = weight
+        if master:
+            tensor = aligned(state.pop("master", weight).to(weight.device, torch.float32), weight)
+        parameter = FusedParameter(tuple(keys), tuple(shapes), tensor, master)
+        self._parameters.update(dict.fromkeys(keys, parameter))
+        return parameter, state
+
+    def release(self, key: Key) -> None:
+        """Take the parameter apart that ``key`` is in, if it is in one: each of its keys has its own state again."""
+        parameter = self._parameters.get(key)
+        if parameter is None:
+            return
+        shared = self.by_param.pop(parameter.tensor, {})
+        for member in parameter.keys:
+            del self._parameters[member]
+            if state := parameter.state(member, shared):
+                self._loose[member] = state
+
+    def forget(self, params: Iterable[torch.Tensor]) -> None:
+        """Drop the states of ``params``."""
+        for param in params:
+            self.by_param.pop(param, None)
+
+    def likeness(self, key: Key, rates: Rates) -> Hashable:
+        """Return what keys must have in common to be fused, for a key that is in no parameter."""
+        state = self._loose.get(key)
+        if state is None:
+            return rates
+        counts = sorted((name, float(value)) for name, value in state.items() if not value.dim())
+        return *rates, frozenset(state), tuple(counts)
+
+    def kind(self, parameter: FusedParameter, rates: Rates) -> Kind:
+        """Return what parameters must have in common to be updated in one call of torch's."""
+        return *rates, parameter.tensor.dtype, parameter.tensor.device, parameter.tensor in self.by_param
+
+    def _placed(self, key: Key, param: torch.Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """``state`` where torch wants that of ``param``: on its device, but for counts that steps read on the CPU."""
+        optimizer, number = self._groups.optimizer, self._groups.number(key)
+        first = first_state(optimizer, number, param.device) if param.device.type != "cpu" else {}
+        devices = {name: value.device for name, value in first.items() if torch.is_tensor(value)}
+        return {
+            name: value.to(devices.get(name, param.device)) if torch.is_tensor(value) else value
+            for name, value in state.items()
+        }
 
 
-def read(path: str | os.PathLike[str]) -> tuple[str, States]:
-    """Return the optimizer's name and the states that ``write`` wrote.
-
-    Raises:
-        UsageError: the file is not one of these.
-        OSError: it cannot be read.
-    """
-    with _opened(path) as file:
-        metadata = file.metadata() or {}
-        if metadata.get("format") != FORMAT:
-            raise UsageError(f"{path} holds no optimizer states of this package")
-        keys = dict(enumerate(check_key(key) for key in json.loads(metadata["keys"])))
-        states: States = {}
-        for name in file.keys():  # noqa: SIM118 - not a dict
-            if name.startswith(_RESIDUAL):
-                continue
-            number, _, state = name.partition("/")
-            tensor = file.get_tensor(name)
-            spec_of(tensor)  # of a dtype that can travel
-            states[keys[int(number)], state] = tensor
-        return metadata["optimizer"], states
+def aligned(tensor: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` with the strides of ``param``: fused steps go through memory in order, whatever the strides."""
+    if tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
-def read_residuals(path: str | os.PathLike[str]) -> Residuals | None:
-    """Return what the worker's encodings lacked that wrote ``path``; None if it did not compress.
-
-    Raises:
-        UsageError: the file is damaged.
-        OSError: it cannot be read.
-    """
-    with _opened(path) as file:
-        text = (file.metadata() or {}).get("residuals")
-        if text is None:
-            return None
-        found = json.loads(text)
-        names = [name for name in file.keys() if name.startswith(_RESIDUAL)]  # noqa: SIM118 - not a dict
-        tensors = {name.removeprefix(_RESIDUAL): file.get_tensor(name) for name in names}
-        return Residuals(int(found["rank"]), tensors, dict(found["plain"]))
+def _require_dense(key: Key, weight: torch.Tensor) -> None:
+    if torch.empty_like(weight).stride() != weight.stride():
+        raise UsageError(
+            f"the weight of {key!r} has gaps between its elements (strides {tuple(weight.stride())} for shape "
+            f"{tuple(weight.shape)}), and cannot be updated in place; pass a contiguous one"
+        )
 
 
-def read_note(path: str | os.PathLike[str]) -> str | None:
-    """Return the note that ``write`` was given for ``path``, if any.
-
-    Raises:
-        UsageError: the file is damaged.
-        OSError: it cannot be read.
-    """
-    with _opened(path) as file:
-        return (file.metadata() or {}).get("note")
-
-
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """The file, to read from in the block: what goes wrong there is its damage."""
-    try:
-        with safe_open(os.fspath(path), framework="pt") as file:
-            yield file
-    except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as exc:
-        raise UsageError(f"{path} is damaged: {exc}") from None
-
-
-def require_optimizer(found: str, current: str, path: str | os.PathLike[str]) -> None:
-    """Raise ``UsageError`` unless the states in ``path`` are those of the ``current`` optimizer."""
-    if found != current:
-        raise UsageError(f"{path} holds the states of {found}, but the optimizer is {current}")
-
-
-def require_keys(states: States, specs: Mapping[Key, Spec], path: str | os.PathLike[str]) -> None:
-    """Raise ``UsageError`` unless every key with state in ``path`` has been initialised, and is of some such shape.
-
-    Who loads them looks closer; see ``Updater.load_states``.
-    """
+def _by_key(states: Mapping[tuple[Key, str], torch.Tensor]) -> dict[Key, dict[str, torch.Tensor]]:
+    by_key: dict[Key, dict[str, torch.Tensor]] = {}
     for (key, name), value in states.items():
-        if key not in specs:
-            raise UsageError(f"{path} holds state of key {key!r}, which has not been initialised")
-        if value.dim() and tuple(value.shape) not in _shapes(specs[key].shape):
-            raise UsageError(f"{path} holds {name} of shape {list(value.shape)} for key {key!r}, which is {specs[key]}")
+        by_key.setdefault(key, {})[name] = value
+    return by_key
 
 
-def _shapes(shape: tuple[int, ...]) -> set[tuple[int, ...]]:
-    """The shapes that state of an array of ``shape`` may have: its own, or (Adafactor) one dimension summed up."""
-    return {shape, (*shape[:-1], 1), (*shape[:-2], 1, *shape[-1:])} if len(shape) > 1 else {shape}
+def _words(specs: Mapping[str, Spec]) -> str:
+    return ", ".join(f"{name} {spec}" for name, spec in specs.items()) or "none"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvstore.errors import AlreadyInitialized, KeyNotInitialized, NotFinite, UsageError
-from kvstore.optim import states
+from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import describe, log_replaced, require_shapes
 from kvstore.optim.updater import Updater, refusals
@@ -134,15 +134,15 @@ class LocalStore(KVStore):
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
-        states.write(path, updater.optimizer.name, updater.states(self._stored), note=note)
+        states_file.write(path, updater.optimizer.name, updater.states.of(self._stored), note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
-        optimizer, loaded = states.read(path)
-        states.require_optimizer(optimizer, updater.optimizer.name, path)
-        states.require_keys(loaded, self._specs, path)
-        updater.load_states(loaded, self._stored)
+        optimizer, loaded = states_file.read(path)
+        states_file.require_optimizer(optimizer, updater.optimizer.name, path)
+        states_file.require_keys(loaded, self._specs, path)
+        updater.states.load(loaded, self._stored)
 
     def companion(self) -> KVStore:
         """See ``KVStore``."""

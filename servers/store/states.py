@@ -17,7 +17,7 @@ def get_states(message: GetStates, buckets: Buckets, updates: Updates) -> States
     for number in message.ids:
         buckets.find(number)
     updater = updates.updater
-    states = updater.states(message.ids) if updater is not None else {}
+    states = updater.states.of(message.ids) if updater is not None else {}
     tensors = [value.detach().contiguous().clone() for value in states.values()]
     return States(
         message.seq,
@@ -48,4 +48,4 @@ def put_states(message: PutStates, buckets: Buckets, updates: Updates) -> None:
         for number, name, spec, part in zip(message.ids, message.names, specs, parts, strict=True)
     }
     updates.regroup()
-    updater.load_states(states, weights)
+    updater.states.load(states, weights)

@@ -14,7 +14,8 @@ from torch import nn
 import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.member.session import Session
-from kvstore.optim import states
+from kvstore.optim import states_file
+from kvstore.optim.states import OptimizerStates
 from workers import Trainer
 
 HOWS: list[dict[str, Any]] = [
@@ -371,25 +372,25 @@ def test_states_are_saved_and_loaded(how: dict[str, Any], optimizer: Any, tmp_pa
     assert torch.equal(half, whole)
 
 
-def stepped_and_saved(how: dict[str, Any], path: Path) -> tuple[Trainer, str, states.States]:
+def stepped_and_saved(how: dict[str, Any], path: Path) -> tuple[Trainer, str, OptimizerStates]:
     """A Trainer after a step of Adam, and the optimizer's name and the states that it has written to ``path``."""
     (param,) = weights(1.0)
     trainer = Trainer({"w": param}, "adam", {"learning_rate": 0.1}, **how)
     param.grad = torch.ones(2)
     trainer.step()
     trainer.save_states(path)
-    return trainer, *states.read(path)
+    return trainer, *states_file.read(path)
 
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
 def test_states_that_torch_would_read_past_are_refused(how: dict[str, Any], tmp_path: Path) -> None:
     trainer, name, found = stepped_and_saved(how, tmp_path / "s")
     one = {where: torch.tensor(1.0) for where in found}
-    states.write(tmp_path / "odd", name, one, note=states.read_note(tmp_path / "s"))
+    states_file.write(tmp_path / "odd", name, one, note=states_file.read_note(tmp_path / "s"))
     with pytest.raises(kv.Mismatch, match=r"these are not adam's states of key 'w': .*exp_avg float32\[\]"):
         trainer.load_states(tmp_path / "odd")
     trainer.save_states(tmp_path / "after")
-    assert all(torch.equal(value, found[where]) for where, value in states.read(tmp_path / "after")[1].items())
+    assert all(torch.equal(value, found[where]) for where, value in states_file.read(tmp_path / "after")[1].items())
 
 
 DAMAGED = [
@@ -407,11 +408,11 @@ DAMAGED = [
 @pytest.mark.parametrize("how", HOWS[:2], ids=str)
 def test_damaged_hyperparameters_change_nothing(how: dict[str, Any], note: str, tmp_path: Path) -> None:
     trainer, name, found = stepped_and_saved(how, tmp_path / "s")
-    states.write(tmp_path / "odd", name, {where: value + 1 for where, value in found.items()}, note=note)
+    states_file.write(tmp_path / "odd", name, {where: value + 1 for where, value in found.items()}, note=note)
     with pytest.raises(kv.UsageError, match=r"are damaged|betas='x'"):
         trainer.load_states(tmp_path / "odd")
     trainer.save_states(tmp_path / "after")
-    assert all(torch.equal(value, found[where]) for where, value in states.read(tmp_path / "after")[1].items())
+    assert all(torch.equal(value, found[where]) for where, value in states_file.read(tmp_path / "after")[1].items())
     assert trainer.learning_rate == 0.1
 
 

@@ -28,7 +28,7 @@ from torch import nn
 
 from kvstore import KVStoreError, Mismatch, UsageError
 from kvstore.job.files import replacing
-from kvstore.optim.states import read_residuals
+from kvstore.optim.states_file import read_residuals
 
 WEIGHTS, WORKER = "workers weights 1", "workers position 1"
 

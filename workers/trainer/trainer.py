@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kvstore import KVStore, Unsupported, UsageError
-from kvstore.optim import states
+from kvstore.optim import states_file
 from kvstore.optim.optimizer import describe
 from workers.trainer.arrays import Arrays
 from workers.trainer.clipping import Summed, clip
@@ -340,7 +340,7 @@ class Trainer:
         theirs, which may be the same, and one without a file must set them as the others have them.
         """
         self._between_steps("load_states()")
-        note = states.read_note(path) if self._local is not None or Path(path).exists() else None
+        note = states_file.read_note(path) if self._local is not None or Path(path).exists() else None
         rates = None if note is None else self._rates.read(note, str(path))
         self._where.load_optimizer_states(path)
         if rates is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kvstore import NotFinite
-from kvstore.optim import states
+from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import Optimizer, require_shapes
 from kvstore.optim.updater import Updater, refusals
@@ -84,13 +84,13 @@ class LocalUpdates:
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """Write the first device's state to ``path``."""
         updater = self._updaters[0]
-        its = updater.states(param.key for param in self._params)
-        states.write(path, updater.optimizer.name, its, note=note)
+        its = updater.states.of(param.key for param in self._params)
+        states_file.write(path, updater.optimizer.name, its, note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """Take the state from ``path``, on all devices."""
-        found, loaded = states.read(path)
-        states.require_optimizer(found, self._updaters[0].optimizer.name, path)
-        states.require_keys(loaded, {param.key: spec_of(param.tensors[0]) for param in self._params}, path)
+        found, loaded = states_file.read(path)
+        states_file.require_optimizer(found, self._updaters[0].optimizer.name, path)
+        states_file.require_keys(loaded, {param.key: spec_of(param.tensors[0]) for param in self._params}, path)
         for device, updater in enumerate(self._updaters):
-            updater.load_states(loaded, {param.key: param.tensors[device].detach() for param in self._params})
+            updater.states.load(loaded, {param.key: param.tensors[device].detach() for param in self._params})

@@ -13,7 +13,7 @@ import kvstore as kv
 from kvstore.codecs import Compressor, decode, parse
 from kvstore.dist.compression import Compressing
 from kvstore.errors import UnknownName, Unsupported, UsageError
-from kvstore.optim import states
+from kvstore.optim import states_file
 from kvstore.rule import Rule
 
 SHAPES = {"small": (5,), "matrix": (40, 60), "large": (5001,)}  # the larger ones are cut over the servers
@@ -292,9 +292,9 @@ def test_residuals_that_no_push_could_carry_are_refused_before_one(odd: torch.Te
         out = torch.empty(4)
         store.pushpull("w", torch.full((4,), 0.6), out=out)
         store.save_optimizer_states(tmp_path / "states")
-        residuals = states.read_residuals(tmp_path / "states")
+        residuals = states_file.read_residuals(tmp_path / "states")
         assert residuals is not None
-        states.write(tmp_path / "odd", "sgd", {}, residuals._replace(tensors={"residual.0": odd}))
+        states_file.write(tmp_path / "odd", "sgd", {}, residuals._replace(tensors={"residual.0": odd}))
         with pytest.raises(UsageError, match="what is kept of key 'w' is not"):
             store.load_optimizer_states(tmp_path / "odd")
         store.pushpull("w", torch.full((4,), 0.6), out=out)

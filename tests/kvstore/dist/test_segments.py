@@ -14,7 +14,7 @@ from kvstore.dist import DistStore
 from kvstore.dist import optimizer as optimizing
 from kvstore.dist.requests import Requests
 from kvstore.member.client import STALL_S
-from kvstore.optim import states
+from kvstore.optim import states_file
 
 SHAPES = {"a": (5000,), "b": (40, 100), "c": (3,), "d": (9000,)}
 PIECE = 2048  # bytes; four of them may be on their way to a server
@@ -140,6 +140,6 @@ def test_the_states_of_many_segments_are_saved_and_loaded_in_several_messages(
 
     with ThreadedJob(1, 2, piece_bytes=PIECE) as cluster:
         cluster.run(train)
-    (_, first), (_, second) = (states.read(tmp_path / name) for name in ("first", "second"))
+    (_, first), (_, second) = (states_file.read(tmp_path / name) for name in ("first", "second"))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[which], second[which]) for which in first)

@@ -77,7 +77,7 @@ def alone(updater: Updater, values: dict[Key, torch.Tensor], keys: Sequence[Key]
 def require_same(flat: Flat, other: Updater, values: dict[Key, torch.Tensor]) -> None:
     for key, value in values.items():
         assert torch.equal(flat.values[key], value), key
-    mine, others = flat.updater.states(values), other.states(values)
+    mine, others = flat.updater.states.of(values), other.states.of(values)
     assert mine.keys() == others.keys()
     for where, state in others.items():
         assert mine[where].shape == state.shape, where
@@ -118,15 +118,15 @@ def test_states_come_and_go(name: str, dtype: torch.dtype) -> None:
     description = describe(name, HYPER[name])
     flat, every = Flat(Updater(description), SHAPES, dtype), list(SHAPES)
     flat.update(every, 0)
-    kept = {where: state.clone() for where, state in flat.updater.states(every).items()}
+    kept = {where: state.clone() for where, state in flat.updater.states.of(every).items()}
     values = {key: value.clone() for key, value in flat.values.items()}
     flat.update(every, 10)
     some = {where: state for where, state in kept.items() if where[0] in ("b", "c", "e")}
-    flat.updater.load_states(some, flat.values)  # into the midst of a parameter
+    flat.updater.states.load(some, flat.values)  # into the midst of a parameter
     flat.values |= {key: values[key].clone() for key in ("b", "c", "e")}
     flat.update(["b", "c", "e"], 10)
     other = Updater(description)
-    other.load_states(kept, values)
+    other.states.load(kept, values)
     alone(other, values, every, 10)
     require_same(flat, other, values)
 

@@ -1,200 +1,151 @@
-"""Optimizer states in a file, and cut over servers: what is written is read, and a damaged file says so."""
+"""The states of an optimizer: out and in again to the bit, checked; and whatever parameters their keys are in."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import save_file
+from updating import SHAPES, equal, numbers, updated
 
-from kvstore.dist.plans.entries import Entry, Segment
-from kvstore.dist.states import assemble, cut
-from kvstore.errors import UsageError
-from kvstore.optim.optimizer import describe
-from kvstore.optim.states import FORMAT, read, read_residuals, require_keys, require_optimizer, write
+from kvstore.errors import Mismatch, UsageError
+from kvstore.optim.optimizer import describe, names
+from kvstore.optim.param_groups import ParamGroups
+from kvstore.optim.states import StateStore
 from kvstore.optim.updater import Updater
-from kvstore.placement import place
-from kvstore.spec import Key, Spec
+from kvstore.spec import Key
 
-STATES = {
-    ("w", "momentum_buffer"): torch.arange(6.0).view(2, 3),
-    ("w", "step"): torch.tensor(3.0),
-    ("a/b 重み", "momentum_buffer"): torch.ones(2, dtype=torch.float64),
-    ("h", "master"): torch.zeros(0, 2),
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", names())
+def test_states_resume_to_the_bit(name: str, dtype: torch.dtype) -> None:
+    first, weights = Updater(describe(name, {})), numbers(1, dtype)
+    for step in range(2):
+        updated(first, weights, step)
+    copies = {key: weight.clone() for key, weight in weights.items()}
+    second = Updater(describe(name, {}))
+    second.states.load({key: value.clone() for key, value in first.states.of(SHAPES).items()}, copies)
+    for step in range(2, 4):
+        updated(first, weights, step)
+        updated(second, copies, step)
+    equal(copies, weights)
+    one, two = first.states.of(SHAPES), second.states.of(SHAPES)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[where], two[where]) for where in one)
+
+
+def test_states_are_copied_when_they_are_loaded() -> None:
+    updater, weight = Updater(describe("sgd", {"lr": 1.0, "momentum": 0.5})), torch.zeros(1)
+    momentum = torch.ones(1)
+    updater.states.load({("w", "momentum_buffer"): momentum}, {"w": weight})
+    updater.update([("w", weight, torch.zeros(1))])
+    assert weight.item() == -0.5
+    assert momentum.item() == 1
+
+
+OTHERS: dict[str, tuple[str, dict[str, torch.Tensor]]] = {  # states of b, which torch's steps would take unseen
+    "one number for all": ("adam", {"exp_avg": torch.tensor(1.0)}),
+    "a number, and no count": ("sgd", {"momentum_buffer": torch.tensor(1.0)}),
+    "one column": ("sgd", {"momentum_buffer": torch.ones(3, 1)}),
+    "one column of Adagrad": ("adagrad", {"sum": torch.ones(3, 1)}),
+    "transposed": ("adam", {"exp_avg_sq": torch.ones(4, 3)}),
+    "flat": ("adam", {"exp_avg_sq": torch.ones(12)}),
+    "another dtype": ("adam", {"exp_avg": torch.ones(3, 4, dtype=torch.float64)}),
+    "many counts": ("adam", {"step": torch.ones(3, 4)}),
+    "a whole count": ("adagrad", {"step": torch.tensor(1)}),
+    "a count below 0": ("adam", {"step": torch.tensor(-1.0)}),
+    "a count that is none": ("adam", {"step": torch.tensor(torch.nan)}),
+    "one more": ("sgd", {"other": torch.ones(3, 4)}),
+    "a copy that is not needed": ("adam", {"master": torch.ones(3, 4)}),
 }
 
 
-def same(one: Any, two: Any) -> bool:
-    return one.keys() == two.keys() and all(
-        torch.equal(one[where], two[where]) and one[where].dtype == two[where].dtype for where in one
-    )
+@pytest.mark.parametrize("which", OTHERS)
+def test_states_that_the_optimizer_does_not_make_change_nothing(which: str) -> None:
+    name, odd = OTHERS[which]
+    updater = Updater(describe(name, {"lr": 0.1, **({"momentum": 0.9} if name == "sgd" else {})}))
+    weights = updated(updater, numbers(1), 1)
+    before = {where: value.clone() for where, value in updater.states.of(SHAPES).items()}
+    given = {where: value + 1 for where, value in before.items()} | {("b", its): value for its, value in odd.items()}
+    with pytest.raises(Mismatch, match="key 'b'"):
+        updater.states.load(given, weights)
+    after = updater.states.of(SHAPES)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[where], before[where]) for where in before)
 
 
-@pytest.mark.parametrize("states", [STATES, {(7, "sum"): torch.ones(3), (-1, "sum"): torch.ones(1)}, {}])
-def test_what_is_written_is_read(states: Any, tmp_path: Path) -> None:
-    write(tmp_path / "s", "adam", states)
-    name, found = read(tmp_path / "s")
-    assert name == "adam"
-    assert same(found, states)
-    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+@pytest.mark.parametrize("missing", ["step", "exp_avg_sq", "master"])
+def test_states_that_lack_something_change_nothing(missing: str) -> None:
+    updater = Updater(describe("adam", {}))
+    weights = updated(updater, numbers(1, torch.float16), 1)
+    given = {where: value.clone() for where, value in updater.states.of(SHAPES).items() if where != ("c", missing)}
+    fresh = Updater(describe("adam", {}))
+    with pytest.raises(Mismatch, match=rf"adam's states of key 'c': .* were given, .*{missing} float32.* belong there"):
+        fresh.states.load(given, weights)
+    assert fresh.states.of(SHAPES) == {}
 
 
-def test_views_of_one_memory_can_be_written(tmp_path: Path) -> None:
-    both = torch.arange(6.0)
-    states = {("w", "a"): both[:3], ("w", "b"): both[1:4], ("w", "c"): both.view(2, 3).t()}
-    write(tmp_path / "s", "adam", states)
-    assert same(read(tmp_path / "s")[1], states)
+def test_states_of_a_weight_that_cannot_be_updated_change_nothing() -> None:
+    updater = Updater(describe("sgd", {"momentum": 0.9}))
+    given = {(key, "momentum_buffer"): torch.ones(2) for key in ("a", "b")}
+    good: dict[Key, torch.Tensor] = {"a": torch.zeros(2)}
+    with pytest.raises(UsageError, match="the weight of 'b' has gaps between its elements"):
+        updater.states.load(given, good | {"b": torch.zeros(4)[::2]})
+    with pytest.raises(Mismatch, match=r"'b' is int64.*floating point only"):
+        updater.states.load(given, good | {"b": torch.zeros(2, dtype=torch.int64)})
+    assert updater.states.of(["a", "b"]) == {}
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full_disk(_tensors: Any, name: str, _metadata: Any) -> None:
-        Path(name).write_bytes(b"half")
-        raise OSError("no space left")
-
-    path = tmp_path / "s"
-    write(path, "adam", {("w", "step"): torch.tensor(1.0)})
-    monkeypatch.setattr("kvstore.optim.states.save_file", full_disk)
-    with pytest.raises(OSError, match="no space left"):
-        write(path, "adam", {("w", "step"): torch.tensor(2.0)})
-    assert read(path)[1]["w", "step"].item() == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+def test_a_key_without_updates_has_no_state() -> None:
+    updater = Updater(describe("adam", {}))
+    assert updater.states.of(["w"]) == {}
+    updater.update([("w", torch.zeros(1), torch.zeros(1))])
+    assert {name for _, name in updater.states.of(["w", "v"])} == {"step", "exp_avg", "exp_avg_sq"}
 
 
-def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="nowhere"):
-        read(tmp_path / "nowhere")
+def store_of(name: str, **options: Any) -> StateStore:
+    return StateStore(ParamGroups(describe(name, options)))
 
 
-@settings(max_examples=60)
-@given(data=st.data())
-def test_a_damaged_file_is_no_crash(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("damaged") / "s"
-    write(path, "adam", STATES)
-    good = path.read_bytes()
-    header = 8 + int.from_bytes(good[:8], "little")
-    where = data.draw(st.integers(0, header - 1))
-    cut_off = data.draw(st.booleans())
-    path.write_bytes(
-        good[:where]
-        if cut_off
-        else good[:where] + bytes([good[where] ^ 1 << data.draw(st.integers(0, 7))]) + good[where + 1 :]
-    )
-    try:
-        name, states = read(path)
-    except UsageError:
-        return
-    assert not cut_off
-    assert isinstance(name, str)
-    assert all(isinstance(value, torch.Tensor) for value in states.values())
-
-
-@pytest.mark.parametrize(
-    ("tensors", "metadata", "text"),
-    [
-        ({}, None, "no optimizer states of this package"),
-        ({}, {"format": "pt"}, "no optimizer states of this package"),
-        ({}, {"format": FORMAT}, "damaged"),
-        ({}, {"format": FORMAT, "keys": "[]"}, "damaged"),
-        ({}, {"format": FORMAT, "keys": "[", "optimizer": "adam"}, "damaged"),
-        ({}, {"format": FORMAT, "keys": "3", "optimizer": "adam"}, "damaged"),
-        ({}, {"format": FORMAT, "keys": "[1.5]", "optimizer": "adam"}, "a key is"),
-        ({"0/sum": torch.ones(1)}, {"format": FORMAT, "keys": "[]", "optimizer": "adam"}, "damaged"),
-        ({}, {"format": FORMAT, "keys": "[" * 100_000, "optimizer": "adam"}, "damaged"),
-        ({"-1/sum": torch.ones(1)}, {"format": FORMAT, "keys": "[1]", "optimizer": "adam"}, "damaged"),
-        ({"sum": torch.ones(1)}, {"format": FORMAT, "keys": "[1]", "optimizer": "adam"}, "damaged"),
-        ({"0/sum": torch.ones(1, dtype=torch.bool)}, {"format": FORMAT, "keys": "[1]", "optimizer": "a"}, "damaged"),
-    ],
-)
-def test_a_file_of_another_kind(tensors: Any, metadata: Any, text: str, tmp_path: Path) -> None:
-    save_file(tensors, tmp_path / "s", metadata)
-    with pytest.raises(UsageError, match=text):
-        read(tmp_path / "s")
-
-
-@pytest.mark.parametrize("found", ["[1]", '{"rank": 1e999, "plain": {}}', '{"rank": 0, "plain": 5}', "[" * 100_000])
-def test_damaged_residuals(found: str, tmp_path: Path) -> None:
-    save_file({}, tmp_path / "s", {"format": FORMAT, "keys": "[]", "optimizer": "sgd", "residuals": found})
-    with pytest.raises(UsageError, match="damaged"):
-        read_residuals(tmp_path / "s")
-
-
-@pytest.mark.parametrize("shape", [[2**63, 0], [2**62, 4], [1] * 100])
-def test_shapes_that_cannot_be(shape: list[int], tmp_path: Path) -> None:
-    about = {"format": FORMAT, "keys": '["a"]', "optimizer": "sgd"}
-    size = 4 * (0 not in shape)
-    header = json.dumps({"__metadata__": about, "0/x": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}})
-    (tmp_path / "s").write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(size))
-    with pytest.raises(UsageError, match=r"damaged|cannot be stored"):
-        read(tmp_path / "s")
-
-
-def test_a_file_of_another_optimizer(tmp_path: Path) -> None:
-    require_optimizer("adam", "adam", "s")
-    with pytest.raises(UsageError, match="s holds the states of adam, but the optimizer is sgd"):
-        require_optimizer("adam", "sgd", "s")
-
-
-def test_states_of_keys_that_are_not_there() -> None:
-    specs: dict[Key, Spec] = {"w": Spec((2, 3), "float32")}
-    require_keys({("w", "sum"): torch.ones(2, 3), ("w", "step"): torch.tensor(1.0)}, specs, "s")
-    with pytest.raises(UsageError, match="s holds state of key 'v', which has not been initialised"):
-        require_keys({("v", "sum"): torch.ones(2, 3)}, specs, "s")
-
-
-@pytest.mark.parametrize("shape", [(3, 2), (6,), (2,), (2, 4), (1, 1, 1), (1,)])
-def test_states_of_another_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError, match=r"s holds sum of shape \[.*\] for key 'w', which is float32\[2, 3\]"):
-        require_keys({("w", "sum"): torch.ones(shape)}, {"w": Spec((2, 3), "float32")}, "s")
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3), (5,), (1, 1)])
-@pytest.mark.parametrize("name", ["adafactor", "adam", "adagrad", "asgd", "rprop"])
-def test_what_an_optimizer_saves_it_may_load(name: str, shape: tuple[int, ...]) -> None:
-    updater, weight = Updater(describe(name, {})), torch.ones(shape)
-    updater.update([("w", weight, torch.ones(shape))])
-    require_keys(updater.states(["w"]), {"w": Spec(shape, "float32")}, "s")
-
-
-def entries_for(specs: dict[Key, Spec], servers: int, bound: int) -> dict[Key, Entry]:
-    placed = place(specs, [0] * servers, bound)
-    number = iter(range(10**6))
-    return {
-        key: Entry(spec, [Segment(next(number), s.server, key, s.start, s.stop) for s in placed[key]])
-        for key, spec in specs.items()
+def test_fused_keys_have_their_own_states_and_keep_them_when_released() -> None:
+    states = store_of("sgd", momentum=0.9)
+    weights: dict[Key, torch.Tensor] = {"a": torch.zeros(2), "b": torch.zeros(2, 2)}
+    given = {("a", "momentum_buffer"): torch.tensor([1.0, 2.0]), ("b", "momentum_buffer"): torch.full((2, 2), 3.0)}
+    states.load(given, weights)
+    (parameter,) = states.fuse([(["a", "b"], [(2,), (2, 2)])], [torch.zeros(6)])
+    assert states.by_param[parameter.tensor]["momentum_buffer"].tolist() == [1, 2, 3, 3, 3, 3]
+    states.by_param[parameter.tensor]["momentum_buffer"] += 1  # as a step does
+    states.release("b")
+    assert not states.by_param
+    assert {where: value.tolist() for where, value in states.of(weights).items()} == {
+        ("a", "momentum_buffer"): [2, 3],
+        ("b", "momentum_buffer"): [[4, 4], [4, 4]],
     }
 
 
-shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
+def test_a_key_alone_keeps_its_parameter_as_long_as_its_weight_stays() -> None:
+    states, weight = store_of("adam"), torch.zeros(4)
+    parameter = states.alone("w", weight)
+    assert states.alone("w", weight) is parameter
+    assert states.alone("w", weight.view(4)) is parameter, "the same memory"
+    assert states.alone("w", weight.clone()) is not parameter
 
 
-@settings(max_examples=60)
-@given(st.dictionaries(st.integers(0, 9), shapes, max_size=5), st.integers(1, 5), st.integers(1, 40))
-def test_cut_and_assemble_are_inverses_for_any_placement(shapes: dict[Key, Any], servers: int, bound: int) -> None:
-    specs = {key: Spec(shape, "float32") for key, shape in shapes.items()}
-    entries = entries_for(specs, servers, bound)
-    whole = {(key, "sum"): torch.randn(spec.shape) for key, spec in specs.items()}
-    whole |= {(key, "step"): torch.tensor(float(len(spec.shape))) for key, spec in specs.items()}
-    segments = cut(whole, entries)
-    for (segment, name), value in segments.items():
-        if name == "sum" and entries[segment.key].cut:
-            assert value.shape == (segment.stop - segment.start,)
-    assert same(assemble(segments, entries), whole)
-    assert same(cut(assemble(segments, entries), entries_for(specs, 2, 3)), cut(whole, entries_for(specs, 2, 3)))
+def test_forgotten_parameters_have_no_state() -> None:
+    states = store_of("adagrad", initial_accumulator_value=1.0)
+    tensors = [states.alone(key, torch.zeros(2)).tensor for key in ("a", "b")]
+    assert {key for key, _ in states.of(["a", "b"])} == {"a", "b"}, "Adagrad's state is there before the first step"
+    states.forget(tensors[:1])
+    assert {key for key, _ in states.of(["a", "b"])} == {"b"}
 
 
-def test_state_that_is_not_element_by_element_cannot_be_cut() -> None:
-    entries = entries_for({"w": Spec((4, 4), "float32")}, 2, 1)
-    with pytest.raises(UsageError, match="row_var of key 'w' cannot be cut over 2 servers"):
-        cut({("w", "row_var"): torch.ones(4, 1)}, entries)
-
-
-def test_the_metadata_is_json(tmp_path: Path) -> None:
-    write(tmp_path / "s", "adam", STATES)
-    header = (tmp_path / "s").read_bytes()
-    metadata = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"]
-    assert json.loads(metadata["keys"]) == ["w", "a/b 重み", "h"]
+def test_keys_are_alike_only_with_the_same_counts_of_steps() -> None:
+    states = store_of("adam")
+    weights: dict[Key, torch.Tensor] = {key: torch.zeros(2) for key in ("a", "b", "c")}
+    for key, step in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        moments = {(key, name): torch.zeros(2) for name in ("exp_avg", "exp_avg_sq")}
+        states.load({(key, "step"): torch.tensor(step), **moments}, weights)
+    rates = ParamGroups(describe("adam", {})).rates(["a"])[0]
+    a, b, c, new = (states.likeness(key, rates) for key in ("a", "b", "c", "new"))
+    assert a == b
+    assert len({a, c, new}) == 3

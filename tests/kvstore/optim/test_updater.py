@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from updating import equal, numbers, updated
 
-from kvstore.errors import Mismatch, UsageError
 from kvstore.optim.optimizer import describe, names
 from kvstore.optim.updater import Updater
 from kvstore.spec import Key
 
-SHAPES: dict[Key, tuple[int, ...]] = {"a": (4, 3), "b": (3, 4), "c": (5, 5)}  # matrices: Muon takes nothing else
 STEPS = 4
 CLASSES = {name.lower(): cls for name, cls in vars(torch.optim).items() if isinstance(cls, type)}
 OPTIONS = {
@@ -23,18 +22,6 @@ OPTIONS = {
 }
 
 
-def numbers(seed: int, dtype: torch.dtype = torch.float32) -> dict[Key, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {key: torch.randn(shape, generator=generator).to(dtype) for key, shape in SHAPES.items()}
-
-
-def updated(updater: Updater, weights: dict[Key, torch.Tensor], seed: int, **how: Any) -> dict[Key, torch.Tensor]:
-    """One update of all ``weights`` in one call; returns them."""
-    grads = numbers(seed, next(iter(weights.values())).dtype)
-    updater.update([(key, weight, grads[key].clone()) for key, weight in weights.items()], **how)
-    return weights
-
-
 def plain(cls: Any, weights: dict[Key, torch.Tensor], steps: int = STEPS, **options: Any) -> dict[Key, torch.Tensor]:
     """What torch.optim alone makes of ``weights``."""
     optimizer = cls(weights.values(), **options)
@@ -43,11 +30,6 @@ def plain(cls: Any, weights: dict[Key, torch.Tensor], steps: int = STEPS, **opti
             weights[key].grad = grad
         optimizer.step()
     return weights
-
-
-def equal(ours: dict[Key, torch.Tensor], theirs: dict[Key, torch.Tensor], atol: float = 0.0) -> None:
-    for key in theirs:
-        torch.testing.assert_close(ours[key], theirs[key].detach(), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("options", ["defaults", "chosen"])
@@ -196,7 +178,7 @@ def test_adagrads_state_begins_at_its_initial_accumulator() -> None:
     updater, weight = Updater(describe("adagrad", {"lr": 1.0, "initial_accumulator_value": 3.0})), torch.zeros(1)
     updater.update([("w", weight, torch.ones(1))])
     assert weight.item() == pytest.approx(-0.5)
-    assert updater.states(["w"])["w", "sum"].item() == 4.0
+    assert updater.states.of(["w"])["w", "sum"].item() == 4.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -212,7 +194,7 @@ def test_half_precision_weights_have_a_float32_master(name: str, dtype: torch.dt
         optimizer.step()
     assert weight.dtype == dtype
     torch.testing.assert_close(weight, master.detach().to(dtype), rtol=0, atol=0)
-    torch.testing.assert_close(updater.states(["w"])["w", "master"], master.detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(updater.states.of(["w"])["w", "master"], master.detach(), rtol=0, atol=1e-6)
 
 
 def test_float64_stays_float64() -> None:
@@ -241,93 +223,6 @@ def test_a_weight_that_moves_takes_its_state_along() -> None:
 
 def test_nothing_to_update_is_nothing() -> None:
     Updater(describe("sgd", {})).update([])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", names())
-def test_states_resume_to_the_bit(name: str, dtype: torch.dtype) -> None:
-    first, weights = Updater(describe(name, {})), numbers(1, dtype)
-    for step in range(2):
-        updated(first, weights, step)
-    copies = {key: weight.clone() for key, weight in weights.items()}
-    second = Updater(describe(name, {}))
-    second.load_states({key: value.clone() for key, value in first.states(SHAPES).items()}, copies)
-    for step in range(2, 4):
-        updated(first, weights, step)
-        updated(second, copies, step)
-    equal(copies, weights)
-    one, two = first.states(SHAPES), second.states(SHAPES)
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[where], two[where]) for where in one)
-
-
-def test_states_are_copied_when_they_are_loaded() -> None:
-    updater, weight = Updater(describe("sgd", {"lr": 1.0, "momentum": 0.5})), torch.zeros(1)
-    momentum = torch.ones(1)
-    updater.load_states({("w", "momentum_buffer"): momentum}, {"w": weight})
-    updater.update([("w", weight, torch.zeros(1))])
-    assert weight.item() == -0.5
-    assert momentum.item() == 1
-
-
-OTHERS: dict[str, tuple[str, dict[str, torch.Tensor]]] = {  # states of b, which torch's steps would take unseen
-    "one number for all": ("adam", {"exp_avg": torch.tensor(1.0)}),
-    "a number, and no count": ("sgd", {"momentum_buffer": torch.tensor(1.0)}),
-    "one column": ("sgd", {"momentum_buffer": torch.ones(3, 1)}),
-    "one column of Adagrad": ("adagrad", {"sum": torch.ones(3, 1)}),
-    "transposed": ("adam", {"exp_avg_sq": torch.ones(4, 3)}),
-    "flat": ("adam", {"exp_avg_sq": torch.ones(12)}),
-    "another dtype": ("adam", {"exp_avg": torch.ones(3, 4, dtype=torch.float64)}),
-    "many counts": ("adam", {"step": torch.ones(3, 4)}),
-    "a whole count": ("adagrad", {"step": torch.tensor(1)}),
-    "a count below 0": ("adam", {"step": torch.tensor(-1.0)}),
-    "a count that is none": ("adam", {"step": torch.tensor(torch.nan)}),
-    "one more": ("sgd", {"other": torch.ones(3, 4)}),
-    "a copy that is not needed": ("adam", {"master": torch.ones(3, 4)}),
-}
-
-
-@pytest.mark.parametrize("which", OTHERS)
-def test_states_that_the_optimizer_does_not_make_change_nothing(which: str) -> None:
-    name, odd = OTHERS[which]
-    updater = Updater(describe(name, {"lr": 0.1, **({"momentum": 0.9} if name == "sgd" else {})}))
-    weights = updated(updater, numbers(1), 1)
-    before = {where: value.clone() for where, value in updater.states(SHAPES).items()}
-    given = {where: value + 1 for where, value in before.items()} | {("b", its): value for its, value in odd.items()}
-    with pytest.raises(Mismatch, match="key 'b'"):
-        updater.load_states(given, weights)
-    after = updater.states(SHAPES)
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[where], before[where]) for where in before)
-
-
-@pytest.mark.parametrize("missing", ["step", "exp_avg_sq", "master"])
-def test_states_that_lack_something_change_nothing(missing: str) -> None:
-    updater = Updater(describe("adam", {}))
-    weights = updated(updater, numbers(1, torch.float16), 1)
-    given = {where: value.clone() for where, value in updater.states(SHAPES).items() if where != ("c", missing)}
-    fresh = Updater(describe("adam", {}))
-    with pytest.raises(Mismatch, match=rf"adam's states of key 'c': .* were given, .*{missing} float32.* belong there"):
-        fresh.load_states(given, weights)
-    assert fresh.states(SHAPES) == {}
-
-
-def test_states_of_a_weight_that_cannot_be_updated_change_nothing() -> None:
-    updater = Updater(describe("sgd", {"momentum": 0.9}))
-    given = {(key, "momentum_buffer"): torch.ones(2) for key in ("a", "b")}
-    good: dict[Key, torch.Tensor] = {"a": torch.zeros(2)}
-    with pytest.raises(UsageError, match="the weight of 'b' is a view with gaps"):
-        updater.load_states(given, good | {"b": torch.zeros(4)[::2]})
-    with pytest.raises(Mismatch, match=r"'b' is int64.*floating point only"):
-        updater.load_states(given, good | {"b": torch.zeros(2, dtype=torch.int64)})
-    assert updater.states(["a", "b"]) == {}
-
-
-def test_a_key_without_updates_has_no_state() -> None:
-    updater = Updater(describe("adam", {}))
-    assert updater.states(["w"]) == {}
-    updater.update([("w", torch.zeros(1), torch.zeros(1))])
-    assert {name for _, name in updater.states(["w", "v"])} == {"step", "exp_avg", "exp_avg_sq"}
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad", "rmsprop"])

@@ -18,7 +18,7 @@ from threaded import ThreadedJob
 
 import kvstore as kv
 from kvstore.dist import DistStore
-from kvstore.optim import states
+from kvstore.optim import states_file
 from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE
 from kvstore.ticket import claim
@@ -937,7 +937,7 @@ def test_states_that_do_not_belong_here(run: Run, tmp_path: Path) -> None:
 @every
 def test_states_that_torch_would_read_past_are_refused(run: Run, shape: tuple[int, ...], tmp_path: Path) -> None:
     path = tmp_path / "s"
-    states.write(path, "sgd", {("w", "momentum_buffer"): torch.ones(shape)})
+    states_file.write(path, "sgd", {("w", "momentum_buffer"): torch.ones(shape)})
 
     def work(store: kv.KVStore) -> Any:
         store.init("w", torch.zeros(BOUND, 3))
@@ -958,7 +958,7 @@ def test_of_a_file_of_states_all_are_taken_or_none(run: Run, tmp_path: Path) -> 
     path = tmp_path / "s"
     keys = [f"k{number}" for number in range(6)]  # on several servers
     good = {(key, "momentum_buffer"): torch.ones(4) for key in keys}
-    states.write(path, "sgd", good | {(keys[-1], "momentum_buffer"): torch.ones(())})
+    states_file.write(path, "sgd", good | {(keys[-1], "momentum_buffer"): torch.ones(())})
 
     def work(store: kv.KVStore) -> Any:
         store.init(keys, [torch.zeros(4)] * len(keys))

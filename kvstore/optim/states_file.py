@@ -1,0 +1,146 @@
+"""Optimizer states in a file: safetensors, with the keys and the optimizer's name in its metadata. No pickle."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from kvstore.errors import UsageError
+from kvstore.job.files import replacing
+from kvstore.optim.states import OptimizerStates
+from kvstore.spec import Key, Spec, check_key
+from kvstore.values import spec_of
+
+FORMAT = "kvstore optimizer states 1"
+_RESIDUAL = "residual:"  # no name of a state begins so: those begin with a number
+
+
+class Residuals(NamedTuple):
+    """What the encodings of one worker lack: see ``Compressor.state``."""
+
+    rank: int
+    tensors: Mapping[str, torch.Tensor]
+    plain: Mapping[str, object]
+
+
+def write(
+    path: str | os.PathLike[str],
+    optimizer: str,
+    states: OptimizerStates,
+    residuals: Residuals | None = None,
+    note: str | None = None,
+) -> None:
+    """Write the states, by (key, name of the state), to ``path``: the old file or the new one, never half of one.
+
+    Args:
+        path: of the file.
+        optimizer: its name.
+        states: what it knows.
+        residuals: what this worker's encodings lack.
+        note: what ``read_note`` is to give.
+    """
+    keys = list(dict.fromkeys(key for key, _ in states))
+    number = {key: i for i, key in enumerate(keys)}
+    tensors = {
+        f"{number[key]}/{name}": value.detach().cpu().contiguous().clone() for (key, name), value in states.items()
+    }
+    metadata = {"format": FORMAT, "optimizer": optimizer, "keys": json.dumps(keys)}
+    if note is not None:
+        metadata["note"] = note
+    if residuals is not None:
+        tensors |= {f"{_RESIDUAL}{name}": value for name, value in residuals.tensors.items()}
+        metadata["residuals"] = json.dumps({"rank": residuals.rank, "plain": residuals.plain})
+    with replacing(Path(path), mode=0o600) as draft:
+        save_file(tensors, draft, metadata)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[str, OptimizerStates]:
+    """Return the optimizer's name and the states that ``write`` wrote.
+
+    Raises:
+        UsageError: the file is not one of these.
+        OSError: it cannot be read.
+    """
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise UsageError(f"{path} holds no optimizer states of this package")
+        keys = dict(enumerate(check_key(key) for key in json.loads(metadata["keys"])))
+        states: OptimizerStates = {}
+        for name in file.keys():  # noqa: SIM118 - not a dict
+            if name.startswith(_RESIDUAL):
+                continue
+            number, _, state = name.partition("/")
+            tensor = file.get_tensor(name)
+            spec_of(tensor)  # of a dtype that can travel
+            states[keys[int(number)], state] = tensor
+        return metadata["optimizer"], states
+
+
+def read_residuals(path: str | os.PathLike[str]) -> Residuals | None:
+    """Return what the worker's encodings lacked that wrote ``path``; None if it did not compress.
+
+    Raises:
+        UsageError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    with _opened(path) as file:
+        text = (file.metadata() or {}).get("residuals")
+        if text is None:
+            return None
+        found = json.loads(text)
+        names = [name for name in file.keys() if name.startswith(_RESIDUAL)]  # noqa: SIM118 - not a dict
+        tensors = {name.removeprefix(_RESIDUAL): file.get_tensor(name) for name in names}
+        return Residuals(int(found["rank"]), tensors, dict(found["plain"]))
+
+
+def read_note(path: str | os.PathLike[str]) -> str | None:
+    """Return the note that ``write`` was given for ``path``, if any.
+
+    Raises:
+        UsageError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    with _opened(path) as file:
+        return (file.metadata() or {}).get("note")
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """The file, to read from in the block: what goes wrong there is its damage."""
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            yield file
+    except (SafetensorError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as exc:
+        raise UsageError(f"{path} is damaged: {exc}") from None
+
+
+def require_optimizer(found: str, current: str, path: str | os.PathLike[str]) -> None:
+    """Raise ``UsageError`` unless the states in ``path`` are those of the ``current`` optimizer."""
+    if found != current:
+        raise UsageError(f"{path} holds the states of {found}, but the optimizer is {current}")
+
+
+def require_keys(states: OptimizerStates, specs: Mapping[Key, Spec], path: str | os.PathLike[str]) -> None:
+    """Raise ``UsageError`` unless every key with state in ``path`` has been initialised, and is of some such shape.
+
+    Who loads them looks closer; see ``StateStore.load``.
+    """
+    for (key, name), value in states.items():
+        if key not in specs:
+            raise UsageError(f"{path} holds state of key {key!r}, which has not been initialised")
+        if value.dim() and tuple(value.shape) not in _shapes(specs[key].shape):
+            raise UsageError(f"{path} holds {name} of shape {list(value.shape)} for key {key!r}, which is {specs[key]}")
+
+
+def _shapes(shape: tuple[int, ...]) -> set[tuple[int, ...]]:
+    """The shapes that state of an array of ``shape`` may have: its own, or (Adafactor) one dimension summed up."""
+    return {shape, (*shape[:-1], 1), (*shape[:-2], 1, *shape[-1:])} if len(shape) > 1 else {shape}

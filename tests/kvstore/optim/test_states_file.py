@@ -1,0 +1,200 @@
+"""Optimizer states in a file, and cut over servers: what is written is read, and a damaged file says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from kvstore.dist.plans.entries import Entry, Segment
+from kvstore.dist.states import assemble, cut
+from kvstore.errors import UsageError
+from kvstore.optim.optimizer import describe
+from kvstore.optim.states_file import FORMAT, read, read_residuals, require_keys, require_optimizer, write
+from kvstore.optim.updater import Updater
+from kvstore.placement import place
+from kvstore.spec import Key, Spec
+
+STATES = {
+    ("w", "momentum_buffer"): torch.arange(6.0).view(2, 3),
+    ("w", "step"): torch.tensor(3.0),
+    ("a/b 重み", "momentum_buffer"): torch.ones(2, dtype=torch.float64),
+    ("h", "master"): torch.zeros(0, 2),
+}
+
+
+def same(one: Any, two: Any) -> bool:
+    return one.keys() == two.keys() and all(
+        torch.equal(one[where], two[where]) and one[where].dtype == two[where].dtype for where in one
+    )
+
+
+@pytest.mark.parametrize("states", [STATES, {(7, "sum"): torch.ones(3), (-1, "sum"): torch.ones(1)}, {}])
+def test_what_is_written_is_read(states: Any, tmp_path: Path) -> None:
+    write(tmp_path / "s", "adam", states)
+    name, found = read(tmp_path / "s")
+    assert name == "adam"
+    assert same(found, states)
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_views_of_one_memory_can_be_written(tmp_path: Path) -> None:
+    both = torch.arange(6.0)
+    states = {("w", "a"): both[:3], ("w", "b"): both[1:4], ("w", "c"): both.view(2, 3).t()}
+    write(tmp_path / "s", "adam", states)
+    assert same(read(tmp_path / "s")[1], states)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(_tensors: Any, name: str, _metadata: Any) -> None:
+        Path(name).write_bytes(b"half")
+        raise OSError("no space left")
+
+    path = tmp_path / "s"
+    write(path, "adam", {("w", "step"): torch.tensor(1.0)})
+    monkeypatch.setattr("kvstore.optim.states_file.save_file", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        write(path, "adam", {("w", "step"): torch.tensor(2.0)})
+    assert read(path)[1]["w", "step"].item() == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"):
+        read(tmp_path / "nowhere")
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_damaged_file_is_no_crash(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "s"
+    write(path, "adam", STATES)
+    good = path.read_bytes()
+    header = 8 + int.from_bytes(good[:8], "little")
+    where = data.draw(st.integers(0, header - 1))
+    cut_off = data.draw(st.booleans())
+    path.write_bytes(
+        good[:where]
+        if cut_off
+        else good[:where] + bytes([good[where] ^ 1 << data.draw(st.integers(0, 7))]) + good[where + 1 :]
+    )
+    try:
+        name, states = read(path)
+    except UsageError:
+        return
+    assert not cut_off
+    assert isinstance(name, str)
+    assert all(isinstance(value, torch.Tensor) for value in states.values())
+
+
+@pytest.mark.parametrize(
+    ("tensors", "metadata", "text"),
+    [
+        ({}, None, "no optimizer states of this package"),
+        ({}, {"format": "pt"}, "no optimizer states of this package"),
+        ({}, {"format": FORMAT}, "damaged"),
+        ({}, {"format": FORMAT, "keys": "[]"}, "damaged"),
+        ({}, {"format": FORMAT, "keys": "[", "optimizer": "adam"}, "damaged"),
+        ({}, {"format": FORMAT, "keys": "3", "optimizer": "adam"}, "damaged"),
+        ({}, {"format": FORMAT, "keys": "[1.5]", "optimizer": "adam"}, "a key is"),
+        ({"0/sum": torch.ones(1)}, {"format": FORMAT, "keys": "[]", "optimizer": "adam"}, "damaged"),
+        ({}, {"format": FORMAT, "keys": "[" * 100_000, "optimizer": "adam"}, "damaged"),
+        ({"-1/sum": torch.ones(1)}, {"format": FORMAT, "keys": "[1]", "optimizer": "adam"}, "damaged"),
+        ({"sum": torch.ones(1)}, {"format": FORMAT, "keys": "[1]", "optimizer": "adam"}, "damaged"),
+        ({"0/sum": torch.ones(1, dtype=torch.bool)}, {"format": FORMAT, "keys": "[1]", "optimizer": "a"}, "damaged"),
+    ],
+)
+def test_a_file_of_another_kind(tensors: Any, metadata: Any, text: str, tmp_path: Path) -> None:
+    save_file(tensors, tmp_path / "s", metadata)
+    with pytest.raises(UsageError, match=text):
+        read(tmp_path / "s")
+
+
+@pytest.mark.parametrize("found", ["[1]", '{"rank": 1e999, "plain": {}}', '{"rank": 0, "plain": 5}', "[" * 100_000])
+def test_damaged_residuals(found: str, tmp_path: Path) -> None:
+    save_file({}, tmp_path / "s", {"format": FORMAT, "keys": "[]", "optimizer": "sgd", "residuals": found})
+    with pytest.raises(UsageError, match="damaged"):
+        read_residuals(tmp_path / "s")
+
+
+@pytest.mark.parametrize("shape", [[2**63, 0], [2**62, 4], [1] * 100])
+def test_shapes_that_cannot_be(shape: list[int], tmp_path: Path) -> None:
+    about = {"format": FORMAT, "keys": '["a"]', "optimizer": "sgd"}
+    size = 4 * (0 not in shape)
+    header = json.dumps({"__metadata__": about, "0/x": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}})
+    (tmp_path / "s").write_bytes(len(header).to_bytes(8, "little") + header.encode() + bytes(size))
+    with pytest.raises(UsageError, match=r"damaged|cannot be stored"):
+        read(tmp_path / "s")
+
+
+def test_a_file_of_another_optimizer(tmp_path: Path) -> None:
+    require_optimizer("adam", "adam", "s")
+    with pytest.raises(UsageError, match="s holds the states of adam, but the optimizer is sgd"):
+        require_optimizer("adam", "sgd", "s")
+
+
+def test_states_of_keys_that_are_not_there() -> None:
+    specs: dict[Key, Spec] = {"w": Spec((2, 3), "float32")}
+    require_keys({("w", "sum"): torch.ones(2, 3), ("w", "step"): torch.tensor(1.0)}, specs, "s")
+    with pytest.raises(UsageError, match="s holds state of key 'v', which has not been initialised"):
+        require_keys({("v", "sum"): torch.ones(2, 3)}, specs, "s")
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (6,), (2,), (2, 4), (1, 1, 1), (1,)])
+def test_states_of_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UsageError, match=r"s holds sum of shape \[.*\] for key 'w', which is float32\[2, 3\]"):
+        require_keys({("w", "sum"): torch.ones(shape)}, {"w": Spec((2, 3), "float32")}, "s")
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (2, 4, 3), (5,), (1, 1)])
+@pytest.mark.parametrize("name", ["adafactor", "adam", "adagrad", "asgd", "rprop"])
+def test_what_an_optimizer_saves_it_may_load(name: str, shape: tuple[int, ...]) -> None:
+    updater, weight = Updater(describe(name, {})), torch.ones(shape)
+    updater.update([("w", weight, torch.ones(shape))])
+    require_keys(updater.states.of(["w"]), {"w": Spec(shape, "float32")}, "s")
+
+
+def entries_for(specs: dict[Key, Spec], servers: int, bound: int) -> dict[Key, Entry]:
+    placed = place(specs, [0] * servers, bound)
+    number = iter(range(10**6))
+    return {
+        key: Entry(spec, [Segment(next(number), s.server, key, s.start, s.stop) for s in placed[key]])
+        for key, spec in specs.items()
+    }
+
+
+shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
+
+
+@settings(max_examples=60)
+@given(st.dictionaries(st.integers(0, 9), shapes, max_size=5), st.integers(1, 5), st.integers(1, 40))
+def test_cut_and_assemble_are_inverses_for_any_placement(shapes: dict[Key, Any], servers: int, bound: int) -> None:
+    specs = {key: Spec(shape, "float32") for key, shape in shapes.items()}
+    entries = entries_for(specs, servers, bound)
+    whole = {(key, "sum"): torch.randn(spec.shape) for key, spec in specs.items()}
+    whole |= {(key, "step"): torch.tensor(float(len(spec.shape))) for key, spec in specs.items()}
+    segments = cut(whole, entries)
+    for (segment, name), value in segments.items():
+        if name == "sum" and entries[segment.key].cut:
+            assert value.shape == (segment.stop - segment.start,)
+    assert same(assemble(segments, entries), whole)
+    assert same(cut(assemble(segments, entries), entries_for(specs, 2, 3)), cut(whole, entries_for(specs, 2, 3)))
+
+
+def test_state_that_is_not_element_by_element_cannot_be_cut() -> None:
+    entries = entries_for({"w": Spec((4, 4), "float32")}, 2, 1)
+    with pytest.raises(UsageError, match="row_var of key 'w' cannot be cut over 2 servers"):
+        cut({("w", "row_var"): torch.ones(4, 1)}, entries)
+
+
+def test_the_metadata_is_json(tmp_path: Path) -> None:
+    write(tmp_path / "s", "adam", STATES)
+    header = (tmp_path / "s").read_bytes()
+    metadata = json.loads(header[8 : 8 + int.from_bytes(header[:8], "little")])["__metadata__"]
+    assert json.loads(metadata["keys"]) == ["w", "a/b 重み", "h"]
