@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from waiting import until
+
+from launcher.errors import LaunchError
+from launcher.processes.child import Child, cannot_start
+from launcher.supervision.exits import Exit
+
+
+@dataclass
+class Shell:
+    """A program that the shell runs."""
+
+    text: str
+    name: str = "worker 0"
+    env: dict[str, str] = field(default_factory=lambda: {"PATH": os.defpath})
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return ("sh", "-c", self.text)
+
+
+@dataclass
+class Program:
+    argv: tuple[str, ...]
+    name: str = "worker 0"
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def run(text: str, **env: str) -> tuple[Child, Exit]:
+    child = Child(Shell(text, env={"PATH": os.defpath, **env}))
+    child.execute()
+    return child, until(child.poll, "its end")
+
+
+def close(child: Child) -> None:
+    child.reap()
+    os.close(child.stdout)
+    os.close(child.stderr)
+
+
+def test_it_has_its_own_environment_session_and_pipes() -> None:
+    child, how = run("echo $W; ps -o sid= -p $$ >&2; cat", W="mine")
+    assert how == Exit(code=0)
+    assert os.read(child.stdout, 99) == b"mine\n"  # and nothing to read on its standard input
+    assert int(os.read(child.stderr, 99)) == child.pid
+    close(child)
+
+
+@pytest.mark.parametrize(("text", "how"), [("exit 7", Exit(code=7)), ("kill -9 $$", Exit(signum=9))])
+def test_how_it_ended(text: str, how: Exit) -> None:
+    child, ended = run(text)
+    assert ended == child.poll() == how
+    close(child)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere it is reaped at once")
+def test_its_number_is_nobody_elses_until_it_is_reaped() -> None:
+    child, _ = run("exit 0")
+    os.kill(child.pid, 0)  # a zombie still
+    close(child)
+    with pytest.raises(ProcessLookupError):
+        os.kill(child.pid, 0)
+
+
+def test_it_runs_nothing_before_it_is_told_to() -> None:
+    child = Child(Shell("exit 0"))
+    assert child.poll() is None
+    os.kill(child.pid, signal.SIGKILL)
+    child.execute()  # which is too late, and no error
+    assert until(child.poll) == Exit(signum=9)
+    close(child)
+
+
+def test_a_program_that_cannot_be_executed(tmp_path: Path) -> None:
+    child = Child(Program((str(tmp_path / "none"),)))
+    with pytest.raises(LaunchError, match=r"cannot start worker 0: no such command: .*/none") as caught:
+        child.execute()
+    assert caught.value.exit_code == 127
+    until(child.poll)
+    close(child)
+
+
+def test_what_to_tell_the_user(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.touch()
+    missing = FileNotFoundError()
+    for argv, error, text, code in (
+        (("train.py",), missing, "no such command: train.py", 127),
+        (
+            ("python train.py",),
+            missing,
+            "no such command: python train.py; quote the whole command, or none of it",
+            127,
+        ),
+        ((str(script),), missing, f"{script} needs an interpreter that is not there", 127),
+        ((str(script),), PermissionError(13, "Permission denied"), f"{script}: Permission denied", 126),
+    ):
+        told = cannot_start(Program(argv), error)
+        assert (str(told), told.exit_code) == (f"cannot start worker 0: {text}", code)

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_doubles import Heard
+from waiting import until
+
+from launcher.errors import LaunchError
+from launcher.job.tasks import Task
+from launcher.processes.children import Children
+from launcher.processes.guard import Guard
+from launcher.supervision.crew import turn
+from launcher.supervision.exits import Exit
+
+
+@pytest.fixture
+def guard(short: Path) -> Iterator[Guard]:
+    made = Guard(short, f"test-{os.getpid()}-{short.name}")
+    yield made
+    made.kill()
+    made.dismiss()
+
+
+class Crew:
+    """Children that run these shell commands, by index, and what they have told."""
+
+    def __init__(self, guard: Guard, commands: dict[int, str], **options: Any) -> None:
+        name, _, mark = guard.mark.partition("=")
+        env = {"PATH": os.defpath, name: mark}
+        tasks = {i: Task("worker", i, ("sh", "-c", command), env) for i, command in commands.items()}
+        self.children = Children(tasks, guard, **options)
+        self.sink = Heard()
+        self.selector = selectors.DefaultSelector()
+
+    def start(self) -> None:
+        self.children.start(self.selector, self.sink)
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        def step() -> bool:
+            turn(self.selector, 0.02)
+            self.children.collect()
+            return bool(condition())
+
+        until(step, step=0)
+
+    def text(self, index: int, number: int) -> bytes:
+        return b"".join(event[3] for event in self.sink.events if event[:3] == ("output", index, number))
+
+    def close(self) -> None:
+        self.children.close()
+        self.children.close()
+        assert not self.selector.get_map()
+        self.selector.close()
+
+
+def test_output_comes_before_the_exit_and_ends(guard: Guard) -> None:
+    crew = Crew(guard, {3: "echo out; echo err >&2; exit 7", 5: "kill -9 $$"})
+    crew.start()
+    crew.until(lambda: len(crew.sink.exits) == 2)
+    assert dict(crew.sink.exits) == {3: Exit(code=7), 5: Exit(signum=9)}
+    assert (crew.text(3, 1), crew.text(3, 2)) == (b"out\n", b"err\n")
+    events = crew.sink.events
+    assert events.index(("output", 3, 1, b"out\n")) < events.index(("exited", 3, Exit(code=7)))
+    assert not crew.children.leftovers()
+    crew.close()
+    assert {(event[1], event[2]) for event in crew.sink.events if event[0] == "output" and not event[3]} == {
+        *((3, 1), (3, 2), (5, 1), (5, 2))
+    }
+
+
+def test_what_is_not_wanted_stays_in_the_pipes(guard: Guard) -> None:
+    crew = Crew(guard, {0: "echo one; read line", 1: "echo two"})
+    crew.start()
+    crew.children.reading(False)
+    turn(crew.selector, 0.05)
+    assert crew.sink.events == []
+    crew.children.reading(True)
+    crew.until(lambda: len(crew.sink.exits) == 2)
+    assert (crew.text(0, 1), crew.text(1, 1)) == (b"one\n", b"two\n")
+    crew.close()
+
+
+def test_a_signal_reaches_what_they_have_started_too(guard: Guard) -> None:
+    crew = Crew(guard, {0: "sleep 600 & sleep 600"})
+    crew.start()
+    crew.children.signal(15)
+    crew.until(lambda: crew.sink.exits)
+    crew.until(lambda: not crew.children.leftovers())
+    assert crew.sink.exits == [(0, Exit(signum=15))]
+    crew.close()
+
+
+def test_what_is_left_is_killed_at_the_close(guard: Guard) -> None:
+    crew = Crew(guard, {0: "trap '' TERM; echo ready; while :; do sleep 1; done"})
+    crew.start()
+    crew.until(lambda: crew.text(0, 1))
+    assert crew.children.leftovers()
+    crew.close()
+    assert not crew.children.leftovers()
+
+
+def test_a_program_that_is_not_there_is_an_error_and_those_before_it_are_closed(guard: Guard) -> None:
+    crew = Crew(guard, {0: "sleep 600"})
+    crew.children._tasks = {**crew.children._tasks, 1: Task("worker", 1, ("/no/such",), {})}
+    with pytest.raises(LaunchError, match="cannot start worker 1: no such command: /no/such"):
+        crew.start()
+    crew.close()
+    assert not crew.children.leftovers()
+
+
+def test_descriptors_are_passed_to_whom_they_are_for(guard: Guard) -> None:
+    read, write = os.pipe()
+    command = f"exec {sys.executable} -S -c 'import os; os.write({write}, b\"mine\")' 2>/dev/null"
+    crew = Crew(guard, {0: command, 1: command}, pass_fds={0: (write,)})
+    crew.start()
+    crew.until(lambda: len(crew.sink.exits) == 2)
+    assert dict(crew.sink.exits) == {0: Exit(), 1: Exit(code=1)}
+    assert os.read(read, 99) == b"mine"
+    crew.close()
+    os.close(read)
+    os.close(write)
