@@ -38,7 +38,7 @@ class Server:
         from servers.shard import Shard  # brings torch, which the scheduler does without
 
         self._transport = make_transport()
-        self._service = Service(self._transport, self._handle, self._tick, config.heartbeat_s / 2, clock)
+        self._service = Service(self._transport, config.heartbeat_s / 2, clock)
         try:
             self._session = Session(
                 config,
@@ -62,7 +62,7 @@ class Server:
         """Serve; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""
         error: str | None = None
         try:
-            self._service.run()
+            self._service.run(self._shard.handle, self._tick)
         finally:
             if sys.exc_info()[1] is not None:
                 error = f"it ended with {sys.exc_info()[1]!r}"
@@ -72,9 +72,6 @@ class Server:
         if failure is not None:
             log.error("server %d ends: %s", self._session.rank, failure)
         return JOB_FAILED_EXIT if failure is not None else 0
-
-    def _handle(self, peer: bytes, message: Message) -> Outbox:
-        return self._shard.handle(peer, message)
 
     def _take(self, notice: Message) -> Outbox:
         if isinstance(notice, Roster):
@@ -112,18 +109,15 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
             service.stop()
         return outbox
 
-    service = Service(
-        transport,
-        lambda peer, message: stop_if_finished(scheduler.handle(peer, message, clock())),
-        lambda: stop_if_finished(scheduler.tick(clock())),
-        config.heartbeat_s / 2,
-        clock,
-    )
+    service = Service(transport, config.heartbeat_s / 2, clock)
     try:
         endpoint = scheduler_endpoint(config)
         transport.bind(endpoint)
         warn_if_open(config, endpoint)
-        service.run()
+        service.run(
+            lambda peer, message: stop_if_finished(scheduler.handle(peer, message, clock())),
+            lambda: stop_if_finished(scheduler.tick(clock())),
+        )
     finally:
         transport.close(linger=1.0)
     return JOB_FAILED_EXIT if scheduler.failure is not None else 0

@@ -6,14 +6,17 @@ import logging
 import queue
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 from kvstore.errors import WeightsInDoubt, WireError
 from kvstore.rare_log import Drops
 from kvstore.transport import Transport
-from kvstore.wire import Message, Values, decode, encode
+from kvstore.wire import Buffer, Message, Values, decode, encode
 from servers.requests.replies import Outbox
 
 log = logging.getLogger(__name__)
+
+Handle: TypeAlias = Callable[[bytes, Message], Outbox]
 
 
 class Service:
@@ -21,45 +24,44 @@ class Service:
 
     Args:
         transport: bound already; only ``run`` uses it from now on.
-        handle: the core: a message and its link in, messages and their links out.
-        tick: is called every ``interval_s`` seconds when no message waits, so that what has come is known before time
-            is judged; half as often in a flood of them. Returns messages to send.
-        interval_s: how often.
+        interval_s: how often, in seconds, ``run`` calls ``tick``.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
         transport: Transport,
-        handle: Callable[[bytes, Message], Outbox],
-        tick: Callable[[], Outbox] = list,
         interval_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
-        self._handle = handle
-        self._tick = tick
         self._interval_s = interval_s
         self._clock = clock
         self._posted: queue.SimpleQueue[Callable[[], Outbox]] = queue.SimpleQueue()
         self._stopped = False
         self._drops = Drops(log)
 
-    def run(self) -> None:
-        """Serve until ``stop``."""
+    def run(self, handle: Handle, tick: Callable[[], Outbox] = list) -> None:
+        """Serve until ``stop``.
+
+        Args:
+            handle: the core: a message and its link in, messages and their links out.
+            tick: is called when time has passed and no message waits, so that what has come is known before time is
+                judged; half as often in a flood of messages. Returns messages to send.
+        """
         due = self._clock()
         while not self._stopped:
             received = self._transport.recv(max(0.0, due - self._clock()))
             came = received is not None
             if received is not None:
-                self._receive(*received)
+                self._receive(handle, *received)
                 del received  # its sender waits for the memory
             while not self._posted.empty():
                 self._send(self._posted.get()())
             now = self._clock()
             if now >= due + (self._interval_s if came else 0.0):
                 due = now + self._interval_s
-                self._send(self._tick())
+                self._send(tick())
 
     def post(self, action: Callable[[], Outbox]) -> None:
         """Run ``action`` in the loop, between two messages. Any thread may call it."""
@@ -71,11 +73,11 @@ class Service:
         self._stopped = True
         self._transport.interrupt()
 
-    def _receive(self, peer: bytes, frames: list[bytes | bytearray | memoryview]) -> None:
+    def _receive(self, handle: Handle, peer: bytes, frames: list[Buffer]) -> None:
         message: Message | None = None
         try:
             message = decode(frames)
-            outbox = self._handle(peer, message)
+            outbox = handle(peer, message)
         except WireError as exc:
             self._drops.note("a bad message", exc)
             self._transport.refuse(peer)

@@ -33,7 +33,7 @@ from kvstore.wire import (
 from servers.requests.agreement import Agreement
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
-from servers.requests.reply_links import Senders, turn_away
+from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.store.table import Table
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Shard:
         self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
         self._departed: Collection[int] = ()
         self._ledger: Ledger[Reply | Pull] = Ledger()
-        self._senders = Senders(admission)
+        self._reply_links = ReplyLinks(admission)
         self._keys = dict(enumerate(keys))
 
     def handle(self, peer: bytes, message: Message) -> Outbox:
@@ -78,9 +78,10 @@ class Shard:
         if not isinstance(message, Request) and not isinstance(message, Here):
             log.debug("dropped a %s, which is nothing to tell a server", type(message).__name__)
             return []
-        if message.role != "worker" or message.incarnation != self._incarnations.get(message.rank):
+        node = message.node
+        if node.role != "worker" or node.incarnation != self._incarnations.get(node.rank):
             return turn_away(peer, message, "is no worker of this job")
-        if not self._senders.admit(peer, message, self._keys.get(message.rank, "")):
+        if not self._reply_links.admit(peer, message, self._keys.get(node.rank, "")):
             return turn_away(peer, message, "joined this job with another key than this link's")
         if isinstance(message, Here):
             return []
@@ -128,7 +129,7 @@ class Shard:
             return [Answer(peer, message, table.get_states(message))]
         if isinstance(message, SetOptimizer):
             return self._set_optimizer(peer, message, table)
-        if message.rank != 0:
+        if message.node.rank != 0:
             raise UsageError(f"{type(message).__name__} is worker 0's to send")
         if isinstance(message, Init):
             table.init(message)
@@ -139,7 +140,7 @@ class Shard:
     def _open(self, message: Open) -> None:
         rule = Rule(message.mode, message.staleness, message.quorum, message.late, message.compensation, message.finite)
         table = self._tables.get(message.store)
-        others = self._opened_by.setdefault(message.store, set()) - {message.rank}
+        others = self._opened_by.setdefault(message.store, set()) - {message.node.rank}
         if table is None or (table.rule != rule and not others):  # it may have been interrupted, and made another one
             table = self._tables[message.store] = Table(rule, self._workers, self._memory)
             table.depart(self._departed)
@@ -147,16 +148,16 @@ class Shard:
             self._agreements[message.store] = Agreement("set_optimizer")
         elif table.rule != rule:
             raise Mismatch(
-                f"worker {message.rank} made its store number {message.store} {rule}, worker {min(others)} {table.rule}"
+                f"{message.node} made its store number {message.store} {rule}, worker {min(others)} {table.rule}"
             )
-        self._opened_by[message.store].add(message.rank)
+        self._opened_by[message.store].add(message.node.rank)
 
     def _close(self, message: Close) -> list[Answer]:
         """Note that a worker does not use a store any more; when all have said so, its values go."""
         closed_by = self._closed_by.get(message.store)
         if closed_by is None:
             return []
-        closed_by.add(message.rank)
+        closed_by.add(message.node.rank)
         if closed_by < set(self._workers):
             return []
         error = UsageError("this store has been closed by all workers")
@@ -176,7 +177,7 @@ class Shard:
         proposal, agreement = describe(message.name, given), self._agreements[message.store]
         outcomes = (
             agreement.decide(message.version, proposal, (peer, message), table.set_optimizer)
-            if message.rank == 0
+            if message.node.rank == 0
             else agreement.propose(message.version, proposal, (peer, message))
         )
         return [
@@ -200,11 +201,12 @@ class Shard:
 
     def _explain(self, message: Explain) -> str:
         for table in self._tables.values():
-            text = table.explain(message.rank, message.about)
+            text = table.explain(message.node.rank, message.about)
             if text:
                 return text + self._inside()
         for agreement in self._agreements.values():
-            if any(request.rank == message.rank and request.seq == message.about for _, request in agreement.waiting):
+            asked = ((request.node, request.seq) for _, request in agreement.waiting)
+            if (message.node, message.about) in asked:
                 return "waits for worker 0, which has not called set_optimizer"
         return ""
 
@@ -217,7 +219,7 @@ class Shard:
         """Answer a repeat: as before, but with the values of now, for those of then are not kept."""
         before = self._ledger.recall(message)
         if before is None:
-            self._senders.repeat(peer, message)
+            self._reply_links.repeat(peer, message)
         if isinstance(before, Pull):
             table = self._tables.get(before.store)
             if table is None:
@@ -229,7 +231,6 @@ class Shard:
         for _, request, reply in answers:
             remembered: Reply | Pull = reply
             if isinstance(reply, Values) and isinstance(request, Push | Pull):
-                me = (request.role, request.rank, request.incarnation, request.seq, request.done)
-                remembered = Pull(*me, request.store, request.ids, request.clocks, request.back)
+                remembered = Pull(request.sender, request.store, request.ids, request.clocks, request.back)
             self._ledger.note(request, remembered)
-        return self._senders.outbox(answers)
+        return self._reply_links.outbox(answers)

@@ -76,7 +76,7 @@ def _one(options: Mapping[str, object]) -> dict[str, tuple[list[float], float]]:
     compressor = Compressor(description)
     values, out = torch.randn(2000, ELEMENTS // 2000), torch.empty(ELEMENTS)
     encoded = compressor.encode("w", values)
-    payload = encoded.cut(0, ELEMENTS)
+    payload = encoded.payload(0, ELEMENTS)
     share = payload.numel() / (4 * ELEMENTS)
     return {
         "encode": (_timed(lambda: compressor.encode("w", values)), share),

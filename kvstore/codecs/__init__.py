@@ -1,36 +1,40 @@
-"""Values in fewer bytes: what ``set_gradient_compression`` chooses between, for both ways of the wire. Pure.
+"""Compression of gradients and values, in both directions: what ``set_gradient_compression`` chooses from. Pure.
 
-A ``Compression`` is a name and numbers, and so can travel. A ``Compressor`` encodes with it and keeps, for every key,
-what the encodings have lacked so far: it goes with the next one. ``opened``, ``decode``, ``assign`` and ``add`` are for
-the other end, which keeps nothing and trusts no payload.
+A ``Compression`` is a name and numbers, which a message can carry. The sender has a ``Compressor``, which encodes, and
+keeps for every key the error of its encodings so far: the next encoding includes it. The receiver keeps nothing and
+trusts no payload; it uses ``check_payload``, ``decode``, ``assign`` and ``add``.
 
-options     the description: how to compress
-table       from a description to the code that does it
-base        what a codec is
+options     the description of a compression: its type and its numbers
+table       the codec of a description; the receiver's functions
+base        the interface of a codec
 formats     the codecs
-compressor  the sending end (memo: what it keeps of a key; work: one encoding while it is made)
+compressor  the sender: error feedback, momentum, statistics, state
+memo        what the sender keeps of one key
+resumable   one encoding, which an exception may interrupt anywhere
 payloads    the payloads of a message, checked
-noise, scratch, host   random numbers, memory to work in, and where numpy can work
+noise       random numbers
+scratch     memory to work in
+host        which tensors numpy can work on
 """
 
-from kvstore.codecs.base import Encoded, Opened
+from kvstore.codecs.base import CheckedPayload, Encoded
 from kvstore.codecs.compressor import Compressor
 from kvstore.codecs.options import CLOSE, Compression, names, parse
-from kvstore.codecs.table import add, assign, decode, opened
-from kvstore.codecs.work import Statistics, Works
+from kvstore.codecs.resumable import CompressionStatistics, ResumableEncodings
+from kvstore.codecs.table import add, assign, check_payload, decode
 
 __all__ = [
     "CLOSE",
+    "CheckedPayload",
     "Compression",
+    "CompressionStatistics",
     "Compressor",
     "Encoded",
-    "Opened",
-    "Statistics",
-    "Works",
+    "ResumableEncodings",
     "add",
     "assign",
+    "check_payload",
     "decode",
     "names",
-    "opened",
     "parse",
 ]

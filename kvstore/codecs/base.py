@@ -1,9 +1,9 @@
-"""What a codec is: elements into payloads and back. Codecs keep nothing; see ``Compressor`` for what is kept.
+"""The interface of a codec: elements into payloads and back. Codecs keep no state; see ``Compressor`` for that.
 
-A payload is the encoding of one segment, a contiguous range of a key's flattened elements, in a flat uint8 tensor.
-Whatever is chosen or computed from the whole key (which elements are the largest, factors of the matrix) is so before
-the cut, and bits and blocks stay where they are in the key: cut in any way, the decoded parts together are bit for bit
-the decoded whole. A segment without elements has an empty payload.
+A payload is the encoding of a range of a key's flattened elements, in a flat uint8 tensor. What a codec chooses or
+computes from the whole key, such as the largest elements or the factors of a matrix, it does once, for all ranges. Bits
+and blocks are counted from the start of the key. So the ranges of a key, however it is divided, decode to the same bits
+as all of it. The payload of an empty range is empty.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHUNK = 1 << 16  # elements at a time: 256 KiB of float32, so that what one oper
 
 
 class Encoded(ABC):
-    """The encoding of a key's elements, of which segments are cut.
+    """The encoding of a key's elements, and the payloads of ranges of them.
 
     Args:
         size: how many elements.
@@ -41,19 +41,19 @@ class Encoded(ABC):
     def nbytes(self) -> int:
         """Bytes of the payload of all elements."""
 
-    def cut(self, start: int, stop: int) -> torch.Tensor:
+    def payload(self, start: int, stop: int) -> torch.Tensor:
         """Return the payload of elements ``start`` to ``stop``: uint8, on the CPU; it may share this one's memory.
 
         Raises:
             UsageError: there are no such elements.
         """
         if not 0 <= start <= stop <= self.size:
-            raise UsageError(f"elements {start} to {stop} of {self.size}")
-        return self._cut(start, stop) if start < stop else torch.empty(0, dtype=torch.uint8)
+            raise UsageError(f"elements {start} to {stop} were asked for, of {self.size}")
+        return self._payload(start, stop) if start < stop else torch.empty(0, dtype=torch.uint8)
 
     @abstractmethod
-    def _cut(self, start: int, stop: int) -> torch.Tensor:
-        """``cut`` of at least one element."""
+    def _payload(self, start: int, stop: int) -> torch.Tensor:
+        """``payload`` of at least one element."""
 
     @abstractmethod
     def put(self, number: int, values: torch.Tensor) -> None:
@@ -61,29 +61,29 @@ class Encoded(ABC):
 
     @abstractmethod
     def take(self, number: int, values: torch.Tensor, left: torch.Tensor) -> None:
-        """``put``, and write to ``left``, which may be ``values``, what their payload lacks. May be repeated."""
+        """``put``, and write to ``left``, which may be ``values``, the error of the encoding. May be repeated."""
 
     @abstractmethod
     def finish(self) -> None:
-        """Bring what ``cut`` needs to the CPU. May be repeated."""
+        """Move what ``payload`` needs to the CPU. May be repeated."""
 
     def clear(self, values: torch.Tensor) -> None:
         """Make ``values``, one for each element, zero where an element was chosen to be sent."""
         raise AssertionError("this codec chooses no elements")
 
 
-class Opened:
-    """A checked payload, which can be decoded as often as is wanted, into flat float32 on the CPU.
+class CheckedPayload:
+    """A payload that has passed all checks. It can be decoded any number of times, into flat float32 on the CPU.
 
     Args:
-        write: decodes all of it into a tensor of its size, or, if told so, adds it to what is there.
+        write: decodes it into a tensor of its size; if its second argument is True, adds to what is there.
     """
 
     def __init__(self, write: Callable[[torch.Tensor, bool], None]) -> None:
         self.write = write
 
     def spread(self, targets: Sequence[torch.Tensor]) -> None:
-        """Decode it into ``targets``, one after the other, which together have its size."""
+        """Decode it into ``targets``, one after the other; together they have its size."""
         if len(targets) == 1:
             self.write(targets[0], False)
             return
@@ -99,7 +99,8 @@ class Codec(ABC):
 
     Attributes:
         whole: whether it must see all elements of a key at once.
-        single: whether what it makes of an element depends on nothing else, so that arrays may be encoded as one.
+        single: whether the code of an element depends on no other element, so that several arrays may be encoded as
+            one.
     """
 
     whole: ClassVar[bool] = False
@@ -112,25 +113,26 @@ class Codec(ABC):
         Args:
             shape: the array's.
             device: where the values will be.
-            memo: what is kept for the key.
+            memo: of the key.
         """
 
-    def open(self, payload: torch.Tensor, count: int) -> Opened:
-        """Return what decodes ``payload``.
+    def check(self, payload: torch.Tensor, count: int) -> CheckedPayload:
+        """Return ``payload``, checked.
 
-        Everything about it that could lead out of its memory, or ask for more than it is worth, is checked here.
+        The check covers all that could read outside the payload's memory, or demand more memory or time than the
+        elements justify.
 
         Raises:
-            WireError: it is not one of ``count`` elements.
+            WireError: it is not the payload of ``count`` elements.
         """
         if count:
-            return self._open(payload, count)
+            return self._check(payload, count)
         require_bytes(payload, 0, 0)
-        return Opened(_nothing)
+        return CheckedPayload(_nothing)
 
     @abstractmethod
-    def _open(self, payload: torch.Tensor, count: int) -> Opened:
-        """``open`` of at least one element."""
+    def _check(self, payload: torch.Tensor, count: int) -> CheckedPayload:
+        """``check`` of at least one element."""
 
 
 def _nothing(target: torch.Tensor, add: bool) -> None:
@@ -170,7 +172,7 @@ def typed(payload: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return payload.view(dtype)
 
 
-def joined(parts: list[torch.Tensor]) -> torch.Tensor:
+def concatenated_bytes(parts: list[torch.Tensor]) -> torch.Tensor:
     """Return the bytes of contiguous ``parts``, back to back; those of uint8 are flat."""
     flat = [part if part.dtype == torch.uint8 else part.reshape(-1).view(torch.uint8) for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat)

@@ -1,9 +1,9 @@
-"""The sending end: encodes, and keeps what the encoding lacks for the next one.
+"""The sender: it encodes arrays, and keeps the error of each encoding for the next one.
 
-Error feedback (arXiv:1901.09847), here and nowhere else: what is encoded is the values and the residual; the new
-residual is that less what the receiver makes of the payload, which is found by the receiver's own code. So what has
-arrived, over any number of rounds, and the residual together are what was to be sent, up to float32's rounding. The
-same holds on the way back, with a compressor on the server (DoubleSqueeze, arXiv:1905.05957).
+Error feedback (arXiv:1901.09847) is here and nowhere else. A compressor encodes the sum of the values and the residual.
+The new residual is that sum less what the receiver decodes, which the receiver's own code computes. So over any number
+of rounds, all that was decoded and the residual add up to all that was given, up to float32's rounding. A server does
+the same with the values that it sends (DoubleSqueeze, arXiv:1905.05957).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from kvstore.codecs.base import Encoded, chunks
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.options import Compression
+from kvstore.codecs.resumable import CompressionStatistics, ResumableEncoding, ResumableEncodings
 from kvstore.codecs.table import codec
-from kvstore.codecs.work import Statistics, Work, Works
 from kvstore.errors import Mismatch, UsageError
 from kvstore.spec import Key, check_key
 from kvstore.values.finite import all_finite
@@ -40,70 +40,75 @@ class Compressor:
         self._codec = codec(compression)
         self._momentum = float(compression.number("momentum") or 0.0)
         self._memos: dict[Key, Memo] = {}
-        self._joints: dict[tuple[Key, ...], _Joint] = {}
-        self._done = Statistics()
+        self._shared: dict[tuple[Key, ...], _SharedResidual] = {}
+        self._done = CompressionStatistics()
 
     @property
     def joins(self) -> bool:
         """Whether arrays can be encoded as one, to the same bits; see ``encode_joined``."""
         return self._codec.single and not self._momentum
 
-    def encode(self, key: Key, values: torch.Tensor, works: Works | None = None) -> Encoded:
-        """Return the encoding of ``values`` and of what earlier ones of ``key`` have lacked.
+    def encode(self, key: Key, values: torch.Tensor, resumable: ResumableEncodings | None = None) -> Encoded:
+        """Return the encoding of ``values`` plus the residual of ``key``.
 
         Args:
             key: any; a server may use the ids of its segments.
-            values: floating point, on any device, of the same size each time; float64 is rounded to float32. Its shape
+            values: floating point, on any device, of the same size each time; float64 is rounded to float32. The shape
                 matters to ``powersgd`` only.
-            works: what an exception has ended goes on from where it was if it is called again with the same ``works``,
-                and what has come to its end is returned again.
+            resumable: the encodings of one push. A call that an exception has interrupted may be repeated with the same
+                ``resumable``: it goes on from there, and an encoding that was complete is returned again.
 
         Raises:
-            UsageError: integers; or elements that are infinite or NaN in float32, and what was kept of ``key`` is
-                dropped.
-            Mismatch: another size than before.
+            UsageError: the values are integers; or some are infinite or NaN in float32, which drops the residual.
+            Mismatch: the size differs from the last one.
         """
         self._require_floating(key, values)
-        work = None if works is None else works.get((key,))
-        if work is None:
+        encoding = None if resumable is None else resumable.get((key,))
+        if encoding is None:
             flat = _flat(values)
             memo = self._memo(key, flat)
             velocity = None if memo.velocity is None else torch.mul(memo.velocity, self._momentum).add_(flat)
             flat = flat if velocity is None else velocity
             encoded = self._codec.begin(values.shape, flat.device, memo)
-            work = Work(encoded, flat, memo.residual, [memo], velocity)
-            if works is not None:
-                works[key,] = work
-        if not self._complete(work, values):
+            encoding = ResumableEncoding(encoded, flat, memo.residual, [memo], velocity)
+            if resumable is not None:
+                resumable[key,] = encoding
+        if not self._complete(encoding, values):
             self.drop(key)
             raise self._infinite(key)
-        return work.encoded
+        return encoding.encoded
 
     def encode_joined(
-        self, keys: Sequence[Key], sizes: Sequence[int], values: torch.Tensor, works: Works | None = None
+        self,
+        keys: Sequence[Key],
+        sizes: Sequence[int],
+        values: torch.Tensor,
+        resumable: ResumableEncodings | None = None,
     ) -> Encoded:
-        """Return one encoding of several arrays, of what those of ``encode`` would be, back to back: if it ``joins``.
+        """Return one encoding of several arrays, back to back. Call it only if this compressor ``joins``.
+
+        It decodes to the same bits as the encodings that ``encode`` makes of the single arrays.
 
         Args:
-            keys: theirs.
-            sizes: theirs.
-            values: of all, one after the other.
-            works: as for ``encode``.
+            keys: of the arrays.
+            sizes: how many elements each array has.
+            values: all elements, one array after the other.
+            resumable: see ``encode``.
 
         Raises:
-            UsageError: as from ``encode``; what was kept of all these keys is dropped.
-            Mismatch: as from ``encode``.
+            UsageError: see ``encode``; the residuals of all these keys are dropped.
+            Mismatch: see ``encode``.
         """
         self._require_floating(keys[0], values)
-        work = None if works is None else works.get(tuple(keys))
-        if work is None:
+        encoding = None if resumable is None else resumable.get(tuple(keys))
+        if encoding is None:
             flat = _flat(values)
-            joint = self._joint(tuple(keys), list(sizes), flat)
-            encoded = self._codec.begin(flat.shape, flat.device, Memo(keys[0], joint.residual))
-            work = Work(encoded, flat, joint.residual, joint.memos, None)
-            if works is not None:
-                works[tuple(keys)] = work
-        if not self._complete(work, values):
+            shared = self._share(tuple(keys), list(sizes), flat)
+            encoded = self._codec.begin(flat.shape, flat.device, Memo(keys[0], shared.residual))
+            encoding = ResumableEncoding(encoded, flat, shared.residual, shared.memos, None)
+            if resumable is not None:
+                resumable[tuple(keys)] = encoding
+        if not self._complete(encoding, values):
             parts = _flat(values).split_with_sizes(list(sizes))
             unfit = next(
                 (key for key, part in zip(keys, parts, strict=True) if not all_finite(part, torch.float32)), keys[0]
@@ -111,10 +116,10 @@ class Compressor:
             for key in keys:
                 self.drop(key)
             raise self._infinite(unfit)
-        return work.encoded
+        return encoding.encoded
 
-    def once(self, key: Key, values: torch.Tensor) -> Encoded:
-        """Return the encoding of ``values`` alone; nothing is kept. See ``encode`` for arguments and errors."""
+    def encode_without_feedback(self, key: Key, values: torch.Tensor) -> Encoded:
+        """Return the encoding of ``values`` alone; no residual is used or kept. Else as ``encode``."""
         self._require_floating(key, values)
         self.require_finite(key, values)
         flat = values.detach().reshape(-1)
@@ -134,12 +139,12 @@ class Compressor:
         """Forget what is kept of ``key``."""
         self._memos.pop(key, None)
 
-    def statistics(self) -> Statistics:
+    def statistics(self) -> CompressionStatistics:
         """Return what has been done so far."""
         return self._done
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-        """Return what is kept: tensors on the CPU that nothing changes, and plain data that goes with them."""
+        """Return the state: copies of its tensors on the CPU, and plain data that goes with them."""
         tensors = {}
         for i, memo in enumerate(self._memos.values()):
             for name in _KEPT:
@@ -155,32 +160,34 @@ class Compressor:
         plain: Mapping[str, object],
         shapes: Mapping[Key, tuple[int, ...]] | None = None,
     ) -> None:
-        """Take what ``state`` of another compressor returned, in place of all that is kept.
+        """Replace the state by one that ``state`` returned.
 
         Args:
-            tensors, plain: what it returned.
-            shapes: of all arrays that there are, by key, if that is known.
+            tensors, plain: what ``state`` returned.
+            shapes: of all arrays of the store, by key; None if they are not known.
 
         Raises:
-            Mismatch: it compressed otherwise.
-            UsageError: it is no such state. Nothing has changed then.
+            Mismatch: the state is that of another compression.
+            UsageError: it is not the state of a compressor. Nothing has changed then.
         """
         if plain.get("compression") != self.compression.options():
-            raise Mismatch(f"a state of {plain.get('compression')}, but here it is {self.compression.options()}")
+            raise Mismatch(
+                f"the state is of {plain.get('compression')}, but this store uses {self.compression.options()}"
+            )
         steps = plain.get("steps")
         if not isinstance(steps, list) or not all(_is_step(entry) for entry in steps):
-            raise UsageError("a state without the keys and steps of a compressor")
+            raise UsageError("expected the state of a compressor, got one without a list of keys and steps")
         left = dict(tensors)
         memos = {}
         for i, (key, step) in enumerate(steps):
             kept = {name: left.pop(f"{name}.{i}", None) for name in _KEPT}
             memo = memos[check_key(key)] = self._rebuilt(key, step, kept)
             if shapes is not None and not _fits(memo, shapes.get(key)):
-                raise UsageError(f"what is kept of key {key!r} is not of an array of shape {shapes.get(key)}")
+                raise UsageError(f"the state of key {key!r} does not fit an array of shape {shapes.get(key)}")
         if left or len(memos) != len(steps):
-            raise UsageError("a state with more tensors than keys, or a key twice")
+            raise UsageError("the state of a compressor has more tensors than keys, or a key twice")
         self._memos = memos
-        self._joints.clear()
+        self._shared.clear()
 
     def _rebuilt(self, key: Key, step: int, kept: Mapping[str, torch.Tensor | None]) -> Memo:
         residual, velocity, basis = (kept[name] for name in _KEPT)
@@ -193,7 +200,7 @@ class Compressor:
             or (velocity is not None and velocity.shape != residual.shape)
             or (basis is not None and (basis.dim() != 2 or basis.shape[0] != self.compression.number("rank")))
         ):
-            raise UsageError(f"what is kept of key {key!r} is not what this compressor keeps")
+            raise UsageError(f"the state of key {key!r} is not one of {self.compression.type} compression")
         copies = [None if tensor is None else tensor.to("cpu", copy=True) for tensor in (velocity, basis)]
         return Memo(key, residual.to("cpu", copy=True), step, *copies)
 
@@ -208,43 +215,43 @@ class Compressor:
             memo.to(flat.device)
         return memo
 
-    def _joint(self, keys: tuple[Key, ...], sizes: list[int], flat: torch.Tensor) -> _Joint:
-        """What is kept of ``keys``, back to back: from now on they share its memory."""
-        joint = self._joints.get(keys)
+    def _share(self, keys: tuple[Key, ...], sizes: list[int], flat: torch.Tensor) -> _SharedResidual:
+        """Return the residuals of ``keys`` back to back; from now on the memos share that memory."""
+        shared = self._shared.get(keys)
         if (
-            joint is None
-            or joint.sizes != sizes
-            or joint.residual.device != flat.device
-            or not self._holds(joint, keys)
+            shared is None
+            or shared.sizes != sizes
+            or shared.residual.device != flat.device
+            or not self._holds(shared, keys)
         ):
             memos = [self._memo(key, part) for key, part in zip(keys, flat.split_with_sizes(sizes), strict=True)]
-            self._joints = {its: other for its, other in self._joints.items() if self._holds(other, its)}
+            self._shared = {group: other for group, other in self._shared.items() if self._holds(other, group)}
             residual = torch.cat([memo.residual for memo in memos])
-            joint = self._joints[keys] = _Joint(sizes, residual, residual.split_with_sizes(sizes), memos)
-            for memo, part in zip(memos, joint.parts, strict=True):
+            shared = self._shared[keys] = _SharedResidual(sizes, residual, residual.split_with_sizes(sizes), memos)
+            for memo, part in zip(memos, shared.parts, strict=True):
                 memo.residual = part
-        return joint
+        return shared
 
-    def _holds(self, joint: _Joint, keys: Sequence[Key]) -> bool:
-        """Whether what is kept of ``keys`` is still what they share."""
+    def _holds(self, shared: _SharedResidual, keys: Sequence[Key]) -> bool:
+        """Whether the memos of ``keys`` still share the memory of ``shared``."""
         return all(
             self._memos.get(key) is memo and memo.residual is part
-            for key, memo, part in zip(keys, joint.memos, joint.parts, strict=True)
+            for key, memo, part in zip(keys, shared.memos, shared.parts, strict=True)
         )
 
-    def _complete(self, work: Work, values: torch.Tensor) -> bool:
-        """Do what is left of ``work``; False if its values are not finite. May be called again after any exception."""
-        if work.over:
+    def _complete(self, encoding: ResumableEncoding, values: torch.Tensor) -> bool:
+        """Complete ``encoding``; return False if its values are not finite. May be called again after an exception."""
+        if encoding.complete:
             return True
-        if not (work.take_whole() if self._codec.whole else work.take_chunks()):
+        if not (encoding.take_whole() if self._codec.whole else encoding.take_chunks()):
             return False
-        if work.velocity is not None and work.velocity.numel():
-            work.encoded.clear(work.velocity)
-        work.encoded.finish()
-        if work.done is None:
-            work.done = self._counted(len(work.memos), values, work.encoded)
-        self._done = work.done
-        work.keep()
+        if encoding.velocity is not None and encoding.velocity.numel():
+            encoding.encoded.clear(encoding.velocity)
+        encoding.encoded.finish()
+        if encoding.statistics is None:
+            encoding.statistics = self._counted(len(encoding.memos), values, encoding.encoded)
+        self._done = encoding.statistics
+        encoding.keep()
         return True
 
     def _require_floating(self, key: Key, values: torch.Tensor) -> None:
@@ -257,9 +264,9 @@ class Compressor:
     def _called(self, key: Key) -> Key:
         return key if self._name is None else self._name(key)
 
-    def _counted(self, arrays: int, values: torch.Tensor, encoded: Encoded) -> Statistics:
+    def _counted(self, arrays: int, values: torch.Tensor, encoded: Encoded) -> CompressionStatistics:
         done = self._done
-        return Statistics(
+        return CompressionStatistics(
             done.arrays + arrays,
             done.bytes_in + values.numel() * values.itemsize,
             done.bytes_out + encoded.nbytes,
@@ -267,8 +274,8 @@ class Compressor:
         )
 
 
-class _Joint(NamedTuple):
-    """Residuals of several keys, back to back, and the parts of that which they are."""
+class _SharedResidual(NamedTuple):
+    """The residuals of several keys, back to back; ``parts`` are the views of single keys."""
 
     sizes: list[int]
     residual: torch.Tensor
@@ -282,7 +289,7 @@ def _flat(values: torch.Tensor) -> torch.Tensor:
 
 
 def _fits(memo: Memo, shape: tuple[int, ...] | None) -> bool:
-    """Whether what is kept can be of an array of ``shape``; None if there is no such array."""
+    """Whether ``memo`` can be that of an array of ``shape``; None if there is no such array."""
     if shape is None or memo.residual.numel() != math.prod(shape):
         return False
     return memo.basis is None or memo.basis.shape[1] * math.prod(shape[:1]) == memo.residual.numel()

@@ -1,4 +1,4 @@
-"""Where numpy can work: most of what is fast on the CPU here is numpy's, and other devices have only torch's."""
+"""Which tensors numpy can work on. On the CPU it is faster than torch for most operations here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def on_host(tensor: torch.Tensor) -> bool:
 
 
 def native(tensor: torch.Tensor) -> Native:
-    """Return what to work with: numpy's array over the same memory, or the tensor itself."""
+    """Return a numpy array over the tensor's memory, or the tensor itself if it is on another device."""
     return tensor.numpy() if on_host(tensor) else tensor
 
 
 def extremes(values: torch.Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest of some values."""
+    """Return the smallest and the largest of ``values``."""
     if on_host(values):
         array = values.numpy()
         return float(array.min()), float(array.max())

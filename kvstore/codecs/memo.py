@@ -1,4 +1,4 @@
-"""What is kept of one key between its encodings."""
+"""What a compressor keeps of one key between encodings."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Memo:
 
     Attributes:
         key: which.
-        residual: flat float32: what the encodings so far have lacked.
-        step: how many there have been.
-        velocity: flat float32: the momentum of what has not been sent; None without momentum.
-        basis: PowerSGD's last right factor, float32 of shape (rank, columns); None before the first.
+        residual: flat float32: the error of the encodings so far.
+        step: how many encodings there have been.
+        velocity: flat float32: the momentum of the elements that have not been sent; None without momentum.
+        basis: the last right factor of PowerSGD, float32 of shape (rank, columns); None before the first.
     """
 
     key: Key
@@ -33,7 +33,7 @@ class Memo:
         return Noise(seed, self.key, self.step)
 
     def to(self, device: torch.device) -> None:
-        """Move what is kept to ``device``."""
+        """Move the tensors to ``device``."""
         self.residual = self.residual.to(device)
         self.velocity = None if self.velocity is None else self.velocity.to(device)
         self.basis = None if self.basis is None else self.basis.to(device)

@@ -1,4 +1,4 @@
-"""Random numbers of one step of one key: the same wherever seed, key and step are, so that none need be kept."""
+"""Random numbers that follow from a seed, a key and a step, so that no generator's state needs to be kept."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Noise:
     """Random numbers.
 
     Args:
-        seed: what tells jobs, or members, apart.
-        key: whose.
-        step: which of its encodings.
+        seed: chosen by the user.
+        key: of the array that is encoded.
+        step: how many encodings of that key came before.
     """
 
     def __init__(self, seed: int, key: Key, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Memory to work in: taken once by each thread, since fresh memory costs more than most operations on it."""
+"""Memory to work in, one buffer for a thread and a purpose: fresh memory costs more than most operations on it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ _mine = threading.local()
 
 
 def scratch(name: str, like: torch.Tensor, size: int | None = None) -> torch.Tensor:
-    """Return ``size`` float32 elements of this thread, or as many as ``like`` has, where that is; with whatever values.
+    """Return a flat, uninitialized float32 tensor on the device of ``like``.
 
-    They are the caller's until somebody in the thread asks for the same ``name``.
+    It belongs to the caller until the same thread asks for the same ``name`` again.
+
+    Args:
+        name: the purpose.
+        like: gives the device, and the size by default.
+        size: how many elements.
     """
     size = like.numel() if size is None else size
     if not like.is_cpu or size > _KEPT:  # CUDA's allocator keeps memory itself

@@ -1,4 +1,4 @@
-"""From a description to the code that does it, and the receiving end of all of them."""
+"""The codec of a description, and the receiver's functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from kvstore.codecs.base import Codec, Opened
+from kvstore.codecs.base import CheckedPayload, Codec
 from kvstore.codecs.formats.bits import OneBit, TwoBit
 from kvstore.codecs.formats.halves import BFloat16, Float16
 from kvstore.codecs.formats.int8 import Int8
@@ -34,25 +34,25 @@ def codec(compression: Compression) -> Codec:
     return _CODECS[compression.type](compression)
 
 
-def opened(compression: Compression, payload: torch.Tensor, count: int) -> Opened:
-    """Return what decodes the ``count`` elements of ``payload``.
+def check_payload(compression: Compression, payload: torch.Tensor, count: int) -> CheckedPayload:
+    """Return ``payload``, of ``count`` elements, checked.
 
     Raises:
-        WireError: ``payload`` is not one of ``count`` elements.
+        WireError: it is not the payload of ``count`` elements.
     """
-    return codec(compression).open(payload, count)
+    return codec(compression).check(payload, count)
 
 
 def decode(compression: Compression, payload: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ``count`` elements of ``payload``, which need not be trusted, as flat float32.
+    """Return the elements of ``payload`` as flat float32.
 
     Args:
         compression: how they were encoded.
-        payload: flat uint8 on the CPU.
-        count: how many the receiver knows there are.
+        payload: flat uint8 on the CPU, from anybody.
+        count: how many elements the receiver expects.
 
     Raises:
-        WireError: ``payload`` is not one of ``count`` elements.
+        WireError: ``payload`` is not the payload of ``count`` elements.
     """
     out = torch.empty(count)
     assign(compression, payload, out)
@@ -63,15 +63,15 @@ def assign(compression: Compression, payload: torch.Tensor, target: torch.Tensor
     """Write the elements of ``payload`` to ``target``, flat float32 on the CPU.
 
     Raises:
-        WireError: ``payload`` is not one of ``target``'s size; ``target`` is as it was.
+        WireError: ``payload`` has another number of elements than ``target``, which is unchanged.
     """
-    codec(compression).open(payload, target.numel()).write(target, False)
+    codec(compression).check(payload, target.numel()).write(target, False)
 
 
 def add(compression: Compression, payload: torch.Tensor, target: torch.Tensor) -> None:
-    """Add the elements of ``payload`` to ``target``, flat float32 on the CPU; as fast as there are bytes, if sparse.
+    """Add the elements of ``payload`` to ``target``, flat float32 on the CPU. If sparse, zeros cost nothing.
 
     Raises:
-        WireError: ``payload`` is not one of ``target``'s size; ``target`` is as it was.
+        WireError: ``payload`` has another number of elements than ``target``, which is unchanged.
     """
-    codec(compression).open(payload, target.numel()).write(target, True)
+    codec(compression).check(payload, target.numel()).write(target, True)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from kvstore.codecs import Compression, Compressor, Works, parse
-from kvstore.codecs.payloads import opened_each
+from kvstore.codecs import Compression, Compressor, ResumableEncodings, parse
+from kvstore.codecs.payloads import check_payloads
 from kvstore.dist.outgoing import Contents, Load, Packer, Plain
 from kvstore.dist.plans.parcels import Parcel, PayloadSource
 from kvstore.dist.plans.plan import Plan
 from kvstore.spec import FLOATS, Key
 from kvstore.values import Leaving, to_buffer
-from kvstore.wire import Codec, Values, join
+from kvstore.wire import Codec, Values, pack_arrays
 
 OFF = "none"
 SMALL = 1 << 14  # elements: to copy them costs less than to encode, send and decode them on their own
@@ -90,7 +90,7 @@ class Compressing:
             return None
 
         def decode(reply: Values, targets: Sequence[torch.Tensor]) -> None:
-            found = opened_each(back, reply, parcel.sizes)
+            found = check_payloads(back, reply, parcel.sizes)
             for part, (_, way) in zip(_dealt(targets, [size for size, _ in found]), found, strict=True):
                 way.spread(part)
 
@@ -116,7 +116,7 @@ class _Compressed:
     def __init__(self, compressor: Compressor, codec: Codec, values: Mapping[Key, torch.Tensor], others: Load) -> None:
         self._compressor, self._codec, self._others = compressor, codec, others
         self._values = values
-        self._works: Works = {}
+        self._works: ResumableEncodings = {}
 
     def pack(self, parcel: Parcel, gather: bool) -> Contents:
         """See ``Load``."""
@@ -124,16 +124,16 @@ class _Compressed:
             return self._others.pack(parcel, gather)
         parts = [to_buffer(self._payload(source)) for source in parcel.sources]
         lengths, spans = [part.nbytes for part in parts], [source.segments for source in parcel.sources]
-        return Contents(join(parts), self._codec, lengths, spans)
+        return Contents(pack_arrays(parts), self._codec, lengths, spans)
 
     def _payload(self, source: PayloadSource) -> torch.Tensor:
         if len(source.keys) == 1:
             (key,) = source.keys
-            return self._compressor.encode(key, self._values[key], self._works).cut(source.start, source.stop)
+            return self._compressor.encode(key, self._values[key], self._works).payload(source.start, source.stop)
         arrays = [self._values[key].detach().reshape(-1) for key in source.keys]
         flat = torch.cat([array.to(arrays[0].device) for array in arrays])
         encoded = self._compressor.encode_joined(source.keys, [array.numel() for array in arrays], flat, self._works)
-        return encoded.cut(0, encoded.size)
+        return encoded.payload(0, encoded.size)
 
 
 def _dealt(targets: Sequence[torch.Tensor], sizes: Sequence[int]) -> Iterator[list[torch.Tensor]]:

@@ -22,13 +22,13 @@ from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan
 from kvstore.dist.requests import Requests
 from kvstore.errors import UsageError
-from kvstore.member.outstanding import Effect, PendingRequest, Sender, Turn
+from kvstore.member.outstanding import Effect, PendingRequest, Turn
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 from kvstore.spec import require_floats
 from kvstore.ticket import Operation
 from kvstore.values import Arrays, Leaving
-from kvstore.wire import MAX_PRIORITY, Ack, Codec, Pull, Push, Values
+from kvstore.wire import MAX_PRIORITY, Ack, Codec, Pull, Push, Sender, Values
 
 
 class Counts(NamedTuple):
@@ -318,7 +318,7 @@ class _Pull(_Values):
 
     def message(self, sender: Sender) -> Pull:
         """See ``PendingRequest``."""
-        return Pull(*sender, self.pushes.store, self.parcel.ids, self.clocks, self.codec)
+        return Pull(sender, self.pushes.store, self.parcel.ids, self.clocks, self.codec)
 
     def forsake(self) -> None:
         """See ``PendingRequest``; whether it fails does not matter any more either."""
@@ -358,7 +358,7 @@ class _Push(_Values):
         buffers, codec, lengths, spans = self.load.pack(self.parcel, gather)
         self.sent = self.parcel.nbytes if codec is None else sum(lengths)
         return Push(
-            *sender,
+            sender,
             store=self.pushes.store,
             ids=self.parcel.ids,
             clocks=self.clocks,
@@ -367,7 +367,7 @@ class _Push(_Values):
             rescale=self.hyper.rescale,
             codec=codec,
             lengths=list(lengths),
-            spans=list(spans),
+            segment_counts=list(spans),
             back=self.codec,
             changes=self.hyper.changes,
             priority=self.order,

@@ -13,7 +13,7 @@ from kvstore.dist.outgoing import Packer
 from kvstore.dist.plans.entries import Entries, Segment, SegmentColumns
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan
-from kvstore.member.outstanding import Effect, PendingRequest, Question, Sender
+from kvstore.member.outstanding import Effect, PendingRequest, Question
 from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
@@ -29,18 +29,19 @@ from kvstore.wire import (
     Init,
     Message,
     Open,
-    Opened,
     OpenStore,
+    OptimizerStates,
     Pause,
     Placed,
     PutStates,
     Ready,
     Reply,
     Resume,
+    Sender,
     SetOptimizer,
-    States,
-    join,
-    tear,
+    StoreOpened,
+    pack_arrays,
+    unpack_arrays,
 )
 
 Make = Callable[[Sender], Message]
@@ -64,14 +65,14 @@ class Requests:
         self._client = session.client
         self.limits = limits
         self.packer = Packer(session.client)
-        opened: Opened = self._one(
-            session.scheduler, "opening the store", (), lambda sender: OpenStore(*sender, ordinal=ordinal)
+        opened: StoreOpened = self._one(
+            session.scheduler, "opening the store", (), lambda sender: OpenStore(sender, ordinal=ordinal)
         )
         self.store = opened.store
         self._all(
             "opening the store",
             lambda sender: Open(
-                *sender,
+                sender,
                 store=self.store,
                 mode=rule.mode,
                 staleness=rule.staleness,
@@ -84,10 +85,8 @@ class Requests:
 
     def close(self) -> None:
         """Tell the servers, and then the scheduler, that this worker does not use the store any more."""
-        self._all("closing the store", lambda sender: Close(*sender, store=self.store))
-        self._one(
-            self._session.scheduler, "closing the store", (), lambda sender: CloseStore(*sender, store=self.store)
-        )
+        self._all("closing the store", lambda sender: Close(sender, store=self.store))
+        self._one(self._session.scheduler, "closing the store", (), lambda sender: CloseStore(sender, store=self.store))
 
     def declare(
         self, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], bound: int, longest: int
@@ -103,7 +102,7 @@ class Requests:
             "init",
             keys,
             lambda sender: Declare(
-                *sender,
+                sender,
                 store=self.store,
                 keys=list(keys),
                 kinds=list(kinds),
@@ -124,14 +123,14 @@ class Requests:
         operation.wait()
         self._exchange(
             self._operation("init", plan.keys),
-            [(self._session.scheduler, lambda sender: Ready(*sender, store=self.store, keys=list(plan.keys)))],
+            [(self._session.scheduler, lambda sender: Ready(sender, store=self.store, keys=list(plan.keys)))],
             effect,
         )
 
     def _init(self, parcel: Parcel, values: Leaving, sender: Sender) -> Init:
         kinds, shapes = parcel.shapes()
         return Init(
-            *sender,
+            sender,
             store=self.store,
             ids=parcel.ids,
             keys=parcel.keys(),
@@ -146,7 +145,7 @@ class Requests:
 
         def make(sender: Sender) -> SetOptimizer:
             return SetOptimizer(
-                *sender,
+                sender,
                 store=self.store,
                 version=version,
                 name=optimizer.name,
@@ -165,25 +164,25 @@ class Requests:
 
     def optimizer(self) -> str | None:
         """Return the name of the optimizer that the servers have, or None."""
-        reply: States = self._one(
+        reply: OptimizerStates = self._one(
             self._session.servers[0],
             "asking for the optimizer",
             (),
-            lambda sender: GetStates(*sender, store=self.store, ids=[]),
+            lambda sender: GetStates(sender, store=self.store, ids=[]),
         )
         return reply.optimizer
 
     def get_states(self, parcel: Parcel) -> dict[tuple[Segment, str], torch.Tensor]:
         """Return the optimizer's states of a parcel's segments, by (segment, name of the state)."""
-        reply: States = self._one(
+        reply: OptimizerStates = self._one(
             self._session.servers[parcel.server],
             "save_optimizer_states",
             (),
-            lambda sender: GetStates(*sender, store=self.store, ids=parcel.ids),
+            lambda sender: GetStates(sender, store=self.store, ids=parcel.ids),
         )
         by_id = {segment.id: segment for segment in parcel.segments}
         specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(reply.shapes, reply.dtypes, strict=True)]
-        parts = tear(reply.buffers, [spec.nbytes for spec in specs])
+        parts = unpack_arrays(reply.buffers, [spec.nbytes for spec in specs])
         return {
             (by_id[number], name): from_buffer(part, spec.dtype).view(spec.shape)
             for number, name, spec, part in zip(reply.ids, reply.names, specs, parts, strict=True)
@@ -197,13 +196,13 @@ class Requests:
             "load_optimizer_states",
             (),
             lambda sender: PutStates(
-                *sender,
+                sender,
                 store=self.store,
                 ids=[segment.id for segment, _ in states],
                 names=[name for _, name in states],
                 shapes=[list(spec.shape) for spec in specs],
                 dtypes=[spec.dtype for spec in specs],
-                buffers=join([to_buffer(value.contiguous()) for value in states.values()]),
+                buffers=pack_arrays([to_buffer(value.contiguous()) for value in states.values()]),
             ),
         )
 
@@ -215,7 +214,7 @@ class Requests:
         """
         operation = self._operation("barrier")
         question = Question(
-            self._session.scheduler, operation, lambda sender: Barrier(*sender, store=self.store, number=number)
+            self._session.scheduler, operation, lambda sender: Barrier(sender, store=self.store, number=number)
         )
         self._client.submit(lambda: ([question], partial(begun, operation)), operation)
 
@@ -225,7 +224,7 @@ class Requests:
             self._session.scheduler,
             "join",
             (),
-            lambda sender: Pause(*sender, store=self.store, number=number, pushes=0, ids=[], clocks=[]),
+            lambda sender: Pause(sender, store=self.store, number=number, pushes=0, ids=[], clocks=[]),
         )
 
     def pause(
@@ -271,7 +270,7 @@ class Requests:
         return Question(
             peer,
             operation,
-            lambda sender: Pause(*sender, self.store, number, pushes, ids, list(pushed.values())),
+            lambda sender: Pause(sender, self.store, number, pushes, ids, list(pushed.values())),
             partial(take, ids),
         )
 

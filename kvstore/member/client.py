@@ -20,10 +20,10 @@ from typing import Any, Protocol, TypeVar
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
 from kvstore.member.io_lock import IOLock, under_way
 from kvstore.member.links import Links
-from kvstore.member.outstanding import Effect, PendingRequest, Question, Sender
+from kvstore.member.outstanding import Effect, PendingRequest, Question
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Explain, Explanation, Message, Node
+from kvstore.wire import Buffer, Explain, Explanation, Message, Node, Sender
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ class Client:
                 answers[peer] = reply.text or "has not answered yet"
 
             answers[peer] = None
-            self.ask(peer, question, lambda sender: Explain(*sender, about=seq), take)
+            self.ask(peer, question, lambda sender: Explain(sender, about=seq), take)
 
         for seq, peer in missing.items():
             if peer not in answers:

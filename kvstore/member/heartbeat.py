@@ -117,7 +117,7 @@ class Heartbeat:
             self._transport.close()
 
     def _beat(self) -> None:
-        beat = encode(Beat(self._node.role, self._node.rank, self._node.incarnation))
+        beat = encode(Beat(self._node))
         heard = looked = dialled = self._clock()
         back = True
         while not self._stop.is_set():

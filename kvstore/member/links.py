@@ -18,7 +18,7 @@ from kvstore.rare_log import Drops
 from kvstore.ticket import Operation
 from kvstore.transport import Peer, Transport
 from kvstore.transport.memory import ScatteredFrame
-from kvstore.wire import Buffer, Failure, Here, Node, Reply, decode, encode, require_short
+from kvstore.wire import Buffer, Failure, Here, Node, Reply, Sender, decode, encode, require_short
 
 log = logging.getLogger(__name__)
 
@@ -231,11 +231,10 @@ class Links:
         """Say whose link it is, before all else; whoever joins has no name yet, and is known by that."""
         node = self.node
         if node.rank >= 0:
-            self._ends.transport.send(route, encode(Here(node.role, node.rank, node.incarnation)))
+            self._ends.transport.send(route, encode(Here(node)))
 
     def _message(self, request: PendingRequest) -> Sequence[Buffer | ScatteredFrame]:
-        node = self.node
-        message = request.message((node.role, node.rank, node.incarnation, request.seq, self.outstanding.done))
+        message = request.message(Sender(self.node, request.seq, self.outstanding.done))
         frames = encode(message)
         require_short(message, frames)
         return frames

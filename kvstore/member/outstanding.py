@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 from kvstore.errors import KVStoreError
 from kvstore.ticket import Operation
 from kvstore.transport.memory import ScatteredFrame, whole
-from kvstore.wire import Buffer, Message, Reply
+from kvstore.wire import Buffer, Message, Reply, Sender
 
-Sender: TypeAlias = tuple[str, int, int, int, int]  # what every request begins with: see ``kvstore.wire.Request``
 Effect: TypeAlias = Callable[[], None]  # of a request that is made, or an answer that counts; may run twice
 
 
@@ -58,7 +57,7 @@ class PendingRequest:
         self.frames: Sequence[Buffer | ScatteredFrame] | None = None
 
     def message(self, sender: Sender) -> Message:
-        """Return the message; ``sender`` is what it begins with."""
+        """Return the message; ``sender`` says who asks, and under which number."""
         raise NotImplementedError
 
     def take(self, reply: Any) -> Effect | None:

@@ -21,7 +21,7 @@ from kvstore.job.config import Config
 from kvstore.job.curve_keys import CurveKeys
 from kvstore.job.processes import complete, source_root, words
 from kvstore.transport.choose import links
-from kvstore.wire import Node, Pulse, encode
+from kvstore.wire import Node, ProcessAlive, encode
 
 _STOPPED = "TtZX"  # a process that a signal or a debugger has stopped, or that is no more
 _LONGEST = 1 << 20  # bytes of what it is told: the keys of 4,096 members are 164 KiB
@@ -42,7 +42,7 @@ class PulseProcess:
     def __init__(self, config: Config, node: Node) -> None:
         told = {
             "pid": os.getpid(),
-            "node": [node.role, node.rank, node.incarnation],
+            "node": [*node],
             "interval_s": config.heartbeat_s,
             "root": config.root,
             "keys": config.keys and [config.keys.secret, config.keys.root, sorted(config.keys.members)],
@@ -105,7 +105,7 @@ def _beat(told: dict[str, Any]) -> None:
     transport = links(config)()
     try:
         scheduler = transport.connect(told["root"])
-        pulse = encode(Pulse(*told["node"]))
+        pulse = encode(ProcessAlive(Node(*told["node"])))
         stat = Path(f"/proc/{told['pid']}/stat")
         while os.getppid() == told["pid"]:
             with contextlib.suppress(OSError):  # it is no more

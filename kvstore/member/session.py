@@ -27,11 +27,11 @@ from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
 from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat, Listener
-from kvstore.member.outstanding import Question, Sender
+from kvstore.member.outstanding import Question
 from kvstore.member.pulse import PulseProcess, available
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
-from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Node, Welcome
+from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Node, Sender, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +140,8 @@ class Session:
         return operation
 
     def _request(self, sender: Sender) -> Join:
-        role, _, incarnation, seq, done = sender
-        return Join(role, self.config.rank_hint, incarnation, seq, done, address=self._address)
+        wished = sender.node._replace(rank=self.config.rank_hint)
+        return Join(sender._replace(node=wished), address=self._address)
 
     def _has_asked(self, operation: Operation) -> None:
         self._asked = operation
@@ -161,7 +161,7 @@ class Session:
         try:
             with contextlib.suppress(KVStoreError):
                 if self.scheduler:
-                    self.client.tell(self.scheduler, lambda sender: Leave(*sender, error=error))
+                    self.client.tell(self.scheduler, lambda sender: Leave(sender, error=error))
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
@@ -181,7 +181,7 @@ class Session:
 
     def num_dead_nodes(self) -> int:
         """Return how many members the scheduler has lost."""
-        counted = self.client.call(self.scheduler, "asking for the dead", lambda sender: Census(*sender))
+        counted = self.client.call(self.scheduler, "asking for the dead", lambda sender: Census(sender))
         return int(counted.count)
 
     def leave(self, error: str | None = None) -> None:
@@ -192,9 +192,9 @@ class Session:
         text = error if error is None else error[:MAX_REASON]
         try:
             if self.client.failure is None:
-                self.client.call(self.scheduler, "leaving the job", lambda sender: Leave(*sender, error=text), LEAVE_S)
+                self.client.call(self.scheduler, "leaving the job", lambda sender: Leave(sender, error=text), LEAVE_S)
             else:
-                self.client.tell(self.scheduler, lambda sender: Leave(*sender, error=text))
+                self.client.tell(self.scheduler, lambda sender: Leave(sender, error=text))
         except KVStoreError as exc:
             log.warning("left the job without the scheduler's answer: %s", exc)
         finally:

@@ -8,6 +8,7 @@ fields      the check of each field
 payload     several arrays in a message's frames
 """
 
+from kvstore.wire.arrays import frame_groups, pack_arrays, unpack_arrays
 from kvstore.wire.frames import VERSION, Buffer, decode, encode, require_short
 from kvstore.wire.messages import (
     MAX_REASON,
@@ -21,6 +22,7 @@ from kvstore.wire.messages import (
     Node,
     Reply,
     Request,
+    Sender,
 )
 from kvstore.wire.parameters import (
     MAX_PRIORITY,
@@ -29,16 +31,15 @@ from kvstore.wire.parameters import (
     GetStates,
     Init,
     Open,
+    OptimizerStates,
     Pause,
     Pull,
     Push,
     PutStates,
     Resume,
     SetOptimizer,
-    States,
     Values,
 )
-from kvstore.wire.payload import groups, join, tear
 from kvstore.wire.rendezvous import (
     Alive,
     Barrier,
@@ -53,13 +54,13 @@ from kvstore.wire.rendezvous import (
     Join,
     Leave,
     Lost,
-    Opened,
     OpenStore,
     Placed,
-    Pulse,
+    ProcessAlive,
     Ready,
     Roster,
     Stop,
+    StoreOpened,
     Welcome,
 )
 
@@ -95,11 +96,11 @@ __all__ = [
     "Node",
     "Open",
     "OpenStore",
-    "Opened",
+    "OptimizerStates",
     "Pause",
     "Placed",
+    "ProcessAlive",
     "Pull",
-    "Pulse",
     "Push",
     "PutStates",
     "Ready",
@@ -107,15 +108,16 @@ __all__ = [
     "Request",
     "Resume",
     "Roster",
+    "Sender",
     "SetOptimizer",
-    "States",
     "Stop",
+    "StoreOpened",
     "Values",
     "Welcome",
     "decode",
     "encode",
-    "groups",
-    "join",
+    "frame_groups",
+    "pack_arrays",
     "require_short",
-    "tear",
+    "unpack_arrays",
 ]

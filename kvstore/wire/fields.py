@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
 
 from kvstore.errors import WireError
 from kvstore.spec import ITEMSIZE, MAX_DIMS, MAX_ELEMENTS, MAX_KEY_CHARS, kind_of
 
 Check: TypeAlias = Callable[[Any], None]
+T = TypeVar("T")
 
 MAX_ITEMS = 1 << 20
 MAX_TEXT = 1 << 16
@@ -168,3 +169,37 @@ def hyperparameter(value: Any) -> None:
         list_of(optional(number), MAX_HYPER_LIST)(value)
     else:
         number(value)
+
+
+class Record(Generic[T]):
+    """A list that stands for a named tuple whose fields are ``Annotated[type, check]``. ``make`` turns it into one.
+
+    Args:
+        kind: the class of the named tuple.
+    """
+
+    def __init__(self, kind: type[T]) -> None:
+        hints = get_type_hints(kind, include_extras=True)
+        self._kind: Any = kind
+        self._fields: tuple[tuple[str, Check], ...] = tuple(
+            (name, hint.__metadata__[0]) for name, hint in hints.items()
+        )
+        checks = enumerate(check for _, check in self._fields)
+        self._nested = [(place, check) for place, check in checks if isinstance(check, Record)]
+
+    def __call__(self, value: Any) -> None:
+        """See ``Check``."""
+        if type(value) is not list or len(value) != len(self._fields):
+            raise _refuse(value, f"a list of {', '.join(name for name, _ in self._fields)}")
+        for (name, check), item in zip(self._fields, value, strict=True):
+            try:
+                check(item)
+            except WireError as exc:
+                raise WireError(f"{name}: {exc}") from None
+
+    def make(self, value: list[Any]) -> T:
+        """Return the named tuple that ``value``, which has passed the check, stands for; changes ``value``."""
+        for place, record in self._nested:
+            value[place] = record.make(value[place])
+        made: T = self._kind._make(value)
+        return made

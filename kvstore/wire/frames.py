@@ -1,6 +1,7 @@
 """Bytes to messages and back: frame 0 is a msgpack list, the frames after it are raw buffers, never copied.
 
-Frame 0 is ``[VERSION, code, field, field, ...]`` with the fields of the message's class in order. ``decode`` trusts
+Frame 0 is ``[VERSION, code, field, field, ...]`` with the fields of the message's class in order; a named tuple is a
+list of its fields. ``decode`` trusts
 nothing: every field passes the check its class declares before a message exists.
 """
 
@@ -13,9 +14,9 @@ from typing import Any, TypeAlias, TypeVar, get_type_hints
 import msgpack
 
 from kvstore.errors import UsageError, WireError
-from kvstore.wire.fields import MAX_ITEMS, Check, shown
+from kvstore.wire.fields import MAX_ITEMS, Check, Record, shown
 
-VERSION = 1
+VERSION = 2
 MAX_HEADER = 16 << 20  # bytes: what says where MAX_SEGMENTS segments are, or names 100,000 keys, takes less
 MAX_FRAMES = 1 << 16
 _MANY = 1 << 18  # bytes of a header that may be so many objects that the garbage collector should not look meanwhile
@@ -26,6 +27,7 @@ T = TypeVar("T")
 _BY_CODE: dict[int, type[Any]] = {}
 _CODE: dict[type[Any], int] = {}
 _FIELDS: dict[type[Any], tuple[tuple[str, Check], ...]] = {}
+_RECORDS: dict[type[Any], tuple[tuple[int, Record[Any]], ...]] = {}  # those of the fields, by place
 
 
 def message(code: int) -> Callable[[type[T]], type[T]]:
@@ -37,7 +39,10 @@ def message(code: int) -> Callable[[type[T]], type[T]]:
     def register(cls: type[T]) -> type[T]:
         hints = get_type_hints(cls, include_extras=True)
         hints.pop("buffers", None)
-        _FIELDS[cls] = tuple((name, hint.__metadata__[0]) for name, hint in hints.items())
+        fields = tuple((name, hint.__metadata__[0]) for name, hint in hints.items())
+        _FIELDS[cls] = fields
+        checks = enumerate(check for _, check in fields)
+        _RECORDS[cls] = tuple((place, check) for place, check in checks if isinstance(check, Record))
         if code in _BY_CODE:
             raise AssertionError(f"message code {code} is taken by {_BY_CODE[code].__name__}")
         _BY_CODE[code], _CODE[cls] = cls, code
@@ -94,6 +99,8 @@ def decode(frames: Sequence[Buffer]) -> Any:
             check(value)
         except WireError as exc:
             raise WireError(f"{cls.__name__}.{name}: {exc}") from None
+    for place, record in _RECORDS[cls]:
+        values[place] = record.make(values[place])
     if "buffers" in cls.__dataclass_fields__:
         return cls(*values, buffers=list(frames[1:]))
     if len(frames) > 1:

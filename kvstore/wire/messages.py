@@ -1,15 +1,14 @@
 """The messages, one class each: what they say, and the check that each field must pass.
 
-Requests carry who asks: (role, rank, incarnation), a sequence number that is theirs alone, and ``done``: every request
-of that sender below it has been answered, so whoever keeps answers for repeats may forget those. Replies carry the
-sequence number they answer. The rest are notices.
+A request says who asks, in its ``sender``; a reply carries the sequence number of the request that it answers. The rest
+are notices, of which those about one member carry its ``node``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from kvstore.errors import WireError
 from kvstore.wire import fields as f
@@ -36,16 +35,31 @@ Pairs = Annotated[list[list[Any]], f.list_of(f.tuple_of(f.text(64), f.hyperparam
 Mults = Annotated[list[list[Any]], f.list_of(f.tuple_of(f.key, f.number))]
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """Who a member is. A process that takes a dead one's rank has a higher incarnation."""
 
-    role: str
-    rank: int
-    incarnation: int
+    role: Role
+    rank: Rank
+    incarnation: Seq
 
     def __str__(self) -> str:
         return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
+
+
+NodeField = Annotated[Node, f.Record(Node)]
+
+
+class Sender(NamedTuple):
+    """Who makes a request, and which of their requests it is.
+
+    Attributes:
+        seq: the number of the request among all of the sender's.
+        done: all requests of the sender below this number have been answered, so answers kept for repeats may go.
+    """
+
+    node: NodeField
+    seq: Seq
+    done: Seq
 
 
 @dataclass(frozen=True)
@@ -57,16 +71,17 @@ class Message:
 class Request(Message):
     """Wants an answer."""
 
-    role: Role
-    rank: Rank
-    incarnation: Seq
-    seq: Seq
-    done: Seq
+    sender: Annotated[Sender, f.Record(Sender)]
 
     @property
     def node(self) -> Node:
         """Who asks."""
-        return Node(self.role, self.rank, self.incarnation)
+        return self.sender.node
+
+    @property
+    def seq(self) -> int:
+        """Its number, which the answer carries."""
+        return self.sender.seq
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ Codec = Annotated[
     f.optional(f.tuple_of(f.text(16), f.list_of(f.tuple_of(f.text(32), f.hyperparameter), 16))),
 ]  # how values are compressed: a type and its numbers; see ``kvstore.codecs``
 Lengths = Annotated[list[int], f.integers(0, 1 << 40)]  # bytes of each payload
-Spans = Annotated[list[int], f.integers(1, 1 << 20)]  # of how many segments each payload is; none: of one
+SegmentCounts = Annotated[list[int], f.integers(1, 1 << 20)]  # of how many segments each payload is; empty: of one
 Owners = Annotated[list[int], f.integers(0, 2**32)]  # segments; one may have several states
 Names = Annotated[list[str], f.list_of(f.text(64))]
 
@@ -90,12 +90,18 @@ class Init(Request):
 @message(42)
 @dataclass(frozen=True)
 class Push(Request):
-    """My contribution ``clocks[i]`` to segment ``ids[i]``; ``want`` the values back once it has taken effect.
+    """My contribution ``clocks[i]`` to segment ``ids[i]``.
 
-    ``lr`` and ``rescale`` are the hyper-parameters to update with in this round; None takes the optimizer's own
-    (sync) or the last ones given (async). ``changes`` are others that differ from the optimizer's. With a ``codec`` the
-    buffers are payloads of these ``lengths``, laid out by ``join``, each of so many segments as ``spans`` says;
-    ``back`` is how the values are to come, and ``priority`` that of their message; see ``Transport.send``.
+    Attributes:
+        want: whether the answer brings the values once the push has taken effect.
+        lr, rescale: hyper-parameters of the update of this round; None takes the optimizer's own (sync), or the last
+            ones given (async).
+        changes: other hyper-parameters that differ from the optimizer's.
+        codec: how the values are compressed; None if they are not. With a codec, the buffers are payloads.
+        lengths: bytes of each payload; ``pack_arrays`` has laid them out.
+        segment_counts: of how many segments each payload is; empty if each is of one.
+        back: how the values of the answer are to be compressed.
+        priority: of the answer among messages that wait to leave; see ``Transport.send``.
     """
 
     store: Store
@@ -106,7 +112,7 @@ class Push(Request):
     rescale: Number
     codec: Codec = None
     lengths: Lengths = field(default_factory=list)
-    spans: Spans = field(default_factory=list)
+    segment_counts: SegmentCounts = field(default_factory=list)
     back: Codec = None
     changes: Changes = field(default_factory=list)
     priority: Priority = None
@@ -115,7 +121,7 @@ class Push(Request):
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
         if self.codec is not None:
-            same_length(self.spans or self.ids, self.lengths)
+            same_length(self.segment_counts or self.ids, self.lengths)
 
 
 @message(43)
@@ -137,17 +143,19 @@ class Pull(Request):
 class Values(Reply):
     """The values of the segments that were asked for, back to back in that order.
 
-    ``clocks`` are their rounds, where that may be ahead of what was asked for; else there are none. ``ahead`` is how
-    many pushes the asker was ahead of the slowest worker, where every push is an update; ``missed`` is as in ``Ack``.
-    If they were to come compressed, the buffers are payloads of these ``lengths``, laid out by ``join``, each of so
-    many segments as ``spans`` says. ``priority`` is the push's, if they were asked for by one.
+    Attributes:
+        clocks: the rounds of the segments, where these may be ahead of what was asked for; else empty.
+        ahead: how many pushes the asker was ahead of the slowest worker, in a store where every push is an update.
+        missed: see ``Ack``.
+        lengths, segment_counts: see ``Push``; empty if the values are not compressed.
+        priority: that of the push that asked for them.
     """
 
     clocks: Clocks = field(default_factory=list)
     ahead: Annotated[int, f.integer()] = 0
     missed: Annotated[int, f.integer()] = 0
     lengths: Lengths = field(default_factory=list)
-    spans: Spans = field(default_factory=list)
+    segment_counts: SegmentCounts = field(default_factory=list)
     priority: Priority = None
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
@@ -188,7 +196,7 @@ class GetStates(Request):
 
 @message(48)
 @dataclass(frozen=True)
-class States(Reply):
+class OptimizerStates(Reply):
     """For each tensor of state: the segment it belongs to, its name, shape and dtype."""
 
     optimizer: Annotated[str | None, f.optional(f.text(64))]

@@ -17,7 +17,7 @@ from kvstore.wire.messages import (
     Keys,
     Kinds,
     Message,
-    Node,
+    NodeField,
     Rank,
     Reply,
     Request,
@@ -57,28 +57,21 @@ class Welcome(Reply):
 
 
 @dataclass(frozen=True)
-class Introduced(Message):
+class MemberNotice(Message):
     """A notice about one member. Its sender does not wait for an answer."""
 
-    role: Role
-    rank: Rank
-    incarnation: Seq
-
-    @property
-    def node(self) -> Node:
-        """Who says it."""
-        return Node(self.role, self.rank, self.incarnation)
+    node: NodeField
 
 
 @message(12)
 @dataclass(frozen=True)
-class Beat(Introduced):
+class Beat(MemberNotice):
     """I am alive."""
 
 
 @message(26)
 @dataclass(frozen=True)
-class Pulse(Introduced):
+class ProcessAlive(MemberNotice):
     """The member's process is alive. A process beside it sends this, and gets no answer."""
 
 
@@ -182,7 +175,7 @@ class OpenStore(Request):
 
 @message(22)
 @dataclass(frozen=True)
-class Opened(Reply):
+class StoreOpened(Reply):
     """This one; it is given again when all workers have closed the store."""
 
     store: Store
@@ -198,7 +191,7 @@ class CloseStore(Request):
 
 @message(24)
 @dataclass(frozen=True)
-class Here(Introduced):
+class Here(MemberNotice):
     """The link belongs to the member. A member that has a rank sends it first over each link that it makes."""
 
 

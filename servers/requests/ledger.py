@@ -1,7 +1,7 @@
 """Which requests have been seen, and what they were answered: what makes a repeated request harmless. Pure.
 
 A request is known by its sender, the sender's incarnation, and a sequence number. A repeat is answered again, never
-applied again. Senders say below which number everything has been answered, so the ledger stays small; a repeat from
+applied again. ReplyLinks say below which number everything has been answered, so the ledger stays small; a repeat from
 below that, or from an incarnation that has been replaced, is stale and nobody waits for its answer.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
-from kvstore.wire import Request
+from kvstore.wire import Node, Request
 
 T = TypeVar("T")
 
@@ -39,33 +39,38 @@ class Ledger(Generic[T]):
 
     def admit(self, request: Request) -> Verdict:
         """Note ``request`` and return what to do with it."""
-        sender = (request.role, request.rank)
-        page = self._pages.get(sender)
-        if page is None or request.incarnation > page.incarnation:
-            page = self._pages[sender] = _Page(request.incarnation)
-        if request.incarnation < page.incarnation:
+        node, seq, done = request.sender
+        page = self._pages.get(_place(node))
+        if page is None or node.incarnation > page.incarnation:
+            page = self._pages[_place(node)] = _Page(node.incarnation)
+        if node.incarnation < page.incarnation:
             return Verdict.STALE
-        if request.done > page.done:
-            page.done = request.done
-            for seq in [seq for seq in page.answers if seq < page.done]:
-                del page.answers[seq]
-        if request.seq < page.done:
+        if done > page.done:
+            page.done = done
+            for old in [old for old in page.answers if old < done]:
+                del page.answers[old]
+        if seq < page.done:
             return Verdict.STALE
-        if request.seq in page.answers:
+        if seq in page.answers:
             return Verdict.REPEAT
-        page.answers[request.seq] = None
+        page.answers[seq] = None
         return Verdict.NEW
 
     def note(self, request: Request, answer: T) -> None:
         """Remember how ``request`` was answered, as long as its sender may repeat it."""
-        page = self._pages.get((request.role, request.rank))
-        if page is not None and page.incarnation == request.incarnation and request.seq in page.answers:
+        page = self._pages.get(_place(request.node))
+        if page is not None and page.incarnation == request.node.incarnation and request.seq in page.answers:
             page.answers[request.seq] = answer
 
     def recall(self, request: Request) -> T | None:
         """Return what ``request`` was answered, or None if it still waits."""
-        page = self._pages.get((request.role, request.rank))
+        page = self._pages.get(_place(request.node))
         return None if page is None else page.answers.get(request.seq)
 
     def __len__(self) -> int:
         return sum(len(page.answers) for page in self._pages.values())
+
+
+def _place(node: Node) -> tuple[str, int]:
+    """Return what the incarnations of a member have in common."""
+    return node.role, node.rank

@@ -15,18 +15,17 @@ from collections.abc import Sequence
 from kvstore.errors import UsageError
 from kvstore.rare_log import Drops
 from kvstore.transport.base import Admission
-from kvstore.wire import Beat, Here, Node, Pulse, Request
+from kvstore.wire import Beat, Here, Node, ProcessAlive, Request
 from servers.requests.replies import Answer, Outbox, refuse
 
 log = logging.getLogger(__name__)
 
-Sender = tuple[str, int, int]  # role, rank and incarnation
-Speech = Request | Here | Beat | Pulse  # what names its sender
+Speech = Request | Here | Beat | ProcessAlive  # what names its sender
 
 KEPT = 16  # links of one member, which needs three: beyond that, the one that was admitted first is dropped
 
 
-class Everybody:
+class AdmitAll:
     """An ``Admission`` for who has no transport: nobody proves anything, and all may come."""
 
     def admit(self, peer: bytes) -> None:
@@ -44,7 +43,7 @@ class Everybody:
         return False
 
 
-class Senders:
+class ReplyLinks:
     """The links of all members, by who they are.
 
     Args:
@@ -52,9 +51,9 @@ class Senders:
     """
 
     def __init__(self, admission: Admission | None = None) -> None:
-        self._admission = admission or Everybody()
-        self._links: dict[Sender, deque[bytes]] = {}
-        self._repeated: dict[tuple[Sender, int], deque[bytes]] = {}
+        self._admission = admission or AdmitAll()
+        self._links: dict[Node, deque[bytes]] = {}
+        self._repeated: dict[tuple[Node, int], deque[bytes]] = {}
         self._drops = Drops(log)
 
     def key(self, peer: bytes) -> str:
@@ -63,8 +62,7 @@ class Senders:
 
     def admit(self, peer: bytes, message: Speech, key: str) -> bool:
         """Whether ``message`` may come over ``peer``: its sender joined with ``key``. It is logged if not."""
-        sender = (message.role, message.rank, message.incarnation)
-        links = self._links.get(sender)
+        links = self._links.get(message.node)
         if links is not None and peer in links:
             return True
         if self._admission.identity(peer) != key:
@@ -75,13 +73,13 @@ class Senders:
         if len(there) >= KEPT:
             self._admission.refuse(there.popleft())
         there.append(peer)
-        self._links[sender] = there
+        self._links[message.node] = there
         self._admission.admit(peer)
         return True
 
     def forget(self, node: Node) -> None:
         """Drop the links of whoever is no member any more."""
-        for peer in self._links.pop((node.role, node.rank, node.incarnation), ()):
+        for peer in self._links.pop(node, ()):
             self._admission.refuse(peer)
 
     def repeat(self, peer: bytes, request: Request) -> None:
@@ -105,5 +103,5 @@ def turn_away(peer: bytes, message: Speech, why: str) -> Outbox:
     return [(peer, refuse(peer, message, UsageError(f"{message.node} {why}")).reply)]
 
 
-def _name(request: Request) -> tuple[Sender, int]:
-    return (request.role, request.rank, request.incarnation), request.seq
+def _name(request: Request) -> tuple[Node, int]:
+    return request.node, request.seq

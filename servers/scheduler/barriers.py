@@ -24,7 +24,7 @@ class Barriers:
     def arrive(self, peer: bytes, request: Barrier) -> list[Waiter]:
         """Note that a worker has come; return everybody to let go if it was the last."""
         here = self._here.setdefault(request.number, {})
-        here[request.rank] = (peer, request)
+        here[request.node.rank] = (peer, request)
         if len(here) < len(self._workers):
             return []
         del self._here[request.number]

@@ -29,22 +29,23 @@ from kvstore.wire import (
     Lost,
     Message,
     Node,
-    Opened,
     OpenStore,
     Pause,
-    Pulse,
+    ProcessAlive,
     Ready,
     Reply,
     Request,
     Roster,
+    Sender,
     Stop,
+    StoreOpened,
     Welcome,
 )
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
-from servers.requests.reply_links import Senders, turn_away
+from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.departures import Departures
-from servers.scheduler.members import Event, Member, Members, State
+from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
 from servers.scheduler.stores import Stores
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Scheduler:
         self._departures = Departures(farewell_s)
         self._stores = Stores(self._workers, num_servers, self._departures)
         self._ledger: Ledger[Reply] = Ledger()
-        self._senders = Senders(admission)
+        self._reply_links = ReplyLinks(admission)
         self._key = key
         self._drops = Drops(log)
         self._notices: Outbox = []
@@ -97,7 +98,7 @@ class Scheduler:
         if isinstance(message, Beat):
             self._beat(peer, message)
             return self._flush([])
-        if isinstance(message, Pulse):
+        if isinstance(message, ProcessAlive):
             self._pulse(peer, message)
             return []
         if isinstance(message, Lost):
@@ -110,12 +111,12 @@ class Scheduler:
             return [(peer, Explanation(message.seq, self._explain(message)[:MAX_REASON]))]
         if isinstance(message, Join):  # not in the ledger: whoever joins has no rank yet to be known by
             return self._flush(self._answers(peer, message, self._join))
-        if isinstance(message, Leave) and message.rank < 0:
+        if isinstance(message, Leave) and message.node.rank < 0:
             return self._give_up(peer, message)
-        member = self.members.identify(message.role, message.rank, message.incarnation)
+        member = self.members.identify(message.node)
         if member is None:  # before the ledger, which strangers must not write in
             return turn_away(peer, message, "is no member of this job")
-        if not self._senders.admit(peer, message, member.key):
+        if not self._reply_links.admit(peer, message, member.key):
             return turn_away(peer, message, "joined this job with another key than this link's")
         if isinstance(message, Here):
             return []
@@ -125,7 +126,7 @@ class Scheduler:
         if verdict is Verdict.REPEAT:
             before = self._ledger.recall(message)
             if before is None:
-                self._senders.repeat(peer, message)
+                self._reply_links.repeat(peer, message)
             return [] if before is None else [(peer, before)]
         return self._flush(self._answers(peer, message, functools.partial(self._serve, member)))
 
@@ -136,7 +137,7 @@ class Scheduler:
             self.members.forgive(now)
         self._ticked = now
         for member in self.members.overdue(now):
-            self.members.happens(member, Event.DIES)
+            self.members.happens(member, MemberEvent.DIES)
             self._fail(f"{member.node} is lost: it has been silent for {now - member.heard:.1f} s")
         if not self.members.complete and self.failure is None:
             self._remind()
@@ -155,19 +156,20 @@ class Scheduler:
     def _join(self, peer: bytes, message: Join) -> list[Answer]:
         if self.failure is not None:
             raise NodeLost(self.failure)
-        member = self.members.by_nonce(message.incarnation)
+        role, hint, nonce = message.node
+        member = self.members.by_nonce(nonce)
         if member is None:
-            key = self._senders.key(peer)
-            member = Member(message.role, message.incarnation, message.rank, message.address, peer, message.seq, key)
+            key = self._reply_links.key(peer)
+            member = JobMember(role, nonce, hint, message.address, peer, message.seq, key)
             self.members.join(member)
-            self._senders.admit(peer, message, key)
+            self._reply_links.admit(peer, message, key)
             if self.members.settle(self._now):
                 log.info("all members have joined")
                 self._addresses = [server.address for server in self.members.of("server")]
                 keys = [worker.key for worker in self.members.of("worker")]
                 self._worker_keys = keys if any(keys) else []
                 self._notices += [(other.join_peer, self._welcome(other)) for other in self.members.everyone]
-        elif not self._senders.admit(peer, message, member.key):
+        elif not self._reply_links.admit(peer, message, member.key):
             raise UsageError("a process with another key has asked to join in this name")
         else:
             member.join_peer, member.join_seq = peer, message.seq
@@ -175,7 +177,7 @@ class Scheduler:
                 self._notices.append((peer, self._welcome(member)))
         return []
 
-    def _welcome(self, member: Member) -> Welcome:
+    def _welcome(self, member: JobMember) -> Welcome:
         return Welcome(
             member.join_seq,
             rank=member.rank,
@@ -187,13 +189,13 @@ class Scheduler:
 
     def _give_up(self, peer: bytes, message: Leave) -> Outbox:
         """A member goes that has not been welcomed, or does not know it yet."""
-        member = self.members.by_nonce(message.incarnation)
-        if member is None or self._senders.key(peer) != member.key:
+        member = self.members.by_nonce(message.node.incarnation)
+        if member is None or self._reply_links.key(peer) != member.key:
             return turn_away(peer, message, "is no member of this job")
         answers: list[Answer] = []
-        if member.state is State.JOINED:
+        if member.state is MemberState.JOINED:
             self.members.withdraw(member)
-            self._senders.forget(Node(member.role, member.hint, member.nonce))
+            self._reply_links.forget(Node(member.role, member.hint, member.nonce))
             log.warning("a %s has left before all had joined: %s", member.role, message.error)
         else:
             answers = self._leave(member, message)
@@ -208,39 +210,41 @@ class Scheduler:
             log.warning("the scheduler waits for %s to join", self.members.absent())
 
     def _beat(self, peer: bytes, message: Beat) -> None:
-        member = self.members.identify(message.role, message.rank, message.incarnation)
-        if member is None or member.state is State.LOST or not self._senders.admit(peer, message, member.key):
+        member = self.members.identify(message.node)
+        if member is None or member.state is MemberState.LOST or not self._reply_links.admit(peer, message, member.key):
             self._notices.append((peer, JobFailed(f"{message.node} is not a member of this job, or was given up")))
             return
         if peer != member.peer:  # its link has been made anew, and what was told over the old one may be lost
             member.peer, member.epoch = peer, 0
         self.members.hear(member, self._now)
-        if self.failure is not None and member.state is State.READY:
+        if self.failure is not None and member.state is MemberState.READY:
             self._notices.append((peer, JobFailed(self.failure)))
         self._notices.append((peer, Alive()))
         self._tell(member)
         if member.role == "server" and self.failure is None:
             self._inform(member)
 
-    def _pulse(self, peer: bytes, message: Pulse) -> None:
+    def _pulse(self, peer: bytes, message: ProcessAlive) -> None:
         """Hear that a member's process is alive, though it may have no time to say so itself."""
-        member = self.members.identify(message.role, message.rank, message.incarnation)
-        if member is None or not self._senders.admit(peer, message, member.key):
+        member = self.members.identify(message.node)
+        if member is None or not self._reply_links.admit(peer, message, member.key):
             return
-        if member.state is State.READY:
+        if member.state is MemberState.READY:
             self.members.hear(member, self._now)
 
     def _lost(self, peer: bytes, message: Lost) -> None:
         member = self.members.find(message.role, message.rank)
         who = f"{message.role} {message.rank}" if message.role != "scheduler" else "the scheduler"
-        if not self._may_report(self._senders.key(peer), member):
+        if not self._may_report(self._reply_links.key(peer), member):
             self._drops.note(f"a report that {who} {message.how}", "it came over a link with another member's key")
             return
-        if member is not None and not self.members.happens(member, Event.DIES) and member.state is State.LOST:
-            return  # it was known
+        if member is not None:
+            died_now = self.members.happens(member, MemberEvent.DIES)
+            if not died_now and member.state is MemberState.LOST:
+                return  # it was known
         self._fail(f"{who} {message.how}")
 
-    def _may_report(self, key: str, about: Member | None) -> bool:
+    def _may_report(self, key: str, about: JobMember | None) -> bool:
         """Whether whoever has ``key`` may say that a member has ended: the launcher, which has everybody's.
 
         It uses the key of the member that has ended, or the scheduler's. Who has not joined yet has a key that nobody
@@ -252,8 +256,8 @@ class Scheduler:
             return key == about.key
         return not self.members.has_joined(key)
 
-    def _leave(self, member: Member, message: Leave) -> list[Answer]:
-        if not self.members.happens(member, Event.LEAVES):
+    def _leave(self, member: JobMember, message: Leave) -> list[Answer]:
+        if not self.members.happens(member, MemberEvent.LEAVES):
             return []
         if member.role == "worker":
             self._departures.add(member.rank, self._now)
@@ -280,7 +284,7 @@ class Scheduler:
             self._inform(server)
         return self._stores.depart(ranks)
 
-    def _inform(self, server: Member) -> None:
+    def _inform(self, server: JobMember) -> None:
         """Tell a server what it must know of workers that have left: once over each link, but ``Stop`` at each beat."""
         if server.peer is not None and (server.epoch < self._epoch or isinstance(self._news, Stop)):
             server.epoch = self._epoch
@@ -295,11 +299,11 @@ class Scheduler:
         self.failure, self._failed_at = text, self._now
         failed = JobFailed(text)
         for member in self.members.everyone:
-            if member.state is State.READY and member.peer is not None:
+            if member.state is MemberState.READY and member.peer is not None:
                 self._notices.append((member.peer, failed))
-            elif member.state is State.JOINED:
-                self.members.happens(member, Event.LEAVES)
-                joining = Leave(member.role, member.hint, member.nonce, member.join_seq, 0, error=None)
+            elif member.state is MemberState.JOINED:
+                self.members.happens(member, MemberEvent.LEAVES)
+                joining = Leave(Sender(Node(member.role, member.hint, member.nonce), member.join_seq, 0), error=None)
                 self._notices.append((member.join_peer, refuse(member.join_peer, joining, NodeLost(text)).reply))
 
     def _blame(self, fault: Fault) -> None:
@@ -309,44 +313,49 @@ class Scheduler:
             owner.notices.append(fault)
             self._tell(owner)
 
-    def _tell(self, member: Member) -> None:
+    def _tell(self, member: JobMember) -> None:
         if member.peer is not None and member.notices:  # else at its first beat
             self._notices += [(member.peer, notice) for notice in member.notices]
             member.notices.clear()
 
     # ---- requests of members
 
-    def _serve(self, member: Member, peer: bytes, message: Request) -> list[Answer]:
+    def _serve(self, member: JobMember, peer: bytes, message: Request) -> list[Answer]:
         if isinstance(message, Leave):
             return [Answer(peer, message, Ack(message.seq)), *self._leave(member, message)]
         if isinstance(message, Census):
             return [Answer(peer, message, Counted(message.seq, self.members.lost))]
         if self.failure is not None:
             raise NodeLost(self.failure)
-        if message.role == "worker" and isinstance(message, OpenStore):
-            return [Answer(peer, message, Opened(message.seq, self._stores.open(message.ordinal)))]
-        if message.role == "worker" and isinstance(message, CloseStore):
-            self._stores.close(message.rank, message.store)
+        if message.node.role == "worker":
+            return self._serve_worker(peer, message)
+        raise _not_asked_here(message)
+
+    def _serve_worker(self, peer: bytes, message: Request) -> list[Answer]:
+        if isinstance(message, OpenStore):
+            return [Answer(peer, message, StoreOpened(message.seq, self._stores.open(message.ordinal)))]
+        if isinstance(message, CloseStore):
+            self._stores.close(message.node.rank, message.store)
             return [Answer(peer, message, Ack(message.seq))]
-        if message.role == "worker" and isinstance(message, Declare):
+        if isinstance(message, Declare):
             answers, fault = self._stores.of(message.store).declare(peer, message)
             if fault is not None:
                 self._blame(Fault(message.store, type(fault).__name__, str(fault)))
             return answers
-        if message.role == "worker" and message.rank == 0 and isinstance(message, Ready):
+        if message.node.rank == 0 and isinstance(message, Ready):
             return self._stores.of(message.store).ready(peer, message)
-        if message.role == "worker" and isinstance(message, Barrier):
+        if isinstance(message, Barrier):
             return self._stores.of(message.store).barrier(peer, message)
-        if message.role == "worker" and isinstance(message, Pause):
-            answers = self._stores.of(message.store).pause(message.rank, message.number)
+        if isinstance(message, Pause):
+            answers = self._stores.of(message.store).pause(message.node.rank, message.number)
             return [Answer(peer, message, Ack(message.seq)), *answers]
-        raise UsageError(f"a {type(message).__name__} is nothing for {message.node} to ask a scheduler")
+        raise _not_asked_here(message)
 
     def _explain(self, message: Explain) -> str:
-        joining = self.members.by_nonce(message.incarnation)
+        joining = self.members.by_nonce(message.node.incarnation)
         if joining is not None and not self.members.complete:
             return f"waits for {self.members.absent()} to join"
-        return self._stores.explain(message.rank, message.about) if message.role == "worker" else ""
+        return self._stores.explain(message.node.rank, message.about) if message.node.role == "worker" else ""
 
     # ---- answers
 
@@ -362,6 +371,10 @@ class Scheduler:
         """Note the answers for repeats, and return them with the notices that have come up."""
         for _, request, reply in answers:
             self._ledger.note(request, reply)
-        outbox = self._senders.outbox(answers) + self._notices
+        outbox = self._reply_links.outbox(answers) + self._notices
         self._notices = []
         return outbox
+
+
+def _not_asked_here(message: Request) -> UsageError:
+    return UsageError(f"a {type(message).__name__} is nothing for {message.node} to ask a scheduler")

@@ -46,7 +46,7 @@ class _Group:
     askers: list[Asker] = field(default_factory=list)
 
 
-class Keys:
+class DeclaredKeys:
     """The keys of one store.
 
     Args:
@@ -71,23 +71,23 @@ class Keys:
         """
         asker = Asker(peer, request)
         said = (tuple(request.keys), tuple(request.kinds), self._known(request))
-        if request.rank != 0 and said in self._waiting:
+        if request.node.rank != 0 and said in self._waiting:
             self._wait(self._waiting[said], asker)
             return [], None
-        if request.rank != 0 and self._latest is not None and said == self._latest[0]:
+        if request.node.rank != 0 and self._latest is not None and said == self._latest[0]:
             return [(asker, self._latest[1])], None
         specs = dict(zip(request.keys, map(said[2].__getitem__, request.kinds), strict=True))
         if len(specs) < len(request.keys):
             return [(asker, UsageError("a key is declared twice in one call"))], None
-        contradicted = self._contradicted(request.rank, specs)
+        contradicted = self._contradicted(request.node.rank, specs)
         if contradicted:
             return [(asker, contradicted[0][1]), *contradicted], None
-        if request.rank == 0:
+        if request.node.rank == 0:
             return [(asker, self._place(request, specs))], None
         key = self._placements.contradicted(specs)
         if key is not None:
             known = self._placements.specs[key]
-            error = Mismatch(f"key {key!r} is {known} on worker 0, but {specs[key]} on worker {request.rank}")
+            error = Mismatch(f"key {key!r} is {known} on worker 0, but {specs[key]} on {request.node}")
             return [(asker, error)], error
         missing = len(self._placements.missing(specs.keys()))
         if not missing:
@@ -154,7 +154,7 @@ class Keys:
             first = group.askers[0].request
             request = replace(request, keys=first.keys, kinds=first.kinds, shapes=first.shapes, dtypes=first.dtypes)
         group.askers.append(Asker(peer, request))
-        self._by_rank.setdefault(request.rank, {})[request.seq] = group
+        self._by_rank.setdefault(request.node.rank, {})[request.seq] = group
 
     def _remove(self, group: _Group) -> None:
         """Nobody waits any more who has declared what ``group`` has."""
@@ -164,9 +164,9 @@ class Keys:
             if len(listed) > 1:
                 self._by_key[key] = tuple(other for other in listed if other is not group)
         for _, request in group.askers:
-            del self._by_rank[request.rank][request.seq]
-            if not self._by_rank[request.rank]:
-                del self._by_rank[request.rank]
+            del self._by_rank[request.node.rank][request.seq]
+            if not self._by_rank[request.node.rank]:
+                del self._by_rank[request.node.rank]
 
     def _place(self, request: Declare, specs: Mapping[Key, Spec]) -> Columns | Exception:
         try:
@@ -183,7 +183,7 @@ class Keys:
             if key is not None:
                 self._remove(group)
                 for asker in group.askers:
-                    words = f"{group.specs[key]} on worker {asker.request.rank}, but {specs[key]} on worker {rank}"
+                    words = f"{group.specs[key]} on {asker.request.node}, but {specs[key]} on worker {rank}"
                     found.append((asker, Mismatch(f"key {key!r} is {words}")))
         return found
 

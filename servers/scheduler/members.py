@@ -17,7 +17,7 @@ from kvstore.wire import Message, Node
 from servers.names import name
 
 
-class State(Enum):
+class MemberState(Enum):
     """Where a member is in its life."""
 
     JOINED = auto()
@@ -26,7 +26,7 @@ class State(Enum):
     LOST = auto()
 
 
-class Event(Enum):
+class MemberEvent(Enum):
     """What can happen to it."""
 
     ALL_HERE = auto()
@@ -35,16 +35,16 @@ class Event(Enum):
 
 
 NEXT = {
-    (State.JOINED, Event.ALL_HERE): State.READY,
-    (State.JOINED, Event.LEAVES): State.LEFT,
-    (State.JOINED, Event.DIES): State.LOST,
-    (State.READY, Event.LEAVES): State.LEFT,
-    (State.READY, Event.DIES): State.LOST,
+    (MemberState.JOINED, MemberEvent.ALL_HERE): MemberState.READY,
+    (MemberState.JOINED, MemberEvent.LEAVES): MemberState.LEFT,
+    (MemberState.JOINED, MemberEvent.DIES): MemberState.LOST,
+    (MemberState.READY, MemberEvent.LEAVES): MemberState.LEFT,
+    (MemberState.READY, MemberEvent.DIES): MemberState.LOST,
 }
 
 
 @dataclass
-class Member:
+class JobMember:
     """A process of the job.
 
     Attributes:
@@ -67,7 +67,7 @@ class Member:
     key: str = ""
     rank: int = -1
     incarnation: int = 0
-    state: State = State.JOINED
+    state: MemberState = MemberState.JOINED
     peer: bytes | None = None
     heard: float = 0.0
     epoch: int = 0
@@ -97,11 +97,11 @@ class Members:
         self.limit_s = limit_s
         self.complete = False
         self.present = self.lost = 0
-        self._by_nonce: dict[int, Member] = {}  # in the order of joining
-        self._by_wish: dict[tuple[str, int], dict[int, Member]] = {}  # by role and hint, then by nonce
-        self._by_rank: dict[tuple[str, int], Member] = {}
+        self._by_nonce: dict[int, JobMember] = {}  # in the order of joining
+        self._by_wish: dict[tuple[str, int], dict[int, JobMember]] = {}  # by role and hint, then by nonce
+        self._by_rank: dict[tuple[str, int], JobMember] = {}
         self._keys: set[str] = set()  # with which members have joined
-        self._ready: OrderedDict[int, Member] = OrderedDict()  # by nonce, the longest silent first
+        self._ready: OrderedDict[int, JobMember] = OrderedDict()  # by nonce, the longest silent first
         self._joined = Counter[str]()  # by role: how many have joined
         self._gone = Counter[str]()  # and how many of them have left or been lost
         self._absent: str | None = None  # what ``absent`` says; None if that has to be worked out
@@ -110,7 +110,7 @@ class Members:
         return len(self._by_nonce)
 
     @property
-    def everyone(self) -> list[Member]:
+    def everyone(self) -> list[JobMember]:
         """All members, in the order in which they joined."""
         return list(self._by_nonce.values())
 
@@ -120,22 +120,22 @@ class Members:
 
     # ---- who is who
 
-    def of(self, role: str) -> list[Member]:
+    def of(self, role: str) -> list[JobMember]:
         """The members of ``role``, in the order of their ranks; none before ranks are given."""
         return [self._by_rank[role, rank] for rank in range(self.wanted[role])] if self.complete else []
 
-    def find(self, role: str, rank: int) -> Member | None:
+    def find(self, role: str, rank: int) -> JobMember | None:
         """The member of ``role`` with ``rank``, or the first that asked for it while ranks are not given."""
         if self.complete:
             return self._by_rank.get((role, rank))
         return next(iter(self._by_wish.get((role, rank), {}).values()), None)
 
-    def identify(self, role: str, rank: int, incarnation: int) -> Member | None:
+    def identify(self, node: Node) -> JobMember | None:
         """The member that says of itself that it is this; nobody before ranks are given."""
-        member = self._by_rank.get((role, rank))
-        return member if member is not None and member.incarnation == incarnation else None
+        member = self._by_rank.get((node.role, node.rank))
+        return member if member is not None and member.incarnation == node.incarnation else None
 
-    def by_nonce(self, nonce: int) -> Member | None:
+    def by_nonce(self, nonce: int) -> JobMember | None:
         """The member that joined with ``nonce``."""
         return self._by_nonce.get(nonce)
 
@@ -145,7 +145,7 @@ class Members:
 
     # ---- joining
 
-    def join(self, member: Member) -> None:
+    def join(self, member: JobMember) -> None:
         """Let ``member`` in.
 
         Raises:
@@ -166,7 +166,7 @@ class Members:
         self.present += 1
         self._absent = None
 
-    def withdraw(self, member: Member) -> None:
+    def withdraw(self, member: JobMember) -> None:
         """Let somebody else have the place of ``member``, which does not wait for the others any more."""
         del self._by_nonce[member.nonce]
         del self._by_wish[member.role, member.hint][member.nonce]
@@ -184,7 +184,7 @@ class Members:
         for member in self._by_nonce.values():
             member.incarnation = 1
             member.heard = now
-            self.happens(member, Event.ALL_HERE)
+            self.happens(member, MemberEvent.ALL_HERE)
         return True
 
     def _rank(self) -> None:
@@ -218,28 +218,28 @@ class Members:
 
     # ---- what happens to them
 
-    def happens(self, member: Member, event: Event) -> bool:
+    def happens(self, member: JobMember, event: MemberEvent) -> bool:
         """Make the transition of ``member``; False if there is none."""
         after = NEXT.get((member.state, event))
         if after is None:
             return False
         member.state = after
-        if after is State.READY:
+        if after is MemberState.READY:
             self._ready[member.nonce] = member
             return True
         self._ready.pop(member.nonce, None)
         self._gone[member.role] += 1
         self.present -= 1
-        self.lost += after is State.LOST
+        self.lost += after is MemberState.LOST
         return True
 
-    def hear(self, member: Member, now: float) -> None:
+    def hear(self, member: JobMember, now: float) -> None:
         """Note a sign of life. ``now`` never goes back from one call to the next."""
         member.heard = now
         if member.nonce in self._ready:
             self._ready.move_to_end(member.nonce)
 
-    def overdue(self, now: float) -> list[Member]:
+    def overdue(self, now: float) -> list[JobMember]:
         """The ready members that have been silent for too long."""
         return list(itertools.takewhile(lambda member: now - member.heard > self.limit_s, self._ready.values()))
 

@@ -16,7 +16,7 @@ from servers.requests.replies import Answer, refuse
 from servers.scheduler.barriers import Barriers
 from servers.scheduler.departures import Departures
 from servers.scheduler.joins import Joins
-from servers.scheduler.keys import Keys, Outcome
+from servers.scheduler.keys import DeclaredKeys, Outcome
 
 
 class Store:
@@ -29,13 +29,13 @@ class Store:
     """
 
     def __init__(self, workers: Collection[int], loads: list[int], departures: Departures) -> None:
-        self.keys = Keys(loads)
+        self.keys = DeclaredKeys(loads)
         self.barriers = Barriers(workers)
         self._joins = Joins(workers, departures.known)
         self._departures = departures
 
     def declare(self, peer: bytes, request: Declare) -> tuple[list[Answer], Exception | None]:
-        """Take a worker's declaration of keys; return answers, and what rank 0 must be told; see ``Keys``."""
+        """Take a worker's declaration of keys; return answers, and what rank 0 must be told; see ``DeclaredKeys``."""
         outcomes, fault = self.keys.declare(peer, request)
         return _placed(outcomes) + self._without_values(), fault
 

@@ -18,8 +18,8 @@ from kvstore.spec import ITEMSIZE, Key, Spec
 from kvstore.transport.memory import Memory
 from kvstore.values import PayloadRange, copy_each, from_buffer, sum_ranges
 from kvstore.wire import Node, Pull, Push
-from servers.store.clocks import Clocks
-from servers.store.hyperparameters import Hyper
+from servers.store.clocks import WorkerClocks
+from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
 
 
@@ -33,11 +33,11 @@ class Contribution:
     node: Node
     clock: int
     runs: Sequence[PayloadRange]
-    hyper: Hyper
+    hyper: UpdateHyperparameters
 
 
 @dataclass
-class Parked:
+class ParkedRequest:
     """A push or pull that waits: for how many buckets still, and the first error among those that have come.
 
     ``late`` of its segments came when their round was over.
@@ -50,7 +50,7 @@ class Parked:
     error: Exception | None = None
 
 
-class Slot(NamedTuple):
+class HeldSegment(NamedTuple):
     """A segment; ``splits`` is how often it has been taken out of a bucket."""
 
     id: int
@@ -59,27 +59,27 @@ class Slot(NamedTuple):
     splits: int = 0
 
 
-class Slots(NamedTuple):
-    """Segments, in columns: of thousands, nothing is made for each. See ``Slot``."""
+class HeldSegments(NamedTuple):
+    """Segments, in columns: of thousands, nothing is made for each. See ``HeldSegment``."""
 
     ids: Sequence[int]
     keys: Sequence[Key]
     specs: Sequence[Spec]
     splits: Sequence[int]
 
-    def slot(self, place: int) -> Slot:
+    def segment(self, place: int) -> HeldSegment:
         """Return one of them."""
-        return Slot(self.ids[place], self.keys[place], self.specs[place], self.splits[place])
+        return HeldSegment(self.ids[place], self.keys[place], self.specs[place], self.splits[place])
 
 
-Progress: TypeAlias = Rounds[Contribution] | Clocks[Contribution]
+Progress: TypeAlias = Rounds[Contribution] | WorkerClocks[Contribution]
 
 
 class Bucket:
     """Segments of one dtype, back to back in memory that is changed only while nobody else can read it.
 
     Args:
-        slots: the segments, in order.
+        segments: the segments, in order.
         dtype: theirs.
         rounds: who has contributed what to them.
         memory: where values live.
@@ -91,16 +91,16 @@ class Bucket:
     value: torch.Tensor
     _buffer: memoryview
 
-    def __init__(self, slots: Slots, dtype: str, rounds: Progress, memory: Memory) -> None:
-        self.slots = slots
-        self.ids = tuple(slots.ids)
+    def __init__(self, segments: HeldSegments, dtype: str, rounds: Progress, memory: Memory) -> None:
+        self.segments = segments
+        self.ids = tuple(segments.ids)
         self.dtype = dtype
-        self.sizes = [spec.size for spec in slots.specs]
+        self.sizes = [spec.size for spec in segments.specs]
         self.starts = list(itertools.accumulate(self.sizes, initial=0))
         self.size = self.starts.pop()
         self.rounds = rounds
         self.read_by: dict[int, torch.Tensor] = {}  # the values that workers have, where that matters
-        self.parked: list[tuple[int, Parked]] = []
+        self.parked: list[tuple[int, ParkedRequest]] = []
         self._memory = memory
         self.state = object()  # another one whenever the value has changed
         self._sent = False
@@ -114,7 +114,7 @@ class Bucket:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """Of the segments."""
-        return [spec.shape for spec in self.slots.specs]
+        return [spec.shape for spec in self.segments.specs]
 
     @property
     def idle(self) -> bool:
@@ -166,10 +166,10 @@ class Bucket:
         itemsize = ITEMSIZE[self.dtype]
         return self._buffer[start * itemsize : stop * itemsize]
 
-    def release(self, error: Exception | None) -> list[Parked]:
+    def release(self, error: Exception | None) -> list[ParkedRequest]:
         """Let go those who waited for the round that is now complete; return the ones that wait for nothing more."""
-        ready: list[Parked] = []
-        waiting: list[tuple[int, Parked]] = []
+        ready: list[ParkedRequest] = []
+        waiting: list[tuple[int, ParkedRequest]] = []
         for clock, parked in self.parked:
             if clock > self.rounds.version:
                 waiting.append((clock, parked))

@@ -15,7 +15,7 @@ from kvstore.errors import AlreadyInitialized, KeyNotInitialized, UsageError
 from kvstore.spec import Key, Spec
 from kvstore.transport.memory import Memory
 from kvstore.values import TensorRange, cut
-from servers.store.bucket import Bucket, Contribution, Progress, Slot, Slots
+from servers.store.bucket import Bucket, Contribution, HeldSegment, HeldSegments, Progress
 
 MAX_SPLITS = 2  # segments that have been taken apart so often are not put together again: workers differ
 
@@ -45,26 +45,26 @@ class Buckets:
         if not self._at.keys().isdisjoint(ids):
             known = next(number for number in ids if number in self._at)
             bucket = self._at[known]
-            same = bucket.ids == tuple(ids) and list(bucket.slots.specs) == list(specs)
+            same = bucket.ids == tuple(ids) and list(bucket.segments.specs) == list(specs)
             if not same or not bucket.rounds.untouched:
-                raise AlreadyInitialized(f"key {self.slot(known).key!r} is initialised already")
+                raise AlreadyInitialized(f"key {self.segment(known).key!r} is initialised already")
             bucket.assign([runs])  # an earlier init was interrupted before anybody knew of it
             return
-        slots = Slots(ids, keys, specs, [0] * len(ids))
-        bucket = Bucket(slots, specs[0].dtype, self._rounds(), self._memory)
+        segments = HeldSegments(ids, keys, specs, [0] * len(ids))
+        bucket = Bucket(segments, specs[0].dtype, self._rounds(), self._memory)
         bucket.load(runs)
         self._put(bucket)
 
-    def slot(self, number: int) -> Slot:
+    def segment(self, number: int) -> HeldSegment:
         """Return segment ``number``."""
         bucket, place = self.find(number)
-        return bucket.slots.slot(place)
+        return bucket.segments.segment(place)
 
     def value(self, number: int) -> torch.Tensor:
         """Return the value of segment ``number`` where it lies, in its shape."""
         bucket, place = self.find(number)
         start = bucket.starts[place]
-        return bucket.value[start : start + bucket.sizes[place]].view(bucket.slots.specs[place].shape)
+        return bucket.value[start : start + bucket.sizes[place]].view(bucket.segments.specs[place].shape)
 
     def find(self, number: int) -> tuple[Bucket, int]:
         """Return the bucket of segment ``number``, and its place therein."""
@@ -85,7 +85,7 @@ class Buckets:
             return whole
         return list(dict.fromkeys(map(self.holding, ids)))
 
-    def runs(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
+    def segment_ranges(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
         """Return where segments ``ids`` are: ranges of places of buckets, in order."""
         whole = self._lists.get(tuple(ids))
         if whole is not None:
@@ -99,11 +99,11 @@ class Buckets:
                 runs.append((bucket, place, place + 1))
         return runs
 
-    def spans(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
+    def element_ranges(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
         """Return where the values of segments ``ids`` are: ranges of elements of buckets, in order."""
         return [
             (bucket, bucket.starts[first], bucket.starts[stop - 1] + bucket.sizes[stop - 1])
-            for bucket, first, stop in self.runs(ids)
+            for bucket, first, stop in self.segment_ranges(ids)
         ]
 
     def versions(self, ids: Sequence[int]) -> list[int]:
@@ -149,11 +149,12 @@ class Buckets:
 
     def _may_merge(self, buckets: Sequence[Bucket]) -> bool:
         state = buckets[0].rounds.state
-        return all(b.idle and b.rounds.state == state and b.slots.splits[0] < MAX_SPLITS for b in buckets)
+        return all(b.idle and b.rounds.state == state and b.segments.splits[0] < MAX_SPLITS for b in buckets)
 
     def _merge(self, buckets: Sequence[Bucket]) -> Bucket:
-        slots = Slots(*(list(itertools.chain(*columns)) for columns in zip(*(b.slots for b in buckets), strict=True)))
-        merged = Bucket(slots, buckets[0].dtype, buckets[0].rounds.copy(), self._memory)
+        columns = zip(*(bucket.segments for bucket in buckets), strict=True)
+        segments = HeldSegments(*(list(itertools.chain(*parts)) for parts in columns))
+        merged = Bucket(segments, buckets[0].dtype, buckets[0].rounds.copy(), self._memory)
         torch.cat([bucket.value for bucket in buckets], out=merged.value)
         for rank in set.intersection(*(set(bucket.read_by) for bucket in buckets)):
             merged.read_by[rank] = torch.cat([bucket.read_by[rank] for bucket in buckets])
@@ -163,11 +164,11 @@ class Buckets:
     def _split(self, bucket: Bucket) -> None:
         waiting = [(*entry, set(entry[1].request.ids)) for entry in bucket.parked]
         for place, number in enumerate(bucket.ids):
-            slot = bucket.slots.slot(place)
+            segment = bucket.segments.segment(place)
             start = bucket.starts[place]
             stop = start + bucket.sizes[place]
-            slots = Slots([number], [slot.key], [slot.spec], [slot.splits + 1])
-            single = Bucket(slots, bucket.dtype, bucket.rounds.copy(), self._memory)
+            segments = HeldSegments([number], [segment.key], [segment.spec], [segment.splits + 1])
+            single = Bucket(segments, bucket.dtype, bucket.rounds.copy(), self._memory)
             single.load([TensorRange(0, bucket.value[start:stop])])
             for clock, rank, item in bucket.rounds.open():
                 part = Contribution(item.node, item.clock, cut(item.runs, start, stop), item.hyper)

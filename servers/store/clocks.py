@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Clocks(Generic[T]):
+class WorkerClocks(Generic[T]):
     """The clocks of ``workers``, given by rank; one that pauses is not counted until all resume where the first is."""
 
     idle = True
@@ -33,9 +33,9 @@ class Clocks(Generic[T]):
         """What two buckets must have in common to become one."""
         return self._clocks, self._paused
 
-    def copy(self) -> Clocks[T]:
+    def copy(self) -> WorkerClocks[T]:
         """Return the same."""
-        made: Clocks[T] = Clocks((), dict(self._clocks))
+        made: WorkerClocks[T] = WorkerClocks((), dict(self._clocks))
         made._paused = dict(self._paused)
         made._look()
         return made

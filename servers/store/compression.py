@@ -1,4 +1,4 @@
-"""Compressed values at a server: contributions stay so until their sum is made; what is asked for is encoded once."""
+"""Compression at a server: contributions stay encoded until they are summed; replies are encoded once for all."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 import torch
 
-from kvstore.codecs import CLOSE, Compression, Compressor, Encoded, Opened, parse
-from kvstore.codecs.payloads import opened_each
+from kvstore.codecs import CLOSE, CheckedPayload, Compression, Compressor, Encoded, parse
+from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS, Key
 from kvstore.values import PayloadRange, TensorRange, to_buffer
-from kvstore.wire import Buffer, Codec, Push, join
+from kvstore.wire import Buffer, Codec, Push, pack_arrays
 from servers.store.bucket import Bucket
 
 
 def described(codec: Codec) -> Compression | None:
-    """Return the compression that a message names.
+    """Return the compression that a message names; None if it names none.
 
     Raises:
-        UsageError, UnknownName: it is none.
+        UsageError, UnknownName: see ``kvstore.codecs.parse``.
     """
     return None if codec is None else _parsed(codec[0], tuple((name, number) for name, number in codec[1]))
 
@@ -34,145 +34,149 @@ def _parsed(kind: str, numbers: tuple[tuple[str, float | int | bool], ...]) -> C
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Segments as they were sent: elements ``start`` to ``stop``, decoded when summed; see ``PayloadRange``."""
+class CompressedSegments:
+    """Elements ``start`` to ``stop`` of a contribution, as they were sent: decoded when summed. A ``PayloadRange``."""
 
     start: int
     stop: int
-    opened: Opened
+    payload: CheckedPayload
 
     @property
     def values(self) -> torch.Tensor:
         """The elements, in new memory."""
         out = torch.empty(self.stop - self.start)
-        self.opened.write(out, False)
+        self.payload.write(out, False)
         return out
 
     def cut(self, start: int, stop: int) -> PayloadRange:
-        """See ``PayloadRange``. Buckets are cut between segments; another worker's buffers may end within one."""
+        """See ``PayloadRange``. Buckets are divided between segments; another worker's buffers may end within one."""
         if start <= self.start and self.stop <= stop:
-            return Packed(self.start - start, self.stop - start, self.opened)
+            return CompressedSegments(self.start - start, self.stop - start, self.payload)
         return TensorRange(self.start, self.values).cut(start, stop)
 
     def write(self, out: torch.Tensor, add: bool) -> None:
         """See ``PayloadRange``."""
-        self.opened.write(out, add)
+        self.payload.write(out, add)
 
 
 def contribution(message: Push, compression: Compression, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
-    """Return the elements of a compressed push, all checked.
+    """Return the elements of a compressed push, checked.
 
     Raises:
-        UsageError: these segments are no floats.
-        WireError: a payload is not one of its segment.
+        UsageError: the segments are not of floating point.
+        WireError: a payload is not that of its segments.
     """
     dtype = buckets[0].dtype
     if dtype not in FLOATS:
-        raise UsageError(f"compressed values for segments of {dtype}; only floats can be")
-    ways = opened_each(compression, message, [size for bucket in buckets for size in bucket.sizes])
-    starts = itertools.accumulate((size for size, _ in ways), initial=0)
-    parts = [Packed(start, start + size, way) for start, (size, way) in zip(starts, ways, strict=False) if size]
+        raise UsageError(f"compressed values for segments of {dtype}; compression is for floating point only")
+    payloads = check_payloads(compression, message, [size for bucket in buckets for size in bucket.sizes])
+    starts = itertools.accumulate((size for size, _ in payloads), initial=0)
+    parts = [
+        CompressedSegments(start, start + size, payload)
+        for start, (size, payload) in zip(starts, payloads, strict=False)
+        if size
+    ]
     if dtype == "float32":
         return parts
     return [TensorRange(part.start, part.values.to(getattr(torch, dtype))) for part in parts]
 
 
-class Squeezed:
-    """What one store's workers have been sent, compressed: each value is encoded once, however many ask for it.
+class CompressedReplies:
+    """The compressed values that one store's workers are sent. Each value is encoded once, however many ask for it.
 
-    Sums that are assigned are encoded with error feedback, which stays here (DoubleSqueeze, arXiv:1905.05957): what one
-    answer lacks comes with the next value. Weights are not: they are the same weights next time.
+    Sums that are assigned are encoded with error feedback (DoubleSqueeze, arXiv:1905.05957): the residual stays here,
+    and is added to the next sum. Weights are encoded without, for the next weights do not add to these.
 
     Args:
-        key: whose the segment of a number is.
+        key: returns the key of a segment, by its id.
     """
 
     def __init__(self, key: Callable[[int], Key]) -> None:
         self._key = key
-        self._ways: dict[Compression, _Way] = {}
+        self._encoders: dict[Compression, _ReplyEncoder] = {}
 
-    def answer(
-        self, runs: Sequence[tuple[Bucket, int, int]], compression: Compression, feedback: bool
+    def payloads(
+        self, ranges: Sequence[tuple[Bucket, int, int]], compression: Compression, feedback: bool
     ) -> tuple[list[int], list[int], list[Buffer]]:
-        """Return the payloads of segments: the length of each, of how many it is, and the buffers of a message.
+        """Return the payloads of segments: their lengths, how many segments each is of, and a message's buffers.
 
         Args:
-            runs: where the segments are; see ``Buckets.runs``.
-            compression: how.
-            feedback: whether the values are sums, of which what is lacking must come later.
+            ranges: the segments; see ``Buckets.segment_ranges``.
+            compression: how to encode.
+            feedback: whether the values are sums, and are encoded with error feedback.
 
         Raises:
-            UsageError: it is a way for sums, and these are weights.
+            UsageError: the compression is right for sums only, and these are weights.
         """
         if not feedback and compression.type not in CLOSE:
             raise UsageError(
-                f"{compression.type} is no way for weights to come back, of which every one must be near; "
+                f"{compression.type} compression is for sums, not for weights: single weights would be far off; "
                 f"choose from {', '.join(sorted(CLOSE))}"
             )
-        way = self._ways.get(compression)
-        if way is None:
-            way = self._ways[compression] = _Way(Compressor(compression, self._key))
-        found = [cut for run in runs for cut in way.cuts(*run, feedback)]
-        parts = [to_buffer(cut.encoded.cut(cut.start, cut.stop)) for cut in found]
-        return [part.nbytes for part in parts], [cut.segments for cut in found], join(parts)
+        encoder = self._encoders.get(compression)
+        if encoder is None:
+            encoder = self._encoders[compression] = _ReplyEncoder(Compressor(compression, self._key))
+        chosen = [segments for part in ranges for segments in encoder.encoded(*part, feedback)]
+        parts = [to_buffer(segments.encoding.payload(segments.start, segments.stop)) for segments in chosen]
+        return [part.nbytes for part in parts], [segments.count for segments in chosen], pack_arrays(parts)
 
 
-class _Cut(NamedTuple):
-    """Elements ``start`` to ``stop`` of an encoding: so many segments."""
+class _EncodedSegments(NamedTuple):
+    """``count`` segments: elements ``start`` to ``stop`` of an encoding."""
 
-    encoded: Encoded
+    encoding: Encoded
     start: int
     stop: int
-    segments: int = 1
+    count: int = 1
 
 
-_NONE = (None, None)
+_NEVER = (None, None)
 
 
-class _Way:
-    """One way of encoding, and the last encodings."""
+class _ReplyEncoder:
+    """Encodes with one compression, and keeps the last encoding of each segment."""
 
     def __init__(self, compressor: Compressor) -> None:
         self._compressor = compressor
-        self._kept: dict[int, tuple[object, _Cut]] = {}  # by segment: of which state, and where it is
+        self._last: dict[int, tuple[object, _EncodedSegments]] = {}  # by segment: the state that was encoded, and where
 
-    def cuts(self, bucket: Bucket, first: int, stop: int, feedback: bool) -> list[_Cut]:
-        """Return where the segments at places ``first`` to ``stop`` of a bucket are, those back to back as one."""
+    def encoded(self, bucket: Bucket, first: int, stop: int, feedback: bool) -> list[_EncodedSegments]:
+        """Return the segments at places ``first`` to ``stop`` of a bucket; neighbors in an encoding are one."""
         # Sums change with their round, wherever the segment is by then; weights may be changed in between.
         state = bucket.rounds.version if feedback else bucket.state
-        new = [place for place in range(first, stop) if self._kept.get(bucket.ids[place], _NONE)[0] != state]
+        new = [place for place in range(first, stop) if self._last.get(bucket.ids[place], _NEVER)[0] != state]
         if 1 < len(new) == len(bucket.ids) and self._compressor.joins:
-            self._keep(bucket, new, state, self._joined(bucket, feedback))
+            self._keep(bucket, new, state, self._encode_all(bucket, feedback))
         else:
             for place in new:
-                self._keep(bucket, [place], state, self._single(bucket, place, feedback))
-        found: list[_Cut] = []
+                self._keep(bucket, [place], state, self._encode_one(bucket, place, feedback))
+        chosen: list[_EncodedSegments] = []
         for number in bucket.ids[first:stop]:
-            cut = self._kept[number][1]
-            if found and found[-1].encoded is cut.encoded and found[-1].stop == cut.start:
-                before = found.pop()
-                cut = _Cut(cut.encoded, before.start, cut.stop, before.segments + 1)
-            found.append(cut)
-        return found
+            segment = self._last[number][1]
+            if chosen and chosen[-1].encoding is segment.encoding and chosen[-1].stop == segment.start:
+                before = chosen.pop()
+                segment = _EncodedSegments(segment.encoding, before.start, segment.stop, before.count + 1)
+            chosen.append(segment)
+        return chosen
 
-    def _keep(self, bucket: Bucket, places: Sequence[int], state: object, encoded: Encoded) -> None:
+    def _keep(self, bucket: Bucket, places: Sequence[int], state: object, encoding: Encoded) -> None:
         start = 0
         for place in places:
             stop = start + bucket.sizes[place]
-            self._kept[bucket.ids[place]] = state, _Cut(encoded, start, stop)
+            self._last[bucket.ids[place]] = state, _EncodedSegments(encoding, start, stop)
             start = stop
 
-    def _joined(self, bucket: Bucket, feedback: bool) -> Encoded:
+    def _encode_all(self, bucket: Bucket, feedback: bool) -> Encoded:
         if feedback:
             return self._compressor.encode_joined(bucket.ids, bucket.sizes, bucket.value)
         try:
-            return self._compressor.once(bucket.ids[0], bucket.value)
+            return self._compressor.encode_without_feedback(bucket.ids[0], bucket.value)
         except UsageError:
             for place in range(len(bucket.ids)):
-                self._single(bucket, place, feedback)  # the one that is at fault says so
+                self._encode_one(bucket, place, feedback)  # raises an error that names the key at fault
             raise
 
-    def _single(self, bucket: Bucket, place: int, feedback: bool) -> Encoded:
-        encode = self._compressor.encode if feedback else self._compressor.once
+    def _encode_one(self, bucket: Bucket, place: int, feedback: bool) -> Encoded:
+        encode = self._compressor.encode if feedback else self._compressor.encode_without_feedback
         start = bucket.starts[place]
         return encode(bucket.ids[place], bucket.value[start : start + bucket.sizes[place]])

@@ -26,7 +26,7 @@ def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.T
                     f"push {item.clock} of {key!r} by worker {item.node.rank} has NaN or infinite elements; "
                     "its segment has not been updated"
                 )
-    keys = ", ".join(repr(key) for key in dict.fromkeys(bucket.slots.keys[:3]))
+    keys = ", ".join(repr(key) for key in dict.fromkeys(bucket.segments.keys[:3]))
     raise NotFinite(
         f"push {items[0].clock} of {keys}: each worker's values are finite, their sum is not in {bucket.dtype}; "
         "its segment has not been updated"
@@ -38,7 +38,7 @@ def _key_of(bucket: Bucket, part: PayloadRange) -> int | str | None:
     values = part.values
     if all_finite(values):
         return None
-    for key, start, size in zip(bucket.slots.keys, bucket.starts, bucket.sizes, strict=True):
+    for key, start, size in zip(bucket.segments.keys, bucket.starts, bucket.sizes, strict=True):
         first, last = max(start, part.start), min(start + size, part.stop)
         if first < last and not all_finite(values[first - part.start : last - part.start]):
             return key

@@ -11,7 +11,7 @@ from kvstore.spec import Key, shorten
 from kvstore.wire import Push
 
 
-class Hyper(NamedTuple):
+class UpdateHyperparameters(NamedTuple):
     """The hyper-parameters of a push; ``changes``, by group and name, are those that differ from the optimizer's."""
 
     lr: float | None = None
@@ -19,24 +19,24 @@ class Hyper(NamedTuple):
     changes: tuple[tuple[tuple[int, str], Any], ...] = ()
 
 
-def asked(message: Push, optimizer: Optimizer | None) -> Hyper:
+def asked(message: Push, optimizer: Optimizer | None) -> UpdateHyperparameters:
     """Return the hyper-parameters of a push.
 
     Raises:
         UsageError, UnknownName: the optimizer cannot go on with them.
     """
     if not message.changes:
-        return Hyper(message.lr, message.rescale)
+        return UpdateHyperparameters(message.lr, message.rescale)
     changes = {
         (number, name): tuple(value) if isinstance(value, list) else value for number, name, value in message.changes
     }
     if optimizer is None:
         raise UsageError("hyper-parameters for a store without an optimizer; call set_optimizer first")
     optimizer.require_changes(changes)
-    return Hyper(message.lr, message.rescale, tuple(sorted(changes.items())))
+    return UpdateHyperparameters(message.lr, message.rescale, tuple(sorted(changes.items())))
 
 
-def agreed(given: Mapping[int, Hyper], keys: Mapping[Key, None]) -> Hyper:
+def agreed(given: Mapping[int, UpdateHyperparameters], keys: Mapping[Key, None]) -> UpdateHyperparameters:
     """Return the hyper-parameters of a round: those that any worker gave, on which all who gave some must agree.
 
     Args:
@@ -55,7 +55,7 @@ def agreed(given: Mapping[int, Hyper], keys: Mapping[Key, None]) -> Hyper:
         return next(iter(given.values()), None)
 
     changes = {rank: dict(hyper.changes) for rank, hyper in given.items()}
-    return Hyper(
+    return UpdateHyperparameters(
         one("learning rate", {rank: hyper.lr for rank, hyper in given.items()}),
         one("rescale_grad", {rank: hyper.rescale for rank, hyper in given.items()}),
         tuple(

@@ -44,10 +44,10 @@ class Pauses:
         Raises:
             UsageError: it pauses already.
         """
-        if request.rank in self._paused:
-            raise UsageError(f"worker {request.rank} has joined already")
+        if request.node.rank in self._paused:
+            raise UsageError(f"{request.node} has joined already")
         clocks = dict(zip(request.ids, request.clocks, strict=True))
-        self._paused[request.rank] = _Paused(peer, request, clocks)
+        self._paused[request.node.rank] = _Paused(peer, request, clocks)
         return clocks
 
     def knows(self, rank: int, segment: int) -> bool:
@@ -56,11 +56,11 @@ class Pauses:
 
     def require_before(self, push: Push) -> None:
         """Raise ``UsageError`` if ``push`` is one that its worker has said it would not make."""
-        paused = self._paused.get(push.rank)
+        paused = self._paused.get(push.node.rank)
         if paused is not None and any(
             clock > paused.clocks.get(number, 0) for number, clock in zip(push.ids, push.clocks, strict=True)
         ):
-            raise UsageError(f"worker {push.rank} has joined, and pushes before all others have")
+            raise UsageError(f"{push.node} has joined, and pushes before all others have")
 
     def end(self) -> list[tuple[bytes, Pause]]:
         """Return everybody, and forget them."""

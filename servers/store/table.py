@@ -8,7 +8,7 @@ waits with its next read. All buckets that one message completes are updated by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvstore.errors import UsageError
 from kvstore.optim.optimizer import Optimizer
@@ -16,12 +16,25 @@ from kvstore.rule import Rule
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap, Memory
 from kvstore.values import PayloadRange, cut, ranges_of
-from kvstore.wire import Ack, Buffer, GetStates, Init, Pause, Pull, Push, PutStates, Reply, States, Values
+from kvstore.wire import (
+    Ack,
+    Buffer,
+    GetStates,
+    Init,
+    OptimizerStates,
+    Pause,
+    Pull,
+    Push,
+    PutStates,
+    Reply,
+    Resume,
+    Values,
+)
 from servers.requests.replies import Answer, refuse
-from servers.store.bucket import Bucket, Contribution, Progress
+from servers.store.bucket import Bucket, Contribution, ParkedRequest, Progress
 from servers.store.buckets import Buckets
-from servers.store.clocks import Clocks
-from servers.store.compression import Squeezed, contribution, described
+from servers.store.clocks import WorkerClocks
+from servers.store.compression import CompressedReplies, contribution, described
 from servers.store.hyperparameters import asked
 from servers.store.joins import Pauses
 from servers.store.rounds import Rounds
@@ -46,8 +59,8 @@ class Table:
         self.buckets = Buckets(self._progress, memory)
         self._workers = frozenset(workers)
         self._updates = Updates(rule, self.buckets, memory)
-        self._waiting = Waiting(rule, self._workers, self.buckets, self._reply)
-        self._squeezed = Squeezed(lambda number: self.buckets.slot(number).key)
+        self._waiting = Waiting(rule, self._workers, self.buckets)
+        self._compressed_replies = CompressedReplies(lambda number: self.buckets.segment(number).key)
 
     @property
     def pauses(self) -> Pauses:
@@ -74,7 +87,7 @@ class Table:
         for bucket, clock in zip(buckets, clocks, strict=True):
             part = Contribution(message.node, clock, cut(runs, start, start + bucket.size), hyper)
             updates.append((bucket, [part], hyper))
-            if not bucket.rounds.contribute(message.rank, clock, part) and self.rule.quorum is not None:
+            if not bucket.rounds.contribute(message.node.rank, clock, part) and self.rule.quorum is not None:
                 late += len(bucket.ids)
             start += bucket.size
         errors = self._updates.make(updates) if self.rule.mode == "async" else {}
@@ -82,12 +95,12 @@ class Table:
             answers = [refuse(peer, message, next(iter(errors.values())))]
         else:
             # Before rounds are over: it too must learn of their errors.
-            answers = self._waiting.park(peer, message, late)
-        return answers + self._advance(buckets) + self._waiting.resume()
+            answers = self._answer(self._waiting.park(peer, message, late))
+        return answers + self._advance(buckets) + self._resume()
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer with values now, or when the rounds they must include are complete."""
-        return self._waiting.park(peer, message)
+        return self._answer(self._waiting.park(peer, message))
 
     def read(self, message: Pull) -> Reply:
         """Return current values, whatever rounds they include."""
@@ -97,7 +110,7 @@ class Table:
         """Update with ``optimizer`` from now on; the state stays if the rule is the same."""
         self._updates.set_optimizer(optimizer)
 
-    def get_states(self, message: GetStates) -> States:
+    def get_states(self, message: GetStates) -> OptimizerStates:
         """Return the optimizer's states of some segments."""
         return get_states(message, self.buckets, self._updates)
 
@@ -107,15 +120,17 @@ class Table:
 
     def close(self, error: Exception) -> list[Answer]:
         """Return the failure of whoever still waits: the store ends."""
-        return self._waiting.close(error)
+        parked, inside_join = self._waiting.close()
+        waiters = [(waiter.peer, waiter.request) for waiter in parked] + inside_join
+        return [refuse(peer, request, error) for peer, request in waiters]
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note who has left in order; requests that wait for them fail, or are answered, if that is the rule."""
-        self._waiting.departed = frozenset(workers)
+        self._waiting.depart(workers)
         buckets = self.buckets.all()
         for bucket in buckets:
             bucket.rounds.leave(self._waiting.departed)
-        return self._advance(buckets) + self._waiting.despair()
+        return self._advance(buckets) + self._answer(self._waiting.despair()) + self._resume()
 
     def pause(self, peer: bytes, message: Pause) -> list[Answer]:
         """Do without a worker in rounds that it has not pushed for; it is answered when all workers have paused."""
@@ -125,8 +140,8 @@ class Table:
         buckets = self.buckets.apart(clocks)
         for bucket in buckets:
             if bucket.ids[0] in clocks:
-                bucket.rounds.pause(message.rank, clocks[bucket.ids[0]])
-        return self._advance(buckets) + self._waiting.despair()
+                bucket.rounds.pause(message.node.rank, clocks[bucket.ids[0]])
+        return self._advance(buckets) + self._answer(self._waiting.despair()) + self._resume()
 
     def explain(self, rank: int, about: int) -> str:
         """Say what request ``about`` of worker ``rank`` waits for; nothing if it does not."""
@@ -141,9 +156,9 @@ class Table:
         starts = itertools.accumulate((len(bucket.ids) for bucket in buckets), initial=0)
         clocks = [message.clocks[start] for start, _ in zip(starts, buckets, strict=False)]
         for bucket, clock in zip(buckets, clocks, strict=True) if self.rule.quorum is None else ():
-            if not bucket.rounds.expects(message.rank, clock):
+            if not bucket.rounds.expects(message.node.rank, clock):
                 raise UsageError(
-                    f"push {clock} of {bucket.slots.keys[0]!r} by worker {message.rank} has no round to go into: "
+                    f"push {clock} of {bucket.segments.keys[0]!r} by {message.node} has no round to go into: "
                     f"{bucket.rounds.version} are over, or this push has come before"
                 )
         return clocks
@@ -151,7 +166,7 @@ class Table:
     def _progress(self) -> Progress:
         made: Progress
         if self.rule.mode == "async":
-            made = Clocks(self._workers)
+            made = WorkerClocks(self._workers)
         else:
             made = Rounds(self._workers, 0, self.rule.quorum, self.rule.late == "keep")
         made.leave(self._waiting.departed)
@@ -160,35 +175,62 @@ class Table:
     def _advance(self, touched: Sequence[Bucket]) -> list[Answer]:
         """Close the rounds that are complete, and answer whoever waits for what these buckets are now ready for."""
         if self.rule.mode == "async":
-            return self._waiting.release(touched, {})
+            return self._answer(self._waiting.release(touched, {}))
         answers: list[Answer] = []
         while wave := [(bucket, items) for bucket in touched if (items := bucket.rounds.complete()) is not None]:
             errors = self._updates.close(wave)
-            answers += self._waiting.release([bucket for bucket, _ in wave], errors)
+            answers += self._answer(self._waiting.release([bucket for bucket, _ in wave], errors))
         return answers
+
+    def _answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
+        """Answer requests that do not wait, or not any more. One that cannot be answered fails alone."""
+        return list(map(self._answer_one, ready))
+
+    def _answer_one(self, parked: ParkedRequest) -> Answer:
+        if parked.error is not None:
+            return refuse(parked.peer, parked.request, parked.error)
+        try:
+            return Answer(parked.peer, parked.request, self._reply(parked.request, parked.late))
+        except UsageError as exc:
+            return refuse(parked.peer, parked.request, exc)
+
+    def _resume(self) -> list[Answer]:
+        """Let the workers inside ``join`` go on, or fail, if nothing more can come before."""
+        ended = self._waiting.end_join()
+        if ended is None:
+            return []
+        if ended.error is not None:
+            return [refuse(peer, request, ended.error) for peer, request in ended.waiters]
+        for bucket in self.buckets.all():
+            bucket.rounds.resume()
+        return [
+            Answer(peer, request, Resume(request.seq, ended.last, self.buckets.versions(request.ids)))
+            for peer, request in ended.waiters
+        ]
 
     def _reply(self, message: Push | Pull, late: int = 0) -> Reply:
         if isinstance(message, Push) and not message.want:
             return Ack(message.seq, late)
         if self.rule.compensation:
             for bucket in self.buckets.of(message.ids):
-                bucket.remember(message.rank)
+                bucket.remember(message.node.rank)
         back = described(message.back)
         lengths: list[int] = []
-        spans: list[int] = []
+        segment_counts: list[int] = []
         if back is None:
-            ranges = self.buckets.spans(message.ids)
+            ranges = self.buckets.element_ranges(message.ids)
             buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
         else:
-            runs = self.buckets.runs(message.ids)
-            lengths, spans, buffers = self._squeezed.answer(runs, back, feedback=self._updates.updater is None)
+            lengths, segment_counts, buffers = self._compressed_replies.payloads(
+                self.buckets.segment_ranges(message.ids), back, feedback=self._updates.updater is None
+            )
         return Values(
             message.seq,
             self.buckets.versions(message.ids) if self.rule.quorum is not None else [],
             self._ahead(message) if self.rule.mode == "async" else 0,
             late,
             lengths,
-            spans,
+            segment_counts,
             message.priority if isinstance(message, Push) else None,
             buffers,
         )

@@ -20,10 +20,11 @@ from kvstore.values import from_buffer, sum_ranges
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.finite import require_finite
-from servers.store.hyperparameters import Hyper, agreed
+from servers.store.hyperparameters import UpdateHyperparameters, agreed
 from servers.store.rounds import Rounds
 
-Update: TypeAlias = tuple[Bucket, list[Contribution], Hyper]  # what to update, by what, with which numbers
+# what to update, by what, with which numbers
+Update: TypeAlias = tuple[Bucket, list[Contribution], UpdateHyperparameters]
 
 
 class Updates:
@@ -54,7 +55,7 @@ class Updates:
             self.updater.configure(optimizer)
             return
         new = Updater(optimizer, self._key)
-        require_floats((bucket.slots.keys[0], bucket.slots.specs[0]) for bucket in self._buckets.all())
+        require_floats((bucket.segments.keys[0], bucket.segments.specs[0]) for bucket in self._buckets.all())
         log_replaced(self.optimizer, optimizer)
         self.updater = new
 
@@ -65,7 +66,7 @@ class Updates:
     def require(self, buckets: Sequence[Bucket]) -> None:
         """Raise ``UsageError`` or ``Mismatch`` unless ``buckets`` can be pushed to."""
         if self.updater is not None:
-            require_floats((bucket.slots.keys[0], bucket.slots.specs[0]) for bucket in buckets)
+            require_floats((bucket.segments.keys[0], bucket.segments.specs[0]) for bucket in buckets)
         elif self._rule.mode == "async":
             raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
 
@@ -93,7 +94,7 @@ class Updates:
             return self._assign(updates)
         # A round's numbers come from its contributions, not from whatever other round was complete before it.
         default = self.updater.optimizer if self._rule.mode == "sync" else self.updater
-        by_hyper: dict[Hyper, list[tuple[Bucket, list[Contribution]]]] = {}
+        by_hyper: dict[UpdateHyperparameters, list[tuple[Bucket, list[Contribution]]]] = {}
         for bucket, items, hyper in updates:
             by_hyper.setdefault(hyper, []).append((bucket, items))
         errors: dict[Bucket, Exception] = {}
@@ -178,17 +179,17 @@ class Updates:
 
     def _key(self, number: Key) -> Key:
         bucket, place = self._buckets.find(int(number))
-        return bucket.slots.keys[place]
+        return bucket.segments.keys[place]
 
 
 def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
-    keys = dict.fromkeys(key for bucket in buckets for key in bucket.slots.keys)
+    keys = dict.fromkeys(key for bucket in buckets for key in bucket.segments.keys)
     error = ServerError(f"{type(exc).__name__}: {exc}; this update of {shorten(keys)} has not been made, of no array")
     error.__cause__ = exc
     return error
 
 
-def _agreed(bucket: Bucket, items: Sequence[Contribution]) -> Hyper:
+def _agreed(bucket: Bucket, items: Sequence[Contribution]) -> UpdateHyperparameters:
     if all(item.hyper == items[0].hyper for item in items):
         return items[0].hyper
-    return agreed({item.node.rank: item.hyper for item in items}, dict.fromkeys(bucket.slots.keys))
+    return agreed({item.node.rank: item.hyper for item in items}, dict.fromkeys(bucket.segments.keys))

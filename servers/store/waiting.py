@@ -1,21 +1,38 @@
-"""Requests of one store that wait: for which rounds, for whose pushes, and what becomes of them. No I/O, no clock."""
+"""Requests of one store that wait: for which rounds, for whose pushes, and when that is over. No I/O, no clock.
+
+``Waiting`` says which requests wait no more, and why; ``Table`` answers them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
 from kvstore.errors import NodeLost, UsageError
 from kvstore.rule import Rule
 from kvstore.spec import Key, shorten
-from kvstore.wire import Pull, Push, Reply, Resume
+from kvstore.wire import Pause, Pull, Push
 from servers.names import MOST, have, name
-from servers.requests.replies import Answer, refuse
-from servers.store.bucket import Bucket, Parked
+from servers.store.bucket import Bucket, ParkedRequest
 from servers.store.buckets import Buckets
 from servers.store.joins import Pauses
 
 Missing = dict[tuple[int, int], dict[Key, None]]  # the keys, by worker and the number of the first push that is missing
+
+
+class JoinEnd(NamedTuple):
+    """No worker is inside ``join`` any more.
+
+    Attributes:
+        waiters: those who were, with the links of their requests.
+        last: which of them has pushed most.
+        error: why they cannot go on; None if they can.
+    """
+
+    waiters: list[tuple[bytes, Pause]]
+    last: int
+    error: NodeLost | None
 
 
 class Waiting:
@@ -25,74 +42,77 @@ class Waiting:
         rule: how updates and reads go together.
         workers: the ranks of the job's workers.
         buckets: what requests are about.
-        reply: makes the answer to a push or pull, of which so many segments came late.
+
+    Attributes:
+        pauses: the workers inside ``join``.
+        departed: the workers that have left in order.
     """
 
-    def __init__(
-        self, rule: Rule, workers: frozenset[int], buckets: Buckets, reply: Callable[[Push | Pull, int], Reply]
-    ) -> None:
+    def __init__(self, rule: Rule, workers: frozenset[int], buckets: Buckets) -> None:
         self.pauses = Pauses()
-        self.departed: frozenset[int] = frozenset()  # who has left in order
+        self.departed: frozenset[int] = frozenset()
         self._rule = rule
         self._workers = workers
         self._buckets = buckets
-        self._reply = reply
-        self._parked: dict[tuple[int, int], Parked] = {}
+        self._parked: dict[tuple[int, int], ParkedRequest] = {}
 
-    def park(self, peer: bytes, message: Push | Pull, late: int = 0) -> list[Answer]:
-        """Answer ``message`` if the rounds it needs are over; else keep it until they are."""
-        parked = Parked(peer, message, late)
+    def park(self, peer: bytes, message: Push | Pull, late: int = 0) -> list[ParkedRequest]:
+        """Keep ``message`` until the rounds that it needs are over; return it if it does not have to wait, or must not.
+
+        Args:
+            late: how many of its segments came when their round was over.
+        """
+        parked = ParkedRequest(peer, message, late)
         for bucket, clock in self._needs(message):
             if bucket.rounds.version < clock:
                 bucket.parked.append((clock, parked))
                 parked.left += 1
         if not parked.left:
-            return [Answer(peer, message, self._reply(message, late))]
-        self._parked[message.rank, message.seq] = parked
-        return self._give_up(parked)
+            return [parked]
+        self._parked[message.node.rank, message.seq] = parked
+        return [parked] if self._hopeless(parked) else []
 
-    def release(self, buckets: Sequence[Bucket], errors: Mapping[Bucket, Exception]) -> list[Answer]:
-        """Answer whoever waits for nothing more now that ``buckets`` are where they are, some through an error."""
-        answers: list[Answer] = []
+    def release(self, buckets: Sequence[Bucket], errors: Mapping[Bucket, Exception]) -> list[ParkedRequest]:
+        """Return who waits for nothing more, now that ``buckets`` are where they are, some through an error."""
+        ready: list[ParkedRequest] = []
         for bucket in buckets:
             for parked in bucket.release(errors.get(bucket)) if bucket.parked else ():
-                del self._parked[parked.request.rank, parked.request.seq]
-                if parked.error is not None:
-                    answers.append(refuse(parked.peer, parked.request, parked.error))
-                else:
-                    answers.append(Answer(parked.peer, parked.request, self._reply(parked.request, parked.late)))
-        return answers
+                del self._parked[parked.request.node.rank, parked.request.seq]
+                ready.append(parked)
+        return ready
 
-    def despair(self) -> list[Answer]:
-        """Fail whoever waits for workers that have left, or pause; let everybody go on if all pause."""
-        return [answer for parked in list(self._parked.values()) for answer in self._give_up(parked)] + self.resume()
+    def depart(self, workers: Collection[int]) -> None:
+        """Note which workers have left in order."""
+        self.departed = frozenset(workers)
 
-    def resume(self) -> list[Answer]:
-        """If all workers have paused, and what they had pushed before is in, let them go on."""
-        paused = self.pauses.ranks
-        if not paused:
-            return []
-        missing = self._workers - paused
+    def despair(self) -> list[ParkedRequest]:
+        """Return, with the error of each, who waits for workers that have left, or that are inside ``join``."""
+        return [parked for parked in list(self._parked.values()) if self._hopeless(parked)]
+
+    def end_join(self) -> JoinEnd | None:
+        """End ``join``, if all are inside and their pushes have taken effect, or if somebody can never come.
+
+        Returns:
+            Who was inside, and how it ended; None if it goes on.
+        """
+        inside = self.pauses.ranks
+        if not inside:
+            return None
+        missing = self._workers - inside
         gone = missing & self.departed
+        error = None
         if gone and self._rule.mode == "sync" and self._rule.quorum is None:
             error = NodeLost(f"{name('worker', gone)} {have(gone)} left the job without join()")
-            return [refuse(peer, request, error) for peer, request in self.pauses.end()]
-        buckets = self._buckets.all()
-        if missing - gone or not all(bucket.rounds.settled for bucket in buckets):
-            return []
-        for bucket in buckets:
-            bucket.rounds.resume()
+        elif missing - gone or not all(bucket.rounds.settled for bucket in self._buckets.all()):
+            return None
         last = self.pauses.last
-        return [
-            Answer(peer, request, Resume(request.seq, last, self._buckets.versions(request.ids)))
-            for peer, request in self.pauses.end()
-        ]
+        return JoinEnd(self.pauses.end(), last, error)
 
-    def close(self, error: Exception) -> list[Answer]:
-        """Fail everybody."""
-        answers = [refuse(parked.peer, parked.request, error) for parked in self._parked.values()]
+    def close(self) -> tuple[list[ParkedRequest], list[tuple[bytes, Pause]]]:
+        """Return, and forget, everybody: those who wait for rounds, and those inside ``join``."""
+        parked = list(self._parked.values())
         self._parked.clear()
-        return answers + [refuse(peer, request, error) for peer, request in self.pauses.end()]
+        return parked, self.pauses.end()
 
     def explain(self, rank: int, about: int) -> str:
         """Say what request ``about`` of worker ``rank`` waits for; nothing if it does not."""
@@ -114,19 +134,23 @@ class Waiting:
             latest[bucket] = max(latest[bucket], self._rule.needs(clock))
         return list(latest.items())
 
-    def _give_up(self, parked: Parked) -> list[Answer]:
-        """Fail a request that waits for workers that have left, or that pause and do not know what they should push."""
+    def _hopeless(self, parked: ParkedRequest) -> bool:
+        """Whether a request waits for workers that have left, or that are inside ``join`` and do not know its keys.
+
+        If so, it has its error, and waits no more.
+        """
         error: Exception
         if self.departed and (missing := self._missing(parked.request, lambda rank, _: rank in self.departed)):
-            error = NodeLost(_uneven(missing, parked.request.rank))
+            error = NodeLost(_uneven(missing, parked.request.node.rank))
         elif self.pauses.ranks and (missing := self._missing(parked.request, self._ignorant)):
             error = UsageError(f"{_words(missing)}, has joined without having initialised it")
         else:
-            return []
-        del self._parked[parked.request.rank, parked.request.seq]
+            return False
+        del self._parked[parked.request.node.rank, parked.request.seq]
         for bucket in self._buckets.of(parked.request.ids):
             bucket.parked = [entry for entry in bucket.parked if entry[1] is not parked]
-        return [refuse(parked.peer, parked.request, error)]
+        parked.error = error
+        return True
 
     def _ignorant(self, rank: int, segment: int) -> bool:
         return rank in self.pauses.ranks and not self.pauses.knows(rank, segment)
@@ -141,7 +165,7 @@ class Waiting:
                 rounds[bucket, clock] = bucket.rounds.missing(self._rule.needs(clock))
             for worker_and_push in rounds[bucket, clock].items():
                 if among(worker_and_push[0], number):
-                    missing.setdefault(worker_and_push, {})[bucket.slots.keys[place]] = None
+                    missing.setdefault(worker_and_push, {})[bucket.segments.keys[place]] = None
         return missing
 
 

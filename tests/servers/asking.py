@@ -14,22 +14,29 @@ from kvstore.wire import (
     GetStates,
     Init,
     Message,
+    Node,
     Open,
     Pause,
     Pull,
     Push,
     PutStates,
+    Sender,
     SetOptimizer,
     Values,
     decode,
     encode,
-    join,
+    pack_arrays,
 )
 from servers.shard import Shard
 
 
 def floats(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
+
+
+def sender(rank: int = 0, seq: int = 1, *, done: int = 0, role: str = "worker", incarnation: int = 1) -> Sender:
+    """Who makes a request, for those that no ``Worker`` makes."""
+    return Sender(Node(role, rank, incarnation), seq, done)
 
 
 def sent(message: Message) -> Any:
@@ -74,16 +81,21 @@ class Worker:
         self.seq = 0
         self.done = 0
 
-    def me(self) -> tuple[str, int, int, int, int]:
+    @property
+    def node(self) -> Node:
+        return Node(self.role, self.rank, self.incarnation)
+
+    def me(self) -> Sender:
+        """The sender of this worker's next request."""
         self.seq += 1
-        return self.role, self.rank, self.incarnation, self.seq, self.done
+        return Sender(self.node, self.seq, self.done)
 
     def open(self, mode: str = "sync", store: int = 0, **rule: Any) -> Open:
-        return Open(*self.me(), store=store, mode=mode, **rule)
+        return Open(self.me(), store=store, mode=mode, **rule)
 
     def init(self, values: dict[int, torch.Tensor], store: int = 0, keys: list[Any] | None = None) -> Init:
         return Init(
-            *self.me(),
+            self.me(),
             store=store,
             ids=list(values),
             keys=keys or [f"k{number}" for number in values],
@@ -104,7 +116,7 @@ class Worker:
         store: int = 0,
     ) -> Push:
         return Push(
-            *self.me(),
+            self.me(),
             store=store,
             ids=list(values),
             clocks=[clock] * len(values) if isinstance(clock, int) else clock,
@@ -115,17 +127,17 @@ class Worker:
         )
 
     def pull(self, ids: list[int], clock: int | list[int] = 0, store: int = 0) -> Pull:
-        return Pull(*self.me(), store=store, ids=ids, clocks=[clock] * len(ids) if isinstance(clock, int) else clock)
+        return Pull(self.me(), store=store, ids=ids, clocks=[clock] * len(ids) if isinstance(clock, int) else clock)
 
     def pause(self, clocks: dict[int, int], number: int = 1, store: int = 0) -> Pause:
         pushes = sum(clocks.values())
-        return Pause(*self.me(), store, number, pushes, list(clocks), list(clocks.values()))
+        return Pause(self.me(), store, number, pushes, list(clocks), list(clocks.values()))
 
     def set_optimizer(
         self, name: str = "sgd", lr: float = 0.5, version: int = 1, store: int = 0, **hyper: Any
     ) -> SetOptimizer:
         return SetOptimizer(
-            *self.me(),
+            self.me(),
             store=store,
             version=version,
             name=name,
@@ -138,21 +150,21 @@ class Worker:
         )
 
     def get_states(self, ids: list[int], store: int = 0) -> GetStates:
-        return GetStates(*self.me(), store=store, ids=ids)
+        return GetStates(self.me(), store=store, ids=ids)
 
     def put_states(self, states: dict[tuple[int, str], torch.Tensor], store: int = 0) -> PutStates:
         return PutStates(
-            *self.me(),
+            self.me(),
             store=store,
             ids=[number for number, _ in states],
             names=[name for _, name in states],
             shapes=[list(value.shape) for value in states.values()],
             dtypes=[str(value.dtype).removeprefix("torch.") for value in states.values()],
-            buffers=join([to_buffer(value.contiguous()) for value in states.values()]),
+            buffers=pack_arrays([to_buffer(value.contiguous()) for value in states.values()]),
         )
 
     def explain(self, about: int) -> Explain:
-        return Explain(*self.me(), about=about)
+        return Explain(self.me(), about=about)
 
 
 class Desk:
@@ -190,7 +202,7 @@ class Desk:
         """What worker 0 pulls."""
         reply = self.reply(self.workers[0], self.workers[0].pull([number], clock, store))
         assert isinstance(reply, Values), reply
-        return values_in(reply, [self.shard._tables[store].buckets.slot(number).spec])[0]
+        return values_in(reply, [self.shard._tables[store].buckets.segment(number).spec])[0]
 
 
 def values_in(reply: Values, specs: list[Any]) -> list[torch.Tensor]:

@@ -11,7 +11,7 @@ from asking import Worker, floats
 from hypothesis import strategies as st
 from junk import JUNK
 
-from kvstore.wire import VERSION, Barrier, Beat, Declare, Ready, encode, frames
+from kvstore.wire import VERSION, Barrier, Beat, Declare, Node, Ready, encode, frames
 from kvstore.wire.messages import Message
 
 CODES = sorted(code for code, cls in frames._BY_CODE.items() if cls.__module__.startswith("kvstore."))
@@ -26,12 +26,16 @@ _CODEC = st.tuples(
     ),
 ).map(list)
 _KEY = st.sampled_from(["k1", "k2", "new", 1, -7, ""])
+_ROLE = st.sampled_from(["worker", "worker", "worker", "server", "scheduler", "launcher"])
+_RANK = st.integers(-1, 4)
+_NODE = st.tuples(_ROLE, _RANK, st.sampled_from([0, 1, 1, 1, 2, BIG])).map(list)
+_SEQ = st.integers(0, 40) | st.just(BIG)
 _SPECS = {
-    "role": st.sampled_from(["worker", "worker", "worker", "server", "scheduler", "launcher"]),
-    "rank": st.integers(-1, 4),
-    "incarnation": st.sampled_from([0, 1, 1, 1, 2, BIG]),
-    "seq": st.integers(0, 40) | st.just(BIG),
-    "done": st.sampled_from([0, 0, 0, 5, BIG]),
+    "role": _ROLE,
+    "rank": _RANK,
+    "node": _NODE,
+    "sender": st.tuples(_NODE, _SEQ, st.sampled_from([0, 0, 0, 5, BIG])).map(list),
+    "seq": _SEQ,
     "about": st.integers(0, 40),
     "store": st.integers(0, 4),
     "ids": st.lists(st.integers(0, 5) | st.just(2**32 - 1), max_size=3, unique=True),
@@ -157,17 +161,17 @@ def _well_formed(draw: st.DrawFn) -> list[Any]:
     if what == "open":
         return encode(member.open(draw(_SPECS["mode"]), store))
     if what == "barrier":
-        return encode(Barrier(*member.me(), store=store, number=draw(st.integers(0, 2))))
+        return encode(Barrier(member.me(), store=store, number=draw(st.integers(0, 2))))
     if what == "beat":
-        return encode(Beat(draw(_SPECS["role"]), member.rank, 1))
+        return encode(Beat(Node(draw(_ROLE), member.rank, 1)))
     keys = draw(st.lists(_KEY.filter(bool), min_size=1, max_size=3))
     if what == "ready":
-        return encode(Ready(*member.me(), store=store, keys=keys))
+        return encode(Ready(member.me(), store=store, keys=keys))
     shapes = [draw(st.sampled_from([[2], [2], [], [3, 3], [2**40]])) for _ in keys]
     dtypes = [draw(st.sampled_from(["float32", "float32", "int8"])) for _ in keys]
     bound = draw(st.sampled_from([1, 1000]))
     kinds = list(range(len(keys)))
-    return encode(Declare(*member.me(), store, keys, kinds, shapes, dtypes, bound, longest=2**40))
+    return encode(Declare(member.me(), store, keys, kinds, shapes, dtypes, bound, longest=2**40))
 
 
 KEYED = ["barrier", "beat", "ready", "declare", "declare"]  # what a scheduler is asked
@@ -186,11 +190,11 @@ def flood(count: int, seed: int = 0) -> Any:
         [b"\xdd\xff\xff\xff\xff"],  # a list of four thousand million
         [b"\xc6\xff\xff\xff\xff"],  # bytes of 4 GiB
         [b"\x81" * 500 + b"\x01"],
-        [msgpack.packb([VERSION + 1, 18, "worker", 0, 1, 1, 0, 0, 0])],
+        [msgpack.packb([VERSION + 1, 18, [["worker", 0, 1], 1, 0], 0, 0])],
         [msgpack.packb([VERSION, 99])],
         [msgpack.packb([VERSION, 18])],
-        [msgpack.packb([VERSION, 42, "worker", 0, 1, 1, 0, 0, [1] * 5000, [1], True, None, None])],
-        [msgpack.packb([VERSION, 41, "worker", 0, 1, 1, 0, 0, [1], ["k"], [0], [[2**40, 2**40]], "float32"])],
+        [msgpack.packb([VERSION, 42, [["worker", 0, 1], 1, 0], 0, [1] * 5000, [1], True, None, None])],
+        [msgpack.packb([VERSION, 41, [["worker", 0, 1], 1, 0], 0, [1], ["k"], [0], [[2**40, 2**40]], "float32"])],
         [b"x"] * 100,
         [bytes(1 << 16)],
     ]

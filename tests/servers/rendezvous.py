@@ -7,7 +7,7 @@ from typing import Any
 
 from asking import sent
 
-from kvstore.wire import Alive, Barrier, Beat, Declare, Explain, Join, Leave, Message, Pause
+from kvstore.wire import Alive, Barrier, Beat, Declare, Explain, Join, Leave, Message, Node, Pause, Sender
 from servers.scheduler import Scheduler
 
 LIMIT = 10.0
@@ -22,19 +22,24 @@ class Member:
         self.beats = b"heartbeat of %s %d" % (role.encode(), nonce)
         self.nonce, self.seq = nonce, 0
 
-    def me(self) -> tuple[str, int, int, int, int]:
+    @property
+    def node(self) -> Node:
+        return Node(self.role, self.rank, self.incarnation)
+
+    def me(self) -> Sender:
+        """The sender of this member's next request."""
         self.seq += 1
-        return self.role, self.rank, self.incarnation, self.seq, 0
+        return Sender(self.node, self.seq, 0)
 
     def join(self) -> Join:
-        return Join(self.role, self.hint, self.nonce, 1, 0, address=f"at {self.nonce}")
+        return Join(Sender(Node(self.role, self.hint, self.nonce), 1, 0), address=f"at {self.nonce}")
 
     def barrier(self, number: int = 1, store: int = 0) -> Barrier:
-        return Barrier(*self.me(), store=store, number=number)
+        return Barrier(self.me(), store=store, number=number)
 
     def declare(self, *keys: str, shape: Iterable[int] = (1,), store: int = 0) -> Declare:
         return Declare(
-            *self.me(),
+            self.me(),
             store=store,
             keys=list(keys),
             kinds=[0] * len(keys),
@@ -45,13 +50,13 @@ class Member:
         )
 
     def pause(self, number: int = 1, store: int = 0) -> Pause:
-        return Pause(*self.me(), store, number, 0, [], [])
+        return Pause(self.me(), store, number, 0, [], [])
 
     def leave(self, error: str | None = None) -> Leave:
-        return Leave(*self.me(), error=error)
+        return Leave(self.me(), error=error)
 
     def explain(self, about: int) -> Explain:
-        return Explain(*self.me(), about=about)
+        return Explain(self.me(), about=about)
 
 
 class Job:
@@ -92,7 +97,7 @@ class Job:
         return reply
 
     def beat(self, member: Member) -> list[Message]:
-        outbox = self.handle(member.beats, Beat(member.role, member.rank, member.incarnation))
+        outbox = self.handle(member.beats, Beat(member.node))
         assert all(whom is member for whom, _ in outbox)
         return [message for _, message in outbox]
 

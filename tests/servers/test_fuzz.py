@@ -25,7 +25,7 @@ def messages_in(thrown: list[Any]) -> Iterator[Message]:
     for frames in thrown:
         with contextlib.suppress(WireError):
             message = decode(frames)
-            mine = isinstance(message, Request) and (message.role, message.rank) == ("worker", 2)
+            mine = isinstance(message, Request) and message.node[:2] == ("worker", 2)
             if not mine and getattr(message, "store", 0) != SPARE:
                 yield message
 
@@ -62,9 +62,9 @@ def test_a_scheduler_survives_anything(thrown: list[Any], started: bool):
     scheduler = job.scheduler
     if started:
         job.say(w0, w0.declare("k", store=SPARE))
-        job.say(w0, Ready(*w0.me(), store=SPARE, keys=["k"]))
+        job.say(w0, Ready(w0.me(), store=SPARE, keys=["k"]))
     for message in messages_in(thrown):
-        obeyed = isinstance(message, Lost) or (isinstance(message, Leave) and message.incarnation == 1)
+        obeyed = isinstance(message, Lost) or (isinstance(message, Leave) and message.node.incarnation == 1)
         if not obeyed:
             for _, reply in scheduler.handle(b"stranger", message, job.now):
                 assert sent(reply) is not None
@@ -73,7 +73,7 @@ def test_a_scheduler_survives_anything(thrown: list[Any], started: bool):
     if started:
         declare = good.declare("k", store=SPARE)
         assert job.reply(good, declare) == Placed(declare.seq, [1], [0], [0], [0], [1])
-        census = Census(*good.me())
+        census = Census(good.me())
         assert job.reply(good, census) == Counted(census.seq, 0)
 
 

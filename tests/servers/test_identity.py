@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from asking import Desk, Door, Worker, floats, sent, text_of
+from asking import Desk, Door, Worker, floats, sender, sent, text_of
 from rendezvous import Job, Member
 from secured import SecuredJob, Training
 from threaded import ThreadedJob
@@ -29,7 +29,8 @@ from kvstore.wire import (
     Leave,
     Lost,
     Message,
-    Pulse,
+    Node,
+    ProcessAlive,
     Push,
     Welcome,
     decode,
@@ -64,7 +65,7 @@ def test_a_server_hears_a_worker_over_links_with_its_key_only(shard: Shard, door
         for forged in (worker.open(), worker.init({1: floats(1)}), worker.push({1: floats(1)}), worker.explain(1)):
             (reply,) = said(shard, link, forged)
             assert text_of(reply, "UsageError") == "worker 0 joined this job with another key than this link's"
-        assert said(shard, link, Here("worker", 0, 1)) == []
+        assert said(shard, link, Here(Node("worker", 0, 1))) == []
     assert door.admitted == [b"own"]
     assert said(shard, b"own", first := worker.init({1: floats(1)})) == [Ack(first.seq)], (
         "nothing has been noted of them"
@@ -78,9 +79,9 @@ def test_a_server_that_was_told_no_key_hears_nobody_who_has_one(door: Door):
 
 
 def test_what_a_worker_says_first_makes_a_link_its_own(shard: Shard, door: Door):
-    assert said(shard, b"own", Here("worker", 0, 1)) == []
+    assert said(shard, b"own", Here(Node("worker", 0, 1))) == []
     assert door.admitted == [b"own"]
-    for stranger in (Here("worker", 2, 1), Here("worker", 1, 0), Here("server", 0, 1)):
+    for stranger in (Here(Node("worker", 2, 1)), Here(Node("worker", 1, 0)), Here(Node("server", 0, 1))):
         assert said(shard, b"other", stranger) == []
     assert said(shard, b"other", Alive()) == []
     assert door.admitted == [b"own"]
@@ -99,7 +100,7 @@ def test_a_repeat_draws_no_answer_away():
     a, b = desk.workers
     push = a.push({1: floats(1)}, want=True)
     assert desk.shard.handle(a.peer, sent(push)) == []
-    assert desk.shard.handle(b"forger", sent(Here("worker", 0, 1))) == []
+    assert desk.shard.handle(b"forger", sent(Here(Node("worker", 0, 1)))) == []
     assert desk.shard.handle(b"forger", sent(push)) == []
     answers = dict(desk.shard.handle(b.peer, sent(b.push({1: floats(2)}))))
     assert a.peer in answers
@@ -145,7 +146,7 @@ def test_whoever_joins_again_must_have_the_same_key():
     job.say(w0, w0.join())
     ((_, reply),) = job.forged(w0.join())
     assert text_of(reply, "UsageError") == "a process with another key has asked to join in this name"
-    ((_, reply),) = job.forged(Leave("worker", -1, w0.nonce, 2, 0, error="bye"))
+    ((_, reply),) = job.forged(Leave(sender(-1, 2, incarnation=w0.nonce), error="bye"))
     assert text_of(reply, "UsageError") == "worker -1 is no member of this job"
     assert job.say(w1, w1.join()) == []
     assert {whom for whom, _ in job.say(server, server.join())} == {w0, w1, server}
@@ -157,7 +158,7 @@ def test_with_one_key_one_member_joins_at_a_time():
     job.say(w0, w0.join())
     ((_, reply),) = job.handle(w0.peer, w1.join())
     assert text_of(reply, "UsageError").startswith("a member has joined with this key already")
-    job.say(w0, Leave("worker", -1, w0.nonce, 2, 0, error="bye"))
+    job.say(w0, Leave(sender(-1, 2, incarnation=w0.nonce), error="bye"))
     assert job.handle(w0.peer, w1.join()) == []
     assert job.handle(w1.peer, w0.join()) == []
     assert len(job.say(server, server.join())) == 3
@@ -170,23 +171,23 @@ def test_a_member_is_heard_over_links_with_its_key_only(caplog: pytest.LogCaptur
     for forged in (w0.barrier(), w0.leave(), w0.declare("w")):
         ((_, reply),) = job.forged(forged)
         assert text_of(reply, "UsageError") == "worker 0 joined this job with another key than this link's"
-    assert job.forged(Here("worker", 0, 1)) == []
-    ((_, reply),) = job.forged(Beat("worker", 0, 1))
+    assert job.forged(Here(Node("worker", 0, 1))) == []
+    ((_, reply),) = job.forged(Beat(Node("worker", 0, 1)))
     assert isinstance(reply, JobFailed)
     assert job.door.admitted == admitted
     assert "dropped a Barrier in the name of worker 0 (1 so far): it came over a link with another key" in caplog.text
     assert job.reply(w0, asked := w0.pause()) == Ack(asked.seq), "it is still there"
 
 
-@pytest.mark.parametrize("what", [Beat, Pulse])
-def test_forged_signs_of_life_keep_nobody_alive(what: type[Beat | Pulse]):
+@pytest.mark.parametrize("what", [Beat, ProcessAlive])
+def test_forged_signs_of_life_keep_nobody_alive(what: type[Beat | ProcessAlive]):
     job = KeyedJob()
     others = job.everyone[1:]
     for _ in range(4):
         job.tick(4.0)
         for member in others:
             job.beat(member)
-        job.forged(what("worker", 0, 1))
+        job.forged(what(Node("worker", 0, 1)))
         if job.scheduler.failure:
             break
     assert job.scheduler.failure is not None
@@ -201,7 +202,7 @@ def test_a_pulse_from_beside_a_member_keeps_it_alive_and_draws_no_notice_to_it()
         job.tick(4.0)
         for member in others:
             job.beat(member)
-        assert job.forged(Pulse("worker", 0, 1), b"pulse") == []
+        assert job.forged(ProcessAlive(Node("worker", 0, 1)), b"pulse") == []
     assert job.scheduler.failure is None
     told = {whom for whom, _ in job.handle(w0.peer, w0.leave("it failed"))}
     assert told == {w0, *others}
@@ -245,7 +246,7 @@ def test_the_links_of_who_has_given_up_joining_are_dropped():
     scheduler, early = Scheduler(2, 1, 10.0, 0.0, door), Member("worker", 100, 0)
     assert scheduler.handle(early.peer, sent(early.join()), 0.0) == []
     assert door.admitted == [early.peer]
-    scheduler.handle(early.peer, sent(Leave("worker", -1, early.nonce, 2, 0, error="bye")), 0.0)
+    scheduler.handle(early.peer, sent(Leave(sender(-1, 2, incarnation=early.nonce), error="bye")), 0.0)
     assert door.refused == [early.peer]
 
 
@@ -284,10 +285,10 @@ def test_a_member_that_speaks_in_anothers_name_changes_nothing(caplog: pytest.Lo
         try:
             with Training(job):
                 told = forger.say(
-                    Here("worker", 0, 1),
+                    Here(Node("worker", 0, 1)),
                     worker.push({1: floats(1)}, 7, want=True),
                     worker.explain(3),
-                    Leave(*worker.me(), error="forged"),
+                    Leave(worker.me(), error="forged"),
                     Lost("worker", 0, "was never lost"),
                 )
         finally:
@@ -335,7 +336,7 @@ def test_over_plain_links_a_forger_draws_no_answer_away():
             transport = TcpTransport()
             link = transport.connect(links._links[b"server 0"].endpoint)
             try:
-                transport.send(link, encode(Here("worker", 0, 1)))
+                transport.send(link, encode(Here(Node("worker", 0, 1))))
                 transport.send(link, encode(asked[0]))
                 transport.send(link, encode(Worker(0).explain(request.seq)))
                 until(lambda: transport.recv(0.05), "the forger to be heard")

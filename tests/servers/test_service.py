@@ -48,9 +48,9 @@ class Links:
 
 
 def serve(links: Links, handle: Any = lambda peer, message: [], tick: Any = list, interval_s: float = 1.0) -> Service:
-    service = Service(links, handle, tick, interval_s, lambda: links.now)  # type: ignore[arg-type]
+    service = Service(links, interval_s, lambda: links.now)  # type: ignore[arg-type]
     links.service = service  # type: ignore[attr-defined]
-    service.run()
+    service.run(handle, tick)
     return service
 
 
@@ -147,10 +147,10 @@ def test_posted_work_runs_in_the_loop_and_rings():
 
 def test_what_was_posted_before_it_runs_is_done():
     links = Links(None)
-    service = Service(links, lambda peer, message: [], list, 1.0, lambda: links.now)  # type: ignore[arg-type]
+    service = Service(links, 1.0, lambda: links.now)  # type: ignore[arg-type]
     links.service = service  # type: ignore[attr-defined]
     service.post(lambda: [(b"x", Ack(7))])
-    service.run()
+    service.run(lambda peer, message: [])
     assert links.sent == [(b"x", Ack(7))]
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from asking import Desk, Worker, floats, sent, text_of, values_in
+from asking import Desk, Worker, floats, sender, sent, text_of, values_in
 
 from kvstore.spec import Spec
-from kvstore.wire import Ack, Alive, Barrier, Beat, Census, Declare, Failure, Leave, Message, Stop, Values
+from kvstore.wire import Ack, Alive, Barrier, Beat, Census, Declare, Failure, Leave, Message, Node, Stop, Values
 from servers.shard import Shard
 
 ONE = [Spec((1,), "float32")]
@@ -153,7 +153,7 @@ def test_a_stranger_is_refused_and_leaves_no_trace(stranger: Worker):
     assert desk.value(clock=1).tolist() == [2]
 
 
-@pytest.mark.parametrize("message", [Alive(), Stop(), Beat("worker", 0, 1), Ack(1), Values(1, buffers=[b"1234"])])
+@pytest.mark.parametrize("message", [Alive(), Stop(), Beat(Node("worker", 0, 1)), Ack(1), Values(1, buffers=[b"1234"])])
 def test_what_is_no_request_is_dropped(message: Message):
     assert Shard(0, 1).handle(b"x", message) == []
 
@@ -161,15 +161,11 @@ def test_what_is_no_request_is_dropped(message: Message):
 @pytest.mark.parametrize(
     "message",
     [
-        Barrier("worker", 0, 1, 50, 0, store=0, number=1),
-        Leave("worker", 0, 1, 50, 0, error=None),
-        Census("worker", 0, 1, 50, 0),
+        Barrier(sender(0, 50), store=0, number=1),
+        Leave(sender(0, 50), error=None),
+        Census(sender(0, 50)),
         Declare(
-            "worker",
-            0,
-            1,
-            50,
-            0,
+            sender(0, 50),
             store=0,
             keys=["a"],
             kinds=[0],

@@ -73,7 +73,7 @@ class Channel:
     def _lose(self, key: str, value: torch.Tensor) -> None:
         for compressor in self._alone:
             encoded = compressor.encode(key, value)
-            kept = decode(compressor.compression, encoded.cut(0, encoded.size), encoded.size)
+            kept = decode(compressor.compression, encoded.payload(0, encoded.size), encoded.size)
             value.copy_(kept.view(value.shape))
 
 

@@ -124,7 +124,7 @@ class TwoBit(_Signs):
         ups -= downs
         return ups
 
-    def check(self, planes: Sequence[torch.Tensor]) -> None:
+    def check_planes(self, planes: Sequence[torch.Tensor]) -> None:
         """See ``PlaneCodec``."""
         if bool((host.native(planes[0]) & host.native(planes[1])).any()):
             raise WireError("a payload with elements that go both up and down")

@@ -62,7 +62,7 @@ class Int8(PlaneCodec):
         for blocks, scale, _ in _blocks(out, scales, out):
             blocks.mul_(scale.unsqueeze(1))
 
-    def check(self, planes: Sequence[torch.Tensor]) -> None:
+    def check_planes(self, planes: Sequence[torch.Tensor]) -> None:
         """See ``PlaneCodec``."""
         low, high = host.extremes(planes[0])
         if not 0 <= low <= high <= _MOST:

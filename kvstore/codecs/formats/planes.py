@@ -15,7 +15,16 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from kvstore.codecs.base import Codec, Encoded, Opened, chunks, joined, put_or_add, require_bytes, typed
+from kvstore.codecs.base import (
+    CheckedPayload,
+    Codec,
+    Encoded,
+    chunks,
+    concatenated_bytes,
+    put_or_add,
+    require_bytes,
+    typed,
+)
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.noise import Noise
 from kvstore.codecs.scratch import scratch
@@ -76,14 +85,14 @@ class PlaneCodec(Codec):
         self.unpack(planes, out)
         return out
 
-    def check(self, planes: Sequence[torch.Tensor]) -> None:
+    def check_planes(self, planes: Sequence[torch.Tensor]) -> None:
         """Raise ``WireError`` if ``planes`` hold what ``pack`` never writes."""
 
     def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
         """See ``Codec``."""
         return _Planes(self, shape.numel(), device, self.noise(memo))
 
-    def _open(self, payload: torch.Tensor, count: int) -> Opened:
+    def _check(self, payload: torch.Tensor, count: int) -> CheckedPayload:
         before = int(payload[-1]) if self.block > 1 and payload.numel() else 0
         if before >= self.block:
             raise WireError(f"a payload that begins {before} elements into a block of {self.block}")
@@ -93,8 +102,8 @@ class PlaneCodec(Codec):
         for plane, size in zip(self.planes, sizes, strict=True):
             planes.append(typed(payload[start : start + size], plane.dtype))
             start += size
-        self.check(planes)
-        return _Opened(self, planes, before)
+        self.check_planes(planes)
+        return _CheckedPlanes(self, planes, before)
 
     def write(self, planes: Sequence[torch.Tensor], before: int, target: torch.Tensor, add: bool) -> None:
         """Write the elements of ``planes`` from ``before`` on to all of ``target``, or add them."""
@@ -128,13 +137,13 @@ class PlaneCodec(Codec):
         ]
 
 
-class _Opened(Opened):
+class _CheckedPlanes(CheckedPayload):
     def __init__(self, codec: PlaneCodec, planes: Sequence[torch.Tensor], before: int) -> None:
         super().__init__(partial(codec.write, planes, before))
         self._codec, self._planes, self._before = codec, planes, before
 
     def spread(self, targets: Sequence[torch.Tensor]) -> None:
-        """See ``Opened``."""
+        """See ``CheckedPayload``."""
         self._codec.spread(self._planes, self._before, targets)
 
 
@@ -164,9 +173,9 @@ class _Planes(Encoded):
         self._planes = [plane.cpu() for plane in self._planes]
         self._chunks.clear()
 
-    def _cut(self, start: int, stop: int) -> torch.Tensor:
+    def _payload(self, start: int, stop: int) -> torch.Tensor:
         before = start % self._codec.block
         parts = self._codec.slices(self._planes, start - before, stop)
         if self._codec.block > 1:
             parts.append(_BYTES[before : before + 1])
-        return joined(parts)
+        return concatenated_bytes(parts)

@@ -17,7 +17,7 @@ from functools import partial
 
 import torch
 
-from kvstore.codecs.base import CHUNK, Codec, Encoded, Opened, joined, put_or_add, typed
+from kvstore.codecs.base import CHUNK, CheckedPayload, Codec, Encoded, concatenated_bytes, put_or_add, typed
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.scratch import scratch
 from kvstore.errors import WireError
@@ -39,10 +39,10 @@ class PowerSGD(Codec):
         """See ``Codec``."""
         return _Factors(self, shape, memo)
 
-    def _open(self, payload: torch.Tensor, count: int) -> Opened:
+    def _check(self, payload: torch.Tensor, count: int) -> CheckedPayload:
         nbytes = payload.numel()
         if nbytes == 4 * count:
-            return Opened(partial(put_or_add, typed(payload, torch.float32)))
+            return CheckedPayload(partial(put_or_add, typed(payload, torch.float32)))
         if nbytes < _HEAD or nbytes % 4:
             raise WireError(f"a payload of {nbytes} bytes for factors of {count} elements")
         columns, rank, before = typed(payload[:_HEAD], torch.int32).tolist()
@@ -53,7 +53,7 @@ class PowerSGD(Codec):
             raise WireError(f"a payload of {nbytes} bytes for factors of {rows} rows and {columns} columns")
         numbers = typed(payload[_HEAD:], torch.float32)
         left, right = numbers[: rows * rank].view(rows, rank), numbers[rows * rank :].view(rank, columns)
-        return Opened(partial(_multiply, left, right, before))
+        return CheckedPayload(partial(_multiply, left, right, before))
 
 
 def _multiply(left: torch.Tensor, right: torch.Tensor, before: int, target: torch.Tensor, add: bool) -> None:
@@ -119,17 +119,17 @@ class _Factors(Encoded):
         self._left, self._right = self._left.cpu(), self._right.cpu()
         self._all = None if self._all is None else self._all.cpu()
 
-    def _cut(self, start: int, stop: int) -> torch.Tensor:
+    def _payload(self, start: int, stop: int) -> torch.Tensor:
         if self._all is not None:
-            return joined([self._all[start:stop]])
+            return concatenated_bytes([self._all[start:stop]])
         row, before = divmod(start, self._columns)
         left = self._left[row : -(-stop // self._columns)]
         if _bytes(len(left), self._columns, self._codec.rank) < 4 * (stop - start):
             head = torch.tensor([self._columns, self._codec.rank, before], dtype=torch.int32)
-            return joined([head, left, self._right])
+            return concatenated_bytes([head, left, self._right])
         step = _rows(self._columns)
         products = [_product(left[i : i + step], self._right).clone() for i in range(0, len(left), step)]
-        return joined([torch.cat(products)[before : before + stop - start]])
+        return concatenated_bytes([torch.cat(products)[before : before + stop - start]])
 
 
 def _bytes(rows: int, columns: int, rank: int) -> int:

@@ -34,8 +34,8 @@ class TopK(SparseCodec):
     def choose(self, values: torch.Tensor, memo: Memo) -> torch.Tensor:
         """See ``SparseCodec``."""
         size = values.numel()
-        k = part(size, self.ratio, self.k)
-        first = part(size, _FIRST_RATIO, None)
+        k = count_to_send(size, self.ratio, self.k)
+        first = count_to_send(size, _FIRST_RATIO, None)
         if memo.step < self.warmup_steps and first > k:
             k = max(k, math.ceil(first * (k / first) ** (memo.step / self.warmup_steps)))
         return largest(values, k)
@@ -64,14 +64,14 @@ class RandomK(SparseCodec):
     def choose(self, values: torch.Tensor, memo: Memo) -> torch.Tensor:
         """See ``SparseCodec``."""
         size = values.numel()
-        k = part(size, self.ratio, self.k)
+        k = count_to_send(size, self.ratio, self.k)
         edges = torch.arange(k + 1).mul_(size).div_(k, rounding_mode="floor")
         lengths = edges.diff()
         draws = memo.noise(self.seed).uniform(k)
         return (edges[:-1] + (draws * lengths).long()).to(values.device)
 
 
-def part(size: int, ratio: float | None, k: int | None) -> int:
+def count_to_send(size: int, ratio: float | None, k: int | None) -> int:
     """Return how many of ``size`` elements are sent: ``k``, or a ``ratio`` rounded up; at least one."""
     wanted = k if k is not None else math.ceil(round((ratio or 0.0) * size, 6))
     return min(max(1, wanted), size)

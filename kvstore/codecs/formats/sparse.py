@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from kvstore.codecs import host
-from kvstore.codecs.base import Codec, Encoded, Opened, put_or_add, typed
+from kvstore.codecs.base import CheckedPayload, Codec, Encoded, put_or_add, typed
 from kvstore.codecs.host import Native
 from kvstore.codecs.memo import Memo
 from kvstore.errors import UsageError, WireError
@@ -38,9 +38,9 @@ class SparseCodec(Codec):
         """See ``Codec``."""
         return _Sparse(self, shape.numel(), memo)
 
-    def _open(self, payload: torch.Tensor, count: int) -> Opened:
+    def _check(self, payload: torch.Tensor, count: int) -> CheckedPayload:
         if payload.numel() == 4 * count:
-            return Opened(partial(put_or_add, typed(payload, torch.float32)))
+            return CheckedPayload(partial(put_or_add, typed(payload, torch.float32)))
         chosen, rest = divmod(payload.numel(), _PAIR)
         if rest or _PAIR * chosen >= 4 * count:
             raise WireError(f"a payload of {payload.numel()} bytes for chosen ones of {count} elements")
@@ -50,7 +50,7 @@ class SparseCodec(Codec):
             positions = where.numpy()
             if positions[0] < 0 or positions[-1] >= count or not (positions[1:] > positions[:-1]).all():
                 raise WireError(f"a payload whose positions do not grow from 0 to {count}")
-        return Opened(partial(_scatter, where, values))
+        return CheckedPayload(partial(_scatter, where, values))
 
 
 def _scatter(where: torch.Tensor, values: torch.Tensor, target: torch.Tensor, add: bool) -> None:
@@ -87,7 +87,7 @@ class _Sparse(Encoded):
         if isinstance(self._positions, torch.Tensor):
             self._positions, self._values = self._positions.cpu().numpy(), self._values.cpu().numpy()
 
-    def _cut(self, start: int, stop: int) -> torch.Tensor:
+    def _payload(self, start: int, stop: int) -> torch.Tensor:
         if stop - start > _LONGEST:
             raise UsageError(f"a segment of {stop - start} elements; positions have 31 bits")
         low, high = np.searchsorted(self._positions, (start, stop))

@@ -49,13 +49,13 @@ def arrays(draw: st.DrawFn, special: bool = True) -> torch.Tensor:
 
 def whole(compression: Compression, encoded: Encoded) -> torch.Tensor:
     """What one server makes of all of it."""
-    return decode(compression, encoded.cut(0, encoded.size), encoded.size)
+    return decode(compression, encoded.payload(0, encoded.size), encoded.size)
 
 
 def in_parts(compression: Compression, encoded: Encoded, cuts: Sequence[int]) -> torch.Tensor:
     """What several servers make of it, cut at ``cuts``."""
     edges = [0, *sorted(cuts), encoded.size]
-    parts = [decode(compression, encoded.cut(*pair), pair[1] - pair[0]) for pair in itertools.pairwise(edges)]
+    parts = [decode(compression, encoded.payload(*pair), pair[1] - pair[0]) for pair in itertools.pairwise(edges)]
     return torch.cat(parts)
 
 

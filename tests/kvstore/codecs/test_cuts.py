@@ -45,14 +45,14 @@ def test_every_single_cut_of_a_small_key(compression: Compression) -> None:
     edges = range(0, encoded.size, 13)
     target = torch.ones(encoded.size)
     for start, stop in itertools.pairwise([*edges, encoded.size]):
-        add(compression, encoded.cut(start, stop), target[start:stop])
+        add(compression, encoded.payload(start, stop), target[start:stop])
     assert same_bits(target, expected + 1)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=NAMES)
 def test_payloads_lie_anywhere_in_a_message(compression: Compression) -> None:
     encoded = Compressor(compression).encode("w", torch.randn(40, 40, generator=torch.Generator().manual_seed(2)))
-    payload = encoded.cut(7, 1500)
+    payload = encoded.payload(7, 1500)
     for shift in range(1, 9):
         message = torch.zeros(payload.numel() + shift, dtype=torch.uint8)
         message[shift:] = payload
@@ -66,4 +66,4 @@ def test_cuts_outside_are_refused() -> None:
     encoded = Compressor(parse({"type": "1bit"})).encode("w", torch.ones(10))
     for start, stop in ((-1, 3), (4, 3), (0, 11)):
         with pytest.raises(UsageError, match="of 10"):
-            encoded.cut(start, stop)
+            encoded.payload(start, stop)

@@ -10,7 +10,7 @@ from coded import COMPRESSIONS, NAMES, arrays, same_bits, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codecs import Compression, Compressor, opened, parse
+from kvstore.codecs import Compression, Compressor, check_payload, parse
 from kvstore.errors import Mismatch, UsageError
 
 JOINING = [compression for compression in COMPRESSIONS if Compressor(compression).joins]
@@ -91,7 +91,7 @@ def test_a_key_of_another_size_is_refused() -> None:
 def test_a_payload_is_spread_over_arrays(compression: Compression, sizes: Sequence[int]) -> None:
     count = sum(sizes)
     encoded = Compressor(compression).encode("w", torch.randn(count + 3, generator=torch.Generator().manual_seed(5)))
-    way = opened(compression, encoded.cut(3, count + 3), count)
+    way = check_payload(compression, encoded.payload(3, count + 3), count)
     expected = torch.empty(count)
     way.write(expected, False)
     targets = [torch.full((size,), 7.0) for size in sizes]

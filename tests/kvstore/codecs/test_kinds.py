@@ -22,7 +22,7 @@ from kvstore.placement import split
 def test_the_largest_are_the_largest(values: torch.Tensor, ratio: float) -> None:
     if not values.numel():
         return
-    k = choosing.part(values.numel(), ratio, None)
+    k = choosing.count_to_send(values.numel(), ratio, None)
     found = choosing.largest(values, k).numpy()
     order = np.lexsort((np.arange(values.numel()), -values.abs().numpy()))
     expected = np.sort(order[:k])
@@ -30,8 +30,8 @@ def test_the_largest_are_the_largest(values: torch.Tensor, ratio: float) -> None
 
 
 def test_parts_are_rounded_up_and_at_least_one() -> None:
-    assert [choosing.part(n, 0.01, None) for n in (1, 99, 100, 101, 700, 10**6)] == [1, 1, 1, 2, 7, 10**4]
-    assert [choosing.part(n, None, 5) for n in (1, 5, 6)] == [1, 5, 5]
+    assert [choosing.count_to_send(n, 0.01, None) for n in (1, 99, 100, 101, 700, 10**6)] == [1, 1, 1, 2, 7, 10**4]
+    assert [choosing.count_to_send(n, None, 5) for n in (1, 5, 6)] == [1, 5, 5]
 
 
 def test_random_elements_are_one_of_each_range_the_same_for_every_worker() -> None:
@@ -85,8 +85,8 @@ def test_a_segment_of_which_half_is_sent_costs_no_more_than_all_of_it() -> None:
     values[:300] = 1.0
     compression = parse({"type": "threshold", "threshold": 0.5})
     encoded = Compressor(compression).encode("w", values)
-    assert [encoded.cut(0, 600).numel(), encoded.cut(0, 601).numel()] == [2400, 2400]
-    assert [encoded.cut(0, 602).numel(), encoded.cut(300, 1000).numel()] == [2400, 0]
+    assert [encoded.payload(0, 600).numel(), encoded.payload(0, 601).numel()] == [2400, 2400]
+    assert [encoded.payload(0, 602).numel(), encoded.payload(300, 1000).numel()] == [2400, 0]
     assert torch.equal(in_parts(compression, encoded, [100, 299, 600, 601]), values)
 
 
@@ -179,7 +179,7 @@ def test_values_where_numpy_cannot_work(compression: Compression, monkeypatch: p
             assert torch.allclose(arrived, whole(compression, one), atol=0.1)
             assert float((arrived - whole(compression, one)).mean().abs()) < 1e-3
         else:
-            assert torch.equal(one.cut(0, one.size), other.cut(0, other.size))
+            assert torch.equal(one.payload(0, one.size), other.payload(0, other.size))
 
 
 @pytest.mark.gpu
@@ -192,7 +192,7 @@ def test_values_on_a_gpu(compression: Compression) -> None:
         values = torch.randn(200, 301, generator=generator)
         one, other = here.encode("w", values), there.encode("w", values.cuda())
         sent = whole(compression, other)
-        assert other.cut(0, other.size).is_cpu
+        assert other.payload(0, other.size).is_cpu
         assert torch.allclose(in_parts(compression, other, [1000, 33333]), sent)
         if compression.type not in ("powersgd",) and not compression.number("stochastic"):
             assert torch.allclose(whole(compression, one), sent)

@@ -40,7 +40,7 @@ def test_flipped_bytes_cut_ends_and_wrong_counts(
 ) -> None:
     start, stop = min(start, stop), max(start, stop)
     encoded = Compressor(compression).encode("w", torch.randn(40, 50, generator=torch.Generator().manual_seed(3)))
-    payload = encoded.cut(start, stop).clone()
+    payload = encoded.payload(start, stop).clone()
     for _ in range(data.draw(st.integers(0, 3))):
         if payload.numel():
             payload[data.draw(st.integers(0, payload.numel() - 1))] = data.draw(st.integers(0, 255))
@@ -52,7 +52,7 @@ def test_flipped_bytes_cut_ends_and_wrong_counts(
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=NAMES)
 def test_ends_that_are_missing_or_too_much(compression: Compression) -> None:
     encoded = Compressor(compression).encode("w", torch.randn(40, 50, generator=torch.Generator().manual_seed(3)))
-    payload = encoded.cut(3, 1999)
+    payload = encoded.payload(3, 1999)
     for wrong in (payload[:-1], torch.cat([payload, payload[:1]]), payload[:0]):
         sparse = compression.type in ("topk", "threshold", "randomk")
         with contextlib.nullcontext() if sparse and not wrong.numel() else pytest.raises(WireError, match="payload"):
@@ -99,6 +99,6 @@ def test_what_is_wrong_is_said(options: dict[str, object], payload: torch.Tensor
 def test_what_decodes_is_finite_where_scales_are_large() -> None:
     compression = parse({"type": "int8"})
     values = torch.full((300,), torch.finfo(torch.float32).max)
-    there = decode(compression, Compressor(compression).encode("w", values).cut(0, 300), 300)
+    there = decode(compression, Compressor(compression).encode("w", values).payload(0, 300), 300)
     assert bool(torch.isfinite(there).all())
     assert float((there / values).min()) > 0.95

@@ -31,7 +31,7 @@ class Job:
         for worker, grad in zip(self.workers, grads, strict=True):
             encoded = worker.encode("w", grad)
             for start, stop in split(encoded.size, 2):
-                add(self.compression, encoded.cut(start, stop), total[start:stop])
+                add(self.compression, encoded.payload(start, stop), total[start:stop])
         self.value += RATE * total
         return self.value.view(self.shape).numpy().copy()
 

@@ -32,7 +32,7 @@ def test_a_restored_compressor_goes_on_bit_for_bit(compression: Compression) -> 
     for grad in gradients(3, 50, 60):
         for key, values in (("w", grad), (7, grad[0]), ("new", grad), ("empty", torch.zeros(0))):
             here, there = one.encode(key, values), other.encode(key, values)
-            assert torch.equal(here.cut(0, here.size), there.cut(0, there.size))
+            assert torch.equal(here.payload(0, here.size), there.payload(0, there.size))
     assert one.state()[1] == other.state()[1]
     for name, tensor in one.state()[0].items():
         assert same_bits(tensor.reshape(-1), other.state()[0][name].reshape(-1))
@@ -86,7 +86,7 @@ def test_a_state_of_other_arrays_is_refused(shapes: dict[Key, tuple[int, ...]]) 
     compressor, other = (Compressor(parse({"type": "powersgd", "rank": 2})) for _ in range(2))
     other.encode("w", torch.randn(30, 40))
     tensors, plain = other.state()
-    with pytest.raises(UsageError, match="what is kept of key 'w' is not of an array of shape"):
+    with pytest.raises(UsageError, match="the state of key 'w' does not fit an array of shape"):
         compressor.load_state(tensors, plain, shapes)
     assert compressor.state()[0] == {}
     compressor.load_state(tensors, plain, {"w": (30, 40), "v": ()})

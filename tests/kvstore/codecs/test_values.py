@@ -100,7 +100,7 @@ def test_what_arrives_and_what_is_kept_are_what_was_there(
 def test_any_length_goes(compression: Compression, size: int) -> None:
     values = torch.arange(size, dtype=torch.float32) - size / 3
     encoded = Compressor(compression).encode("w", values)
-    payload = encoded.cut(0, size)
+    payload = encoded.payload(0, size)
     assert payload.dtype == torch.uint8
     assert payload.numel() == encoded.nbytes
     out = torch.full((size,), 2.0)
@@ -108,8 +108,8 @@ def test_any_length_goes(compression: Compression, size: int) -> None:
     assert torch.equal(out, decode(compression, payload, size) + 2.0)
     assign(compression, payload, out)
     assert same_bits(out, decode(compression, payload, size))
-    assert encoded.cut(size, size).numel() == 0
-    assert decode(compression, encoded.cut(size // 2, size // 2), 0).shape == (0,)
+    assert encoded.payload(size, size).numel() == 0
+    assert decode(compression, encoded.payload(size // 2, size // 2), 0).shape == (0,)
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=NAMES)
@@ -199,5 +199,5 @@ def test_payloads_are_as_small_as_promised(options: dict[str, object], least: fl
     values = torch.randn(size // 500, 500, generator=torch.Generator().manual_seed(1))
     encoded = Compressor(parse(options)).encode("w", values)
     least = min(least, size // (size // 500 + 500) / 4.01) if options["type"] == "powersgd" else least
-    assert 4 * size / encoded.cut(0, size).numel() >= least
-    assert encoded.cut(0, size).numel() == encoded.nbytes
+    assert 4 * size / encoded.payload(0, size).numel() >= least
+    assert encoded.payload(0, size).numel() == encoded.nbytes

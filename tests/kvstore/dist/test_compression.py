@@ -86,7 +86,8 @@ def test_a_round_is_the_sum_of_what_the_encodings_say(
             count = torch.Size(shape).numel()
             expected = torch.zeros(count)
             for rank, compressor in enumerate(compressors):
-                expected += decode(compression, compressor.encode(key, gradient(key, rank, step)).cut(0, count), count)
+                encoded = compressor.encode(key, gradient(key, rank, step))
+                expected += decode(compression, encoded.payload(0, count), count)
             for outs in (result[step] for result in results):
                 assert torch.equal(outs[key], expected.view(shape)), (step, key)
 
@@ -118,7 +119,7 @@ def test_weights_come_back_near_and_only_so() -> None:
         store.set_gradient_compression({"type": "none"})
         store.pull("w", out=exact)
         store.set_gradient_compression({"type": "2bit", "pull": {"type": "topk"}})
-        with pytest.raises(UsageError, match=r"topk is no way for weights to come back.*bf16, fp16, int8"):
+        with pytest.raises(UsageError, match=r"topk compression is for sums, not for weights.*bf16, fp16, int8"):
             store.pull("w", out=exact)
         return squeezed, exact
 
@@ -295,7 +296,7 @@ def test_residuals_that_no_push_could_carry_are_refused_before_one(odd: torch.Te
         residuals = states_file.read_residuals(tmp_path / "states")
         assert residuals is not None
         states_file.write(tmp_path / "odd", "sgd", {}, residuals._replace(tensors={"residual.0": odd}))
-        with pytest.raises(UsageError, match="what is kept of key 'w' is not"):
+        with pytest.raises(UsageError, match="the state of key 'w' "):
             store.load_optimizer_states(tmp_path / "odd")
         store.pushpull("w", torch.full((4,), 0.6), out=out)
         return float(out[0])

@@ -14,7 +14,7 @@ from zmq.utils import z85
 
 from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import LENGTH, VARIABLES, CurveKeys, _is_key, pair, split_key, with_key
-from kvstore.wire.rendezvous import Join, Welcome
+from kvstore.wire import Join, Node, Sender, Welcome
 
 ENV = variables(3)[1]
 FIRST, OTHER = "0" * LENGTH, "1" * LENGTH
@@ -93,7 +93,7 @@ def test_a_key_survives_an_address(key: bytes) -> None:
     assert split_key(endpoint) == ("tcp://[fe80::1%eth0]:5555", text)
     assert endpoint.isascii()
     assert not set(endpoint.partition("?key=")[2]) & set("?&=/: #,'\"<>")
-    assert Join("server", 0, 0, 1, 0, address=endpoint).address == endpoint
+    assert Join(Sender(Node("server", 0, 0), 1, 0), address=endpoint).address == endpoint
     assert Welcome(1, 0, 0, 1, [endpoint]).servers == [endpoint]
 
 

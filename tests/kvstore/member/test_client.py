@@ -13,9 +13,23 @@ import pytest
 from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, ServerError, UsageError
 from kvstore.member import client as clients
 from kvstore.member.client import SLICE_S, Client
-from kvstore.member.outstanding import PendingRequest, Sender, Turn
+from kvstore.member.outstanding import PendingRequest, Turn
 from kvstore.ticket import Operation, WaitLimits
-from kvstore.wire import Ack, Alive, Barrier, Explain, Explanation, Failure, Message, Ready, Request, decode, encode
+from kvstore.wire import (
+    Ack,
+    Alive,
+    Barrier,
+    Explain,
+    Explanation,
+    Failure,
+    Message,
+    Node,
+    Ready,
+    Request,
+    Sender,
+    decode,
+    encode,
+)
 
 WINDOW = 4 << 20
 Answers = Callable[[bytes, Request], "Sequence[Message | list[bytes]]"]
@@ -76,7 +90,7 @@ def client_of(transport: Any, timeout_s: float = 10.0, patience_s: float = 0.0) 
 
 
 def barrier(sender: Sender) -> Barrier:
-    return Barrier(*sender, store=0, number=0)
+    return Barrier(sender, store=0, number=0)
 
 
 def acknowledge(_peer: bytes, request: Request) -> list[Message]:
@@ -102,8 +116,8 @@ def test_requests_are_numbered_and_say_what_is_done():
     transport.arrive(a, Ack(1))
     client.poll()
     client.ask(a, Operation("x", (), client), barrier)
-    assert [(r.role, r.rank, r.incarnation) for _, r in transport.asked] == [("worker", -1, 77)] * 5
-    assert [(peer, r.seq, r.done) for peer, r in transport.asked] == [
+    assert [r.node for _, r in transport.asked] == [Node("worker", -1, 77)] * 5
+    assert [(peer, r.seq, r.sender.done) for peer, r in transport.asked] == [
         (a, 1, 1),
         (b, 2, 1),
         (a, 3, 1),
@@ -167,7 +181,7 @@ def test_what_makes_no_sense_is_dropped(caplog: pytest.LogCaptureFixture):
     client, a, b = client_of(transport)
     operation = Operation("x", (), client)
     client.ask(a, operation, barrier)
-    for nonsense in ([b"\xc1"], [b""], [b"", b""], Alive(), barrier(("worker", 0, 0, 1, 1))):
+    for nonsense in ([b"\xc1"], [b""], [b"", b""], Alive(), barrier(Sender(Node("worker", 0, 0), 1, 1))):
         transport.arrive(a, nonsense)
     transport.arrive(b, Ack(1))  # not whom it was asked of
     transport.arrive(b"stranger", [b"?"])
@@ -218,10 +232,10 @@ def test_a_request_that_cannot_be_encoded_leaves_nothing_behind():
     client, a, _ = client_of(transport)
     operation = Operation("x", (), client)
     with pytest.raises(UnicodeEncodeError):
-        client.ask(a, operation, lambda sender: Failure(sender[3], "x", "\ud800"))
+        client.ask(a, operation, lambda sender: Failure(sender.seq, "x", "\ud800"))
     assert operation.wait() is None
     client.call(a, "y", barrier)
-    assert [(r.seq, r.done) for _, r in transport.asked] == [(1, 1)]
+    assert [(r.seq, r.sender.done) for _, r in transport.asked] == [(1, 1)]
 
 
 # ---- deadlines
@@ -479,9 +493,9 @@ def test_a_request_that_no_peer_would_take_is_refused_at_the_call():
     client, server, _ = client_of(transport)
     keys = [f"{number:01000}" for number in range(17_000)]
     with pytest.raises(UsageError, match="use fewer at once"):
-        client.call(server, "telling", lambda sender: Ready(*sender, store=0, keys=keys))
+        client.call(server, "telling", lambda sender: Ready(sender, store=0, keys=keys))
     assert not transport.asked
-    client.call(server, "telling", lambda sender: Ready(*sender, store=0, keys=keys[:100]))
+    client.call(server, "telling", lambda sender: Ready(sender, store=0, keys=keys[:100]))
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])

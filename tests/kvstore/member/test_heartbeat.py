@@ -86,7 +86,7 @@ def until(count: int, then: Callable[[int], list[Any]] = lambda n: [Alive()]) ->
 def test_it_beats_at_its_interval_and_says_who_it_is():
     played = until(5)
     played.run()
-    assert played.beats == [(100.0 + n * INTERVAL, Beat("worker", 3, 1)) for n in range(5)]
+    assert played.beats == [(100.0 + n * INTERVAL, Beat(Node("worker", 3, 1))) for n in range(5)]
     assert played.lost == played.notices == []
 
 

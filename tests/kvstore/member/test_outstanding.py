@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from kvstore.errors import KVStoreError, ServerError, WireError
-from kvstore.member.outstanding import Effect, Outstanding, PendingRequest, Question, Sender
+from kvstore.member.outstanding import Effect, Outstanding, PendingRequest, Question
 from kvstore.ticket import Operation
 from kvstore.transport.memory import ScatteredFrame
-from kvstore.wire import Ack, Barrier, Message, Values
+from kvstore.wire import Ack, Barrier, Message, Sender, Values
 
 S0, S1 = b"server 0", b"server 1"
 
 
 def barrier(sender: Sender) -> Message:
-    return Barrier(*sender, store=0, number=0)
+    return Barrier(sender, store=0, number=0)
 
 
 def added(

@@ -20,7 +20,7 @@ from kvstore.job.curve_keys import CurveKeys, with_key
 from kvstore.member.pulse import PulseProcess, runs
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
-from kvstore.wire import Node, Pulse, decode
+from kvstore.wire import Node, ProcessAlive, decode
 
 NODE = Node("worker", 3, 1)
 
@@ -50,7 +50,7 @@ def heard(config: Config) -> Iterator[tuple[Transport, Config]]:
 
 def hears(transport: Transport, timeout: float = LONG) -> bool:
     received = transport.recv(timeout)
-    return received is not None and decode(received[1]) == Pulse(NODE.role, NODE.rank, NODE.incarnation)
+    return received is not None and decode(received[1]) == ProcessAlive(NODE)
 
 
 def test_it_beats_until_it_is_ended(heard: tuple[Transport, Config]) -> None:

@@ -210,8 +210,8 @@ def test_joining_in_vain_names_the_absent():
     from servers.service import Service
 
     core = Scheduler(2, 1, 10.0)
-    service = Service(scheduler, lambda peer, message: core.handle(peer, message, 0.0))
-    thread = threading.Thread(target=service.run)
+    service = Service(scheduler)
+    thread = threading.Thread(target=service.run, args=(lambda peer, message: core.handle(peer, message, 0.0),))
     thread.start()
     try:
         config = Config("worker", "inproc://scheduler", 2, 1, rank_hint=1, timeout_s=0.05, patience_s=0.05)

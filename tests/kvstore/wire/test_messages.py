@@ -19,16 +19,24 @@ from kvstore.wire.fields import MAX_ITEMS
 from kvstore.wire.frames import MAX_HEADER
 
 COUNT = 6
+ME = wire.Sender(wire.Node("worker", 0, 1), 1, 1)
 CONCRETE = [getattr(wire, name) for name in wire.__all__ if isinstance(getattr(wire, name), type)]
-CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wire.Reply, wire.Node)]
+CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wire.Reply, wire.Node, wire.Sender)]
 
+roles = st.sampled_from(["worker", "server", "scheduler", "launcher"])
+ranks = st.integers(-1, 4096)
 text = st.text(max_size=40)
 whole = st.integers(0, 2**62)
+nodes = st.builds(wire.Node, roles, ranks, whole)
 keys = st.integers(-(2**63), 2**64 - 1) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1)
 shapes = st.lists(st.integers(0, 20), max_size=4)
 hyper = st.none() | st.booleans() | numbers | text | st.lists(st.none() | numbers, max_size=8)
 named = st.tuples(text, hyper).map(list)
+
+
+def sender(role: Any = "worker", rank: Any = 0) -> wire.Sender:
+    return ME._replace(node=wire.Node(role, rank, 1))
 
 
 def some(strategy: st.SearchStrategy[Any], size: int, **unique: Any) -> st.SearchStrategy[Any]:
@@ -38,7 +46,9 @@ def some(strategy: st.SearchStrategy[Any], size: int, **unique: Any) -> st.Searc
 def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
     """What field ``name`` may hold; all lists of one message that describe the same things have ``size`` entries."""
     special = {
-        "role": st.sampled_from(["worker", "server", "scheduler", "launcher"]),
+        "sender": st.builds(wire.Sender, nodes, whole, whole),
+        "node": nodes,
+        "role": roles,
         "mode": st.sampled_from(["sync", "async"]),
         "staleness": st.none() | st.integers(0, 1 << 30),
         "quorum": st.none() | st.integers(1, 4096),
@@ -47,8 +57,8 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "codec": st.none() | st.sampled_from([["2bit", [["threshold", 0.5]]], ["fp16", []]]),
         "back": st.none() | st.sampled_from([["int8", [["seed", 0], ["stochastic", False]]], ["", []]]),
         "lengths": some(st.integers(0, 1 << 40), size),
-        "spans": some(st.integers(1, 1 << 20), size) | st.just([]),
-        "rank": st.integers(-1, 4096),
+        "segment_counts": some(st.integers(1, 1 << 20), size) | st.just([]),
+        "rank": ranks,
         "last": st.integers(0, 4096),
         "store": st.integers(0, 255),
         "ordinal": st.integers(1, 2**62),
@@ -261,7 +271,7 @@ def test_what_no_peer_would_take_is_refused_by_the_sender() -> None:
     for message in (
         wire.Values(1, buffers=[b""] * (1 << 16)),
         wire.Values(1, clocks=[0] * (MAX_ITEMS + 1)),
-        wire.Ready(*ME, 0, ["k" * 1024] * (1 << 14)),
+        wire.Ready(ME, 0, ["k" * 1024] * (1 << 14)),
     ):
         with pytest.raises(UsageError, match="use fewer at once"):
             wire.require_short(message, frames := encode(message))
@@ -307,7 +317,7 @@ def test_extensions_are_refused(code: int) -> None:
         (wire.Init, "kinds"),
         (wire.Push, "clocks"),
         (wire.Pull, "ids"),
-        (wire.States, "names"),
+        (wire.OptimizerStates, "names"),
         (wire.PutStates, "shapes"),
         (wire.Placed, "starts"),
     ],
@@ -324,9 +334,9 @@ def test_lists_of_different_lengths_are_refused(cls: type[Any], field: str, data
 
 
 def test_what_lists_refer_to_must_be_there() -> None:
-    header = [VERSION, 15, "worker", 0, 1, 1, 1, 0, ["a", "b"], [0, 1], [[1], [2]], ["int8"] * 2, 1, 1]
+    header = [VERSION, 15, ME, 0, ["a", "b"], [0, 1], [[1], [2]], ["int8"] * 2, 1, 1]
     decode([msgpack.packb(header)])
-    header[9] = [0, 2]
+    header[5] = [0, 2]
     with pytest.raises(WireError, match="an array of kind 2, where there are 2 kinds"):
         decode([msgpack.packb(header)])
 
@@ -339,53 +349,50 @@ def test_as_many_segments_come_as_are_announced(counts: list[int]) -> None:
         decode([msgpack.packb([VERSION, 16, 1, counts, *columns])])
 
 
-ME = ("worker", 0, 1, 1, 1)
-
-
 @pytest.mark.parametrize(
     "message",
     [
-        wire.Pull(*ME, 0, {}, []),  # type: ignore[arg-type]
-        wire.Pull(*ME, 0, [], {}),  # type: ignore[arg-type]
-        wire.Pull(*ME, 0, [3, 3], [1, 1]),
-        wire.Pull(*ME, 0, [-1], [1]),
-        wire.Pull(*ME, 0, [2**32], [1]),
-        wire.Pull(*ME, 0, [True], [1]),
-        wire.Pull(*ME, 0, [0], [-1]),
-        wire.Pull(*ME, 0, [0], [2**62]),
-        wire.Pull(*ME, 256, [0], [1]),
-        wire.Pull("boss", *ME[1:], 0, [0], [1]),
-        wire.Pull("worker", -2, *ME[2:], 0, [0], [1]),
-        wire.Declare(*ME, 0, [""], [0], [[1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k" * 1025], [0], [[1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, [1.5], [0], [[1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, [True], [0], [[1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [0], [[-1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [0], [[2**48 + 1]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [0], [[2**40, 2**40]], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [0], [[1] * 33], ["float32"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [0], [[1]], ["complex64"], 1, 1),
-        wire.Declare(*ME, 0, ["k"], [0], [[1]], ["float32"], 0, 1),
-        wire.Declare(*ME, 0, ["k"], [0], [[1]], ["float32"], 1, 0),
-        wire.Declare(*ME, 0, ["k"], [True], [[1], [1]], ["float32"] * 2, 1, 1),
-        wire.Declare(*ME, 0, ["k"], [-1], [[1]], ["float32"], 1, 1),
+        wire.Pull(ME, 0, {}, []),  # type: ignore[arg-type]
+        wire.Pull(ME, 0, [], {}),  # type: ignore[arg-type]
+        wire.Pull(ME, 0, [3, 3], [1, 1]),
+        wire.Pull(ME, 0, [-1], [1]),
+        wire.Pull(ME, 0, [2**32], [1]),
+        wire.Pull(ME, 0, [True], [1]),
+        wire.Pull(ME, 0, [0], [-1]),
+        wire.Pull(ME, 0, [0], [2**62]),
+        wire.Pull(ME, 256, [0], [1]),
+        wire.Pull(sender(role="boss"), 0, [0], [1]),
+        wire.Pull(sender(rank=-2), 0, [0], [1]),
+        wire.Declare(ME, 0, [""], [0], [[1]], ["float32"], 1, 1),
+        wire.Declare(ME, 0, ["k" * 1025], [0], [[1]], ["float32"], 1, 1),
+        wire.Declare(ME, 0, [1.5], [0], [[1]], ["float32"], 1, 1),
+        wire.Declare(ME, 0, [True], [0], [[1]], ["float32"], 1, 1),
+        wire.Declare(ME, 0, ["k"], [0], [[-1]], ["float32"], 1, 1),
+        wire.Declare(ME, 0, ["k"], [0], [[2**48 + 1]], ["float32"], 1, 1),
+        wire.Declare(ME, 0, ["k"], [0], [[2**40, 2**40]], ["float32"], 1, 1),
+        wire.Declare(ME, 0, ["k"], [0], [[1] * 33], ["float32"], 1, 1),
+        wire.Declare(ME, 0, ["k"], [0], [[1]], ["complex64"], 1, 1),
+        wire.Declare(ME, 0, ["k"], [0], [[1]], ["float32"], 0, 1),
+        wire.Declare(ME, 0, ["k"], [0], [[1]], ["float32"], 1, 0),
+        wire.Declare(ME, 0, ["k"], [True], [[1], [1]], ["float32"] * 2, 1, 1),
+        wire.Declare(ME, 0, ["k"], [-1], [[1]], ["float32"], 1, 1),
         wire.Placed(1, [True], [0], [0], [0], [1]),
         wire.Placed(1, [0], [], [], [], []),
         wire.Placed(1, [2], [1, 1], [0, 0], [0, 1], [1, 2]),
         wire.Placed(1, [1], [0], [4097], [0], [1]),
         wire.Placed(1, [1], [0], [0], [0.0], [1]),
         wire.Placed(1, [1], [0], [0], [0], [2**48 + 1]),
-        wire.Push(*ME, 0, [1], [1], 1, None, None),
-        wire.Push(*ME, 0, [1], [1], True, float("nan"), None),
-        wire.Push(*ME, 0, [1], [1], True, None, float("inf")),
-        wire.Open(*ME, 0, "both"),
-        wire.SetOptimizer(*ME, 0, 1, "sgd", [["m", [1] * 9]], None, [], [], 0.1, 1.0),
-        wire.SetOptimizer(*ME, 0, 1, "sgd", [["m", "x" * 65]], None, [], [], 0.1, 1.0),
-        wire.SetOptimizer(*ME, 0, 1, "sgd", [["m", {}]], None, [], [], 0.1, 1.0),
-        wire.SetOptimizer(*ME, 0, 1, "sgd", [["m"]], None, [], [], 0.1, 1.0),
+        wire.Push(ME, 0, [1], [1], 1, None, None),
+        wire.Push(ME, 0, [1], [1], True, float("nan"), None),
+        wire.Push(ME, 0, [1], [1], True, None, float("inf")),
+        wire.Open(ME, 0, "both"),
+        wire.SetOptimizer(ME, 0, 1, "sgd", [["m", [1] * 9]], None, [], [], 0.1, 1.0),
+        wire.SetOptimizer(ME, 0, 1, "sgd", [["m", "x" * 65]], None, [], [], 0.1, 1.0),
+        wire.SetOptimizer(ME, 0, 1, "sgd", [["m", {}]], None, [], [], 0.1, 1.0),
+        wire.SetOptimizer(ME, 0, 1, "sgd", [["m"]], None, [], [], 0.1, 1.0),
         wire.Welcome(1, 0, 1, 0, []),
         wire.Welcome(1, 0, 1, 1, [], ["k" * 41]),
-        wire.Here("worker", 4097, 1),
+        wire.Here(wire.Node("worker", 4097, 1)),
     ],
 )
 def test_values_out_of_range_are_refused(message: Any) -> None:

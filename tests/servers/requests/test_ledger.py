@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from asking import sender
+
 from kvstore.wire import Barrier, Request
 from servers.requests.ledger import Ledger, Verdict
 
 
 def request(seq: int, *, done: int = 0, rank: int = 0, incarnation: int = 1, role: str = "worker") -> Request:
-    return Barrier(role, rank, incarnation, seq, done, store=0, number=0)
+    return Barrier(sender(rank, seq, done=done, role=role, incarnation=incarnation), store=0, number=0)
 
 
 def test_the_first_of_its_number_is_new_and_the_next_a_repeat():
@@ -20,10 +22,10 @@ def test_the_first_of_its_number_is_new_and_the_next_a_repeat():
 
 def test_numbers_belong_to_their_sender():
     ledger: Ledger[str] = Ledger()
-    senders = [{"rank": 0}, {"rank": 1}, {"rank": 0, "role": "server"}]
-    assert [ledger.admit(request(1, **sender)) for sender in senders] == [Verdict.NEW] * 3
+    reply_links = [{"rank": 0}, {"rank": 1}, {"rank": 0, "role": "server"}]
+    assert [ledger.admit(request(1, **who)) for who in reply_links] == [Verdict.NEW] * 3
     ledger.note(request(1, rank=1), "mine")
-    assert [ledger.recall(request(1, **sender)) for sender in senders] == [None, "mine", None]
+    assert [ledger.recall(request(1, **who)) for who in reply_links] == [None, "mine", None]
 
 
 def test_requests_may_come_in_any_order():

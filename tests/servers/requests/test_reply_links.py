@@ -7,56 +7,56 @@ from asking import Door, Worker
 
 from kvstore.wire import Ack, Beat, Here, Node, Request
 from servers.requests.replies import Answer
-from servers.requests.reply_links import KEPT, Senders
+from servers.requests.reply_links import KEPT, ReplyLinks
 
 
-def outbox(senders: Senders, peer: bytes, request: Request) -> list[bytes]:
-    sent = senders.outbox([Answer(peer, request, Ack(request.seq))])
+def outbox(reply_links: ReplyLinks, peer: bytes, request: Request) -> list[bytes]:
+    sent = reply_links.outbox([Answer(peer, request, Ack(request.seq))])
     assert {reply for _, reply in sent} == {Ack(request.seq)}
     return [link for link, _ in sent]
 
 
 def test_an_answer_goes_where_its_request_came_from() -> None:
-    senders, worker = Senders(), Worker(0)
+    reply_links, worker = ReplyLinks(), Worker(0)
     first, second = worker.push({}), worker.push({})
-    assert senders.admit(b"first", first, "")
-    assert senders.admit(b"second", second, ""), "somebody else, perhaps, who says that it is the same"
-    assert outbox(senders, b"first", first) == [b"first"]
-    assert outbox(senders, b"second", second) == [b"second"]
+    assert reply_links.admit(b"first", first, "")
+    assert reply_links.admit(b"second", second, ""), "somebody else, perhaps, who says that it is the same"
+    assert outbox(reply_links, b"first", first) == [b"first"]
+    assert outbox(reply_links, b"second", second) == [b"second"]
 
 
 def test_and_over_each_link_that_it_was_made_again_over() -> None:
-    senders, worker = Senders(), Worker(0)
+    reply_links, worker = ReplyLinks(), Worker(0)
     request, other = worker.push({}), worker.push({})
     for link in (b"first", b"second", b"third", b"second"):
-        senders.repeat(link, request)
-    assert outbox(senders, b"first", other) == [b"first"]
-    assert outbox(senders, b"first", request) == [b"first", b"second", b"third"]
-    assert outbox(senders, b"first", request) == [b"first"], "it has been answered"
+        reply_links.repeat(link, request)
+    assert outbox(reply_links, b"first", other) == [b"first"]
+    assert outbox(reply_links, b"first", request) == [b"first", b"second", b"third"]
+    assert outbox(reply_links, b"first", request) == [b"first"], "it has been answered"
 
 
 def test_a_request_that_is_made_again_and_again_costs_no_memory() -> None:
-    senders, request = Senders(), Worker(0).push({})
+    reply_links, request = ReplyLinks(), Worker(0).push({})
     for number in range(100):
-        senders.repeat(b"%d" % number, request)
-    assert outbox(senders, b"0", request) == [b"0", *(b"%d" % number for number in range(100 - KEPT, 100))]
+        reply_links.repeat(b"%d" % number, request)
+    assert outbox(reply_links, b"0", request) == [b"0", *(b"%d" % number for number in range(100 - KEPT, 100))]
 
 
 def test_a_link_is_a_members_from_the_first_message_on_that_names_it() -> None:
     door, worker = Door(), Worker(0)
-    senders = Senders(door)
-    for message in (worker.push({}), worker.push({}), Here("worker", 0, 1), Beat("worker", 0, 1)):
-        assert senders.admit(b"link", message, "")
+    reply_links = ReplyLinks(door)
+    for message in (worker.push({}), worker.push({}), Here(Node("worker", 0, 1)), Beat(Node("worker", 0, 1))):
+        assert reply_links.admit(b"link", message, "")
     assert door.admitted == [b"link"]
 
 
 def test_whoever_has_another_key_is_not_heard(caplog: pytest.LogCaptureFixture) -> None:
     door, worker = Door({b"own": "its key", b"other": "another's"}), Worker(0)
-    senders = Senders(door)
+    reply_links = ReplyLinks(door)
     for _ in range(15):
-        assert senders.admit(b"own", worker.push({}), "its key")
-        assert not senders.admit(b"other", worker.push({}), "its key")
-        assert not senders.admit(b"none", worker.push({}), "its key")
+        assert reply_links.admit(b"own", worker.push({}), "its key")
+        assert not reply_links.admit(b"other", worker.push({}), "its key")
+        assert not reply_links.admit(b"none", worker.push({}), "its key")
     assert door.admitted == [b"own"]
     assert [record.getMessage() for record in caplog.records] == [
         f"dropped a Push in the name of worker 0 ({count} so far): it came over a link with another key than its own"
@@ -66,21 +66,21 @@ def test_whoever_has_another_key_is_not_heard(caplog: pytest.LogCaptureFixture) 
 
 def test_a_member_has_so_many_links_and_no_more() -> None:
     door, worker = Door(), Worker(0)
-    senders = Senders(door)
+    reply_links = ReplyLinks(door)
     for number in range(KEPT):
-        assert senders.admit(b"%d" % number, worker.push({}), "")
-    assert senders.admit(b"another member's", Worker(1).push({}), "")
+        assert reply_links.admit(b"%d" % number, worker.push({}), "")
+    assert reply_links.admit(b"another member's", Worker(1).push({}), "")
     assert door.refused == []
     for number in range(KEPT, KEPT + 3):
-        assert senders.admit(b"%d" % number, worker.push({}), "")
+        assert reply_links.admit(b"%d" % number, worker.push({}), "")
     assert door.refused == [b"0", b"1", b"2"]
 
 
 def test_links_that_are_gone_do_not_count() -> None:
     door, worker = Door(), Worker(0)
-    senders = Senders(door)
+    reply_links = ReplyLinks(door)
     for number in range(100):
-        assert senders.admit(b"%d" % number, worker.push({}), "")
+        assert reply_links.admit(b"%d" % number, worker.push({}), "")
         if number:
             door.ended.add(b"%d" % number)
     assert door.refused == []
@@ -88,9 +88,9 @@ def test_links_that_are_gone_do_not_count() -> None:
 
 def test_the_links_of_who_is_no_member_any_more_are_dropped() -> None:
     door, worker = Door(), Worker(0)
-    senders = Senders(door)
-    assert senders.admit(b"link", worker.push({}), "")
-    senders.forget(Node("worker", 1, 1))
+    reply_links = ReplyLinks(door)
+    assert reply_links.admit(b"link", worker.push({}), "")
+    reply_links.forget(Node("worker", 1, 1))
     assert door.refused == []
-    senders.forget(Node("worker", 0, 1))
+    reply_links.forget(Node("worker", 0, 1))
     assert door.refused == [b"link"]

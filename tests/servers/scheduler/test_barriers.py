@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+from asking import sender
+
 from kvstore.wire import Barrier
 from servers.scheduler.barriers import Barriers
 
 
 def arrive(barriers: Barriers, rank: int, number: int = 1, seq: int = 1) -> set[int]:
-    request = Barrier("worker", rank, 1, seq, 0, store=0, number=number)
+    request = Barrier(sender(rank, seq), store=0, number=number)
     released = barriers.arrive(b"peer %d" % rank, request)
-    assert all(peer == b"peer %d" % request.rank for peer, request in released)
-    return {request.rank for _, request in released}
+    assert all(peer == b"peer %d" % request.node.rank for peer, request in released)
+    return {request.node.rank for _, request in released}
 
 
 def test_the_last_to_come_lets_all_go():
@@ -21,8 +23,8 @@ def test_coming_twice_is_coming_once_and_the_second_request_is_answered():
     barriers = Barriers(range(2))
     arrive(barriers, 0, seq=1)
     assert arrive(barriers, 0, seq=5) == set()
-    released = barriers.arrive(b"", Barrier("worker", 1, 1, 1, 0, store=0, number=1))
-    assert {(request.rank, request.seq) for _, request in released} == {(0, 5), (1, 1)}
+    released = barriers.arrive(b"", Barrier(sender(1), store=0, number=1))
+    assert {(request.node.rank, request.seq) for _, request in released} == {(0, 5), (1, 1)}
 
 
 def test_numbers_do_not_mix():
@@ -33,7 +35,7 @@ def test_numbers_do_not_mix():
 
 
 def ranks(waiters: list[tuple[bytes, Barrier]]) -> list[int]:
-    return [request.rank for _, request in waiters]
+    return [request.node.rank for _, request in waiters]
 
 
 def test_those_who_have_not_come_are_missing_whoever_came_before():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from asking import sent, text_of
+from asking import sender, sent, text_of
 from rendezvous import LIMIT, Job, Member
 
 from kvstore.wire import (
@@ -21,16 +21,17 @@ from kvstore.wire import (
     Leave,
     Lost,
     Message,
+    Node,
     Open,
     Placed,
-    Pulse,
+    ProcessAlive,
     Ready,
     Roster,
     Stop,
     Welcome,
 )
 from servers.scheduler.core import REMIND_S
-from servers.scheduler.members import State
+from servers.scheduler.members import MemberState
 
 # ---- joining
 
@@ -96,7 +97,7 @@ def test_who_gives_up_joining_leaves_its_place_to_another():
     w0, w1, s0 = job.everyone
     for member in (w0, s0):
         job.say(member, member.join())
-    hasty = Leave("worker", -1, w0.nonce, 2, 0, error="it gave up joining")
+    hasty = Leave(sender(-1, 2, incarnation=w0.nonce), error="it gave up joining")
     assert job.reply(w0, hasty) == Ack(2)
     assert text_of(job.reply(w0, hasty), "UsageError").endswith("is no member of this job")
     assert job.reply(s0, s0.explain(1)).text == "waits for worker 0, worker 1 to join"
@@ -110,9 +111,9 @@ def test_who_gives_up_when_it_has_just_been_welcomed_fails_the_job():
     job = Job()
     w0, w1, s0 = job.everyone
     text = "worker 1 failed: it gave up joining"
-    told = job.say(w1, Leave("worker", -1, w1.nonce, 2, 0, error="it gave up joining"))
+    told = job.say(w1, Leave(sender(-1, 2, incarnation=w1.nonce), error="it gave up joining"))
     assert told == [(w1, Ack(2)), (w0, JobFailed(text)), (s0, JobFailed(text))]
-    assert job.scheduler.members.everyone[1].state is State.LEFT
+    assert job.scheduler.members.everyone[1].state is MemberState.LEFT
 
 
 def test_who_gives_up_because_the_job_has_failed_stays_counted_as_gone():
@@ -120,7 +121,7 @@ def test_who_gives_up_because_the_job_has_failed_stays_counted_as_gone():
     w0, _, _ = job.everyone
     job.say(w0, w0.join())
     job.handle(b"launcher", Lost("worker", 1, "ended with code 1"))
-    assert job.reply(w0, Leave("worker", -1, w0.nonce, 2, 0, error="NodeLost")) == Ack(2)
+    assert job.reply(w0, Leave(sender(-1, 2, incarnation=w0.nonce), error="NodeLost")) == Ack(2)
     assert job.scheduler.failure == "worker 1 ended with code 1"
     assert job.scheduler.finished
 
@@ -161,9 +162,9 @@ def test_a_pulse_keeps_a_member_alive_and_is_not_answered():
         assert job.tick(LIMIT / 2) == []
         for member in (w1, s0):
             assert job.beat(member) == [Alive()]
-        assert job.handle(b"beside worker 0", Pulse("worker", 0, 1)) == []
+        assert job.handle(b"beside worker 0", ProcessAlive(Node("worker", 0, 1))) == []
     assert job.scheduler.failure is None
-    for stranger in (Pulse("worker", 0, 2), Pulse("worker", 7, 1)):
+    for stranger in (ProcessAlive(Node("worker", 0, 2)), ProcessAlive(Node("worker", 7, 1))):
         assert job.handle(b"a stranger", stranger) == []
     for _ in range(3):
         job.beat(w1)
@@ -214,7 +215,8 @@ def test_a_zombie_is_told_that_it_was_given_up():
 
 
 @pytest.mark.parametrize(
-    "beat", [Beat("worker", 0, 2), Beat("worker", 0, 0), Beat("worker", 7, 1), Beat("launcher", 0, 1)]
+    "beat",
+    [Beat(Node("worker", 0, 2)), Beat(Node("worker", 0, 0)), Beat(Node("worker", 7, 1)), Beat(Node("launcher", 0, 1))],
 )
 def test_a_stranger_keeps_nobody_alive(beat: Beat):
     job = Job()
@@ -407,10 +409,10 @@ def test_after_a_failure_it_stays_until_all_have_gone_or_the_limit_is_over():
 def test_a_census_counts_the_lost_even_after_the_job_has_failed():
     job = Job()
     w0, _, _ = job.everyone
-    census = Census(*w0.me())
+    census = Census(w0.me())
     assert job.reply(w0, census) == Counted(census.seq, 0)
     job.handle(b"launcher", Lost("worker", 1, "was killed"))
-    census = Census(*w0.me())
+    census = Census(w0.me())
     assert job.reply(w0, census) == Counted(census.seq, 1)
 
 
@@ -468,7 +470,7 @@ def test_keys_are_declared_and_ready():
     assert job.reply(w1, w1.explain(early.seq)).text == "waits for worker 0 to init 'a', 'b'"
     mine = w0.declare("b", "a")
     assert job.reply(w0, mine) == Placed(mine.seq, [1, 1], [1, 0], [0, 0], [0, 0], [1, 1])
-    ready = Ready(*w0.me(), store=0, keys=["a", "b"])
+    ready = Ready(w0.me(), store=0, keys=["a", "b"])
     placed = Placed(early.seq, [1, 1], [0, 1], [0, 0], [0, 0], [1, 1])
     assert dict(job.say(w0, ready)) == {w0: Ack(ready.seq), w1: placed}
     for member, request, reply in ((w0, mine, None), (w0, ready, Ack(ready.seq)), (w1, early, placed)):
@@ -515,29 +517,29 @@ def test_a_key_that_rank_0_will_never_give_is_not_waited_for():
 @pytest.mark.parametrize(
     "message",
     [
-        Open("worker", 1, 1, 5, 0, store=0, mode="sync"),
-        Ready("worker", 1, 1, 5, 0, store=0, keys=["a"]),
-        Barrier("server", 0, 1, 5, 0, store=0, number=1),
+        Open(sender(1), store=0, mode="sync"),
+        Ready(sender(1), store=0, keys=["a"]),
+        Barrier(sender(role="server"), store=0, number=1),
         Declare(
-            "server", 0, 1, 5, 0, store=0, keys=["a"], kinds=[0], shapes=[[1]], dtypes=["int8"], bound=1, longest=2**40
+            sender(role="server"), store=0, keys=["a"], kinds=[0], shapes=[[1]], dtypes=["int8"], bound=1, longest=2**40
         ),
     ],
 )
 def test_what_a_member_may_not_ask_is_refused(message: Any):
     job = Job()
-    member = job.workers[1] if message.role == "worker" else job.servers[0]
+    member = job.workers[1] if message.node.role == "worker" else job.servers[0]
     text = text_of(job.reply(member, message), "UsageError")
-    assert text.startswith(f"a {type(message).__name__} is nothing for {message.role}")
+    assert text.startswith(f"a {type(message).__name__} is nothing for {message.node.role}")
 
 
 def test_strangers_are_refused_and_fence_nobody():
     job = Job()
     w0, w1, _ = job.everyone
     for message in (
-        Barrier("worker", 0, 2**62, 1, 0, store=0, number=1),
-        Barrier("worker", 5, 1, 1, 0, store=0, number=1),
-        Leave("launcher", 0, 1, 1, 0, error="boo"),
-        Leave("worker", 0, 9, 1, 0, error="boo"),
+        Barrier(sender(incarnation=2**62), store=0, number=1),
+        Barrier(sender(5), store=0, number=1),
+        Leave(sender(role="launcher"), error="boo"),
+        Leave(sender(incarnation=9), error="boo"),
     ):
         ((whom, reply),) = job.handle(b"stranger", message)
         assert whom == b"stranger"
@@ -567,4 +569,4 @@ def test_states_of_a_whole_life():
     job = Job(1, 1)
     job.say(job.workers[0], job.workers[0].leave())
     job.say(job.servers[0], job.servers[0].leave())
-    assert {m.state for m in job.scheduler.members.everyone} == {State.LEFT}
+    assert {m.state for m in job.scheduler.members.everyone} == {MemberState.LEFT}

@@ -3,11 +3,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from asking import sender
 
 from kvstore.errors import AlreadyInitialized, Mismatch, UsageError
 from kvstore.spec import MAX_SEGMENTS
 from kvstore.wire import Declare
-from servers.scheduler.keys import Keys
+from servers.scheduler.keys import DeclaredKeys
 from servers.scheduler.placements import Columns
 
 
@@ -16,7 +17,7 @@ class Said:
 
     def __init__(self, servers: int = 2) -> None:
         self.loads = [0] * servers
-        self.keys = Keys(self.loads)
+        self.keys = DeclaredKeys(self.loads)
         self.heard: dict[int, list[object]] = {}
         self.seq = itertools.count(1)
         self.fault: Exception | None = None
@@ -27,7 +28,7 @@ class Said:
         seq = next(self.seq)
         specs = [shape if isinstance(shape, tuple) else (shape, "float32") for shape in shapes.values()]
         request = Declare(
-            *("worker", rank, 1, seq, 0),
+            sender(rank, seq),
             store=0,
             keys=list(shapes),
             kinds=list(range(len(specs))),
@@ -45,9 +46,9 @@ class Said:
 
     def _hear(self, outcomes: list) -> None:
         for asker, outcome in outcomes:
-            assert asker.peer == b"peer %d" % asker.request.rank
+            assert asker.peer == b"peer %d" % asker.request.node.rank
             told = listed(outcome) if isinstance(outcome, Columns) else outcome
-            self.heard.setdefault(asker.request.rank, []).append(told)
+            self.heard.setdefault(asker.request.node.rank, []).append(told)
 
 
 def listed(columns: Columns) -> list[list[list[int]]]:
@@ -98,7 +99,7 @@ def test_large_arrays_are_cut_by_rank_0s_bound_and_ids_go_on():
 def test_stores_share_the_servers_loads():
     loads = [0, 0]
     one, two = Said(), Said()
-    one.keys, two.keys = Keys(loads), Keys(loads)
+    one.keys, two.keys = DeclaredKeys(loads), DeclaredKeys(loads)
     one.declare(0, a=[4])
     two.declare(0, a=[4])
     assert [said.heard[0] for said in (one, two)] == [[[[[0, 0, 0, 4]]]], [[[[0, 1, 0, 4]]]]]
@@ -169,13 +170,9 @@ def test_who_contradicts_rank_0_later_learns_it_and_so_does_rank_0(ready: bool):
 
 
 def test_a_key_twice_in_one_call_is_refused():
-    keys = Keys([0])
+    keys = DeclaredKeys([0])
     request = Declare(
-        "worker",
-        0,
-        1,
-        1,
-        0,
+        sender(),
         store=0,
         keys=["a", "a"],
         kinds=[0, 0],
@@ -244,7 +241,7 @@ def test_those_who_wait_in_vain_are_let_go():
     said = Said()
     said.declare(1, a=[4])
     said.declare(2, a=[4])
-    assert [asker.request.rank for asker in said.keys.abandon()] == [1, 2]
+    assert [asker.request.node.rank for asker in said.keys.abandon()] == [1, 2]
     assert said.keys.abandon() == []
 
 

@@ -5,15 +5,16 @@ import itertools
 import pytest
 
 from kvstore.errors import UsageError
-from servers.scheduler.members import NEXT, Event, Member, Members, State
+from kvstore.wire import Node
+from servers.scheduler.members import NEXT, JobMember, MemberEvent, Members, MemberState
 
 
-def member(role: str = "worker", nonce: int = 1, hint: int = -1) -> Member:
-    return Member(role, nonce, hint, address=f"at {nonce}", join_peer=b"j%d" % nonce, join_seq=1)
+def member(role: str = "worker", nonce: int = 1, hint: int = -1) -> JobMember:
+    return JobMember(role, nonce, hint, address=f"at {nonce}", join_peer=b"j%d" % nonce, join_seq=1)
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
-def test_every_pair_does_what_the_table_says_and_a_missing_one_nothing(state: State, event: Event):
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(MemberState, MemberEvent)))
+def test_every_pair_does_what_the_table_says_and_a_missing_one_nothing(state: MemberState, event: MemberEvent):
     members, one = Members(1, 1, 1.0), member()
     members.join(one)
     one.state = state
@@ -22,9 +23,9 @@ def test_every_pair_does_what_the_table_says_and_a_missing_one_nothing(state: St
 
 
 def test_nothing_follows_the_end():
-    assert {before for before, _ in NEXT} == {State.JOINED, State.READY}
-    assert NEXT[State.READY, Event.LEAVES] is State.LEFT
-    assert NEXT[State.READY, Event.DIES] is State.LOST
+    assert {before for before, _ in NEXT} == {MemberState.JOINED, MemberState.READY}
+    assert NEXT[MemberState.READY, MemberEvent.LEAVES] is MemberState.LEFT
+    assert NEXT[MemberState.READY, MemberEvent.DIES] is MemberState.LOST
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_ranks_are_those_asked_for_and_then_in_the_order_of_coming(hints: list[i
     members.join(member("server", 99))
     assert members.settle(5.0)
     assert [m.rank for m in members.everyone if m.role == "worker"] == ranks
-    assert {(m.incarnation, m.heard, m.state) for m in members.everyone} == {(1, 5.0, State.READY)}
+    assert {(m.incarnation, m.heard, m.state) for m in members.everyone} == {(1, 5.0, MemberState.READY)}
     assert not members.settle(6.0), "ranks are given once"
     assert [m.rank for m in members.of("worker")] == [0, 1, 2]
 
@@ -100,7 +101,7 @@ def test_silence_counts_for_ready_members_only():
     members.settle(100.0)
     first, second, server = members.everyone
     members.hear(first, 101.5)
-    members.happens(second, Event.LEAVES)
+    members.happens(second, MemberEvent.LEAVES)
     assert members.overdue(102.0) == []
     assert members.overdue(102.5) == [server]
     members.forgive(103.0)
@@ -115,11 +116,11 @@ def test_who_is_heard_again_is_not_overdue_and_who_is_lost_or_has_left_is_not_lo
     members.settle(0.0)
     first, second, third, server = members.everyone
     members.hear(first, 1.5)
-    members.happens(second, Event.DIES)
+    members.happens(second, MemberEvent.DIES)
     members.hear(second, 3.0)
-    members.happens(server, Event.LEAVES)
+    members.happens(server, MemberEvent.LEAVES)
     assert members.overdue(3.0) == [third]
-    members.happens(third, Event.DIES)
+    members.happens(third, MemberEvent.DIES)
     assert members.overdue(3.0) == []
     assert members.overdue(4.0) == [first]
 
@@ -139,7 +140,7 @@ def test_find_goes_by_the_rank_asked_for_until_ranks_are_given():
     found = members.find("worker", 0)
     assert found is not None
     assert found.nonce == 2
-    assert members.identify("worker", 0, 1) is found
+    assert members.identify(Node("worker", 0, 1)) is found
     assert members.identify("worker", 0, 2) is members.identify("server", 1, 1) is None
 
 
@@ -147,12 +148,12 @@ def test_all_gone_needs_all_to_have_come():
     members = Members(2, 1, 1.0)
     one = member(nonce=1)
     members.join(one)
-    members.happens(one, Event.DIES)
+    members.happens(one, MemberEvent.DIES)
     assert not members.all_gone("worker")
     two = member(nonce=2)
     members.join(two)
     assert not members.all_gone("worker")
-    members.happens(two, Event.LEAVES)
+    members.happens(two, MemberEvent.LEAVES)
     assert members.all_gone("worker")
     assert (len(members), members.present, members.lost) == (2, 0, 1)
 
@@ -167,8 +168,8 @@ def test_members_are_counted_through_all_that_happens_to_them():
         members.join(one)
     members.settle(0.0)
     assert (len(members), members.present, members.lost) == (3, 3, 0)
-    for event in (Event.DIES, Event.LEAVES, Event.ALL_HERE):
+    for event in (MemberEvent.DIES, MemberEvent.LEAVES, MemberEvent.ALL_HERE):
         members.happens(everyone[0], event)
         assert (len(members), members.present, members.lost) == (3, 2, 1)
-    members.happens(everyone[2], Event.LEAVES)
+    members.happens(everyone[2], MemberEvent.LEAVES)
     assert (members.present, members.all_gone("server"), members.all_gone("worker")) == (1, True, False)

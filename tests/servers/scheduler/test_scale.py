@@ -22,9 +22,11 @@ from kvstore.wire import (
     Leave,
     Lost,
     Message,
+    Node,
     OpenStore,
     Pause,
     Ready,
+    Sender,
 )
 from kvstore.wire.messages import MAX_NODES
 from servers.scheduler import Scheduler
@@ -69,7 +71,9 @@ class Crowd:
     def joins(self, *, hints: bool) -> Iterator[Join]:
         for role, number in (("server", self.servers), ("worker", self.workers)):
             for rank in range(number):
-                yield Join(role, rank if hints else -1, (role == "worker") * 2**20 + rank, 1, 0, address="here")
+                yield Join(
+                    Sender(Node(role, rank if hints else -1, (role == "worker") * 2**20 + rank), 1, 0), address="here"
+                )
 
     def say(self, message: Any) -> list[tuple[bytes, Message]]:
         outbox = self.scheduler.handle(b"%s %d" % (message.role.encode(), message.rank), message, self.now)
@@ -77,8 +81,8 @@ class Crowd:
         return outbox
 
     def beats(self) -> list[Beat]:
-        return [Beat("worker", rank, 1) for rank in range(self.workers)] + [
-            Beat("server", rank, 1) for rank in range(self.servers)
+        return [Beat(Node("worker", rank, 1)) for rank in range(self.workers)] + [
+            Beat(Node("server", rank, 1)) for rank in range(self.servers)
         ]
 
     def second(self) -> None:
@@ -90,9 +94,9 @@ class Crowd:
                 self.say(beat)
             self.scheduler.tick(self.now)
 
-    def me(self, rank: int = 0) -> tuple[str, int, int, int, int]:
+    def me(self, rank: int = 0) -> Sender:
         self.seq += 1
-        return "worker", rank, 1, self.seq, self.seq
+        return Sender(Node("worker", rank, 1), self.seq, self.seq)
 
 
 def per_member(members: int, action: Callable[[Crowd], Any], **how: Any) -> float:
@@ -106,25 +110,25 @@ def same(few: float, many: float) -> bool:
 
 def all_come_to_a_barrier(crowd: Crowd) -> None:
     for rank in range(crowd.workers):
-        outbox = crowd.say(Barrier(*crowd.me(rank), store=0, number=1))
+        outbox = crowd.say(Barrier(crowd.me(rank), store=0, number=1))
     assert len(outbox) == crowd.workers
 
 
 def half_wait_at_a_barrier_for_one_that_leaves(crowd: Crowd) -> None:
     for rank in range(crowd.workers // 2):
-        crowd.say(Barrier(*crowd.me(rank), store=0, number=1))
-    crowd.say(Leave(*crowd.me(crowd.workers - 1), error=None))
+        crowd.say(Barrier(crowd.me(rank), store=0, number=1))
+    crowd.say(Leave(crowd.me(crowd.workers - 1), error=None))
     crowd.now += 2.0
     assert len(crowd.scheduler.tick(crowd.now)) == crowd.workers // 2 + crowd.servers
 
 
 def all_join(crowd: Crowd) -> None:
     for rank in range(crowd.workers):
-        crowd.say(Pause(*crowd.me(rank), 0, 1, 0, [], []))
+        crowd.say(Pause(crowd.me(rank), 0, 1, 0, [], []))
 
 
 def all_make_and_close_a_store(crowd: Crowd) -> None:
-    for make in (lambda me: OpenStore(*me, ordinal=1), lambda me: CloseStore(*me, store=0)):
+    for make in (lambda me: OpenStore(me, ordinal=1), lambda me: CloseStore(me, store=0)):
         for rank in range(crowd.workers):
             crowd.say(make(crowd.me(rank)))
 
@@ -132,7 +136,7 @@ def all_make_and_close_a_store(crowd: Crowd) -> None:
 def declare(crowd: Crowd, rank: int) -> Declare:
     keys = [f"key {number}" for number in range(20)]
     kinds = [0] * len(keys)
-    return Declare(*crowd.me(rank), 0, keys, kinds, shapes=[[3, 4]], dtypes=["float32"], bound=1000, longest=2**40)
+    return Declare(crowd.me(rank), 0, keys, kinds, shapes=[[3, 4]], dtypes=["float32"], bound=1000, longest=2**40)
 
 
 def all_declare_keys_before_and_after_they_are_there(crowd: Crowd) -> None:
@@ -142,7 +146,7 @@ def all_declare_keys_before_and_after_they_are_there(crowd: Crowd) -> None:
     first = declare(crowd, 0)
     crowd.say(first)
     for key in first.keys:
-        outbox = crowd.say(Ready(*crowd.me(0), store=0, keys=[key]))
+        outbox = crowd.say(Ready(crowd.me(0), store=0, keys=[key]))
     assert len(outbox) == 1 + len(early)
     for rank in late:
         assert len(crowd.say(declare(crowd, rank))) == 1
@@ -151,7 +155,7 @@ def all_declare_keys_before_and_after_they_are_there(crowd: Crowd) -> None:
 def half_leave_one_by_one(crowd: Crowd) -> None:
     for rank in range(1, crowd.workers, 2):
         crowd.now += 0.001
-        crowd.say(Leave(*crowd.me(rank), error=None))
+        crowd.say(Leave(crowd.me(rank), error=None))
     crowd.now += 2.0
     assert len(crowd.scheduler.tick(crowd.now)) == crowd.servers
     crowd.second()
@@ -160,14 +164,14 @@ def half_leave_one_by_one(crowd: Crowd) -> None:
 def half_come_to_a_barrier_while_half_are_leaving(crowd: Crowd) -> None:
     for rank in range(crowd.workers):
         leaves = rank < crowd.workers // 2
-        crowd.say(Leave(*crowd.me(rank), error=None) if leaves else Barrier(*crowd.me(rank), store=0, number=1))
+        crowd.say(Leave(crowd.me(rank), error=None) if leaves else Barrier(crowd.me(rank), store=0, number=1))
 
 
 def one_is_lost_and_all_are_told_at_each_beat(crowd: Crowd) -> None:
     crowd.say(Lost("worker", 1, "was killed"))
     crowd.second()
     for rank in range(2, crowd.workers):
-        crowd.say(Leave(*crowd.me(rank), error="NodeLost"))
+        crowd.say(Leave(crowd.me(rank), error="NodeLost"))
 
 
 @pytest.mark.parametrize("hints", [True, False])
@@ -191,7 +195,7 @@ def test_saying_who_is_absent_to_all_who_wait_costs_each_the_same():
     def ask(crowd: Crowd) -> None:
         for join in list(crowd.joins(hints=True))[:-1]:
             crowd.say(join)
-            asked = Explain(join.role, join.rank, join.incarnation, 2, 0, about=1)
+            asked = Explain(Sender(join.node, 2, 0), about=1)
         for _ in range(crowd.workers + crowd.servers):
             crowd.say(asked)
 

@@ -15,7 +15,7 @@ from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
 from kvstore.values import TensorRange, from_buffer
 from kvstore.wire import Ack, Values
-from servers.store.bucket import Bucket, Slots
+from servers.store.bucket import Bucket, HeldSegments
 from servers.store.buckets import MAX_SPLITS, Buckets
 from servers.store.rounds import Rounds
 
@@ -36,8 +36,8 @@ class Watched(Heap):
 def bucket(*values: torch.Tensor, memory: Heap | None = None) -> Bucket:
     ids = range(len(values))
     specs = [Spec(tuple(value.shape), "float32") for value in values]
-    slots = Slots(ids, [f"k{number}" for number in ids], specs, [0] * len(values))
-    made = Bucket(slots, "float32", Rounds(frozenset({0})), memory or Heap())
+    segments = HeldSegments(ids, [f"k{number}" for number in ids], specs, [0] * len(values))
+    made = Bucket(segments, "float32", Rounds(frozenset({0})), memory or Heap())
     made.load([TensorRange(0, torch.cat([value.reshape(-1) for value in values]))])
     return made
 
@@ -93,7 +93,7 @@ def test_a_list_that_is_pushed_becomes_one_bucket_and_keeps_its_values():
     assert one.ids == (2, 4, 1)
     assert one.value.tolist() == [2, 2, 2, 4, 4, 4, 4, 1, 1]
     assert made.pushed([2, 4, 1], [2, 2, 2]) == [one]
-    assert made.spans([4, 1, 3]) == [(one, 3, 9), (made.find(3)[0], 0, 1)]
+    assert made.element_ranges([4, 1, 3]) == [(one, 3, 9), (made.find(3)[0], 0, 1)]
     assert made.value(4).tolist() == [4] * 4
 
 

@@ -10,7 +10,7 @@ from asking import Desk, Worker, floats, text_of
 
 from kvstore.codecs import Compressor, decode, parse
 from kvstore.values import from_buffer, to_buffer
-from kvstore.wire import Message, Push, Values, join, tear
+from kvstore.wire import Message, Push, Values, pack_arrays, unpack_arrays
 
 SIZES = {1: 5, 2: 4, 3: 7}
 TOP = "threshold", [["threshold", 0.5]]  # sends what is 0.5 or more, as it is
@@ -24,19 +24,19 @@ def gradient(number: int, seed: int) -> torch.Tensor:
 def compressed(worker: Worker, values: dict[int, torch.Tensor], clock: int = 1) -> Push:
     """A push of ``values`` as ``TOP`` has them."""
     compressor = Compressor(parse({"type": TOP[0], **dict(TOP[1])}))
-    payloads = [compressor.encode(number, value).cut(0, value.numel()) for number, value in values.items()]
+    payloads = [compressor.encode(number, value).payload(0, value.numel()) for number, value in values.items()]
     return replace(
         worker.push(values, clock),
         codec=list(TOP),
         lengths=[payload.numel() for payload in payloads],
-        buffers=join([to_buffer(payload) for payload in payloads]),
+        buffers=pack_arrays([to_buffer(payload) for payload in payloads]),
     )
 
 
 def arrived(value: torch.Tensor) -> torch.Tensor:
     """What a server has of a compressed ``value``."""
     compression = parse({"type": TOP[0], **dict(TOP[1])})
-    return decode(compression, Compressor(compression).encode(0, value).cut(0, value.numel()), value.numel())
+    return decode(compression, Compressor(compression).encode(0, value).payload(0, value.numel()), value.numel())
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def halves(reply: Message) -> list[torch.Tensor]:
     """The payloads of a reply in float16, decoded."""
     assert isinstance(reply, Values)
     compression = parse({"type": "fp16"})
-    parts = [from_buffer(part, "uint8") for part in tear(reply.buffers, reply.lengths)]
+    parts = [from_buffer(part, "uint8") for part in unpack_arrays(reply.buffers, reply.lengths)]
     return [decode(compression, part, part.numel() // 2) for part in parts]
 
 
@@ -125,8 +125,10 @@ def test_segments_that_lie_back_to_back_come_back_as_one_payload() -> None:
         values = {number: value(number, clock) for number in SIZES}
         message = replace(a.push(values, clock, want=True), back=["fp16", []])
         reply = desk.reply(a, message)
-        assert (reply.spans, reply.lengths) == ([3], [2 * sum(SIZES.values())])
-        singly = [decode(expected.compression, expected.encode(n, v).cut(0, len(v)), len(v)) for n, v in values.items()]
+        assert (reply.segment_counts, reply.lengths) == ([3], [2 * sum(SIZES.values())])
+        singly = [
+            decode(expected.compression, expected.encode(n, v).payload(0, len(v)), len(v)) for n, v in values.items()
+        ]
         assert torch.equal(halves(reply)[0], torch.cat(singly))
 
 
@@ -139,11 +141,11 @@ def test_a_part_of_them_has_the_same_bits_whoever_asks_first(first: list[int]) -
         values = {number: value(number, clock) for number in SIZES}
         desk.ask(a, a.push(values, clock))
         arrived = {
-            n: decode(expected.compression, expected.encode(n, v).cut(0, len(v)), len(v)) for n, v in values.items()
+            n: decode(expected.compression, expected.encode(n, v).payload(0, len(v)), len(v)) for n, v in values.items()
         }
         for numbers in ([first] if first else []) + [[1, 2, 3], [2, 3], [3, 1], [2]]:
             reply = desk.reply(a, replace(a.pull(numbers, clock), back=["fp16", []]))
-            assert sum(reply.spans) == len(numbers)
+            assert sum(reply.segment_counts) == len(numbers)
             assert torch.equal(torch.cat(halves(reply)), torch.cat([arrived[number] for number in numbers]))
 
 
@@ -165,31 +167,49 @@ def test_sums_that_are_not_finite_are_refused_by_the_key_that_is_at_fault(number
     assert "key 'k2' has infinite" in text
 
 
-SPANS = [[1, 1, 1], [3], [2, 1], [1, 2]]
+def test_an_answer_that_cannot_be_encoded_fails_alone() -> None:
+    desk = Desk(2, values={1: torch.zeros(2)})
+    a, b = desk.workers
+    waiting = replace(a.push({1: floats(0, float("nan"))}, want=True), back=["fp16", []])
+    assert desk.reply(a, waiting) is None
+    last = b.push({1: floats(0, 1)}, want=True)
+    replies = desk.ask(b, last)
+    assert "key 'k1' has infinite" in text_of(replies[0, waiting.seq], "UsageError")
+    assert isinstance(replies[1, last.seq], Values), "its own answer is not compressed"
 
 
-@pytest.mark.parametrize("spans", SPANS, ids=str)
+COUNTS = [[1, 1, 1], [3], [2, 1], [1, 2]]
+
+
+@pytest.mark.parametrize("segment_counts", COUNTS, ids=str)
 @pytest.mark.parametrize("lists", [[[1, 2, 3]], [[2], [3, 1]], [[3], [2], [1]]], ids=str)
-def test_a_payload_of_several_segments(desk: Desk, spans: list[int], lists: list[list[int]]) -> None:
+def test_a_payload_of_several_segments(desk: Desk, segment_counts: list[int], lists: list[list[int]]) -> None:
     a, b = desk.workers
     numbers, payloads = list(SIZES), []
-    for count in spans:
+    for count in segment_counts:
         mine, numbers = numbers[:count], numbers[count:]
         flat = torch.cat([gradient(number, 0).half() for number in mine])
         payloads.append(to_buffer(flat))
     message = a.push(all_of(0))
     lengths = [payload.nbytes for payload in payloads]
-    desk.ask(a, replace(message, codec=["fp16", []], lengths=lengths, spans=spans, buffers=join(payloads)))
+    desk.ask(
+        a,
+        replace(
+            message, codec=["fp16", []], lengths=lengths, segment_counts=segment_counts, buffers=pack_arrays(payloads)
+        ),
+    )
     for some in lists:
         desk.ask(b, b.push({number: gradient(number, 1) for number in some}))
     for number in SIZES:
         assert torch.equal(desk.value(number, clock=1), gradient(number, 0).half().float() + gradient(number, 1))
 
 
-@pytest.mark.parametrize("spans", [[2], [4], [1, 1], [2, 2]], ids=str)
-def test_payloads_of_other_segments_than_the_message_is_about(desk: Desk, spans: list[int]) -> None:
+@pytest.mark.parametrize("segment_counts", [[2], [4], [1, 1], [2, 2]], ids=str)
+def test_payloads_of_other_segments_than_the_message_is_about(desk: Desk, segment_counts: list[int]) -> None:
     a, _ = desk.workers
     payload = to_buffer(torch.cat(list(all_of(0).values())).half())
-    lengths = [payload.nbytes, *[0] * (len(spans) - 1)]
-    message = replace(a.push(all_of(0)), codec=["fp16", []], lengths=lengths, spans=spans, buffers=[payload])
+    lengths = [payload.nbytes, *[0] * (len(segment_counts) - 1)]
+    message = replace(
+        a.push(all_of(0)), codec=["fp16", []], lengths=lengths, segment_counts=segment_counts, buffers=[payload]
+    )
     assert "segments, where there are 3" in text_of(desk.reply(a, message), "WireError")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.wire import Ack, Resume, Values
-from servers.store.clocks import Clocks
+from servers.store.clocks import WorkerClocks
 from servers.store.joins import Pauses
 from servers.store.rounds import Rounds
 
@@ -72,7 +72,7 @@ def test_a_quorum_is_of_those_who_do_not_pause():
 
 
 def test_nobody_is_ahead_of_a_worker_that_pauses():
-    clocks: Clocks[None] = Clocks(range(3))
+    clocks: WorkerClocks[None] = WorkerClocks(range(3))
     for rank, count in enumerate((1, 5, 3)):
         clocks.contribute(rank, count, None)
     assert clocks.version == 1
@@ -129,7 +129,7 @@ class Run:
         latest = {number: max(clocks[number] for clocks in self.clocks) for number in SIZES}
         reply = self.desk.reply(worker, worker.pull(list(latest), list(latest.values())))
         assert isinstance(reply, Values)
-        specs = [self.desk.shard._tables[0].buckets.slot(number).spec for number in SIZES]
+        specs = [self.desk.shard._tables[0].buckets.segment(number).spec for number in SIZES]
         resumed = [reply for reply in replies.values() if isinstance(reply, Resume)]
         assert [dict(zip(SIZES, resume.clocks, strict=True)) for resume in resumed] == [latest] * len(self.clocks)
         return values_in(reply, specs), resumed
@@ -158,7 +158,7 @@ def test_after_a_pause_everybody_is_in_the_next_round():
     late = one.push({1: floats(2)}, 2, want=True)
     assert desk.reply(one, late) is None, "the next round waits for all again"
     replies = desk.ask(zero, zero.push({1: floats(3)}, 2))
-    assert values_in(replies[1, late.seq], [desk.shard._tables[0].buckets.slot(1).spec])[0] == 5
+    assert values_in(replies[1, late.seq], [desk.shard._tables[0].buckets.segment(1).spec])[0] == 5
 
 
 def test_a_repeated_pause_is_answered_and_does_nothing_more():
@@ -232,7 +232,7 @@ def test_who_pushes_most_is_the_last():
         worker = Worker(rank)
         pauses.add(worker.peer, worker.pause({1: clock}))
     assert pauses.last == 2
-    assert [request.rank for _, request in pauses.end()] == [0, 1, 2, 3]
+    assert [request.node.rank for _, request in pauses.end()] == [0, 1, 2, 3]
     assert pauses.ranks == frozenset()
 
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.wire import Ack, Values
-from servers.store.clocks import Clocks
+from servers.store.clocks import WorkerClocks
 from servers.store.rounds import Rounds
 
 
 def read(desk: Desk, reply: Any, number: int = 1) -> torch.Tensor:
     assert isinstance(reply, Values), reply
-    return values_in(reply, [desk.shard._tables[0].buckets.slot(number).spec])[0]
+    return values_in(reply, [desk.shard._tables[0].buckets.segment(number).spec])[0]
 
 
 def updating(workers: int, mode: str = "async", **rule: Any) -> Desk:
@@ -248,7 +248,7 @@ def test_workers_with_different_rules_are_told() -> None:
 
 
 def test_clocks_have_the_interface_of_rounds() -> None:
-    clocks: Clocks[None] = Clocks([0, 1])
+    clocks: WorkerClocks[None] = WorkerClocks([0, 1])
     assert clocks.contribute(0, 2, None)
     assert not clocks.contribute(0, 1, None), "an older push has been counted"
     assert (clocks.version, clocks.missing(2)) == (0, {1: 1})

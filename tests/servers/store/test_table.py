@@ -12,7 +12,7 @@ from kvstore.errors import WeightsInDoubt
 from kvstore.optim.optimizer import classes
 from kvstore.optim.updater import Updater
 from kvstore.spec import Spec
-from kvstore.wire import Ack, States, Values, tear
+from kvstore.wire import Ack, OptimizerStates, Values, unpack_arrays
 
 
 def optimized(desk: Desk, name: str = "sgd", lr: float = 0.5, **hyper: object) -> None:
@@ -409,12 +409,12 @@ def test_an_empty_array_is_a_value_like_others():
 # ---- states
 
 
-def states_of(desk: Desk, ids: list[int]) -> tuple[States, dict[tuple[int, str], torch.Tensor]]:
+def states_of(desk: Desk, ids: list[int]) -> tuple[OptimizerStates, dict[tuple[int, str], torch.Tensor]]:
     worker = desk.workers[0]
     reply = desk.reply(worker, worker.get_states(ids))
-    assert isinstance(reply, States), reply
+    assert isinstance(reply, OptimizerStates), reply
     specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(reply.shapes, reply.dtypes, strict=True)]
-    parts = tear(reply.buffers, [spec.nbytes for spec in specs])
+    parts = unpack_arrays(reply.buffers, [spec.nbytes for spec in specs])
     tensors = [
         torch.frombuffer(p, dtype=getattr(torch, s.dtype)).view(s.shape) for p, s in zip(parts, specs, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""One encoding while it is made: an exception may end it anywhere, and it goes on from there. Keeps what it lacks."""
+"""One encoding. An exception may interrupt it anywhere; a repeated call goes on from there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOP = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
-class Statistics:
+class CompressionStatistics:
     """What a compressor has done.
 
     Attributes:
@@ -34,19 +34,19 @@ class Statistics:
     clipped: int = 0
 
 
-class Work:
-    """One encoding, while it is made. Whatever ends that, it can go on.
+class ResumableEncoding:
+    """One encoding in the making.
 
     Args:
-        encoded: takes it.
-        values: flat, to be encoded with what is lacking.
-        residual: flat float32, what is lacking: the memory of one memo, or of several.
-        memos: what is kept of the keys.
-        velocity: their new momentum; None without.
+        encoded: is given the elements.
+        values: flat, to be encoded together with the residual.
+        residual: flat float32: the memory of one memo, or of several.
+        memos: of the keys whose arrays are encoded.
+        velocity: the new momentum; None without momentum.
 
     Attributes:
-        done: the compressor's statistics after it.
-        over: whether all is done.
+        statistics: the compressor's after this encoding; None until that is known.
+        complete: whether nothing is left to do.
     """
 
     def __init__(
@@ -60,34 +60,35 @@ class Work:
         self.encoded = encoded
         self.memos = memos
         self.velocity = velocity
-        self.done: Statistics | None = None
-        self.over = False
+        self.statistics: CompressionStatistics | None = None
+        self.complete = False
         self._values = values
         self._residual = residual
         self._steps = [memo.step + 1 for memo in memos]
-        self._chunk = 0  # that is next
-        self._total: tuple[int, torch.Tensor] | None = None  # of a chunk: its values and what was lacking
-        self._left: torch.Tensor | None = None  # what is lacking now, where the codec is whole
+        self._next_chunk = 0
+        self._sum: tuple[int, torch.Tensor] | None = None  # a chunk's number, and its values plus its residual
+        self._left: torch.Tensor | None = None  # the new residual, where the codec is ``whole``
 
     def take_chunks(self) -> bool:
-        """Encode chunk by chunk; False if the values are not finite.
+        """Encode chunk by chunk; return False if the values are not finite.
 
-        The residual of a chunk is overwritten from a sum that lies elsewhere, and stays there until that is done.
+        The sum of a chunk lies in memory of its own until the chunk is done, so that overwriting the residual can be
+        repeated.
         """
-        for number, (lacking, given) in enumerate(zip(chunks(self._residual), chunks(self._values), strict=True)):
-            if number < self._chunk:
+        for number, (residual, given) in enumerate(zip(chunks(self._residual), chunks(self._values), strict=True)):
+            if number < self._next_chunk:
                 continue
-            if self._total is None or self._total[0] != number:
-                total = scratch("total", lacking)
-                if not _add(lacking, given, total):
+            if self._sum is None or self._sum[0] != number:
+                total = scratch("total", residual)
+                if not _add(residual, given, total):
                     return False
-                self._total = number, total
-            self.encoded.take(number, self._total[1], lacking)
-            self._chunk = number + 1
+                self._sum = number, total
+            self.encoded.take(number, self._sum[1], residual)
+            self._next_chunk = number + 1
         return True
 
     def take_whole(self) -> bool:
-        """Encode all at once; False if the values are not finite."""
+        """Encode all at once; return False if the values are not finite."""
         if self._left is None and self._values.numel():
             total = torch.empty_like(self._residual)
             if not _add(self._residual, self._values, total):
@@ -97,24 +98,24 @@ class Work:
         return True
 
     def keep(self) -> None:
-        """Let the memos have what is lacking, and all that follows from the encoding."""
+        """Update the memos: step, residual and momentum."""
         for memo, step in zip(self.memos, self._steps, strict=True):
             memo.step = step
             if self._left is not None:
                 memo.residual = self._left
             if self.velocity is not None:
                 memo.velocity = self.velocity
-        self.over = True
+        self.complete = True
         self._values = self._residual = torch.empty(0)
-        self._total = self._left = self.velocity = None
+        self._sum = self._left = self.velocity = None
 
 
-Works: TypeAlias = dict[tuple[Key, ...], Work]  # encodings that are under way, or have been made, of one call
+ResumableEncodings: TypeAlias = dict[tuple[Key, ...], ResumableEncoding]  # of one push, by keys
 
 
-def _add(lacking: torch.Tensor, given: torch.Tensor, total: torch.Tensor) -> bool:
-    """Write the sum to ``total``; False if ``given`` is not finite. A sum that is too large is the largest there is."""
-    torch.add(lacking, given, out=total)
+def _add(residual: torch.Tensor, given: torch.Tensor, total: torch.Tensor) -> bool:
+    """Write the sum to ``total``, clamped to float32's range; return False if ``given`` is not finite."""
+    torch.add(residual, given, out=total)
     if not all_finite(total, torch.float32):
         if not all_finite(given, torch.float32):
             return False

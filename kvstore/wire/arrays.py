@@ -16,7 +16,7 @@ SHARED = 1 << 20
 ALIGN = 16
 
 
-def groups(sizes: Sequence[int]) -> list[list[int]]:
+def frame_groups(sizes: Sequence[int]) -> list[list[int]]:
     """Return the frames for arrays of ``sizes`` bytes: for each frame, the positions of the arrays in it, in order."""
     frames: list[list[int]] = []
     shared: list[int] = []
@@ -33,10 +33,10 @@ def groups(sizes: Sequence[int]) -> list[list[int]]:
     return frames
 
 
-def join(parts: Sequence[memoryview]) -> list[Buffer]:
+def pack_arrays(parts: Sequence[memoryview]) -> list[Buffer]:
     """Build the frames of a payload from its arrays, as flat byte views; copies the small ones only."""
     frames: list[Buffer] = []
-    for group in groups([part.nbytes for part in parts]):
+    for group in frame_groups([part.nbytes for part in parts]):
         if len(group) == 1:
             frames.append(parts[group[0]])
             continue
@@ -49,13 +49,13 @@ def join(parts: Sequence[memoryview]) -> list[Buffer]:
     return frames
 
 
-def tear(frames: Sequence[Buffer], sizes: Sequence[int]) -> list[memoryview]:
+def unpack_arrays(frames: Sequence[Buffer], sizes: Sequence[int]) -> list[memoryview]:
     """Return the arrays of ``sizes`` bytes as views of the frames of a received payload; copies nothing.
 
     Raises:
         WireError: the frames are not those of such arrays.
     """
-    layout = groups(sizes)
+    layout = frame_groups(sizes)
     if len(layout) != len(frames):
         raise WireError(f"a payload of {len(frames)} frames for arrays that take {len(layout)}")
     parts: list[memoryview] = [memoryview(b"")] * len(sizes)
