@@ -13,7 +13,7 @@ from kvstore.dist.plans.parcels import Parcel, PayloadSource
 from kvstore.dist.plans.plan import Plan
 from kvstore.spec import FLOATS, Key
 from kvstore.values import Leaving, to_buffer
-from kvstore.wire import Codec, Values, pack_arrays
+from kvstore.wire import CodecDescription, Values, pack_arrays
 
 OFF = "none"
 SMALL = 1 << 14  # elements: to copy them costs less than to encode, send and decode them on their own
@@ -31,7 +31,7 @@ def describe(options: Mapping[str, object] | None) -> Compression | None:
     return parse(options)
 
 
-def travelling(compression: Compression | None) -> Codec:
+def travelling(compression: Compression | None) -> CodecDescription:
     """Return one way of ``compression`` as messages carry it."""
     return None if compression is None else [compression.type, [list(pair) for pair in compression.numbers]]
 
@@ -79,7 +79,7 @@ class Compressing:
             self._compressor.require_finite(key, value)
         return _Compressed(self._compressor, self._pushed, floats, Plain(packer, Leaving(values)))
 
-    def asked(self, parcel: Parcel) -> Codec:
+    def asked(self, parcel: Parcel) -> CodecDescription:
         """How a parcel's values are to come back."""
         return self._pulled if parcel.dtype in FLOATS else None
 
@@ -113,7 +113,9 @@ class Compressing:
 class _Compressed:
     """See ``Load``. An array is encoded when the first of it goes, so that the wire need not wait for all of them."""
 
-    def __init__(self, compressor: Compressor, codec: Codec, values: Mapping[Key, torch.Tensor], others: Load) -> None:
+    def __init__(
+        self, compressor: Compressor, codec: CodecDescription, values: Mapping[Key, torch.Tensor], others: Load
+    ) -> None:
         self._compressor, self._codec, self._others = compressor, codec, others
         self._values = values
         self._works: ResumableEncodings = {}

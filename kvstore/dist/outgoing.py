@@ -13,7 +13,7 @@ from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import views_of
 from kvstore.transport.memory import SMALL, Memory, ScatteredFrame
 from kvstore.values import Leaving, collect, from_buffer, to_buffer, without_grad
-from kvstore.wire import Buffer, Codec
+from kvstore.wire import Buffer, CodecDescription
 
 MOST_VIEWS = 1 << 10  # frames of a message; more of them are cheaper to copy than to send, and a message has a limit
 PART = 4 << 10  # bytes; what has smaller parts on average is cheaper to copy than to send from where it lies
@@ -23,7 +23,7 @@ class Contents(NamedTuple):
     """What a message carries, and how it is encoded if it is; see ``Push``."""
 
     buffers: list[Buffer]
-    codec: Codec = None
+    codec: CodecDescription = None
     lengths: Sequence[int] = ()
     spans: Sequence[int] = ()
 

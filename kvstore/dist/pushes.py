@@ -28,7 +28,7 @@ from kvstore.rule import Rule
 from kvstore.spec import require_floats
 from kvstore.ticket import Operation
 from kvstore.values import Arrays, Leaving
-from kvstore.wire import MAX_PRIORITY, Ack, Codec, Pull, Push, Sender, Values
+from kvstore.wire import MAX_PRIORITY, Ack, CodecDescription, Pull, Push, Sender, Values
 
 
 class Counts(NamedTuple):
@@ -264,7 +264,7 @@ class _Back(NamedTuple):
 
     writer: Writer
     decode: Decode | None
-    codec: Codec
+    codec: CodecDescription
     nbytes: int
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 from kvstore.errors import WireError
 from kvstore.wire import fields as f
@@ -30,7 +30,6 @@ Kinds = Annotated[list[int], f.integers()]  # for each array, its place in a lis
 Dtypes = Annotated[list[str], f.list_of(f.dtype)]
 Shapes = Annotated[list[list[int]], f.list_of(f.shape)]
 Number = Annotated["float | None", f.optional(f.number)]
-Hyper: TypeAlias = "float | bool | str | list[float | None] | None"
 Pairs = Annotated[list[list[Any]], f.list_of(f.tuple_of(f.text(64), f.hyperparameter), 64)]
 Mults = Annotated[list[list[Any]], f.list_of(f.tuple_of(f.key, f.number))]
 

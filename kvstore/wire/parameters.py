@@ -28,7 +28,7 @@ from kvstore.wire.messages import (
     same_length,
 )
 
-Codec = Annotated[
+CodecDescription = Annotated[
     "list[Any] | None",
     f.optional(f.tuple_of(f.text(16), f.list_of(f.tuple_of(f.text(32), f.hyperparameter), 16))),
 ]  # how values are compressed: a type and its numbers; see ``kvstore.codecs``
@@ -110,10 +110,10 @@ class Push(Request):
     want: Annotated[bool, f.flag]
     lr: Number
     rescale: Number
-    codec: Codec = None
+    codec: CodecDescription = None
     lengths: Lengths = field(default_factory=list)
     segment_counts: SegmentCounts = field(default_factory=list)
-    back: Codec = None
+    back: CodecDescription = None
     changes: Changes = field(default_factory=list)
     priority: Priority = None
     buffers: Sequence[Buffer] = field(repr=False, default=())
@@ -132,7 +132,7 @@ class Pull(Request):
     store: Store
     ids: Ids
     clocks: Clocks
-    back: Codec = None
+    back: CodecDescription = None
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)

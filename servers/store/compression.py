@@ -15,11 +15,11 @@ from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS, Key
 from kvstore.values import PayloadRange, TensorRange, to_buffer
-from kvstore.wire import Buffer, Codec, Push, pack_arrays
+from kvstore.wire import Buffer, CodecDescription, Push, pack_arrays
 from servers.store.bucket import Bucket
 
 
-def described(codec: Codec) -> Compression | None:
+def described(codec: CodecDescription) -> Compression | None:
     """Return the compression that a message names; None if it names none.
 
     Raises:
