@@ -1,11 +1,11 @@
-"""What a server process is, and the scheduler: start one with ``python -m servers``, its role in ``DMLC_ROLE``.
+"""The server and scheduler processes. ``python -m servers`` starts one; ``DMLC_ROLE`` says which.
 
-server     the processes: how they begin and end
-service    the loop around a core: all I/O and time is here
-endpoints  where they listen
-shard      a server's core: messages in, replies out
-store      one store on one server
-scheduler  the scheduler's core
-requests   what both do with requests: repeats, replies, links
-names      members in messages to people
+server     the two processes: how they start and end
+service    the loop around a core; all I/O and time of a process is here
+endpoints  the addresses that they listen at
+shard      the core of a server: messages in, replies out
+store      one store on one server: buckets, rounds, updates, waiting requests
+scheduler  the core of the scheduler: members, keys, barriers
+requests   what both cores do with requests: repeats, replies, links
+names      how messages to people name members
 """

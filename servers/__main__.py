@@ -1,4 +1,4 @@
-"""``python -m servers``: be the server or the scheduler that ``DMLC_ROLE`` says."""
+"""``python -m servers``: run the server or the scheduler, as ``DMLC_ROLE`` says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servers.endpoints import server_endpoint
 
 
 def main() -> int:
-    """Run until the job is over; return 0, ``JOB_FAILED_EXIT`` if the job failed, or 1 if this process did."""
+    """Run until the job ends; return 0, ``JOB_FAILED_EXIT`` if the job failed, or 1 if this process did."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends servers in order

@@ -1,4 +1,4 @@
-"""Where servers and the scheduler listen: beside the job's unix socket, or at one address of this host."""
+"""Where servers and the scheduler listen: unix sockets beside the job's, or TCP at one address of this host."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 def server_endpoint(config: Config, name: str) -> str:
-    """Return where the server called ``name`` may listen.
+    """Return where the server ``name`` is to listen.
 
     Raises:
-        ConfigError: this host has no such address as it is told to use, or none that leads to the scheduler.
+        ConfigError: this host does not have the address that it is told to use, or none leads to the scheduler.
     """
     if not config.root.startswith("tcp://"):
         return f"ipc://{Path(config.root.removeprefix('ipc://')).parent / name}"
@@ -25,23 +25,27 @@ def server_endpoint(config: Config, name: str) -> str:
 
 
 def scheduler_endpoint(config: Config) -> str:
-    """Return where the scheduler may listen: at the root, or behind it if that is the address of something else.
+    """Return where the scheduler is to listen.
 
-    The root may be the name of a cluster's service, whose address is on no host; its port leads to the same one here.
+    That is the root, if it is an address of this host. Else the root may be that of a cluster's service, which forwards
+    to the same port of this host.
 
     Raises:
-        ConfigError: as for servers, or the root is no address that others can reach.
+        ConfigError: see ``server_endpoint``; or others cannot reach the root, such as 0.0.0.0.
     """
     if config.root_fd >= 0 or not config.root.startswith("tcp://"):
         return config.root
     host, port = _split(config.root)
-    found = _known(host)
-    if any(map(is_any, found)):
-        raise ConfigError(f"DMLC_PS_ROOT_URI={host} must be the address by which all members reach the scheduler")
-    here = next(filter(is_here, found), None)
+    addresses = _known(host)
+    if any(map(is_any, addresses)):
+        raise ConfigError(
+            f"DMLC_PS_ROOT_URI={host} is an address to listen at, not one to connect to; "
+            "give the address by which all members reach the scheduler"
+        )
+    here = next(filter(is_here, addresses), None)
     if here is None:
         here = _chosen(config).ip
-        level = logging.WARNING if host in found else logging.INFO  # a number is more likely to be a mistake
+        level = logging.WARNING if host in addresses else logging.INFO  # a number is more likely to be a mistake
         log.log(level, "the scheduler listens at %s: DMLC_PS_ROOT_URI=%s is not an address of this host", here, host)
     elif is_loopback(here) and not is_loopback(host):
         log.warning("DMLC_PS_ROOT_URI=%s is %s here, where no other host reaches the scheduler", host, here)
@@ -50,7 +54,7 @@ def scheduler_endpoint(config: Config) -> str:
 
 
 def warn_if_open(config: Config, endpoint: str) -> None:
-    """Say so if strangers can reach ``endpoint`` and nothing keeps them out, unless that is wanted."""
+    """Log a warning if strangers can reach ``endpoint`` and links are not encrypted, unless that is wanted."""
     if not config.encryption or config.keys is not None or not endpoint.startswith("tcp://"):
         return
     if not is_loopback(_split(endpoint)[0]):
@@ -64,7 +68,7 @@ def warn_if_open(config: Config, endpoint: str) -> None:
 
 
 def _chosen(config: Config) -> Address:
-    """The address that this host is told to use, or the one that leads to the scheduler."""
+    """Return the address that this host is told to use, or else the one that leads to the scheduler."""
     host = _split(config.root)[0]
     if not config.node_host and not _known(host):
         log.warning("%s cannot be resolved here yet", host)
@@ -81,7 +85,7 @@ def _chosen(config: Config) -> Address:
 
 
 def _known(host: str) -> list[str]:
-    """The addresses of ``host``; none if it has none, as that of a cluster's service that is not ready yet."""
+    """Return the addresses of ``host``; none if its name does not resolve, as before a cluster's service is ready."""
     try:
         return resolve(host)
     except ConfigError:

@@ -1,11 +1,11 @@
-"""Members in messages to people. Pure."""
+"""How messages to people name members. Pure."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Collection
 
-MOST = 8  # members that a message names, of however many
+MOST = 8  # members that a message names; the rest are counted
 
 
 def name(role: str, ranks: Collection[int]) -> str:
@@ -15,5 +15,5 @@ def name(role: str, ranks: Collection[int]) -> str:
 
 
 def have(ranks: Collection[int]) -> str:
-    """The verb that goes with ``name`` of these."""
+    """Return "has" or "have", for after ``name`` of these ranks."""
     return "has" if len(ranks) == 1 else "have"

@@ -1,4 +1,4 @@
-"""A server and a scheduler as processes: the cores, their loops, and how they end."""
+"""The server and the scheduler as processes: each is a core and its loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop around a pure core: receive, decode, let it decide, encode, send. All I/O and time of a server is here."""
+"""The loop around a core: receive, decode, handle, encode, send. All I/O and time of a process is here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handle: TypeAlias = Callable[[bytes, Message], Outbox]
 
 
 class Service:
-    """Serves messages until told to stop.
+    """Serves messages until ``stop``.
 
     Args:
         transport: bound already; only ``run`` uses it from now on.
@@ -46,8 +46,8 @@ class Service:
 
         Args:
             handle: the core: a message and its link in, messages and their links out.
-            tick: is called when time has passed and no message waits, so that what has come is known before time is
-                judged; half as often in a flood of messages. Returns messages to send.
+            tick: what the core does when time has passed; returns messages to send. It is called when no message waits,
+                so that nobody is overdue whose message has arrived; in a flood of messages, half as often.
         """
         due = self._clock()
         while not self._stopped:
@@ -82,7 +82,7 @@ class Service:
             self._drops.note("a bad message", exc)
             self._transport.refuse(peer)
             return
-        except WeightsInDoubt:  # nothing that this server would say from now on could be trusted
+        except WeightsInDoubt:  # no later answer of this server could be trusted
             raise
         except Exception:
             log.exception("a %s could not be handled", "message" if message is None else type(message).__name__)
@@ -92,7 +92,7 @@ class Service:
     def _send(self, outbox: Outbox) -> None:
         before: Message | None = None
         for peer, message in outbox:
-            if message is not before:  # what thousands are told, as who has left, is encoded once
+            if message is not before:  # a notice to thousands of members is encoded once
                 frames, before = encode(message), message
             urgency = message.priority if isinstance(message, Values) else None
             self._transport.send(peer, frames, urgency)

@@ -1,4 +1,4 @@
-"""A server's logic: messages in, replies out. No I/O, no clock; the stores' tables do what the messages say."""
+"""The core of a server: messages in, replies out; a ``Table`` holds each store. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Shard:
     """One server's part of all stores.
 
     Args:
-        rank: which server this is.
-        num_workers: how many workers contribute to a round.
-        memory: where values live.
-        admission: decides about links.
-        keys: the public keys that the workers have joined with, by rank; none where nothing is proved.
+        rank: this server's.
+        num_workers: of the job.
+        memory: for values and sums.
+        admission: admits and refuses links.
+        keys: the public keys that the workers have joined with, by rank; empty where links prove no keys.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Shard:
     ) -> None:
         self.rank = rank
         self._workers = range(num_workers)
-        self._incarnations = dict.fromkeys(self._workers, 1)  # what the scheduler gave; nobody is replaced yet
+        self._incarnations = dict.fromkeys(self._workers, 1)  # as the scheduler gives them; nobody is replaced yet
         self._memory = memory or Heap()
         self._tables: dict[int, Table] = {}
         self._opened_by: dict[int, set[int]] = {}
@@ -76,13 +76,13 @@ class Shard:
     def handle(self, peer: bytes, message: Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
         if not isinstance(message, Request) and not isinstance(message, Here):
-            log.debug("dropped a %s, which is nothing to tell a server", type(message).__name__)
+            log.debug("dropped a %s, which servers do not handle", type(message).__name__)
             return []
         node = message.node
         if node.role != "worker" or node.incarnation != self._incarnations.get(node.rank):
-            return turn_away(peer, message, "is no worker of this job")
+            return turn_away(peer, message, "is not a worker of this job")
         if not self._reply_links.admit(peer, message, self._keys.get(node.rank, "")):
-            return turn_away(peer, message, "joined this job with another key than this link's")
+            return turn_away(peer, message, "joined this job with another key than that of this link")
         if isinstance(message, Here):
             return []
         if isinstance(message, Explain):
@@ -103,7 +103,7 @@ class Shard:
         return self._note(answers)
 
     def depart(self, workers: Collection[int]) -> Outbox:
-        """Note which workers have left in order; return the failures of those who wait for them."""
+        """Note which workers have left in order; fail the requests that wait for them."""
         self._departed = workers
         answers = [answer for table in self._tables.values() for answer in table.depart(workers)]
         return self._note(answers + self._abandoned())
@@ -115,10 +115,10 @@ class Shard:
         if isinstance(message, Close):
             return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
         if not isinstance(message, Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates):
-            raise UsageError(f"a {type(message).__name__} is nothing to ask a server")
+            raise UsageError(f"servers do not handle a {type(message).__name__}")
         table = self._tables.get(message.store)
         if table is None:
-            raise UsageError(f"store {message.store} has not been opened")
+            raise UsageError(f"store {message.store} is not open; send Open first")
         if isinstance(message, Push):
             return table.push(peer, message)
         if isinstance(message, Pull):
@@ -130,7 +130,7 @@ class Shard:
         if isinstance(message, SetOptimizer):
             return self._set_optimizer(peer, message, table)
         if message.node.rank != 0:
-            raise UsageError(f"{type(message).__name__} is worker 0's to send")
+            raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
         if isinstance(message, Init):
             table.init(message)
         else:
@@ -141,19 +141,20 @@ class Shard:
         rule = Rule(message.mode, message.staleness, message.quorum, message.late, message.compensation, message.finite)
         table = self._tables.get(message.store)
         others = self._opened_by.setdefault(message.store, set()) - {message.node.rank}
-        if table is None or (table.rule != rule and not others):  # it may have been interrupted, and made another one
+        # A worker that was interrupted while it made a store may make another with the same number.
+        if table is None or (table.rule != rule and not others):
             table = self._tables[message.store] = Table(rule, self._workers, self._memory)
             table.depart(self._departed)
             self._closed_by[message.store] = set()
             self._agreements[message.store] = Agreement("set_optimizer")
         elif table.rule != rule:
             raise Mismatch(
-                f"{message.node} made its store number {message.store} {rule}, worker {min(others)} {table.rule}"
+                f"store {message.store} is {rule} on {message.node}, but {table.rule} on worker {min(others)}"
             )
         self._opened_by[message.store].add(message.node.rank)
 
     def _close(self, message: Close) -> list[Answer]:
-        """Note that a worker does not use a store any more; when all have said so, its values go."""
+        """Note that a worker has closed a store; when all have, drop its values."""
         closed_by = self._closed_by.get(message.store)
         if closed_by is None:
             return []
@@ -186,7 +187,7 @@ class Shard:
         ] + self._abandoned()
 
     def _abandoned(self) -> list[Answer]:
-        """Fail those who wait for worker 0 to call ``set_optimizer``, if it has left, or waits in ``join``."""
+        """Fail the calls of ``set_optimizer`` that wait for worker 0's, if it has left or is inside ``join``."""
         answers: list[Answer] = []
         for store, agreement in self._agreements.items():
             error: Exception
@@ -211,12 +212,12 @@ class Shard:
         return ""
 
     def _inside(self) -> str:
-        """Say who is inside ``join``, of whatever store: whoever waits for it may do so in vain."""
+        """Say who is inside ``join`` of any store: waiting for such a worker may be in vain."""
         ranks = sorted(frozenset().union(*(table.pauses.ranks for table in self._tables.values())))
         return "; inside join(): " + ", ".join(f"worker {rank}" for rank in ranks) if ranks else ""
 
     def _again(self, peer: bytes, message: Request) -> Outbox:
-        """Answer a repeat: as before, but with the values of now, for those of then are not kept."""
+        """Answer a repeat as the first time, but with current values: old ones are not kept."""
         before = self._ledger.recall(message)
         if before is None:
             self._reply_links.repeat(peer, message)

@@ -1,7 +1,7 @@
-"""Requests, whoever of the server and the scheduler they are for. Pure.
+"""What servers and the scheduler do alike with requests. Pure.
 
-ledger       which have been seen, and what they were answered
-replies      which reply goes to whom
-reply_links  over which links members are heard and answered
-agreement    calls that all workers make and that act once
+ledger       which requests have been seen, and how they were answered
+replies      a reply, its request, and where it goes; errors as replies
+reply_links  the links of each member, over which it is heard and answered
+agreement    calls that all workers make and that take effect once
 """

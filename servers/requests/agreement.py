@@ -1,4 +1,4 @@
-"""Calls that all workers make, or rank 0 alone, and that act once: rank 0's acts, the others' are compared. Pure."""
+"""Calls that all workers make and that take effect once: rank 0's call does, the others' are compared with it. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Generic, TypeVar
 
 from kvstore.errors import Mismatch
 
-T = TypeVar("T")  # what is proposed
-A = TypeVar("A")  # who asks
+T = TypeVar("T")  # a proposal
+A = TypeVar("A")  # an asker
 
 
 class Agreement(Generic[T, A]):
-    """One kind of call. ``version`` counts each worker's calls, so that the n-th of one meets the n-th of the others.
+    """One kind of call. The n-th call of one worker is compared with the n-th of the others: that is its ``version``.
 
     Args:
-        what: the call, as messages name it.
+        what: the name of the call, for messages.
     """
 
     def __init__(self, what: str) -> None:
@@ -25,11 +25,11 @@ class Agreement(Generic[T, A]):
 
     @property
     def waiting(self) -> list[A]:
-        """Those whose call rank 0 has not made yet."""
+        """Those whose call waits for rank 0's."""
         return [who for waiting in self._waiting.values() for who, _ in waiting]
 
     def decide(self, version: int, proposal: T, who: A, act: Callable[[T], None]) -> list[tuple[A, Exception | None]]:
-        """Rank 0's call: act, and return the outcome for ``who`` and for those who waited for it."""
+        """Take rank 0's call: act, and return the outcome for ``who`` and for those who waited for it."""
         error: Exception | None = None
         try:
             act(proposal)
@@ -40,17 +40,17 @@ class Agreement(Generic[T, A]):
         return [(who, error), *waiting]
 
     def propose(self, version: int, proposal: T, who: A) -> list[tuple[A, Exception | None]]:
-        """Another rank's call: return its outcome if rank 0 has called, else nothing yet."""
+        """Take another rank's call: return its outcome if rank 0 has called, else nothing yet."""
         if version in self._decided:
             return [(who, self._outcome(version, proposal))]
         self._waiting.setdefault(version, []).append((who, proposal))
         return []
 
     def abandon(self) -> list[A]:
-        """Return, and forget, those who wait for rank 0, because it has left."""
-        hopeless = self.waiting
+        """Return, and forget, those who wait for rank 0, because its call will not come."""
+        waiting = self.waiting
         self._waiting.clear()
-        return hopeless
+        return waiting
 
     def _outcome(self, version: int, theirs: T) -> Exception | None:
         decided, error = self._decided[version]

@@ -1,8 +1,8 @@
-"""Which requests have been seen, and what they were answered: what makes a repeated request harmless. Pure.
+"""Which requests have been seen, and how they were answered, so that a repeated request does no harm. Pure.
 
-A request is known by its sender, the sender's incarnation, and a sequence number. A repeat is answered again, never
-applied again. ReplyLinks say below which number everything has been answered, so the ledger stays small; a repeat from
-below that, or from an incarnation that has been replaced, is stale and nobody waits for its answer.
+A request is identified by its sender's node and its number. A repeat is answered again, never applied again. Senders
+say below which number all their requests have been answered, so the ledger stays small. A repeat from below that
+number, or from an incarnation that has been replaced, is stale: nobody waits for its answer.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class _Page(Generic[T]):
 
 
 class Ledger(Generic[T]):
-    """The requests of all senders; ``T`` is what an answer is remembered as."""
+    """The requests of all senders. ``T`` is the type that answers are remembered as."""
 
     def __init__(self) -> None:
         self._pages: dict[tuple[str, int], _Page[T]] = {}
 
     def admit(self, request: Request) -> Verdict:
-        """Note ``request`` and return what to do with it."""
+        """Note ``request``, and return what to do with it."""
         node, seq, done = request.sender
         page = self._pages.get(_place(node))
         if page is None or node.incarnation > page.incarnation:
@@ -57,13 +57,13 @@ class Ledger(Generic[T]):
         return Verdict.NEW
 
     def note(self, request: Request, answer: T) -> None:
-        """Remember how ``request`` was answered, as long as its sender may repeat it."""
+        """Remember the answer to ``request`` for as long as its sender may repeat it."""
         page = self._pages.get(_place(request.node))
         if page is not None and page.incarnation == request.node.incarnation and request.seq in page.answers:
             page.answers[request.seq] = answer
 
     def recall(self, request: Request) -> T | None:
-        """Return what ``request`` was answered, or None if it still waits."""
+        """Return the answer to ``request``, or None if it still waits."""
         page = self._pages.get(_place(request.node))
         return None if page is None else page.answers.get(request.seq)
 
@@ -72,5 +72,5 @@ class Ledger(Generic[T]):
 
 
 def _place(node: Node) -> tuple[str, int]:
-    """Return what the incarnations of a member have in common."""
+    """Return what all incarnations of a member have in common."""
     return node.role, node.rank

@@ -1,4 +1,4 @@
-"""Answers: which reply goes to whom for which request, and errors as replies."""
+"""A reply, its request, and the link that it goes over; errors as replies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kvstore.errors import BY_NAME, KVStoreError
 from kvstore.wire import MAX_REASON, Failure, Message, Reply, Request
 
-Outbox = list[tuple[bytes, Message]]  # what to send, and to whom
+Outbox = list[tuple[bytes, Message]]  # links, and what to send over each
 
 
 class Answer(NamedTuple):
@@ -19,7 +19,7 @@ class Answer(NamedTuple):
 
 
 def refuse(peer: bytes, request: Request, error: Exception) -> Answer:
-    """Return ``error`` as the answer to ``request``: by its own name if it is one of this package's."""
+    """Return ``error`` as the answer to ``request``: of its own class if that is of ``kvstore.errors``."""
     name = type(error).__name__
     if isinstance(error, KVStoreError) and name in BY_NAME:
         return Answer(peer, request, Failure(request.seq, name, str(error)[:MAX_REASON]))

@@ -1,13 +1,16 @@
-"""The rendezvous: who is in the job, which keys there are and where, who has come to which barrier. Pure logic.
+"""The scheduler's core: the members of a job, the keys of its stores and where they are, and barriers. Pure.
 
-    core         messages and the time in, messages out
-    members      who is in the job, their ranks, and who has been silent for too long
-    departures   workers that have left in order, and whether the others know
-    stores       the stores of a job: their numbers, and what a worker waits for
-    store        one store: who waits in it for whom, and fails because somebody will not come
-    keys, barriers, joins   of one store: declarations of keys; who has come to a barrier; who is inside ``join``
+core        messages and the time in, messages out
+members     the members: their ranks, their states, and who has been silent for too long
+departures  workers that have left in order, and when the others are told
+stores      the stores of a job and their numbers
+store       one store: which workers wait in it for which others
+keys        the keys of one store, as workers declare them
+placements  where the segments of the keys are
+barriers    who has come to which barrier of one store
+joins       who is inside ``join`` of one store
 
-What a message costs does not depend on how many members there are.
+The cost of a message does not depend on the number of members.
 """
 
 from servers.scheduler.core import Scheduler

@@ -1,4 +1,4 @@
-"""Who has come to which barrier. Pure."""
+"""Which workers have come to which barrier of one store. Pure."""
 
 from __future__ import annotations
 
@@ -10,61 +10,61 @@ Waiter = tuple[bytes, Barrier]
 
 
 class Barriers:
-    """The barriers of one store; the n-th call of one worker meets the n-th of the others.
+    """The barriers of one store. The n-th call of each worker is its coming to barrier n.
 
     Args:
-        workers: the ranks of those who come.
+        workers: the ranks of all workers.
     """
 
     def __init__(self, workers: Collection[int]) -> None:
         self._workers = frozenset(workers)
-        # By number: who has come to a barrier that is not over; None for a worker that has had its answer.
-        self._here: dict[int, dict[int, Waiter | None]] = {}
+        # By number, those that are not over: by rank, who has come; None for a worker that has been answered.
+        self._arrived: dict[int, dict[int, Waiter | None]] = {}
 
     def arrive(self, peer: bytes, request: Barrier) -> list[Waiter]:
-        """Note that a worker has come; return everybody to let go if it was the last."""
-        here = self._here.setdefault(request.number, {})
-        here[request.node.rank] = (peer, request)
-        if len(here) < len(self._workers):
+        """Note that a worker has come; return all to be answered if it was the last."""
+        arrived = self._arrived.setdefault(request.number, {})
+        arrived[request.node.rank] = (peer, request)
+        if len(arrived) < len(self._workers):
             return []
-        del self._here[request.number]
-        return _waiting(here)
+        del self._arrived[request.number]
+        return _waiting(arrived)
 
     def missing(self, number: int, among: Collection[int]) -> set[int]:
-        """Those of ``among`` who have not come to barrier ``number``."""
-        here = self._here.get(number, {})
-        return {rank for rank in among if rank not in here}
+        """Return those of ``among`` who have not come to barrier ``number``."""
+        arrived = self._arrived.get(number, {})
+        return {rank for rank in among if rank not in arrived}
 
     def without(self, rank: int) -> list[int]:
-        """The numbers of the barriers to which others have come and ``rank`` has not."""
-        return [number for number, here in self._here.items() if rank not in here]
+        """Return the numbers of the barriers to which others have come and ``rank`` has not."""
+        return [number for number, arrived in self._arrived.items() if rank not in arrived]
 
     def fail(self, number: int) -> list[Waiter]:
-        """Return those who wait at a barrier that will never be over. They count as having come."""
-        waiting = _waiting(self._here.get(number, {}))
-        self._here[number] = dict.fromkeys(self._here.get(number, {}))
+        """Return those who wait at a barrier that cannot complete. They count as having come."""
+        waiting = _waiting(self._arrived.get(number, {}))
+        self._arrived[number] = dict.fromkeys(self._arrived.get(number, {}))
         return waiting
 
     def send_away(self, number: int, left: Collection[int]) -> list[Waiter]:
         """Return those who wait at barrier ``number``, who have to come again, unless they have ``left``."""
-        here = self._here.pop(number, {})
-        stay = {rank: waiter for rank, waiter in here.items() if rank in left}
+        arrived = self._arrived.pop(number, {})
+        stay = {rank: waiter for rank, waiter in arrived.items() if rank in left}
         if stay:
-            self._here[number] = stay
-        return _waiting({rank: waiter for rank, waiter in here.items() if rank not in left})
+            self._arrived[number] = stay
+        return _waiting({rank: waiter for rank, waiter in arrived.items() if rank not in left})
 
     def waits(self, rank: int) -> bool:
-        """Whether ``rank`` waits at any barrier."""
-        return any(here.get(rank) is not None for here in self._here.values())
+        """Return whether ``rank`` waits at any barrier."""
+        return any(arrived.get(rank) is not None for arrived in self._arrived.values())
 
     def awaited(self, rank: int, seq: int) -> Set[int]:
-        """For whom the request ``seq`` of worker ``rank`` waits; nobody if it is none that waits here."""
-        for here in self._here.values():
-            waiter = here.get(rank)
+        """Return the ranks that request ``seq`` of worker ``rank`` waits for; none if it does not wait at a barrier."""
+        for arrived in self._arrived.values():
+            waiter = arrived.get(rank)
             if waiter is not None and waiter[1].seq == seq:
-                return self._workers - here.keys()
+                return self._workers - arrived.keys()
         return frozenset()
 
 
-def _waiting(here: dict[int, Waiter | None]) -> list[Waiter]:
-    return [waiter for waiter in here.values() if waiter is not None]
+def _waiting(arrived: dict[int, Waiter | None]) -> list[Waiter]:
+    return [waiter for waiter in arrived.values() if waiter is not None]

@@ -1,4 +1,4 @@
-"""The scheduler's logic: messages and the time in, messages out. No I/O."""
+"""The core of the scheduler: messages and the time in, messages out. No I/O."""
 
 from __future__ import annotations
 
@@ -50,19 +50,22 @@ from servers.scheduler.stores import Stores
 
 log = logging.getLogger(__name__)
 
-REMIND_S = 60.0  # as long as not all have joined, it is said so often who is missing
+REMIND_S = 60.0  # between two log lines that say who has not joined yet
 
 
 class Scheduler:
-    """One job's rendezvous.
+    """The scheduler of one job.
 
     Args:
-        num_workers, num_servers: how many there will be.
-        limit_s: the silence, in seconds, after which a member is lost.
-        farewell_s: how long after a worker has left those who wait for it are told. A process that leaves because it
-            is about to fail needs that long to end, and its exit code says more than that it has left.
-        admission: decides about links.
-        key: the scheduler's own public key; empty where there are no keys.
+        num_workers, num_servers: of the job.
+        limit_s: after how many seconds of silence a member is lost.
+        farewell_s: how many seconds after a worker has left the others are told; see ``Departures``.
+        admission: admits and refuses links; by default all are admitted.
+        key: the scheduler's own public key; empty where links prove no keys.
+
+    Attributes:
+        members: of the job.
+        failure: why the job has failed; None if it has not.
     """
 
     def __init__(
@@ -80,10 +83,10 @@ class Scheduler:
         self._now = self._ticked = 0.0
         self._remind_at: float | None = None
         self._epoch = 0
-        self._news: Roster | Stop = Roster(0, [])  # what servers must know of workers that have left
+        self._news: Roster | Stop = Roster(0, [])  # the latest for servers: which workers have left
         self._workers = range(num_workers)
         self._addresses: list[str] = []  # of the servers by rank, once all have joined
-        self._worker_keys: list[str] = []  # likewise; none where nothing is proved
+        self._worker_keys: list[str] = []  # by rank; empty where links prove no keys
         self._departures = Departures(farewell_s)
         self._stores = Stores(self._workers, num_servers, self._departures)
         self._ledger: Ledger[Reply] = Ledger()
@@ -105,19 +108,19 @@ class Scheduler:
             self._lost(peer, message)
             return self._flush([])
         if not isinstance(message, Request) and not isinstance(message, Here):
-            log.debug("dropped a %s, which is nothing to tell a scheduler", type(message).__name__)
+            log.debug("dropped a %s, which the scheduler does not handle", type(message).__name__)
             return []
         if isinstance(message, Explain):
             return [(peer, Explanation(message.seq, self._explain(message)[:MAX_REASON]))]
-        if isinstance(message, Join):  # not in the ledger: whoever joins has no rank yet to be known by
+        if isinstance(message, Join):  # not in the ledger: without a rank, a sender is not identified
             return self._flush(self._answers(peer, message, self._join))
         if isinstance(message, Leave) and message.node.rank < 0:
             return self._give_up(peer, message)
         member = self.members.identify(message.node)
-        if member is None:  # before the ledger, which strangers must not write in
-            return turn_away(peer, message, "is no member of this job")
+        if member is None:  # before the ledger, for strangers must not fill it
+            return turn_away(peer, message, "is not a member of this job")
         if not self._reply_links.admit(peer, message, member.key):
-            return turn_away(peer, message, "joined this job with another key than this link's")
+            return turn_away(peer, message, "joined this job with another key than that of this link")
         if isinstance(message, Here):
             return []
         verdict = self._ledger.admit(message)
@@ -131,9 +134,9 @@ class Scheduler:
         return self._flush(self._answers(peer, message, functools.partial(self._serve, member)))
 
     def tick(self, now: float) -> Outbox:
-        """Return what to send because time has passed. Best called when no message is left to handle."""
+        """Return what to send because time has passed. Call it when no message waits to be handled."""
         self._now = now
-        if now - self._ticked > self.members.limit_s / 2:  # this process was stopped; what it missed proves nothing
+        if now - self._ticked > self.members.limit_s / 2:  # this process was stopped, and may have missed beats
             self.members.forgive(now)
         self._ticked = now
         for member in self.members.overdue(now):
@@ -145,7 +148,7 @@ class Scheduler:
 
     @property
     def finished(self) -> bool:
-        """Whether nobody needs the scheduler any more."""
+        """Whether no member needs the scheduler any more."""
         if self.failure is not None and self._now - self._failed_at > self.members.limit_s:
             return True
         started = self.members.complete or (self.failure is not None and len(self.members) > 0)
@@ -188,10 +191,10 @@ class Scheduler:
         )
 
     def _give_up(self, peer: bytes, message: Leave) -> Outbox:
-        """A member goes that has not been welcomed, or does not know it yet."""
+        """Let a member go that has not been welcomed, or does not know it yet."""
         member = self.members.by_nonce(message.node.incarnation)
         if member is None or self._reply_links.key(peer) != member.key:
-            return turn_away(peer, message, "is no member of this job")
+            return turn_away(peer, message, "is not a member of this job")
         answers: list[Answer] = []
         if member.state is MemberState.JOINED:
             self.members.withdraw(member)
@@ -202,7 +205,7 @@ class Scheduler:
         return [(peer, Ack(message.seq)), *self._flush(answers)]
 
     def _remind(self) -> None:
-        """Say now and then who is missing."""
+        """Log, now and then, who has not joined yet."""
         if self._remind_at is None:
             self._remind_at = self._now + REMIND_S
         elif self._now >= self._remind_at:
@@ -214,7 +217,7 @@ class Scheduler:
         if member is None or member.state is MemberState.LOST or not self._reply_links.admit(peer, message, member.key):
             self._notices.append((peer, JobFailed(f"{message.node} is not a member of this job, or was given up")))
             return
-        if peer != member.peer:  # its link has been made anew, and what was told over the old one may be lost
+        if peer != member.peer:  # a new link; notices that went over the old one may be lost
             member.peer, member.epoch = peer, 0
         self.members.hear(member, self._now)
         if self.failure is not None and member.state is MemberState.READY:
@@ -225,7 +228,7 @@ class Scheduler:
             self._inform(member)
 
     def _pulse(self, peer: bytes, message: ProcessAlive) -> None:
-        """Hear that a member's process is alive, though it may have no time to say so itself."""
+        """Take a sign of life from beside a member's process."""
         member = self.members.identify(message.node)
         if member is None or not self._reply_links.admit(peer, message, member.key):
             return
@@ -241,14 +244,14 @@ class Scheduler:
         if member is not None:
             died_now = self.members.happens(member, MemberEvent.DIES)
             if not died_now and member.state is MemberState.LOST:
-                return  # it was known
+                return  # it is known already
         self._fail(f"{who} {message.how}")
 
     def _may_report(self, key: str, about: JobMember | None) -> bool:
-        """Whether whoever has ``key`` may say that a member has ended: the launcher, which has everybody's.
+        """Return whether the holder of ``key`` may report that a member has ended.
 
-        It uses the key of the member that has ended, or the scheduler's. Who has not joined yet has a key that nobody
-        has joined with.
+        Only the launcher may, which has all keys. It uses the key of that member, or the scheduler's. The key of a
+        member that has not joined is one that nobody has joined with.
         """
         if not key or key == self._key:
             return True
@@ -268,9 +271,9 @@ class Scheduler:
         return self._depart() if self.members.all_gone("worker") else []
 
     def _depart(self) -> list[Answer]:
-        """Tell servers who has left, and fail the requests that wait for them.
+        """Tell servers which workers have left, and fail the requests that wait for them.
 
-        A tick does this for all who have left since the last one: each server is told in one message, not in thousands.
+        A tick does this for all departures since the last one, so a server gets one message for thousands of them.
         """
         if self.failure is not None:
             return []
@@ -285,13 +288,13 @@ class Scheduler:
         return self._stores.depart(ranks)
 
     def _inform(self, server: JobMember) -> None:
-        """Tell a server what it must know of workers that have left: once over each link, but ``Stop`` at each beat."""
+        """Send a server the latest on departures: once over each link, but ``Stop`` at each beat."""
         if server.peer is not None and (server.epoch < self._epoch or isinstance(self._news, Stop)):
             server.epoch = self._epoch
             self._notices.append((server.peer, self._news))
 
     def _fail(self, text: str) -> None:
-        """End the job: tell everybody who is still there why."""
+        """Let the job fail: tell all members that are still there why."""
         if self.failure is not None:
             return
         log.error("the job has failed: %s", text)
@@ -307,7 +310,7 @@ class Scheduler:
                 self._notices.append((member.join_peer, refuse(member.join_peer, joining, NodeLost(text)).reply))
 
     def _blame(self, fault: Fault) -> None:
-        """Tell rank 0, whose own call was answered before, what is wrong with it."""
+        """Tell rank 0 what is wrong with a call of its own that was answered before."""
         owner = self.members.find("worker", 0)
         if owner is not None:
             owner.notices.append(fault)
@@ -368,7 +371,7 @@ class Scheduler:
             return [refuse(peer, message, exc)]
 
     def _flush(self, answers: list[Answer]) -> Outbox:
-        """Note the answers for repeats, and return them with the notices that have come up."""
+        """Remember the answers for repeats, and return them with the notices that have come up."""
         for _, request, reply in answers:
             self._ledger.note(request, reply)
         outbox = self._reply_links.outbox(answers) + self._notices
@@ -377,4 +380,4 @@ class Scheduler:
 
 
 def _not_asked_here(message: Request) -> UsageError:
-    return UsageError(f"a {type(message).__name__} is nothing for {message.node} to ask a scheduler")
+    return UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")

@@ -1,7 +1,7 @@
-"""Workers that have left in order, and which of them the others know of. Pure: the clock is passed in.
+"""Workers that have left in order, and which of them the others have been told of. Pure: the time is passed in.
 
-Those who wait for a worker that has left are told after its farewell, not at once: a process that leaves because it is
-about to fail needs that long to end, and its exit code says more than that it has left.
+Others are told only some seconds after a worker has left. A process that leaves because it is about to fail ends within
+that time, and its exit code says more than that it has left.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ class Departures:
     """The workers of one job that have left.
 
     Args:
-        farewell_s: how long after a worker has left the others are told.
+        farewell_s: how many seconds after a worker has left the others are told.
 
     Attributes:
-        left: who has left.
-        known: those of them that the others know of.
+        left: the ranks of those that have left.
+        known: those of them that the others have been told of.
     """
 
     def __init__(self, farewell_s: float) -> None:
         self.left: set[int] = set()
         self.known: set[int] = set()
         self._farewell_s = farewell_s
-        self._recent: deque[tuple[float, int]] = deque()  # when, and who, of those that are not known of
+        self._recent: deque[tuple[float, int]] = deque()  # (when, rank) of those not yet known
 
     def add(self, rank: int, now: float) -> None:
-        """Note that a worker leaves. ``now`` never goes back from one call to the next."""
+        """Note that worker ``rank`` has left. ``now`` must not decrease from call to call."""
         self.left.add(rank)
         self._recent.append((now, rank))
 
     def due(self, now: float, *, all_gone: bool) -> list[int]:
-        """Return the workers that the others are to know of from now on; all of them if nobody is left to wait."""
+        """Return the workers that the others are to be told of now; all of them if no worker is left to wait."""
         ranks: list[int] = []
         while self._recent and (all_gone or now - self._recent[0][0] >= self._farewell_s):
             ranks.append(self._recent.popleft()[1])

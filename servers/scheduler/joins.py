@@ -1,6 +1,7 @@
-"""Who is inside ``join`` of one store. Pure.
+"""Which workers are inside ``join`` of one store. Pure.
 
-Servers let workers out of it; here it is known that whoever is inside comes to no barrier and gives no first values.
+Servers decide when ``join`` returns. The scheduler must know, because a worker inside it comes to no barrier and
+gives no key its first value.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ class Joins:
     """How often each worker has called ``join``.
 
     Args:
-        workers: the ranks of those who call it.
+        workers: the ranks of all workers.
         gone: those of them that have left.
 
     Attributes:
-        inside: who waits for others that have not called it as often, and have not left.
+        inside: the ranks that wait for others which have called it less often, and have not left.
     """
 
     def __init__(self, workers: Collection[int], gone: Collection[int] = ()) -> None:
         self.inside: set[int] = set()
         self._calls = {rank: 0 for rank in workers if rank not in gone}
-        self._counts = Counter(self._calls.values())  # of workers, by how often they have called; no zeros
-        self._least = 0  # calls of whoever has called least often
+        self._counts = Counter(self._calls.values())  # how many workers have called it so often; no zeros
+        self._least = 0  # the smallest number of calls of any worker
 
     def arrive(self, rank: int, number: int) -> bool:
-        """Note the call ``number`` of a worker, which is told here before servers are; return whether it is inside."""
+        """Note a worker's ``number``-th call, before servers learn of it; return whether it is inside."""
         before = self._calls.get(rank)
         if before is not None and number > before:
             self._calls[rank] = number
@@ -37,14 +38,14 @@ class Joins:
         return rank in self.inside
 
     def depart(self, rank: int) -> None:
-        """Nobody waits any more for a worker that has left."""
+        """Note that a worker has left: nobody waits for it any more."""
         before = self._calls.pop(rank, None)
         if before is not None:
             self.inside.discard(rank)
             self._uncount(before)
 
     def _uncount(self, calls: int) -> None:
-        """Count one worker less that has called so often; let those out whom nobody is behind any more."""
+        """Count one worker less at ``calls``; let those out who wait for nobody any more."""
         self._counts[calls] -= 1
         if self._counts[calls]:
             return

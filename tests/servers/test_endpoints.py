@@ -126,7 +126,7 @@ def test_where_the_scheduler_listens(root: str, options: dict[str, object], expe
 
 @pytest.mark.parametrize("root", ["tcp://0.0.0.0:9000", "tcp://[::]:9000"])
 def test_the_scheduler_does_not_listen_everywhere(root: str):
-    with pytest.raises(ConfigError, match="must be the address by which all members reach the scheduler"):
+    with pytest.raises(ConfigError, match="give the address by which all members reach the scheduler"):
         scheduler_endpoint(config(root))
 
 

@@ -64,7 +64,7 @@ def test_a_server_hears_a_worker_over_links_with_its_key_only(shard: Shard, door
     for link in (b"other", b"scheduler", b"unknown"):
         for forged in (worker.open(), worker.init({1: floats(1)}), worker.push({1: floats(1)}), worker.explain(1)):
             (reply,) = said(shard, link, forged)
-            assert text_of(reply, "UsageError") == "worker 0 joined this job with another key than this link's"
+            assert text_of(reply, "UsageError") == "worker 0 joined this job with another key than that of this link"
         assert said(shard, link, Here(Node("worker", 0, 1))) == []
     assert door.admitted == [b"own"]
     assert said(shard, b"own", first := worker.init({1: floats(1)})) == [Ack(first.seq)], (
@@ -91,7 +91,7 @@ def test_who_is_refused_stays_a_stranger():
     door = Door()
     shard = Shard(0, 1, None, door)
     (reply,) = said(shard, b"link", Worker(1).open())
-    assert text_of(reply, "UsageError").endswith("is no worker of this job")
+    assert text_of(reply, "UsageError").endswith("is not a worker of this job")
     assert door.admitted == []
 
 
@@ -147,7 +147,7 @@ def test_whoever_joins_again_must_have_the_same_key():
     ((_, reply),) = job.forged(w0.join())
     assert text_of(reply, "UsageError") == "a process with another key has asked to join in this name"
     ((_, reply),) = job.forged(Leave(sender(-1, 2, incarnation=w0.nonce), error="bye"))
-    assert text_of(reply, "UsageError") == "worker -1 is no member of this job"
+    assert text_of(reply, "UsageError") == "worker -1 is not a member of this job"
     assert job.say(w1, w1.join()) == []
     assert {whom for whom, _ in job.say(server, server.join())} == {w0, w1, server}
 
@@ -170,7 +170,7 @@ def test_a_member_is_heard_over_links_with_its_key_only(caplog: pytest.LogCaptur
     admitted = list(job.door.admitted)
     for forged in (w0.barrier(), w0.leave(), w0.declare("w")):
         ((_, reply),) = job.forged(forged)
-        assert text_of(reply, "UsageError") == "worker 0 joined this job with another key than this link's"
+        assert text_of(reply, "UsageError") == "worker 0 joined this job with another key than that of this link"
     assert job.forged(Here(Node("worker", 0, 1))) == []
     ((_, reply),) = job.forged(Beat(Node("worker", 0, 1)))
     assert isinstance(reply, JobFailed)
@@ -294,7 +294,7 @@ def test_a_member_that_speaks_in_anothers_name_changes_nothing(caplog: pytest.Lo
         finally:
             transport.close()
         failures = {reply.text for reply in told if isinstance(reply, Failure)}
-        assert failures == {"worker 0 joined this job with another key than this link's"}
+        assert failures == {"worker 0 joined this job with another key than that of this link"}
         assert {type(reply) for reply in told} <= {Failure, Explanation}, "the scheduler explains to whoever asks"
     assert set(job.exit_codes.values()) == {0}
     assert "in the name of worker 0" in caplog.text

@@ -146,7 +146,7 @@ def test_a_stranger_is_refused_and_leaves_no_trace(stranger: Worker):
     for message in (stranger.open(), stranger.push({1: floats(9)}), stranger.explain(1), stranger.set_optimizer()):
         ((peer, reply),) = desk.shard.handle(stranger.peer, message)
         assert peer == stranger.peer
-        assert text_of(reply, "UsageError").endswith("is no worker of this job")
+        assert text_of(reply, "UsageError").endswith("is not a worker of this job")
     assert len(desk.shard._ledger) == 3
     desk.ask(a, a.push({1: floats(1)}))
     assert len(desk.ask(b, b.push({1: floats(1)}))) == 2
@@ -178,19 +178,19 @@ def test_what_is_no_request_is_dropped(message: Message):
 )
 def test_what_is_for_the_scheduler_is_refused(message: Message):
     ((_, reply),) = Shard(0, 1).handle(b"x", message)
-    assert text_of(reply, "UsageError") == f"a {type(message).__name__} is nothing to ask a server"
+    assert text_of(reply, "UsageError") == f"servers do not handle a {type(message).__name__}"
 
 
 def test_a_store_must_be_opened_first():
     shard, worker = Shard(0, 1), Worker()
     ((_, reply),) = shard.handle(worker.peer, worker.pull([1], store=3))
-    assert text_of(reply, "UsageError") == "store 3 has not been opened"
+    assert text_of(reply, "UsageError") == "store 3 is not open; send Open first"
 
 
 def test_a_store_has_one_mode():
     desk = Desk(2, "sync")
     reply = desk.reply(desk.workers[1], desk.workers[1].open("async"))
-    assert text_of(reply, "Mismatch") == "worker 1 made its store number 0 async, worker 0 sync"
+    assert text_of(reply, "Mismatch") == "store 0 is async on worker 1, but sync on worker 0"
 
 
 @pytest.mark.parametrize("what", ["init", "put_states"])
@@ -199,7 +199,7 @@ def test_only_worker_0_gives_values_and_states(what: str):
     a, b = desk.workers
     desk.ask(a, a.set_optimizer(momentum=0.9))
     message = b.init({2: floats(1)}) if what == "init" else b.put_states({(1, "momentum_buffer"): floats(1)})
-    assert text_of(desk.reply(b, message), "UsageError").endswith("is worker 0's to send")
+    assert text_of(desk.reply(b, message), "UsageError").startswith("only worker 0 may send ")
 
 
 def test_stores_do_not_share_segments_or_optimizers():

@@ -99,7 +99,7 @@ def test_who_gives_up_joining_leaves_its_place_to_another():
         job.say(member, member.join())
     hasty = Leave(sender(-1, 2, incarnation=w0.nonce), error="it gave up joining")
     assert job.reply(w0, hasty) == Ack(2)
-    assert text_of(job.reply(w0, hasty), "UsageError").endswith("is no member of this job")
+    assert text_of(job.reply(w0, hasty), "UsageError").endswith("is not a member of this job")
     assert job.reply(s0, s0.explain(1)).text == "waits for worker 0, worker 1 to join"
     again = job.workers[0] = Member("worker", 99, 0)
     job.say(w1, w1.join())
@@ -529,7 +529,7 @@ def test_what_a_member_may_not_ask_is_refused(message: Any):
     job = Job()
     member = job.workers[1] if message.node.role == "worker" else job.servers[0]
     text = text_of(job.reply(member, message), "UsageError")
-    assert text.startswith(f"a {type(message).__name__} is nothing for {message.node.role}")
+    assert text.startswith(f"the scheduler does not handle a {type(message).__name__} of {message.node.role}")
 
 
 def test_strangers_are_refused_and_fence_nobody():
@@ -543,7 +543,7 @@ def test_strangers_are_refused_and_fence_nobody():
     ):
         ((whom, reply),) = job.handle(b"stranger", message)
         assert whom == b"stranger"
-        assert text_of(reply, "UsageError").endswith("is no member of this job")
+        assert text_of(reply, "UsageError").endswith("is not a member of this job")
     assert len(job.scheduler._ledger) == 0
     barrier = w0.barrier()
     assert job.say(w0, barrier) == []

@@ -244,7 +244,7 @@ def test_workers_with_different_rules_are_told() -> None:
     a, b = desk.workers
     desk.reply(a, a.open("async", store=3, staleness=2))
     text = text_of(desk.reply(b, b.open("async", store=3, staleness=3)), "Mismatch")
-    assert text == "worker 1 made its store number 3 async, staleness 3, worker 0 async, staleness 2"
+    assert text == "store 3 is async, staleness 3 on worker 1, but async, staleness 2 on worker 0"
 
 
 def test_clocks_have_the_interface_of_rounds() -> None:
