@@ -194,7 +194,7 @@ class Shard:
             if 0 in self._departed:
                 error = NodeLost("worker 0 has left the job without calling set_optimizer")
             elif 0 in self._tables[store].pauses.ranks:
-                error = UsageError("worker 0 has joined without calling set_optimizer")
+                error = UsageError("worker 0 is inside join(), and has not called set_optimizer")
             else:
                 continue
             answers += [refuse(*asker, error) for asker in agreement.abandon()]

@@ -1,8 +1,8 @@
-"""Who is in the job. Pure: the clock is passed in.
+"""The members of a job. Pure: the time is passed in.
 
-A member joins, is ready when all have joined and ranks are given, and then leaves in order or is lost. Every
-transition is in ``NEXT``; one that is not there is a mistake of the sender and changes nothing. What a message or a
-tick asks of the members does not cost more because there are more of them.
+A member joins, is ready when all have joined and have ranks, and then leaves in order or is lost. ``NEXT`` has every
+transition; another one is a mistake of the sender and changes nothing. The cost of a message or a tick does not depend
+on the number of members.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from servers.names import name
 
 
 class MemberState(Enum):
-    """Where a member is in its life."""
+    """The state of a member."""
 
     JOINED = auto()
     READY = auto()
@@ -27,7 +27,7 @@ class MemberState(Enum):
 
 
 class MemberEvent(Enum):
-    """What can happen to it."""
+    """What changes the state of a member."""
 
     ALL_HERE = auto()
     LEAVES = auto()
@@ -48,14 +48,15 @@ class JobMember:
     """A process of the job.
 
     Attributes:
-        nonce: the random number it joined with, by which a repeated request to join is known.
-        hint: the rank it asked for, -1 for any.
+        nonce: the random number that it joined with, which identifies a repeated request to join.
+        hint: the rank that it asked for, -1 for any.
+        address: where other members reach it; empty for workers.
         join_peer, join_seq: the link and number of its request to join.
-        key: the public key that it has proved then; empty where nothing is proved.
-        peer: the link of its heartbeat, over which notices go; None before the first beat.
-        heard: when it was last heard of.
-        epoch: of the news of workers that it has been told over ``peer``.
-        notices: what it will be told as soon as there is a link to tell it over.
+        key: the public key that its link proved then; empty where links prove no keys.
+        peer: the link of its heartbeat, which takes notices; None before the first beat.
+        heard: the time of its last sign of life.
+        epoch: of the latest ``Roster`` that it has been sent over ``peer``.
+        notices: to be sent as soon as there is a link.
     """
 
     role: str
@@ -75,7 +76,7 @@ class JobMember:
 
     @property
     def node(self) -> Node:
-        """Who it is."""
+        """Its role, rank and incarnation."""
         return Node(self.role, self.rank, self.incarnation)
 
 
@@ -83,12 +84,13 @@ class Members:
     """The members of one job.
 
     Args:
-        num_workers, num_servers: how many there will be.
-        limit_s: the silence after which a member is lost.
+        num_workers, num_servers: of the job.
+        limit_s: after how many seconds of silence a member is lost.
 
     Attributes:
+        wanted: how many members of each role the job has.
         complete: whether all have joined, and have ranks.
-        present: how many have joined, and have neither left nor been lost.
+        present: how many have joined and have neither left nor been lost.
         lost: how many have been lost.
     """
 
@@ -121,26 +123,26 @@ class Members:
     # ---- who is who
 
     def of(self, role: str) -> list[JobMember]:
-        """The members of ``role``, in the order of their ranks; none before ranks are given."""
+        """Return the members of ``role``, in the order of their ranks; none before they have ranks."""
         return [self._by_rank[role, rank] for rank in range(self.wanted[role])] if self.complete else []
 
     def find(self, role: str, rank: int) -> JobMember | None:
-        """The member of ``role`` with ``rank``, or the first that asked for it while ranks are not given."""
+        """Return the member of ``role`` with ``rank``; before members have ranks, the first that asked for it."""
         if self.complete:
             return self._by_rank.get((role, rank))
         return next(iter(self._by_wish.get((role, rank), {}).values()), None)
 
     def identify(self, node: Node) -> JobMember | None:
-        """The member that says of itself that it is this; nobody before ranks are given."""
+        """Return the member that ``node`` names; None before members have ranks."""
         member = self._by_rank.get((node.role, node.rank))
         return member if member is not None and member.incarnation == node.incarnation else None
 
     def by_nonce(self, nonce: int) -> JobMember | None:
-        """The member that joined with ``nonce``."""
+        """Return the member that joined with ``nonce``."""
         return self._by_nonce.get(nonce)
 
     def has_joined(self, key: str) -> bool:
-        """Whether a member has joined with this public key."""
+        """Return whether a member has joined with this public key."""
         return key in self._keys
 
     # ---- joining
@@ -153,11 +155,11 @@ class Members:
         """
         wanted = self.wanted.get(member.role)
         if wanted is None:
-            raise UsageError(f"a {member.role} does not join a job")
+            raise UsageError(f"workers and servers join a job, a {member.role} does not")
         if self._joined[member.role] >= wanted:
             raise UsageError(f"the job has its {wanted} {member.role}s already")
         if member.key in self._keys:
-            raise UsageError("a member has joined with this key already: give each process of the job its own")
+            raise UsageError("a member has joined with this public key already; give each process of the job its own")
         if member.key:
             self._keys.add(member.key)
         self._by_nonce[member.nonce] = member
@@ -167,7 +169,7 @@ class Members:
         self._absent = None
 
     def withdraw(self, member: JobMember) -> None:
-        """Let somebody else have the place of ``member``, which does not wait for the others any more."""
+        """Remove ``member``, which has given up joining, so that another process can take its place."""
         del self._by_nonce[member.nonce]
         del self._by_wish[member.role, member.hint][member.nonce]
         self._keys.discard(member.key)
@@ -176,7 +178,7 @@ class Members:
         self._absent = None
 
     def settle(self, now: float) -> bool:
-        """Give ranks if all are here now: those asked for, then in the order of coming. Return whether it did."""
+        """Give ranks if all have joined: those asked for, then in the order of joining. Return whether it did."""
         if self.complete or len(self._by_nonce) < sum(self.wanted.values()):
             return False
         self._rank()
@@ -201,7 +203,7 @@ class Members:
                     self._by_rank[role, member.rank] = member
 
     def absent(self) -> str:
-        """Say who has not joined yet: by name where it is known who is to have which rank."""
+        """Say who has not joined yet: by name if it is known which ranks are missing, else by number."""
         if self._absent is None:
             self._absent = " and ".join(filter(None, (self._absent_of(role) for role in self.wanted)))
         return self._absent
@@ -219,7 +221,7 @@ class Members:
     # ---- what happens to them
 
     def happens(self, member: JobMember, event: MemberEvent) -> bool:
-        """Make the transition of ``member``; False if there is none."""
+        """Make the transition of ``member``; return False if there is none."""
         after = NEXT.get((member.state, event))
         if after is None:
             return False
@@ -234,16 +236,16 @@ class Members:
         return True
 
     def hear(self, member: JobMember, now: float) -> None:
-        """Note a sign of life. ``now`` never goes back from one call to the next."""
+        """Note a sign of life. ``now`` must not decrease from call to call."""
         member.heard = now
         if member.nonce in self._ready:
             self._ready.move_to_end(member.nonce)
 
     def overdue(self, now: float) -> list[JobMember]:
-        """The ready members that have been silent for too long."""
+        """Return the ready members that have been silent for too long."""
         return list(itertools.takewhile(lambda member: now - member.heard > self.limit_s, self._ready.values()))
 
     def forgive(self, now: float) -> None:
-        """Count everybody's silence from ``now`` on."""
+        """Let everybody's silence begin at ``now``."""
         for member in self._ready.values():
             member.heard = now

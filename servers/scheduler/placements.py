@@ -1,7 +1,7 @@
-"""Where the keys of one store are: their segments, as rank 0's declarations have placed them. Pure.
+"""Where the segments of one store's keys are, as rank 0's declarations have placed them. Pure.
 
-A declaration may have 100,000 keys. So what is known of them is in dicts, one for each thing, which take all of a
-declaration's keys in one step; keys that are alike share what they have in common.
+A declaration may have 100,000 keys. So each property of the keys is a dict of its own, which takes all keys of a
+declaration in one step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvstore.spec import Key, Spec
 
 
 class Columns(NamedTuple):
-    """The segments of a list of keys; see ``Placed``."""
+    """The segments of a list of keys, in columns; see ``Placed``."""
 
     counts: list[int]
     ids: list[int]
@@ -30,11 +30,11 @@ class Placements:
     """The keys that have been placed.
 
     Args:
-        loads: bytes by server, shared by all stores of the job.
+        loads: bytes of each server, shared by all stores of the job.
 
     Attributes:
-        specs: what arrays they are.
-        ready: those whose first values are on the servers.
+        specs: by key.
+        ready: the keys whose first values are on the servers.
     """
 
     def __init__(self, loads: list[int]) -> None:
@@ -43,11 +43,11 @@ class Placements:
         self._loads = loads
         self._segments: dict[Key, tuple[ServerRange, ...]] = {}
         self._firsts: dict[Key, int] = {}  # the id of the first segment; the others follow it
-        self._rules: dict[Key, tuple[int, int]] = {}  # with which bound and length it was cut
+        self._rules: dict[Key, tuple[int, int]] = {}  # the bound and the longest segment it was placed with
         self._next_id = 0
 
     def add(self, specs: Mapping[Key, Spec], bound: int, longest: int) -> None:
-        """Place keys; those that were placed before, but have no value yet, only if it was in another way.
+        """Place keys. A key that is placed already, but has no value, is placed again if anything differs.
 
         Raises:
             AlreadyInitialized: a key has its first value.
@@ -56,8 +56,8 @@ class Placements:
         before = specs.keys() & self.specs.keys()
         if before & self.ready:
             key = next(key for key in specs if key in self.ready)
-            raise AlreadyInitialized(f"key {key!r} is initialised already")
-        for key in before:  # an earlier call was interrupted: this one is the same, or another
+            raise AlreadyInitialized(f"key {key!r} is initialized already")
+        for key in before:  # by a call that was interrupted
             if (self.specs[key], self._rules[key]) != (specs[key], (bound, longest)):
                 self._drop(key)
         new = {key: spec for key, spec in specs.items() if key not in self.specs} if before else specs
@@ -71,13 +71,13 @@ class Placements:
         self.specs.update(new)
 
     def clear(self) -> None:
-        """Let go of all keys: they weigh nothing any more."""
+        """Forget all keys, and take them off the servers' loads."""
         for key in list(self.specs):
             self._drop(key)
         self.ready.clear()
 
     def contradicted(self, specs: Mapping[Key, Spec]) -> Key | None:
-        """Return the first key that is another array here than in ``specs``."""
+        """Return the first key whose spec here differs from that in ``specs``."""
         return first_other(specs, self.specs)
 
     def missing(self, keys: Collection[Key]) -> set[Key]:
@@ -88,7 +88,7 @@ class Placements:
         """Return where ``keys`` are.
 
         Raises:
-            UsageError: that is too much for one message; they may have been placed call by call.
+            UsageError: they have more segments than fit into one message; keys may have been placed call by call.
         """
         placed = list(map(self._segments.__getitem__, keys))
         counts = list(map(len, placed))
@@ -110,7 +110,7 @@ class Placements:
 
 
 def first_other(specs: Mapping[Key, Spec], others: Mapping[Key, Spec]) -> Key | None:
-    """Return the first key of ``specs`` that is another array in ``others``; None if those that are there are alike."""
+    """Return the first key of ``specs`` whose spec in ``others`` differs; None if no common key differs."""
     common = list(specs.keys() & others.keys())
     if list(map(specs.__getitem__, common)) == list(map(others.__getitem__, common)):
         return None

@@ -1,8 +1,8 @@
-"""One store as the scheduler knows it: its keys, its barriers, who is inside ``join``. Pure.
+"""One store in the scheduler: its keys, its barriers, and who is inside ``join``. Pure.
 
-Workers wait for each other at a barrier, and for worker 0 to give a key its first values. Who waits for a worker that
-has left, or is inside ``join``, is told at once: a worker that has left never comes, and one inside ``join`` is let out
-after all others' calls.
+Workers wait for each other at a barrier, and for worker 0 to give a key its first value. A wait for a worker that has
+left, or that is inside ``join``, fails at once: the former never comes, and the latter not before all others have
+called ``join``, too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from servers.scheduler.keys import DeclaredKeys, Outcome
 
 
 class Store:
-    """What the workers of one store wait for.
+    """One store.
 
     Args:
-        workers: their ranks.
-        loads: bytes by server, shared by all stores of the job.
-        departures: who has left.
+        workers: the ranks of all workers.
+        loads: bytes of each server, shared by all stores of the job.
+        departures: the workers that have left.
+
+    Attributes:
+        keys: of the store.
+        barriers: of the store.
     """
 
     def __init__(self, workers: Collection[int], loads: list[int], departures: Departures) -> None:
@@ -35,39 +39,39 @@ class Store:
         self._departures = departures
 
     def declare(self, peer: bytes, request: Declare) -> tuple[list[Answer], Exception | None]:
-        """Take a worker's declaration of keys; return answers, and what rank 0 must be told; see ``DeclaredKeys``."""
+        """Take a declaration of keys; return answers, and what to tell rank 0; see ``DeclaredKeys.declare``."""
         outcomes, fault = self.keys.declare(peer, request)
         return _placed(outcomes) + self._without_values(), fault
 
     def ready(self, peer: bytes, request: Ready) -> list[Answer]:
-        """Rank 0's values are on the servers: answer those who waited for them."""
+        """Note that rank 0's values are on the servers; answer those who waited for them."""
         return [Answer(peer, request, Ack(request.seq)), *_placed(self.keys.ready(request.keys))]
 
     def barrier(self, peer: bytes, request: Barrier) -> list[Answer]:
-        """A worker has come to a barrier: if it was the last, let everybody go."""
+        """Note that a worker has come to a barrier; if it was the last, answer all."""
         released = self.barriers.arrive(peer, request)
         if released:
-            return [Answer(whom, theirs, Ack(theirs.seq)) for whom, theirs in released]
+            return [Answer(link, arrival, Ack(arrival.seq)) for link, arrival in released]
         return self._in_vain(request.number)
 
     def pause(self, rank: int, number: int) -> list[Answer]:
-        """A worker calls ``join`` for the ``number``-th time: fail those who wait for it elsewhere."""
+        """Note a worker's ``number``-th call of ``join``; fail those who wait for it elsewhere."""
         if not self._joins.arrive(rank, number):
             return []
         return self._without(rank)
 
     def depart(self, ranks: Sequence[int]) -> list[Answer]:
-        """Workers have left, and the others are to know: fail those who wait for them."""
+        """Fail those who wait for workers that have left, now that the others are to know."""
         for rank in ranks:
             self._joins.depart(rank)
         return [answer for rank in ranks for answer in self._without(rank)]
 
     def forget(self) -> None:
-        """All workers have closed the store."""
+        """Forget the keys: all workers have closed the store."""
         self.keys.forget()
 
     def whereabouts(self, rank: int) -> str:
-        """Say where in this store ``rank`` is, as a barrier to which it has not come tells it; nothing if nowhere."""
+        """Say in which call of this store ``rank`` is, for a barrier to which it has not come; empty if in none."""
         if rank in self._joins.inside:
             return "is inside join()"
         if self.barriers.waits(rank):
@@ -75,12 +79,12 @@ class Store:
         return "is in init()" if self.keys.waits(rank) else ""
 
     def _without(self, rank: int) -> list[Answer]:
-        """Fail those who wait for a worker that will not come."""
+        """Fail those who wait for ``rank``, which will not come."""
         answers = [answer for number in self.barriers.without(rank) for answer in self._in_vain(number)]
         return answers + self._without_values() if rank == 0 else answers
 
     def _in_vain(self, number: int) -> list[Answer]:
-        """Fail those at a barrier to which somebody will not come, or not before they have gone on."""
+        """Fail those at a barrier to which some worker will not come, or not before they have gone on."""
         error: Exception
         if self.barriers.missing(number, self._departures.known):
             error, waiting = NodeLost(self._reasons(number)), self.barriers.fail(number)
@@ -99,18 +103,18 @@ class Store:
             reasons.append(f"{name('worker', left)} {have(left)} left the job without coming to the barrier")
         if inside:
             reasons.append(
-                f"{name('worker', inside)} {have(inside)} joined: "
-                "nobody inside join() comes to a barrier until all workers have joined"
+                f"{name('worker', inside)} {have(inside)} called join(): "
+                "nobody inside join() comes to a barrier until all workers have called it"
             )
         return "; ".join(reasons)
 
     def _without_values(self) -> list[Answer]:
-        """Fail those who wait for first values, if worker 0 will not give any."""
+        """Fail those who wait for first values, if worker 0 will not give them."""
         error: Exception
         if 0 in self._departures.known:
             error = NodeLost("worker 0 has left the job without giving these keys their first values")
         elif 0 in self._joins.inside and 0 not in self._departures.left:
-            error = UsageError("worker 0 has joined, and gives no key its first value until all workers have")
+            error = UsageError("worker 0 has called join(), and gives no key its first value until all workers have")
         else:
             return []
         return _placed([(asker, error) for asker in self.keys.abandon()])

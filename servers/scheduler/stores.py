@@ -1,7 +1,7 @@
-"""The stores of a job: which number each has, and what their workers wait for. Pure.
+"""The stores of a job, by number. Pure.
 
-The n-th stores of all workers are one store, whenever each makes its own. Messages have room for few numbers, so one
-that all workers have closed is given again.
+The n-th store that each worker makes is the same store, whenever each makes its own. Messages have room for few
+numbers, so the number of a store that all workers have closed is used again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Stores:
     """The stores of one job.
 
     Args:
-        workers: the ranks of those who make them.
-        num_servers: over how many their keys are spread.
-        departures: who has left.
+        workers: the ranks of all workers.
+        num_servers: over which keys are placed.
+        departures: the workers that have left.
     """
 
     def __init__(self, workers: Collection[int], num_servers: int, departures: Departures) -> None:
@@ -45,7 +45,7 @@ class Stores:
             free = set(range(MAX_STORES)) - set(self._numbers.values())
             if not free:
                 raise UsageError(
-                    f"this job has {MAX_STORES} dist stores, which is the most there can be at once; "
+                    f"this job has {MAX_STORES} dist stores already, the most that may be open at once; "
                     "close() those that are not needed any more, on all workers"
                 )
             number = self._numbers[ordinal] = min(free)
@@ -53,7 +53,7 @@ class Stores:
         return number
 
     def close(self, rank: int, number: int) -> None:
-        """Note that ``rank`` does not use store ``number`` any more; when nobody does, it is forgotten."""
+        """Note that ``rank`` has closed store ``number``; when all have, forget it."""
         closed = self._closed.get(number)
         if closed is None:
             return
@@ -67,18 +67,18 @@ class Stores:
             store.forget()
 
     def of(self, number: int) -> Store:
-        """The store with this number."""
+        """Return the store with this number."""
         store = self._stores.get(number)
         if store is None:
             store = self._stores[number] = Store(self._workers, self._loads, self._departures)
         return store
 
     def depart(self, ranks: Sequence[int]) -> list[Answer]:
-        """Workers have left, and the others are to know: fail those who wait for them."""
+        """Fail those who wait for workers that have left, now that the others are to know."""
         return [answer for store in self._stores.values() for answer in store.depart(ranks)]
 
     def explain(self, rank: int, seq: int) -> str:
-        """Say what the request ``seq`` of worker ``rank`` waits for; nothing if it does not wait here."""
+        """Say what request ``seq`` of worker ``rank`` waits for; empty if it does not wait in any store."""
         for store in self._stores.values():
             missing = store.barriers.awaited(rank, seq)
             if missing:
@@ -89,7 +89,7 @@ class Stores:
         return ""
 
     def _with_reasons(self, missing: Set[int]) -> str:
-        """Name workers that have not come to a barrier, and say where they are instead, as far as is known here."""
+        """Name the workers that have not come to a barrier, each with what the scheduler knows of where it is."""
         left = missing & self._departures.left
         first = [*sorted(left), *heapq.nsmallest(MOST, missing - left)][:MOST]
         more = f" and {len(missing) - MOST} more" if len(missing) > MOST else ""

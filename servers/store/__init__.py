@@ -1,14 +1,15 @@
 """One store on one server. Pure: no I/O, no clock.
 
-table            what pushes and pulls do to its segments
-buckets, bucket  segments that are pushed together, as one stretch of memory
-rounds           who has contributed to which round
+table            what requests do to the store
+buckets          the store's segments, grouped into buckets as workers push them
+bucket           segments that are pushed together: one piece of memory, one set of rounds
+rounds           who has contributed to which round, where pushes are summed in rounds
 clocks           how often each worker has pushed, where every push is an update
-updates          what contributions do to values: they are summed, or the optimizer updates with them
-waiting          requests that wait, and for whom
+updates          what contributions do to values: they are summed, or the optimizer steps with them
+waiting          requests that wait, for what, and when that is over
 joins            workers that have nothing more to contribute for now
-hyperparameters  what pushes ask of the optimizer
-compression      compressed contributions and answers
-states           the optimizer's states
+hyperparameters  the hyper-parameters that pushes bring
+compression      compressed contributions and replies
+states           the optimizer's states, out and in
 finite           ``check_finite``
 """

@@ -1,7 +1,7 @@
-"""Segments that workers push together: one stretch of memory, one set of rounds, and the requests that wait for them.
+"""A bucket: segments that workers push together, in one piece of memory, with one set of rounds.
 
-A list of a thousand keys is one sum, one step of the optimizer and one buffer in the answer, as long as workers push
-the list as a whole. When one of them pushes another list, buckets are split; see ``Buckets``.
+A list of a thousand keys costs one sum, one step of the optimizer and one buffer of the reply, as long as workers push
+the list as a whole. When one of them pushes another list, ``Buckets`` splits the bucket.
 """
 
 from __future__ import annotations
@@ -25,22 +25,31 @@ from servers.store.rounds import Rounds
 
 @dataclass
 class Contribution:
-    """A worker's part of a round: its values, and the hyper-parameters it wants them used with.
+    """What one worker contributes to a round of a bucket.
 
-    ``clock`` says which of the worker's pushes it is.
+    Attributes:
+        node: the worker.
+        clock: the number of the push among the worker's pushes to this bucket.
+        ranges: of all elements, with their values.
+        hyper: the hyper-parameters to update with.
     """
 
     node: Node
     clock: int
-    runs: Sequence[PayloadRange]
+    ranges: Sequence[PayloadRange]
     hyper: UpdateHyperparameters
 
 
 @dataclass
 class ParkedRequest:
-    """A push or pull that waits: for how many buckets still, and the first error among those that have come.
+    """A push or pull that waits for rounds.
 
-    ``late`` of its segments came when their round was over.
+    Attributes:
+        peer: the link that it came over.
+        request: the push or pull.
+        late: how many of its segments came after their round was over.
+        left: how many buckets it still waits for.
+        error: the first error among the rounds that it has waited for.
     """
 
     peer: bytes
@@ -51,7 +60,7 @@ class ParkedRequest:
 
 
 class HeldSegment(NamedTuple):
-    """A segment; ``splits`` is how often it has been taken out of a bucket."""
+    """A segment that this server holds; ``splits`` is how often it has been taken out of a bucket."""
 
     id: int
     key: Key
@@ -60,7 +69,7 @@ class HeldSegment(NamedTuple):
 
 
 class HeldSegments(NamedTuple):
-    """Segments, in columns: of thousands, nothing is made for each. See ``HeldSegment``."""
+    """The columns of a table of segments, so that thousands of them need no object each. See ``HeldSegment``."""
 
     ids: Sequence[int]
     keys: Sequence[Key]
@@ -68,7 +77,7 @@ class HeldSegments(NamedTuple):
     splits: Sequence[int]
 
     def segment(self, place: int) -> HeldSegment:
-        """Return one of them."""
+        """Return the segment in row ``place``."""
         return HeldSegment(self.ids[place], self.keys[place], self.specs[place], self.splits[place])
 
 
@@ -76,16 +85,19 @@ Progress: TypeAlias = Rounds[Contribution] | WorkerClocks[Contribution]
 
 
 class Bucket:
-    """Segments of one dtype, back to back in memory that is changed only while nobody else can read it.
+    """Segments of one dtype, back to back in memory that changes only while no message refers to it.
 
     Args:
-        segments: the segments, in order.
-        dtype: theirs.
-        rounds: who has contributed what to them.
-        memory: where values live.
+        segments: in order.
+        dtype: of all segments.
+        rounds: of the bucket.
+        memory: for the values.
 
     Attributes:
         value: all elements, flat.
+        state: another object whenever the value has changed.
+        parked: the requests that wait for a round, with its number.
+        read_by: by rank, the value that a worker has read last, where delay compensation needs it.
     """
 
     value: torch.Tensor
@@ -99,31 +111,31 @@ class Bucket:
         self.starts = list(itertools.accumulate(self.sizes, initial=0))
         self.size = self.starts.pop()
         self.rounds = rounds
-        self.read_by: dict[int, torch.Tensor] = {}  # the values that workers have, where that matters
+        self.read_by: dict[int, torch.Tensor] = {}
         self.parked: list[tuple[int, ParkedRequest]] = []
         self._memory = memory
-        self.state = object()  # another one whenever the value has changed
+        self.state = object()
         self._sent = False
         self._move()
 
     @cached
     def places(self) -> dict[int, int]:
-        """By segment, which of them it is."""
+        """The place of each segment in the bucket, by its id."""
         return {number: place for place, number in enumerate(self.ids)}
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the segments."""
+        """The shapes of the segments."""
         return [spec.shape for spec in self.segments.specs]
 
     @property
     def idle(self) -> bool:
-        """Whether no round is open and nobody waits."""
+        """Whether no round is open and no request waits."""
         return self.rounds.idle and not self.parked
 
-    def load(self, runs: Sequence[PayloadRange]) -> None:
-        """Take first values."""
-        sum_ranges([runs], self.value)
+    def load(self, ranges: Sequence[PayloadRange]) -> None:
+        """Take the first values."""
+        sum_ranges([ranges], self.value)
 
     def assign(
         self,
@@ -131,10 +143,12 @@ class Bucket:
         scale: float = 1.0,
         check: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
-        """Make the sum of ``payloads`` the value, times ``scale`` if it is of floating point.
+        """Make the sum of ``payloads`` the value.
 
         Args:
-            check: raises if the sum must not become the value, which then stays as it is.
+            payloads: all elements, once for each contribution.
+            scale: of the sum, if it is of floating point.
+            check: raises if the sum must not become the value, which then is unchanged.
         """
         before = self._buffer, self.value
         if check is not None or self._read:
@@ -152,7 +166,7 @@ class Bucket:
         self.state = object()
 
     def writable(self) -> None:
-        """Make the value such that it may be changed in place: what has been sent stays as it was."""
+        """Prepare the value for changes in place: if a message may still refer to its memory, move it."""
         if self._read:
             before = self.value
             self._move()
@@ -161,13 +175,13 @@ class Bucket:
         self.state = object()
 
     def readable(self, start: int, stop: int) -> memoryview:
-        """Return the bytes of elements ``start`` to ``stop``, to be sent; they will not change."""
+        """Return the bytes of elements ``start`` to ``stop``, to be sent; they do not change."""
         self._sent = True
         itemsize = ITEMSIZE[self.dtype]
         return self._buffer[start * itemsize : stop * itemsize]
 
     def release(self, error: Exception | None) -> list[ParkedRequest]:
-        """Let go those who waited for the round that is now complete; return the ones that wait for nothing more."""
+        """Take the requests that waited for rounds that are over; return those that wait for no other bucket."""
         ready: list[ParkedRequest] = []
         waiting: list[tuple[int, ParkedRequest]] = []
         for clock, parked in self.parked:
@@ -182,7 +196,7 @@ class Bucket:
         return ready
 
     def remember(self, rank: int) -> None:
-        """Keep the value as what worker ``rank`` has read."""
+        """Keep the value that worker ``rank`` reads now."""
         kept = self.read_by.get(rank)
         if kept is None:
             self.read_by[rank] = self.value.clone()
@@ -191,10 +205,10 @@ class Bucket:
 
     @property
     def _read(self) -> bool:
-        """Whether somebody may still read what was sent of the memory."""
+        """Whether a message that was sent may still be read from the memory."""
         return self._sent and self._memory.busy(self._buffer)
 
     def _move(self) -> None:
-        """Take other memory."""
+        """Take new memory for the value."""
         self._buffer = self._memory.allocate(self.size * ITEMSIZE[self.dtype])
         self.value = from_buffer(self._buffer, self.dtype)

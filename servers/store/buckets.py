@@ -1,7 +1,7 @@
-"""How one store's segments are grouped into buckets: as workers push them.
+"""The buckets of one store: its segments, grouped as workers push them.
 
-A push of a list that is several whole buckets makes one of them, if none has an open round; a push of a part of a
-bucket takes it apart. Values, rounds and who waits for them are the same before and after, to the bit.
+Pushing several whole buckets merges them, if none has an open round. Pushing part of a bucket splits it. Neither
+changes a bit of the values, nor the rounds, nor which requests wait for them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kvstore.transport.memory import Memory
 from kvstore.values import TensorRange, cut
 from servers.store.bucket import Bucket, Contribution, HeldSegment, HeldSegments, Progress
 
-MAX_SPLITS = 2  # segments that have been taken apart so often are not put together again: workers differ
+MAX_SPLITS = 2  # segments that were split more often are not merged again: workers push different lists
 
 
 class Buckets:
     """The buckets of one store.
 
     Args:
-        rounds: makes those of a new segment.
-        memory: where values live.
+        rounds: makes the rounds of a new bucket.
+        memory: for the values.
     """
 
     def __init__(self, rounds: Callable[[], Progress], memory: Memory) -> None:
@@ -38,8 +38,14 @@ class Buckets:
         """Return all buckets, each once."""
         return list(dict.fromkeys(self._at.values()))
 
-    def add(self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], runs: Sequence[TensorRange]) -> None:
-        """Take new segments of one dtype, and their first values, back to back in ``runs``."""
+    def add(
+        self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[TensorRange]
+    ) -> None:
+        """Take new segments of one dtype, and their first values.
+
+        Raises:
+            AlreadyInitialized: one of them has a value that may have been used.
+        """
         if not ids:
             return
         if not self._at.keys().isdisjoint(ids):
@@ -47,12 +53,12 @@ class Buckets:
             bucket = self._at[known]
             same = bucket.ids == tuple(ids) and list(bucket.segments.specs) == list(specs)
             if not same or not bucket.rounds.untouched:
-                raise AlreadyInitialized(f"key {self.segment(known).key!r} is initialised already")
-            bucket.assign([runs])  # an earlier init was interrupted before anybody knew of it
+                raise AlreadyInitialized(f"key {self.segment(known).key!r} is initialized already")
+            bucket.assign([ranges])  # an earlier init was interrupted before any worker knew of it
             return
         segments = HeldSegments(ids, keys, specs, [0] * len(ids))
         bucket = Bucket(segments, specs[0].dtype, self._rounds(), self._memory)
-        bucket.load(runs)
+        bucket.load(ranges)
         self._put(bucket)
 
     def segment(self, number: int) -> HeldSegment:
@@ -61,13 +67,13 @@ class Buckets:
         return bucket.segments.segment(place)
 
     def value(self, number: int) -> torch.Tensor:
-        """Return the value of segment ``number`` where it lies, in its shape."""
+        """Return a view of the value of segment ``number``, in its shape."""
         bucket, place = self.find(number)
         start = bucket.starts[place]
         return bucket.value[start : start + bucket.sizes[place]].view(bucket.segments.specs[place].shape)
 
     def find(self, number: int) -> tuple[Bucket, int]:
-        """Return the bucket of segment ``number``, and its place therein."""
+        """Return the bucket of segment ``number``, and its place in it."""
         bucket = self.holding(number)
         return bucket, bucket.places[number]
 
@@ -80,53 +86,53 @@ class Buckets:
 
     def of(self, ids: Sequence[int]) -> list[Bucket]:
         """Return the buckets that hold segments ``ids``, each once."""
-        whole = self._lists.get(tuple(ids))
-        if whole is not None:
-            return whole
+        listed = self._lists.get(tuple(ids))
+        if listed is not None:
+            return listed
         return list(dict.fromkeys(map(self.holding, ids)))
 
     def segment_ranges(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
-        """Return where segments ``ids`` are: ranges of places of buckets, in order."""
+        """Return where segments ``ids`` are, in order: (bucket, start, stop), in places."""
         whole = self._lists.get(tuple(ids))
         if whole is not None:
             return [(bucket, 0, len(bucket.ids)) for bucket in whole]
-        runs: list[tuple[Bucket, int, int]] = []
+        ranges: list[tuple[Bucket, int, int]] = []
         for number in ids:
             bucket, place = self.find(number)
-            if runs and runs[-1][0] is bucket and runs[-1][2] == place:
-                runs[-1] = (bucket, runs[-1][1], place + 1)
+            if ranges and ranges[-1][0] is bucket and ranges[-1][2] == place:
+                ranges[-1] = (bucket, ranges[-1][1], place + 1)
             else:
-                runs.append((bucket, place, place + 1))
-        return runs
+                ranges.append((bucket, place, place + 1))
+        return ranges
 
     def element_ranges(self, ids: Sequence[int]) -> list[tuple[Bucket, int, int]]:
-        """Return where the values of segments ``ids`` are: ranges of elements of buckets, in order."""
+        """Return where the values of segments ``ids`` are, in order: (bucket, start, stop), in elements."""
         return [
             (bucket, bucket.starts[first], bucket.starts[stop - 1] + bucket.sizes[stop - 1])
             for bucket, first, stop in self.segment_ranges(ids)
         ]
 
     def versions(self, ids: Sequence[int]) -> list[int]:
-        """Return how many rounds of each of segments ``ids`` are over."""
+        """Return, for each of segments ``ids``, how many of its rounds are over."""
         return [self.holding(number).rounds.version for number in ids]
 
     def pushed(self, ids: Sequence[int], clocks: Sequence[int]) -> list[Bucket]:
-        """Return the buckets that ``ids`` are, one after the other, each with one clock; makes them so."""
+        """Split and merge buckets so that ``ids`` are whole buckets, each with one clock; return them in order."""
         listed = tuple(ids)
         if clocks.count(clocks[0] if clocks else 0) < len(clocks):
             return self._divide(listed, clocks)
-        found = self._lists.get(listed)
-        if found is None:
-            found = self._divide(listed, clocks)
-        if len(found) > 1 and self._may_merge(found):
-            found = [self._merge(found)]
-        self._lists[listed] = found
-        return found
+        divided = self._lists.get(listed)
+        if divided is None:
+            divided = self._divide(listed, clocks)
+        if len(divided) > 1 and self._may_merge(divided):
+            divided = [self._merge(divided)]
+        self._lists[listed] = divided
+        return divided
 
     def _divide(self, ids: tuple[int, ...], clocks: Sequence[int]) -> list[Bucket]:
         for number in ids:
             self.holding(number)
-        found: list[Bucket] = []
+        divided: list[Bucket] = []
         at = 0
         while at < len(ids):
             bucket = self._at[ids[at]]
@@ -134,14 +140,14 @@ class Buckets:
             if ids[at:end] != bucket.ids or len(set(clocks[at:end])) > 1:
                 self._split(bucket)
                 bucket = self._at[ids[at]]
-            found.append(bucket)
+            divided.append(bucket)
             at += len(bucket.ids)
-        if len({bucket.dtype for bucket in found}) > 1:
+        if len({bucket.dtype for bucket in divided}) > 1:
             raise UsageError("segments of several dtypes in one message")
-        return found
+        return divided
 
     def apart(self, clocks: Mapping[int, int]) -> list[Bucket]:
-        """Return all buckets, each once, whose segments have one clock among these, or none; makes them so."""
+        """Split buckets so that the segments of each have one clock among ``clocks``, or none; return all buckets."""
         for bucket in self.all():
             if len({clocks.get(number) for number in bucket.ids}) > 1:
                 self._split(bucket)
@@ -171,7 +177,7 @@ class Buckets:
             single = Bucket(segments, bucket.dtype, bucket.rounds.copy(), self._memory)
             single.load([TensorRange(0, bucket.value[start:stop])])
             for clock, rank, item in bucket.rounds.open():
-                part = Contribution(item.node, item.clock, cut(item.runs, start, stop), item.hyper)
+                part = Contribution(item.node, item.clock, cut(item.ranges, start, stop), item.hyper)
                 single.rounds.contribute(rank, clock, part)
             single.read_by = {rank: values[start:stop].clone() for rank, values in bucket.read_by.items()}
             for clock, parked, wanted in waiting:

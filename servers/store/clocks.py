@@ -1,7 +1,7 @@
 """How often each worker has pushed one bucket, where every push is an update of its own. Pure.
 
-It has the interface of ``Rounds``: ``version`` is how often the slowest worker has pushed, so that a read which may be
-so far ahead of that and no farther waits in the same way as one for a round.
+``WorkerClocks`` has the interface of ``Rounds``. Its ``version`` is how often the slowest worker has pushed, so that a
+read by a worker that is too far ahead waits for a version, as one in rounds does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ T = TypeVar("T")
 
 
 class WorkerClocks(Generic[T]):
-    """The clocks of ``workers``, given by rank; one that pauses is not counted until all resume where the first is."""
+    """How often each worker has pushed. A worker that pauses is not counted until all resume, at the highest clock.
+
+    Args:
+        workers: their ranks.
+        clocks: by rank; None for zeros.
+
+    Attributes:
+        version: the lowest clock.
+    """
 
     idle = True
     settled = True
@@ -25,27 +33,27 @@ class WorkerClocks(Generic[T]):
 
     @property
     def untouched(self) -> bool:
-        """Whether nobody has pushed anything yet."""
+        """Whether nobody has pushed yet."""
         return not any(self._clocks.values()) and not self._paused
 
     @property
     def state(self) -> tuple[dict[int, int], dict[int, int]]:
-        """What two buckets must have in common to become one."""
+        """What must be equal for two buckets to be merged."""
         return self._clocks, self._paused
 
     def copy(self) -> WorkerClocks[T]:
-        """Return the same."""
+        """Return clocks with the same values."""
         made: WorkerClocks[T] = WorkerClocks((), dict(self._clocks))
         made._paused = dict(self._paused)
         made._look()
         return made
 
     def open(self) -> list[tuple[int, int, T]]:
-        """Return nothing: an update is made at once."""
+        """Return nothing: every contribution becomes an update at once."""
         return []
 
     def expects(self, rank: int, clock: int) -> bool:
-        """Return True: a push that another one of ``rank`` has overtaken is an update too."""
+        """Return True: a push that a later one of ``rank`` has overtaken is an update, too."""
         return True
 
     def contribute(self, rank: int, clock: int, item: T) -> bool:
@@ -57,28 +65,28 @@ class WorkerClocks(Generic[T]):
         return True
 
     def complete(self) -> list[T] | None:
-        """Return None: there is nothing left to do."""
+        """Return None: there are no rounds to close."""
         return None
 
     def missing(self, clock: int) -> dict[int, int]:
         """Return who has pushed less often than ``clock``: by rank, the first push that is missing."""
-        return {rank: its + 1 for rank, its in self._clocks.items() if its < clock}
+        return {rank: pushed + 1 for rank, pushed in self._clocks.items() if pushed < clock}
 
     def leave(self, ranks: Collection[int]) -> None:
-        """Nobody waits any more for workers that have left."""
+        """Note that workers have left: nobody waits for them any more."""
         for rank in ranks:
             self._clocks.pop(rank, None)
             self._paused.pop(rank, None)
         self._look()
 
     def pause(self, rank: int, clock: int) -> None:
-        """Do not count ``rank``, which has pushed ``clock`` times, among those whom others may be ahead of."""
+        """Do not wait for ``rank``, which has pushed ``clock`` times, until ``resume``."""
         if rank in self._clocks:
             self._paused[rank] = max(clock, self._clocks.pop(rank))
             self._look()
 
     def resume(self) -> None:
-        """Count everybody again, as if all had pushed as often as whoever has pushed most."""
+        """Count everybody again, as if each had pushed as often as the worker with most pushes."""
         everyone = self._clocks | self._paused
         self._clocks = dict.fromkeys(sorted(everyone), max(everyone.values(), default=0))
         self._paused = {}

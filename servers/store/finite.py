@@ -1,4 +1,4 @@
-"""Values that are NaN or infinite: whose they are, and of which key. Pure."""
+"""``check_finite``: which worker has contributed NaN or infinite values, and to which key. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from servers.store.bucket import Bucket, Contribution
 
 
 def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.Tensor) -> None:
-    """Raise ``NotFinite`` unless ``total``, the sum of ``items``, is finite; it names worker, key and push.
+    """Raise ``NotFinite``, with worker, key and push, unless ``total``, the sum of ``items``, is finite.
 
-    Only the sum is looked at as long as it is: that is one pass, and it has just been written.
+    While all is well only the sum is read: that is one pass over memory that has just been written.
     """
     if all_finite(total):
         return
     for item in items:
-        for part in item.runs:
+        for part in item.ranges:
             key = _key_of(bucket, part)
             if key is not None:
                 raise NotFinite(
@@ -34,7 +34,7 @@ def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.T
 
 
 def _key_of(bucket: Bucket, part: PayloadRange) -> int | str | None:
-    """Return the key of the first segment that has elements in ``part`` that are not finite."""
+    """Return the key of the first segment with elements in ``part`` that are not finite; None if all are."""
     values = part.values
     if all_finite(values):
         return None

@@ -1,4 +1,4 @@
-"""Hyper-parameters that come with pushes: what one asks for, and what a round's contributions agree on. Pure."""
+"""The hyper-parameters that pushes bring: those of one push, and those that a round's pushes agree on. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from kvstore.wire import Push
 
 
 class UpdateHyperparameters(NamedTuple):
-    """The hyper-parameters of a push; ``changes``, by group and name, are those that differ from the optimizer's."""
+    """The hyper-parameters to update with.
+
+    Attributes:
+        lr, rescale: None takes the optimizer's own.
+        changes: others that differ from the optimizer's: ((group, name), value), in order. Group 0 is of all keys.
+    """
 
     lr: float | None = None
     rescale: float | None = None
@@ -23,7 +28,7 @@ def asked(message: Push, optimizer: Optimizer | None) -> UpdateHyperparameters:
     """Return the hyper-parameters of a push.
 
     Raises:
-        UsageError, UnknownName: the optimizer cannot go on with them.
+        UsageError, UnknownName: the optimizer does not take them, or there is none.
     """
     if not message.changes:
         return UpdateHyperparameters(message.lr, message.rescale)
@@ -37,30 +42,30 @@ def asked(message: Push, optimizer: Optimizer | None) -> UpdateHyperparameters:
 
 
 def agreed(given: Mapping[int, UpdateHyperparameters], keys: Mapping[Key, None]) -> UpdateHyperparameters:
-    """Return the hyper-parameters of a round: those that any worker gave, on which all who gave some must agree.
+    """Return the hyper-parameters of a round, on which all workers that give one must agree.
 
     Args:
-        given: by worker.
-        keys: whose round it is, for messages.
+        given: by rank.
+        keys: of the round, for messages.
 
     Raises:
-        Mismatch: workers disagree; the message says who gave what.
+        Mismatch: workers disagree; the message says which value each gave.
     """
 
-    def one(name: str, values: Mapping[int, Any]) -> Any:
+    def common(name: str, values: Mapping[int, Any]) -> Any:
         given = {rank: value for rank, value in values.items() if value is not None}
         if len(set(given.values())) > 1:
             words = ", ".join(f"{_number(value)} on worker {rank}" for rank, value in given.items())
             raise Mismatch(f"workers disagree on the {name} for the same round of {shorten(keys)}: {words}")
         return next(iter(given.values()), None)
 
-    changes = {rank: dict(hyper.changes) for rank, hyper in given.items()}
+    changes_by_rank = {rank: dict(hyper.changes) for rank, hyper in given.items()}
     return UpdateHyperparameters(
-        one("learning rate", {rank: hyper.lr for rank, hyper in given.items()}),
-        one("rescale_grad", {rank: hyper.rescale for rank, hyper in given.items()}),
+        common("learning rate", {rank: hyper.lr for rank, hyper in given.items()}),
+        common("rescale_grad", {rank: hyper.rescale for rank, hyper in given.items()}),
         tuple(
-            (which, one(_words(*which), {rank: its.get(which) for rank, its in changes.items()}))
-            for which in sorted({which for its in changes.values() for which in its})
+            (which, common(_words(*which), {rank: changes.get(which) for rank, changes in changes_by_rank.items()}))
+            for which in sorted({which for changes in changes_by_rank.values() for which in changes})
         ),
     )
 

@@ -1,8 +1,8 @@
-"""Which workers of one store have nothing more to contribute for now, and after which push of what. Pure.
+"""The workers of one store that are inside ``join``: they have nothing more to contribute for now. Pure.
 
-A worker that pauses says how often it has pushed each segment, so what its pause means does not depend on when it
-comes: the worker is in every round up to there, and in none beyond. When all workers have paused, everyone contributes
-again. (Horovod's ``join``, without its zeros.)
+A worker that pauses says how often it has pushed each segment, so the effect of its pause does not depend on when the
+message arrives: the worker is in every round up to that push, and in none after it. When all workers have paused, all
+contribute again. (This is Horovod's ``join``, without its zeros.)
 """
 
 from __future__ import annotations
@@ -30,46 +30,46 @@ class Pauses:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Who pauses."""
+        """The ranks of the workers that pause."""
         return frozenset(self._paused)
 
     @property
     def last(self) -> int:
-        """Who has pushed most, of several the highest: it is the last to pause, if all are equally fast."""
+        """The rank that has pushed most, the highest of several. At equal speeds it is the last to pause."""
         return max(self._paused, key=lambda rank: (self._paused[rank].request.pushes, rank))
 
     def add(self, peer: bytes, request: Pause) -> dict[int, int]:
         """Note that a worker pauses; return how often it has pushed each segment that it knows.
 
         Raises:
-            UsageError: it pauses already.
+            UsageError: the worker pauses already.
         """
         if request.node.rank in self._paused:
-            raise UsageError(f"{request.node} has joined already")
+            raise UsageError(f"{request.node} is inside join() already")
         clocks = dict(zip(request.ids, request.clocks, strict=True))
         self._paused[request.node.rank] = _Paused(peer, request, clocks)
         return clocks
 
     def knows(self, rank: int, segment: int) -> bool:
-        """Whether ``rank`` pauses, and has said how often it has pushed ``segment``."""
+        """Return whether ``rank`` pauses, and has said how often it has pushed ``segment``."""
         return rank in self._paused and segment in self._paused[rank].clocks
 
     def require_before(self, push: Push) -> None:
-        """Raise ``UsageError`` if ``push`` is one that its worker has said it would not make."""
+        """Raise ``UsageError`` if ``push`` comes after the pause of its worker."""
         paused = self._paused.get(push.node.rank)
         if paused is not None and any(
             clock > paused.clocks.get(number, 0) for number, clock in zip(push.ids, push.clocks, strict=True)
         ):
-            raise UsageError(f"{push.node} has joined, and pushes before all others have")
+            raise UsageError(f"{push.node} is inside join(), and must not push before all workers are")
 
     def end(self) -> list[tuple[bytes, Pause]]:
-        """Return everybody, and forget them."""
+        """Return, and forget, the requests of all workers that pause, with their links, in the order of ranks."""
         everyone = [(paused.peer, paused.request) for _, paused in sorted(self._paused.items())]
         self._paused.clear()
         return everyone
 
     def explain(self, rank: int, seq: int, workers: Collection[int]) -> str:
-        """Say what the request ``seq`` of worker ``rank`` waits for, if it is a pause."""
+        """Say what request ``seq`` of worker ``rank`` waits for; empty if it is not a pause that waits."""
         paused = self._paused.get(rank)
         if paused is None or paused.request.seq != seq:
             return ""

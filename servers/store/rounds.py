@@ -1,9 +1,9 @@
 """Who has contributed to which round of one bucket. Pure.
 
 Each worker's n-th push is its contribution to round n. A round is complete when every worker has contributed, or as
-many as the quorum asks for; rounds complete in order, whatever order contributions come in, and give them in the order
-of ranks, so that their sum has the same bits every time. ``version`` says how many rounds are over. A worker that
-pauses after its n-th push is in no later round until all resume.
+many as the quorum asks for. Rounds are closed in order, whatever the order of contributions, and a round's
+contributions are in the order of ranks, so that their sum has the same bits every time. A worker that pauses after its
+n-th push is in no later round until all resume.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ class Rounds(Generic[T]):
     """The rounds of one bucket.
 
     Args:
-        workers: who contributes, by rank.
+        workers: the ranks of those who contribute.
         version: how many rounds are over.
         quorum: how many contributions complete a round; None for all.
-        keep: whether a contribution to a round that is over counts in the next one, instead of not at all.
+        keep: whether a contribution to a round that is over counts in the next one; else it does not count.
+
+    Attributes:
+        version: how many rounds are over.
+        share: how many workers the last round was of.
     """
 
     def __init__(
@@ -31,7 +35,7 @@ class Rounds(Generic[T]):
         self._workers = frozenset(workers)
         self._quorum = quorum
         self._keep = keep
-        self.share = len(self._workers)  # of how many workers the last round was
+        self.share = len(self._workers)
         self._left: frozenset[int] = frozenset()
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
         self._open: dict[int, dict[int, T]] = {}
@@ -39,37 +43,37 @@ class Rounds(Generic[T]):
 
     @property
     def untouched(self) -> bool:
-        """Whether nobody has contributed anything yet."""
+        """Whether nobody has contributed yet."""
         return not self.version and self.idle
 
     @property
     def idle(self) -> bool:
-        """Whether nobody has contributed to a round that is not over."""
+        """Whether no round is open: nobody has contributed to one that is not over."""
         return not self._open and not self._late
 
     @property
     def state(self) -> tuple[int, dict[int, int]]:
-        """What two buckets must have in common to become one, if both are idle."""
+        """What must be equal for two idle buckets to be merged."""
         return self.version, self._paused
 
     @property
     def settled(self) -> bool:
-        """Whether the rounds before everybody's pause are over; True if not all have said what theirs is."""
+        """Whether the rounds up to the last push of every worker that pauses are over; True if not all pause."""
         return len(self._paused) < len(self._workers) or self.version >= max(self._paused.values())
 
     def copy(self) -> Rounds[T]:
-        """Return rounds as far as these, with nothing open."""
+        """Return rounds of the same version and pauses, of which none is open."""
         made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep)
         made.leave(self._left)
         made._paused = dict(self._paused)
         return made
 
     def open(self) -> list[tuple[int, int, T]]:
-        """Return what has come for rounds that are not over: (clock, rank, item)."""
+        """Return the contributions that belong to no closed round: (clock, rank, item)."""
         return [(clock, rank, item) for clock, items in self._open.items() for rank, item in items.items()] + self._late
 
     def expects(self, rank: int, clock: int) -> bool:
-        """Whether ``rank`` is in round ``clock``, which is not over, and has not contributed to it."""
+        """Return whether round ``clock`` is not over, and ``rank`` is in it and has not contributed."""
         return (
             rank in self._workers
             and self.version < clock <= self._paused.get(rank, clock)
@@ -77,7 +81,7 @@ class Rounds(Generic[T]):
         )
 
     def contribute(self, rank: int, clock: int, item: T) -> bool:
-        """Take the contribution of ``rank`` to round ``clock``; False if it is too late, or has come before."""
+        """Take a contribution to round ``clock``; return False if the round is over, or it has one of ``rank``."""
         if rank not in self._workers or clock > self._paused.get(rank, clock):
             return False
         if clock <= self.version:
@@ -103,7 +107,7 @@ class Rounds(Generic[T]):
         return [contributions[rank] for rank in sorted(contributions)] + late
 
     def missing(self, clock: int) -> dict[int, int]:
-        """Return what must still come before round ``clock`` is complete: by rank, the first round it is missing in."""
+        """Return who must contribute before round ``clock`` is over: by rank, the first round that lacks it."""
         missing: dict[int, int] = {}
         for rank in self._workers - self._left:
             number = self.version + 1
@@ -114,27 +118,27 @@ class Rounds(Generic[T]):
         return missing
 
     def leave(self, ranks: Collection[int]) -> None:
-        """With a quorum, do without workers that have left; else a round that needs one can never be complete."""
+        """Note which workers have left. With a quorum, rounds do without them; else theirs can never be complete."""
         if self._quorum is not None:
             self._left = frozenset(ranks) & self._workers
 
     def pause(self, rank: int, clock: int) -> None:
-        """Do without ``rank`` in the rounds after ``clock``."""
+        """Take ``rank`` out of the rounds after ``clock``."""
         if rank in self._workers:
             self._paused[rank] = clock
 
     def resume(self) -> None:
-        """Count on everybody again from the next round on."""
+        """Let everybody be in the next round again."""
         self._paused.clear()
 
     def _within(self, number: int) -> Collection[int]:
-        """The workers that do not pause before round ``number``."""
+        """Return the workers that are in round ``number``."""
         if not self._paused:
             return self._workers
         return frozenset(rank for rank in self._workers if self._paused.get(rank, number) >= number)
 
     def _enough(self) -> int:
-        """How many contributions complete the next round."""
+        """Return how many contributions complete the next round."""
         within = frozenset(self._within(self.version + 1))
         if self._quorum is None:
             return len(within)

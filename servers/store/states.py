@@ -1,4 +1,4 @@
-"""The optimizer's states of some segments: out, for a file, and in again, checked."""
+"""The optimizer's states of some segments: out, to be saved, and in again, checked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from servers.store.updates import Updates
 
 
 def get_states(message: GetStates, buckets: Buckets, updates: Updates) -> OptimizerStates:
-    """Return the states that ``message`` asks for, in memory of their own: updates change them in place."""
+    """Return copies of the states that ``message`` asks for: updates change them in place."""
     for number in message.ids:
         buckets.find(number)
     updater = updates.updater
@@ -31,15 +31,15 @@ def get_states(message: GetStates, buckets: Buckets, updates: Updates) -> Optimi
 
 
 def put_states(message: PutStates, buckets: Buckets, updates: Updates) -> None:
-    """Take the states that ``message`` brings, in place of what there was.
+    """Replace states by those that ``message`` brings.
 
     Raises:
         UsageError: there is no optimizer.
-        Mismatch: they are not such as it makes; nothing has changed.
+        Mismatch: the states are not those of this optimizer; nothing has changed.
     """
     updater = updates.updater
     if updater is None:
-        raise UsageError("the servers have no optimizer whose state this could be; call set_optimizer first")
+        raise UsageError("the servers have no optimizer to load states for; call set_optimizer first")
     weights: dict[Key, torch.Tensor] = {number: buckets.value(number) for number in dict.fromkeys(message.ids)}
     specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
     parts = unpack_arrays(message.buffers, [spec.nbytes for spec in specs])

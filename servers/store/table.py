@@ -1,8 +1,9 @@
-"""One store's segments on one server: what pushes and pulls do to them. No I/O, no clock.
+"""One store on one server: what requests do to its segments. No I/O, no clock.
 
-``sync``: a push is a contribution to a round; when a round is complete its sum is assigned, or handed to the optimizer,
-and whoever waits for it is answered. ``async``: every push is an update, at once; whoever is too far ahead of others
-waits with its next read. All buckets that one message completes are updated by one call of the optimizer.
+In mode ``sync``, a push is a contribution to a round. When a round is complete, its sum is assigned, or the optimizer
+steps with it, and the requests that wait for the round are answered. In mode ``async``, every push is an update at
+once, and a worker that is too far ahead of others waits at its next read. All buckets that one message completes are
+updated by one call of the optimizer.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ from servers.store.waiting import Waiting
 
 
 class Table:
-    """The segments of one store.
+    """One store.
 
     Args:
-        rule: how updates and reads go together.
+        rule: of the store.
         workers: the ranks of the job's workers.
-        memory: where values live.
+        memory: for values and sums.
+
+    Attributes:
+        rule: of the store.
+        buckets: its segments.
     """
 
     def __init__(self, rule: Rule, workers: Collection[int], memory: Memory | None = None) -> None:
@@ -64,28 +69,28 @@ class Table:
 
     @property
     def pauses(self) -> Pauses:
-        """Who has nothing more to contribute for now."""
+        """The workers that have nothing more to contribute for now."""
         return self._waiting.pauses
 
     def init(self, message: Init) -> None:
         """Take new segments and their first values."""
         kinds = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
         specs = list(map(kinds.__getitem__, message.kinds))
-        runs = ranges_of(message.buffers, message.dtype, sum(spec.size for spec in specs))
-        self.buckets.add(message.ids, message.keys, specs, runs)
+        ranges = ranges_of(message.buffers, message.dtype, sum(spec.size for spec in specs))
+        self.buckets.add(message.ids, message.keys, specs, ranges)
 
     def push(self, peer: bytes, message: Push) -> list[Answer]:
-        """Take a worker's contributions, and answer whoever they complete."""
+        """Take a worker's contributions, and answer the requests that need not wait any more."""
         self.pauses.require_before(message)
         buckets = self.buckets.pushed(message.ids, message.clocks)
-        runs = _payload(message, buckets)
+        ranges = _payload(message, buckets)
         hyper = asked(message, self._updates.optimizer)
         self._updates.require(buckets)
         clocks = self._clocks(message, buckets)
         updates: list[Update] = []
         start = late = 0
         for bucket, clock in zip(buckets, clocks, strict=True):
-            part = Contribution(message.node, clock, cut(runs, start, start + bucket.size), hyper)
+            part = Contribution(message.node, clock, cut(ranges, start, start + bucket.size), hyper)
             updates.append((bucket, [part], hyper))
             if not bucket.rounds.contribute(message.node.rank, clock, part) and self.rule.quorum is not None:
                 late += len(bucket.ids)
@@ -94,38 +99,38 @@ class Table:
         if errors:
             answers = [refuse(peer, message, next(iter(errors.values())))]
         else:
-            # Before rounds are over: it too must learn of their errors.
+            # Parked before rounds are closed, so that it learns of their errors.
             answers = self._answer(self._waiting.park(peer, message, late))
         return answers + self._advance(buckets) + self._resume()
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
-        """Answer with values now, or when the rounds they must include are complete."""
+        """Answer with values now, or when the rounds that they must include are over."""
         return self._answer(self._waiting.park(peer, message))
 
     def read(self, message: Pull) -> Reply:
-        """Return current values, whatever rounds they include."""
+        """Return the current values, whatever rounds they include."""
         return self._reply(message)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Update with ``optimizer`` from now on; the state stays if the rule is the same."""
+        """Update with ``optimizer`` from now on; its state stays if the update rule is the same."""
         self._updates.set_optimizer(optimizer)
 
     def get_states(self, message: GetStates) -> OptimizerStates:
-        """Return the optimizer's states of some segments."""
+        """Return the optimizer's states of the message's segments."""
         return get_states(message, self.buckets, self._updates)
 
     def put_states(self, message: PutStates) -> None:
-        """Take the optimizer's states of some segments."""
+        """Take the optimizer's states that the message brings."""
         put_states(message, self.buckets, self._updates)
 
     def close(self, error: Exception) -> list[Answer]:
-        """Return the failure of whoever still waits: the store ends."""
+        """Fail all requests that wait: the store is closed."""
         parked, inside_join = self._waiting.close()
         waiters = [(waiter.peer, waiter.request) for waiter in parked] + inside_join
         return [refuse(peer, request, error) for peer, request in waiters]
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
-        """Note who has left in order; requests that wait for them fail, or are answered, if that is the rule."""
+        """Note which workers have left in order; fail or answer the requests that wait for them, as the rule says."""
         self._waiting.depart(workers)
         buckets = self.buckets.all()
         for bucket in buckets:
@@ -133,7 +138,7 @@ class Table:
         return self._advance(buckets) + self._answer(self._waiting.despair()) + self._resume()
 
     def pause(self, peer: bytes, message: Pause) -> list[Answer]:
-        """Do without a worker in rounds that it has not pushed for; it is answered when all workers have paused."""
+        """Take a worker out of the rounds after its last push. It is answered when all workers are inside ``join``."""
         for number in message.ids:
             self.buckets.find(number)
         clocks = self.pauses.add(peer, message)
@@ -144,22 +149,22 @@ class Table:
         return self._advance(buckets) + self._answer(self._waiting.despair()) + self._resume()
 
     def explain(self, rank: int, about: int) -> str:
-        """Say what request ``about`` of worker ``rank`` waits for; nothing if it does not."""
+        """Say what request ``about`` of worker ``rank`` waits for; empty if it does not wait."""
         return self._waiting.explain(rank, about)
 
     def _clocks(self, message: Push, buckets: Sequence[Bucket]) -> list[int]:
-        """Return which of its pushes a worker's push is to each bucket.
+        """Return the clock of a push for each bucket: the number of the push among the worker's pushes to it.
 
         Raises:
-            UsageError: it is none that the bucket can take any more, and no quorum says what becomes of it then.
+            UsageError: there is no quorum, and no open round takes this contribution.
         """
         starts = itertools.accumulate((len(bucket.ids) for bucket in buckets), initial=0)
         clocks = [message.clocks[start] for start, _ in zip(starts, buckets, strict=False)]
         for bucket, clock in zip(buckets, clocks, strict=True) if self.rule.quorum is None else ():
             if not bucket.rounds.expects(message.node.rank, clock):
                 raise UsageError(
-                    f"push {clock} of {bucket.segments.keys[0]!r} by {message.node} has no round to go into: "
-                    f"{bucket.rounds.version} are over, or this push has come before"
+                    f"push {clock} of {bucket.segments.keys[0]!r} by {message.node} belongs to no open round: "
+                    f"{bucket.rounds.version} rounds are over, and no push may come twice"
                 )
         return clocks
 
@@ -173,7 +178,7 @@ class Table:
         return made
 
     def _advance(self, touched: Sequence[Bucket]) -> list[Answer]:
-        """Close the rounds that are complete, and answer whoever waits for what these buckets are now ready for."""
+        """Close the rounds of ``touched`` that are complete, and answer the requests that waited for them."""
         if self.rule.mode == "async":
             return self._answer(self._waiting.release(touched, {}))
         answers: list[Answer] = []
@@ -183,7 +188,7 @@ class Table:
         return answers
 
     def _answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
-        """Answer requests that do not wait, or not any more. One that cannot be answered fails alone."""
+        """Answer requests that need not wait. One that cannot be answered fails alone."""
         return list(map(self._answer_one, ready))
 
     def _answer_one(self, parked: ParkedRequest) -> Answer:
@@ -195,7 +200,7 @@ class Table:
             return refuse(parked.peer, parked.request, exc)
 
     def _resume(self) -> list[Answer]:
-        """Let the workers inside ``join`` go on, or fail, if nothing more can come before."""
+        """Answer the workers inside ``join``, if it is over."""
         ended = self._waiting.end_join()
         if ended is None:
             return []
@@ -236,7 +241,7 @@ class Table:
         )
 
     def _ahead(self, message: Push | Pull) -> int:
-        """How far the asker is ahead of the slowest."""
+        """Return how many pushes the asker is ahead of the slowest worker."""
         if not message.ids:
             return 0
         clock = max(message.clocks)

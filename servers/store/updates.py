@@ -1,4 +1,4 @@
-"""What contributions do to one store's buckets: their sum is assigned, or the optimizer updates with it. No I/O."""
+"""What contributions do to one store's buckets: their sum is assigned, or the optimizer steps with it. No I/O."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ class Updates:
     """The updates of one store.
 
     Args:
-        rule: how updates and reads go together.
-        buckets: what is updated.
-        memory: where sums are made.
+        rule: of the store.
+        buckets: of the store.
+        memory: for sums.
+
+    Attributes:
+        updater: applies the optimizer; None if sums are assigned.
     """
 
     def __init__(self, rule: Rule, buckets: Buckets, memory: Memory) -> None:
@@ -45,11 +48,11 @@ class Updates:
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """What updates are made with; None if sums are assigned."""
+        """The optimizer; None if sums are assigned."""
         return None if self.updater is None else self.updater.optimizer
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Update with ``optimizer`` from now on; the state stays if the rule is the same."""
+        """Update with ``optimizer`` from now on; its state stays if the update rule is the same."""
         self.regroup()
         if self.updater is not None and optimizer.same_rule(self.updater.optimizer):
             self.updater.configure(optimizer)
@@ -60,18 +63,18 @@ class Updates:
         self.updater = new
 
     def regroup(self) -> None:
-        """Look anew how weights are to be updated, and which of them have state: both may have changed."""
+        """Forget how weights are grouped for the optimizer: the grouping, or which of them have state, may change."""
         self._groups.clear()
 
     def require(self, buckets: Sequence[Bucket]) -> None:
-        """Raise ``UsageError`` or ``Mismatch`` unless ``buckets`` can be pushed to."""
+        """Raise ``UsageError`` or ``Mismatch`` unless pushes to ``buckets`` can be applied."""
         if self.updater is not None:
             require_floats((bucket.segments.keys[0], bucket.segments.specs[0]) for bucket in buckets)
         elif self._rule.mode == "async":
             raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
 
     def close(self, wave: Sequence[tuple[Bucket, list[Contribution]]]) -> dict[Bucket, Exception]:
-        """Sum and update; return the errors. A round that fails is over all the same: none can repeat it."""
+        """Sum the contributions of rounds and update; return the errors. A round that fails is over, too."""
         errors: dict[Bucket, Exception] = {}
         updates: list[Update] = []
         for bucket, items in wave:
@@ -82,17 +85,17 @@ class Updates:
         return errors | self.make(updates)
 
     def make(self, updates: Sequence[Update]) -> dict[Bucket, Exception]:
-        """Make ``updates``, those with the same numbers in one call of the optimizer.
+        """Make ``updates``: one call of the optimizer for all that have the same hyper-parameters.
 
         Returns:
-            What went wrong with some of them; these buckets are as they were.
+            The errors, by bucket; such a bucket is unchanged.
 
         Raises:
             WeightsInDoubt: see ``Updater.step``.
         """
         if self.updater is None:
             return self._assign(updates)
-        # A round's numbers come from its contributions, not from whatever other round was complete before it.
+        # A round's hyper-parameters come from its own contributions, not from whichever round was closed before it.
         default = self.updater.optimizer if self._rule.mode == "sync" else self.updater
         by_hyper: dict[UpdateHyperparameters, list[tuple[Bucket, list[Contribution]]]] = {}
         for bucket, items, hyper in updates:
@@ -109,7 +112,7 @@ class Updates:
         errors: dict[Bucket, Exception] = {}
         for bucket, items, _ in updates:
             try:
-                bucket.assign([item.runs for item in items], self._scale(bucket, items), self._check(bucket, items))
+                bucket.assign([item.ranges for item in items], self._scale(bucket, items), self._check(bucket, items))
             except Exception as exc:
                 errors[bucket] = exc
         return errors
@@ -144,7 +147,7 @@ class Updates:
         return errors
 
     def _check(self, bucket: Bucket, items: Sequence[Contribution]) -> Callable[[torch.Tensor], None] | None:
-        """Return what raises ``NotFinite`` if a sum of ``items`` is not finite; None where nobody wants to know."""
+        """Return a function that raises ``NotFinite`` if a sum of ``items`` is not finite; None if nobody checks."""
         if not self._rule.finite or not bucket.value.is_floating_point():
             return None
         return partial(require_finite, bucket, items)
@@ -152,29 +155,29 @@ class Updates:
     def _corrected(
         self, updater: Updater, bucket: Bucket, items: Sequence[Contribution], dtype: torch.dtype
     ) -> torch.Tensor:
-        """The gradient to update a bucket with."""
+        """Return the gradient to update a bucket with."""
         total = self._total(updater, bucket, items).to(dtype)
         if (scale := self._scale(bucket, items)) != 1:
             total = total * scale
         before = bucket.read_by.get(items[0].node.rank) if self._rule.compensation else None
         if before is None:
             return total
-        # What others have changed since, by the gradient's square for its curvature.
+        # Delay compensation: what others have changed since, with the gradient's square for its curvature.
         drift = bucket.value.to(dtype) - before.to(dtype)
         return total + self._rule.compensation * updater.rescale_grad * total * total * drift
 
     def _scale(self, bucket: Bucket, items: Sequence[Contribution]) -> float:
-        """What makes a sum over fewer, or more, contributions than the round is of workers stand for all of them."""
+        """Return the factor for the sum of a quorum's contributions: as if each worker of the round had contributed."""
         rounds = bucket.rounds
         return rounds.share / len(items) if self._rule.quorum is not None and isinstance(rounds, Rounds) else 1.0
 
     def _total(self, updater: Updater, bucket: Bucket, items: Sequence[Contribution]) -> torch.Tensor:
-        """The sum of ``items``, to be overwritten; or the only one's own memory, if it will not be."""
-        if len(items) == 1 and len(items[0].runs) == 1 and updater.reads_only():
-            return items[0].runs[0].values
-        # From where values are, which is the same memory in every round: fresh pages cost more than the sum.
+        """Return the sum of ``items``, in memory to be overwritten; or a single one's own memory, if only read."""
+        if len(items) == 1 and len(items[0].ranges) == 1 and updater.reads_only():
+            return items[0].ranges[0].values
+        # From the store's memory, which reuses blocks: fresh pages would cost more than the sum.
         total = from_buffer(self._memory.allocate(bucket.size * bucket.value.itemsize), bucket.dtype)
-        sum_ranges([item.runs for item in items], total)
+        sum_ranges([item.ranges for item in items], total)
         return total
 
     def _key(self, number: Key) -> Key:
@@ -184,7 +187,7 @@ class Updates:
 
 def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
     keys = dict.fromkeys(key for bucket in buckets for key in bucket.segments.keys)
-    error = ServerError(f"{type(exc).__name__}: {exc}; this update of {shorten(keys)} has not been made, of no array")
+    error = ServerError(f"{type(exc).__name__}: {exc}; no array of this update of {shorten(keys)} has changed")
     error.__cause__ = exc
     return error
 

@@ -18,7 +18,7 @@ from servers.store.bucket import Bucket, ParkedRequest
 from servers.store.buckets import Buckets
 from servers.store.joins import Pauses
 
-Missing = dict[tuple[int, int], dict[Key, None]]  # the keys, by worker and the number of the first push that is missing
+Missing = dict[tuple[int, int], dict[Key, None]]  # by worker and number of its first missing push: the keys
 
 
 class JoinEnd(NamedTuple):
@@ -39,9 +39,9 @@ class Waiting:
     """The requests that wait.
 
     Args:
-        rule: how updates and reads go together.
+        rule: of the store.
         workers: the ranks of the job's workers.
-        buckets: what requests are about.
+        buckets: of the store.
 
     Attributes:
         pauses: the workers inside ``join``.
@@ -115,18 +115,18 @@ class Waiting:
         return parked, self.pauses.end()
 
     def explain(self, rank: int, about: int) -> str:
-        """Say what request ``about`` of worker ``rank`` waits for; nothing if it does not."""
+        """Say what request ``about`` of worker ``rank`` waits for; empty if it does not wait."""
         parked = self._parked.get((rank, about))
         if parked is None:
             return self.pauses.explain(rank, about, self._workers)
         return f"waits for {_words(self._missing(parked.request, lambda *_: True))}"
 
     def _needs(self, message: Push | Pull) -> list[tuple[Bucket, int]]:
-        """Return the buckets of a request, and the round of each that it wants to be over."""
+        """Return the buckets of a request, each with the round that must be over before it is answered."""
         if self._rule.mode == "async" and isinstance(message, Push) and not message.want:
-            return []  # it has taken effect
+            return []  # the push has taken effect
         buckets, clocks = self._buckets.of(message.ids), message.clocks
-        if clocks and clocks.count(clocks[0]) == len(clocks):  # which is usual
+        if clocks and clocks.count(clocks[0]) == len(clocks):  # the usual case
             return [(bucket, self._rule.needs(clocks[0])) for bucket in buckets]
         latest = dict.fromkeys(buckets, 0)
         for number, clock in zip(message.ids, clocks, strict=True):
@@ -143,7 +143,7 @@ class Waiting:
         if self.departed and (missing := self._missing(parked.request, lambda rank, _: rank in self.departed)):
             error = NodeLost(_uneven(missing, parked.request.node.rank))
         elif self.pauses.ranks and (missing := self._missing(parked.request, self._ignorant)):
-            error = UsageError(f"{_words(missing)}, has joined without having initialised it")
+            error = UsageError(f"{_words(missing)}, is inside join() and has not initialized it")
         else:
             return False
         del self._parked[parked.request.node.rank, parked.request.seq]
@@ -156,7 +156,7 @@ class Waiting:
         return rank in self.pauses.ranks and not self.pauses.knows(rank, segment)
 
     def _missing(self, message: Push | Pull, among: Callable[[int, int], bool]) -> Missing:
-        """Return for whose pushes a request waits, of those for which ``among(rank, segment)`` is true."""
+        """Return the pushes that a request waits for, of the workers for which ``among(rank, segment)`` is true."""
         missing: Missing = {}
         rounds: dict[tuple[Bucket, int], dict[int, int]] = {}
         for number, clock in zip(message.ids, message.clocks, strict=True):
@@ -174,7 +174,7 @@ def _words(missing: Missing) -> str:
 
 
 def _uneven(missing: Missing, waiting: int) -> str:
-    """Say what workers that have left had pushed, and that ``waiting`` needs more."""
+    """Say which push each worker that has left was the last, and which one worker ``waiting`` needs."""
     reasons = _first(
         f"worker {rank} has left the job {f'after push {push - 1}' if push > 1 else 'without a push'} of {keys}, "
         f"and worker {waiting} waits for push {push}"

@@ -157,7 +157,7 @@ def test_with_one_key_one_member_joins_at_a_time():
     w0, w1, server = job.everyone
     job.say(w0, w0.join())
     ((_, reply),) = job.handle(w0.peer, w1.join())
-    assert text_of(reply, "UsageError").startswith("a member has joined with this key already")
+    assert text_of(reply, "UsageError").startswith("a member has joined with this public key already")
     job.say(w0, Leave(sender(-1, 2, incarnation=w0.nonce), error="bye"))
     assert job.handle(w0.peer, w1.join()) == []
     assert job.handle(w1.peer, w0.join()) == []

@@ -197,8 +197,8 @@ def test_calls_that_need_a_worker_which_has_joined_name_it_and_change_nothing():
     with ThreadedJob(3, 1) as cluster:
         results = cluster.run(work)
     assert results[1] == results[2]
-    assert "worker 0 has joined: nobody inside join() comes to a barrier" in results[1][0]
-    assert "worker 0 has joined, and gives no key" in results[1][1]
+    assert "worker 0 has called join(): nobody inside join() comes to a barrier" in results[1][0]
+    assert "worker 0 has called join(), and gives no key" in results[1][1]
 
 
 def test_a_deadline_names_who_has_more_to_do_and_another_call_waits_on():

@@ -55,7 +55,7 @@ def test_who_is_inside_join_is_named_and_whoever_came_before_is_not():
     waits(job, w0)
     waits(job, w1)
     outbox = job.say(w2, w2.pause())
-    text = "worker 2 has joined: nobody inside join() comes to a barrier until all workers have joined"
+    text = "worker 2 has called join(): nobody inside join() comes to a barrier until all workers have called it"
     assert {told(worker, "UsageError", outbox) for worker in (w0, w1)} == {text}
 
 
@@ -66,7 +66,7 @@ def test_both_are_named_who_has_left_and_who_is_inside_join():
     job.say(w2, w2.pause())
     text = (
         "worker 1 has left the job without coming to the barrier; "
-        "worker 2 has joined: nobody inside join() comes to a barrier until all workers have joined"
+        "worker 2 has called join(): nobody inside join() comes to a barrier until all workers have called it"
     )
     assert told(w0, "UsageError", job.say(w0, w0.barrier())) == text, "the others need not know of worker 1 yet"
     job.tick(1.0)
@@ -94,7 +94,7 @@ def test_who_came_and_left_has_come_though_others_were_sent_away():
     job.say(w0, w0.leave())
     waits(job, w1)
     text = told(w1, "UsageError", job.say(w2, w2.pause()))
-    assert text.startswith("worker 2 has joined")
+    assert text.startswith("worker 2 has called join()")
     job.tick()
     job.say(w1, w1.pause())
     waits(job, w1)

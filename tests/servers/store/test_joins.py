@@ -169,18 +169,18 @@ def test_a_repeated_pause_is_answered_and_does_nothing_more():
     assert desk.reply(one, first) is None
     answers = desk.ask(zero, zero.pause({1: 0}))
     assert desk.reply(one, first) == answers[1, first.seq]
-    assert "joined already" not in str(answers)
+    assert "inside join() already" not in str(answers)
     again = one.pause({1: 0}, 2)
     assert desk.reply(one, again) is None
-    assert "joined already" in text_of(desk.reply(one, one.pause({1: 0}, 3)), "UsageError")
+    assert "inside join() already" in text_of(desk.reply(one, one.pause({1: 0}, 3)), "UsageError")
 
 
 def test_a_push_beyond_a_pause_is_refused():
     desk = Desk(values={1: floats(0), 2: floats(0)})
     one = desk.workers[1]
     desk.ask(one, one.pause({1: 1}))
-    assert "before all others" in text_of(desk.reply(one, one.push({1: floats(1)}, 2)), "UsageError")
-    assert "before all others" in text_of(desk.reply(one, one.push({2: floats(1)}, 1)), "UsageError")
+    assert "must not push before all workers are" in text_of(desk.reply(one, one.push({1: floats(1)}, 2)), "UsageError")
+    assert "must not push before all workers are" in text_of(desk.reply(one, one.push({2: floats(1)}, 1)), "UsageError")
     assert desk.reply(one, one.push({1: floats(1)}, 1)) is None, "one that was on its way is welcome"
 
 
@@ -192,7 +192,7 @@ def test_a_key_that_a_worker_does_not_know_of_cannot_do_without_it(pause_first: 
     for worker, message in [(one, pause), (zero, pushed)][:: 1 if pause_first else -1]:
         replies = desk.ask(worker, message)
     text = text_of(replies[0, pushed.seq], "UsageError")
-    assert text == "worker 1, whose push 1 of 'k1' is missing, has joined without having initialised it"
+    assert text == "worker 1, whose push 1 of 'k1' is missing, is inside join() and has not initialized it"
 
 
 def test_a_worker_that_has_left_never_joins():
@@ -222,8 +222,9 @@ def test_others_do_not_wait_for_worker_0_to_set_an_optimizer_once_it_has_joined(
     asked = one.set_optimizer()
     assert desk.reply(one, asked) is None
     replies = desk.ask(zero, zero.pause({1: 0}))
-    assert "worker 0 has joined without" in text_of(replies[1, asked.seq], "UsageError")
-    assert "worker 0 has joined without" in text_of(desk.reply(one, one.set_optimizer(version=2)), "UsageError")
+    expected = "worker 0 is inside join(), and has not called set_optimizer"
+    assert text_of(replies[1, asked.seq], "UsageError") == expected
+    assert text_of(desk.reply(one, one.set_optimizer(version=2)), "UsageError") == expected
 
 
 def test_who_pushes_most_is_the_last():

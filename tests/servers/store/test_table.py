@@ -91,13 +91,13 @@ def test_a_contribution_that_no_round_can_take_is_refused():
     optimized(desk, lr=1.0)
     a, b = desk.workers
     desk.ask(a, a.push({1: floats(1)}, 1))
-    refused = "push 1 of 'k1' by worker 0 has no round to go into: 0 are over, or this push has come before"
+    refused = "push 1 of 'k1' by worker 0 belongs to no open round: 0 rounds are over, and no push may come twice"
     for again in (a.push({1: floats(100)}, 1), a.push({2: floats(100), 1: floats(100)}, 1)):
         assert text_of(desk.ask(a, again)[0, again.seq], "UsageError") == refused
     desk.ask(b, b.push({1: floats(2)}, 1))
     assert desk.value(clock=1).tolist() == [-3]
     late = a.push({1: floats(100)}, 1)
-    assert "1 are over" in text_of(desk.ask(a, late)[0, late.seq], "UsageError")
+    assert "1 rounds are over" in text_of(desk.ask(a, late)[0, late.seq], "UsageError")
     desk.ask(a, a.push({2: floats(5)}, 1))
     desk.ask(b, b.push({2: floats(2)}, 1))
     assert desk.value(2, clock=1).tolist() == [-7], "the refused push has not left a part of it"
@@ -191,7 +191,7 @@ def test_an_optimizer_that_throws_is_told_to_all_who_pushed(monkeypatch, workers
     assert sorted(rank for rank, _ in replies) == list(range(workers))
     for reply in replies.values():
         assert text_of(reply, "ServerError") == (
-            "ZeroDivisionError: division by zero; this update of 'k1' has not been made, of no array"
+            "ZeroDivisionError: division by zero; no array of this update of 'k1' has changed"
         )
     monkeypatch.setattr(Updater, "step", step)
     for worker in desk.workers:
@@ -228,7 +228,7 @@ def test_an_update_that_fails_is_made_of_no_array_or_the_server_ends(monkeypatch
         return
     replies = desk.ask(a, push)
     assert text_of(replies[0, push.seq], "ServerError") == (
-        "ArithmeticError: it diverged; this update of 'k1', 'k2' has not been made, of no array"
+        "ArithmeticError: it diverged; no array of this update of 'k1', 'k2' has changed"
     )
     monkeypatch.setattr(Fails, "at", 0)
     desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}, 2))
@@ -345,7 +345,7 @@ def test_a_segment_is_initialised_once():
     desk = Desk(1, values={1: floats(1)})
     (a,) = desk.workers
     reply = desk.reply(a, a.init({2: floats(5), 1: floats(5)}, keys=["new", "k1"]))
-    assert text_of(reply, "AlreadyInitialized") == "key 'k1' is initialised already"
+    assert text_of(reply, "AlreadyInitialized") == "key 'k1' is initialized already"
     assert desk.value(1).tolist() == [1]
     assert "no value on this server" in text_of(desk.reply(a, a.pull([2])), "KeyNotInitialized")
 
