@@ -1,11 +1,11 @@
-"""Messages and bytes: what crosses between processes, and nothing of how. Pure: no sockets, no clock, no torch.
+"""The messages between processes, and how they become bytes. Pure: no sockets, no clock, no torch.
 
-messages    what all messages have in common
-parameters  workers and servers: values, gradients, optimizers, states
-rendezvous  members and the scheduler: joining, beating, keys, barriers, leaving
-frames      bytes to messages and back
+messages    what messages have in common: nodes, senders, requests, replies
+parameters  messages between workers and servers: values, optimizers, states
+rendezvous  messages between members and the scheduler: joining, beating, keys, barriers, leaving
+frames      messages to frames of bytes and back
 fields      the check of each field
-payload     several arrays in a message's frames
+arrays      several arrays in the frames of one message
 """
 
 from kvstore.wire.arrays import frame_groups, pack_arrays, unpack_arrays

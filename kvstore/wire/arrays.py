@@ -1,7 +1,7 @@
-"""How the states of an optimizer, arrays of any dtype, share a message's frames; both ends compute the same layout.
+"""Several arrays, of any dtypes, in the frames of one message. Both ends compute the same layout from the sizes.
 
-A large array has a frame of its own, which neither end copies to build or to read. Small ones share a frame, each
-starting at a multiple of 16 bytes: a message with a thousand of them costs a few frames, not a thousand.
+A large array has a frame of its own, which neither end copies. Small ones share a frame, each aligned to 16 bytes, so
+that a message with a thousand of them has a few frames. States of optimizers travel so, and compressed payloads.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ ALIGN = 16
 
 
 def frame_groups(sizes: Sequence[int]) -> list[list[int]]:
-    """Return the frames for arrays of ``sizes`` bytes: for each frame, the positions of the arrays in it, in order."""
+    """Return the layout of arrays of ``sizes`` bytes: for each frame, the positions of the arrays in it, in order."""
     frames: list[list[int]] = []
-    shared: list[int] = []
-    filled = 0
+    shared: list[int] = []  # the last frame of small arrays
+    filled = 0  # bytes of it
     for position, size in enumerate(sizes):
         if size >= LARGE:
             frames.append([position])
@@ -34,7 +34,7 @@ def frame_groups(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def pack_arrays(parts: Sequence[memoryview]) -> list[Buffer]:
-    """Build the frames of a payload from its arrays, as flat byte views; copies the small ones only."""
+    """Return the frames of arrays, which are given as flat views of bytes. Only small arrays are copied."""
     frames: list[Buffer] = []
     for group in frame_groups([part.nbytes for part in parts]):
         if len(group) == 1:
@@ -50,20 +50,20 @@ def pack_arrays(parts: Sequence[memoryview]) -> list[Buffer]:
 
 
 def unpack_arrays(frames: Sequence[Buffer], sizes: Sequence[int]) -> list[memoryview]:
-    """Return the arrays of ``sizes`` bytes as views of the frames of a received payload; copies nothing.
+    """Return the arrays of ``sizes`` bytes that are in ``frames``, as views: nothing is copied.
 
     Raises:
-        WireError: the frames are not those of such arrays.
+        WireError: the frames are not those of arrays of these sizes.
     """
     layout = frame_groups(sizes)
     if len(layout) != len(frames):
-        raise WireError(f"a payload of {len(frames)} frames for arrays that take {len(layout)}")
+        raise WireError(f"expected {len(layout)} frames for {len(sizes)} arrays, got {len(frames)}")
     parts: list[memoryview] = [memoryview(b"")] * len(sizes)
     for frame, group in zip(frames, layout, strict=True):
         view = memoryview(frame)
         wanted = sizes[group[0]] if len(group) == 1 else sum(_aligned(sizes[position]) for position in group)
         if view.nbytes != wanted:
-            raise WireError(f"a payload frame of {view.nbytes} bytes where {wanted} belong")
+            raise WireError(f"expected a frame of {wanted} bytes, got {view.nbytes}")
         offset = 0
         for position in group:
             parts[position] = view[offset : offset + sizes[position]]

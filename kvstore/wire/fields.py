@@ -1,6 +1,6 @@
-"""Checks for the fields of messages: a value that came from the wire is used only after its check has passed.
+"""Checks for the fields of messages: a value from the wire is used only after its check has passed.
 
-Each check is a function that returns nothing and raises ``WireError``; the ones below build them.
+A check is a function of one value that returns nothing, or raises ``WireError``. Most functions here return checks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_HYPER_LIST = 8
 
 
 def shown(value: Any) -> str:
-    """Render ``value`` for a message; never what is in a list or dict, which may be deep or huge."""
+    """Render ``value`` for an error message; of a list or dict, which may be deep or huge, only its type."""
     if type(value) is str:
         return f"str {value[:40]!r}"
     return f"{type(value).__name__} {value!r}" if type(value) in (int, float, bool) else type(value).__name__
@@ -75,11 +75,11 @@ def number(value: Any) -> None:
 
 
 def key(value: Any) -> None:
-    """A key of the store: a short str, or any int that msgpack has."""
+    """A key of a store: a short str, or any int that msgpack can represent."""
     if type(value) is int:
         return
     if type(value) is not str or not 0 < len(value) <= MAX_KEY_CHARS:
-        raise _refuse(value, "a key")
+        raise _refuse(value, f"a key: an int, or a str of 1 to {MAX_KEY_CHARS} characters")
 
 
 def shape(value: Any) -> None:
@@ -87,7 +87,7 @@ def shape(value: Any) -> None:
     if type(value) is not list or len(value) > MAX_DIMS:
         raise _refuse(value, f"a shape of at most {MAX_DIMS} dimensions")
     if any(type(n) is not int or n < 0 for n in value) or math.prod(value) > MAX_ELEMENTS:
-        raise _refuse(value, "a shape of sane size")
+        raise _refuse(value, f"a shape of at most {MAX_ELEMENTS} elements")
 
 
 dtype = choice(*ITEMSIZE)
@@ -148,7 +148,7 @@ def integers(low: int = 0, high: int = 2**63 - 1) -> Check:
     return check
 
 
-clocks = integers(0, 2**62 - 1)  # how often each key has been pushed
+clocks = integers(0, 2**62 - 1)  # the numbers of pushes
 _numbers = integers(0, 2**32 - 1)
 
 
@@ -160,7 +160,7 @@ def ids(value: Any) -> None:
 
 
 def hyperparameter(value: Any) -> None:
-    """What an optimizer may be told: a number, a bool, None, a short text, or a short list of numbers."""
+    """A hyper-parameter: a number, a bool, None, a short text, or a short list of numbers."""
     if value is None or type(value) is bool:
         return
     if type(value) is str:

@@ -1,4 +1,4 @@
-"""Bytes to messages and back: frame 0 is a msgpack list, the frames after it are raw buffers, never copied.
+"""Messages to frames of bytes and back: frame 0 is a msgpack list, the others are raw buffers, never copied.
 
 Frame 0 is ``[VERSION, code, field, field, ...]`` with the fields of the message's class in order; a named tuple is a
 list of its fields. ``decode`` trusts
@@ -17,9 +17,9 @@ from kvstore.errors import UsageError, WireError
 from kvstore.wire.fields import MAX_ITEMS, Check, Record, shown
 
 VERSION = 2
-MAX_HEADER = 16 << 20  # bytes: what says where MAX_SEGMENTS segments are, or names 100,000 keys, takes less
+MAX_HEADER = 16 << 20  # bytes of frame 0; the places of MAX_SEGMENTS segments, or 100,000 names, take less
 MAX_FRAMES = 1 << 16
-_MANY = 1 << 18  # bytes of a header that may be so many objects that the garbage collector should not look meanwhile
+_MANY = 1 << 18  # bytes of a header of so many objects that the garbage collector is paused while they are made
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 T = TypeVar("T")
@@ -52,48 +52,48 @@ def message(code: int) -> Callable[[type[T]], type[T]]:
 
 
 def encode(msg: Any) -> list[Buffer]:
-    """Return the frames of ``msg``; see ``require_short``."""
+    """Return the frames of ``msg``. It may be too long for its receiver; see ``require_short``."""
     cls = type(msg)
     header = [VERSION, _CODE[cls], *(getattr(msg, name) for name, _ in _FIELDS[cls])]
     return [msgpack.packb(header), *getattr(msg, "buffers", ())]
 
 
 def require_short(msg: Any, frames: Sequence[Buffer]) -> None:
-    """Raise ``UsageError`` if no peer would take ``msg``, whose frames these are: better now than at its deadline."""
+    """Raise ``UsageError`` if receivers would drop ``msg``, whose frames these are: sooner than at its deadline."""
     if len(frames) > MAX_FRAMES or len(frames[0]) > MAX_HEADER or (len(frames[0]) > MAX_ITEMS and _overlong(msg)):
-        raise UsageError("so many keys, or so long names, do not fit into one message; use fewer at once")
+        raise UsageError("so many keys, or such long ones, do not fit into one message; use fewer at once")
 
 
 def _overlong(msg: Any) -> bool:
-    """Whether a field has more items than any may have; a header that has, has more bytes than that."""
+    """Whether a field has more items than any may have."""
     values = (getattr(msg, name) for name, _ in _FIELDS[type(msg)])
     return any(isinstance(value, list) and len(value) > MAX_ITEMS for value in values)
 
 
 def decode(frames: Sequence[Buffer]) -> Any:
-    """Return the message that ``frames`` hold; its buffers are views of theirs.
+    """Return the message of ``frames``; its buffers are views of them.
 
     Raises:
-        WireError: they hold none: too short, too long, not msgpack, another version, an unknown code, wrong fields.
+        WireError: too few or many frames, no msgpack, another version, an unknown code, or wrong fields.
     """
     if not 1 <= len(frames) <= MAX_FRAMES:
-        raise WireError(f"a message of {len(frames)} frames")
+        raise WireError(f"expected 1 to {MAX_FRAMES} frames, got {len(frames)}")
     if len(frames[0]) > MAX_HEADER:
-        raise WireError(f"a header of {len(frames[0])} bytes")
+        raise WireError(f"expected a header of at most {MAX_HEADER} bytes, got {len(frames[0])}")
     try:
         header = _unpacked(frames[0])
     except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as exc:
-        raise WireError(f"a header that is not msgpack: {exc}") from None
+        raise WireError(f"the header is not msgpack: {exc}") from None
     if type(header) is not list or len(header) < 2:
-        raise WireError("a header that is not a list of version, code and fields")
+        raise WireError("expected a header that is a list of version, code and fields")
     if header[0] != VERSION or type(header[0]) is not int:
-        raise WireError(f"protocol version {shown(header[0])}; this is version {VERSION}")
+        raise WireError(f"expected protocol version {VERSION}, got {shown(header[0])}")
     cls = _BY_CODE.get(header[1]) if type(header[1]) is int else None
     if cls is None:
         raise WireError(f"unknown message code {shown(header[1])}")
     fields, values = _FIELDS[cls], header[2:]
     if len(values) != len(fields):
-        raise WireError(f"{cls.__name__} has {len(fields)} fields, not {len(values)}")
+        raise WireError(f"{cls.__name__} has {len(fields)} fields, got {len(values)}")
     for (name, check), value in zip(fields, values, strict=True):
         try:
             check(value)
@@ -104,13 +104,13 @@ def decode(frames: Sequence[Buffer]) -> Any:
     if "buffers" in cls.__dataclass_fields__:
         return cls(*values, buffers=list(frames[1:]))
     if len(frames) > 1:
-        raise WireError(f"{cls.__name__} carries no buffers, but {len(frames) - 1} came")
+        raise WireError(f"{cls.__name__} has no buffers, got {len(frames) - 1}")
     return cls(*values)
 
 
 def _unpacked(frame: Buffer) -> Any:
-    """Return what a header says; a container that is longer than any field's costs nothing."""
-    pause = len(frame) >= _MANY and gc.isenabled()  # else it goes through all objects again as they become more
+    """Return the list that a header is; a container that is longer than any field's is refused before it is made."""
+    pause = len(frame) >= _MANY and gc.isenabled()  # else it scans all objects again and again as they grow in number
     if pause:
         gc.disable()
     try:
@@ -121,4 +121,4 @@ def _unpacked(frame: Buffer) -> Any:
 
 
 def _no_extensions(code: int, _data: bytes) -> Any:
-    raise WireError(f"a msgpack extension ({code})")
+    raise WireError(f"the header has a msgpack extension ({code})")

@@ -1,4 +1,4 @@
-"""The messages, one class each: what they say, and the check that each field must pass.
+"""What messages have in common. A message is a class, and each of its fields declares the check that it must pass.
 
 A request says who asks, in its ``sender``; a reply carries the sequence number of the request that it answers. The rest
 are notices, of which those about one member carry its ``node``.
@@ -26,7 +26,7 @@ Text = Annotated[str, f.text()]
 Keys = Annotated[list[Any], f.keys]
 Ids = Annotated[list[int], f.ids]
 Clocks = Annotated[list[int], f.clocks]
-Kinds = Annotated[list[int], f.integers()]  # for each array, its place in a list of shapes
+Kinds = Annotated[list[int], f.integers()]  # for each array, the place of its shape in a list of shapes
 Dtypes = Annotated[list[str], f.list_of(f.dtype)]
 Shapes = Annotated[list[list[int]], f.list_of(f.shape)]
 Number = Annotated["float | None", f.optional(f.number)]
@@ -63,12 +63,12 @@ class Sender(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """The root of all messages."""
+    """The base class of all messages."""
 
 
 @dataclass(frozen=True)
 class Request(Message):
-    """Wants an answer."""
+    """Is answered by a ``Reply`` of the same number."""
 
     sender: Annotated[Sender, f.Record(Sender)]
 
@@ -79,7 +79,7 @@ class Request(Message):
 
     @property
     def seq(self) -> int:
-        """Its number, which the answer carries."""
+        """The number of the request."""
         return self.sender.seq
 
 
@@ -90,13 +90,13 @@ class Reply(Message):
     seq: Seq
 
 
-# ---- replies that any member gives
+# ---- of servers and the scheduler alike
 
 
 @message(1)
 @dataclass(frozen=True)
 class Ack(Reply):
-    """It is done; of a push, ``missed`` segments came when their round was over."""
+    """It is done. ``missed`` segments of a push came after their round was over."""
 
     missed: Annotated[int, f.integer()] = 0
 
@@ -104,7 +104,7 @@ class Ack(Reply):
 @message(2)
 @dataclass(frozen=True)
 class Failure(Reply):
-    """It was refused or went wrong; ``kind`` names a class of ``kvstore.errors``."""
+    """It was refused, or failed; ``kind`` names a class of ``kvstore.errors``."""
 
     kind: Annotated[str, f.text(64)]
     text: Text
@@ -121,7 +121,7 @@ class Explain(Request):
 @message(4)
 @dataclass(frozen=True)
 class Explanation(Reply):
-    """It waits for that, in words; empty when it is not known here."""
+    """It waits for this, in words; empty if it does not wait here."""
 
     text: Text
 
@@ -129,10 +129,12 @@ class Explanation(Reply):
 def same_length(*lists: Sequence[Any]) -> None:
     """Raise ``WireError`` unless all ``lists``, which describe the same things, have one length."""
     if len({len(items) for items in lists}) > 1:
-        raise WireError(f"lists of different lengths: {', '.join(str(len(items)) for items in lists)}")
+        raise WireError(
+            f"expected lists of one length, got different lengths: {', '.join(str(len(items)) for items in lists)}"
+        )
 
 
 def require_known(kinds: Sequence[int], known: Sequence[Any]) -> None:
-    """Raise ``WireError`` unless each of ``kinds`` is a place in the list of those that are ``known``."""
+    """Raise ``WireError`` unless each of ``kinds`` is a place in the list ``known``."""
     if kinds and max(kinds) >= len(known):
-        raise WireError(f"an array of kind {max(kinds)}, where there are {len(known)} kinds")
+        raise WireError(f"expected kinds below {len(known)}, got {max(kinds)}")

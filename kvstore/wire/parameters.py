@@ -1,4 +1,4 @@
-"""What workers and servers say to each other: values, gradients, optimizers and their states."""
+"""The messages between workers and servers: values, gradients, optimizers and their states."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from kvstore.wire.messages import (
 CodecDescription = Annotated[
     "list[Any] | None",
     f.optional(f.tuple_of(f.text(16), f.list_of(f.tuple_of(f.text(32), f.hyperparameter), 16))),
-]  # how values are compressed: a type and its numbers; see ``kvstore.codecs``
+]  # a type of compression and its numbers; see ``kvstore.codecs``
 Lengths = Annotated[list[int], f.integers(0, 1 << 40)]  # bytes of each payload
 SegmentCounts = Annotated[list[int], f.integers(1, 1 << 20)]  # of how many segments each payload is; empty: of one
-Owners = Annotated[list[int], f.integers(0, 2**32)]  # segments; one may have several states
+Owners = Annotated[list[int], f.integers(0, 2**32)]  # of states: the segment of each, which may have several
 Names = Annotated[list[str], f.list_of(f.text(64))]
 
 MAX_PRIORITY = 2**31
@@ -48,13 +48,13 @@ Groups = Annotated[
 Changes = Annotated[
     list[list[Any]],
     f.list_of(f.tuple_of(f.integer(0, MAX_GROUPS), f.text(64), f.hyperparameter), 1 << 16),
-]  # hyper-parameters of this push: number of the group (0: of all keys), name, value
+]  # hyper-parameters: number of the group (0: all keys), name, value
 
 
 @message(40)
 @dataclass(frozen=True)
 class Open(Request):
-    """I use ``store``, and this is its rule; see ``kvstore.rule``."""
+    """I use ``store``, by this rule; see ``kvstore.rule``."""
 
     store: Store
     mode: Annotated[str, f.choice(*MODES)]
@@ -68,10 +68,10 @@ class Open(Request):
 @message(41)
 @dataclass(frozen=True)
 class Init(Request):
-    """From rank 0: new segments of one dtype with their first values; the i-th has ``shapes[kinds[i]]``.
+    """From rank 0: new segments of one dtype, with their first values. The i-th segment has shape ``shapes[kinds[i]]``.
 
-    In this message, in ``Push`` and in ``Values`` the buffers together hold the segments' elements back to back, in the
-    order of the ids, however they are divided.
+    In this message, in ``Push`` and in ``Values``, the buffers together are the elements of the segments, back to back
+    in the order of the ids. A buffer may end anywhere.
     """
 
     store: Store
@@ -163,7 +163,7 @@ class Values(Reply):
 @message(45)
 @dataclass(frozen=True)
 class SetOptimizer(Request):
-    """Update with this optimizer: ``version`` counts the calls of ``set_optimizer`` on this worker."""
+    """Update with this optimizer. It is this worker's ``version``-th call of ``set_optimizer``."""
 
     store: Store
     version: Seq
@@ -180,7 +180,7 @@ class SetOptimizer(Request):
 @message(46)
 @dataclass(frozen=True)
 class Close(Request):
-    """I do not use ``store`` any more; when all workers have said so, its values go."""
+    """I do not use ``store`` any more. When all workers have said so, its values are dropped."""
 
     store: Store
 
@@ -188,7 +188,7 @@ class Close(Request):
 @message(47)
 @dataclass(frozen=True)
 class GetStates(Request):
-    """The optimizer's states of these segments; without ids, just whether there is an optimizer."""
+    """What are the optimizer's states of these segments? Without ids: which optimizer is there?"""
 
     store: Store
     ids: Ids
@@ -197,7 +197,7 @@ class GetStates(Request):
 @message(48)
 @dataclass(frozen=True)
 class OptimizerStates(Reply):
-    """For each tensor of state: the segment it belongs to, its name, shape and dtype."""
+    """The optimizer's name, None if there is none; for each tensor of its states the segment, name, shape and dtype."""
 
     optimizer: Annotated[str | None, f.optional(f.text(64))]
     ids: Owners
@@ -213,10 +213,13 @@ class OptimizerStates(Reply):
 @message(50)
 @dataclass(frozen=True)
 class Pause(Request):
-    """I have nothing more to contribute until all workers have said so: I have pushed ``ids[i]`` ``clocks[i]`` times.
+    """I contribute nothing more until all workers have said so. I have pushed segment ``ids[i]`` ``clocks[i]`` times.
 
-    It is this worker's ``number``-th pause of the store, and comes after so many ``pushes`` of keys. The scheduler is
-    told first, without ids, and does not wait.
+    The scheduler is told first, without ids, and answers at once.
+
+    Attributes:
+        number: how many pauses of this store this is, for this worker.
+        pushes: how many keys the worker has pushed, each push counted.
     """
 
     store: Store
@@ -232,7 +235,7 @@ class Pause(Request):
 @message(51)
 @dataclass(frozen=True)
 class Resume(Reply):
-    """All have paused, ``last`` after most pushes; everybody's next push of ``ids[i]`` follows round ``clocks[i]``."""
+    """All have paused; the next push of ``ids[i]`` follows round ``clocks[i]``. Worker ``last`` has pushed most."""
 
     last: Annotated[int, f.integer(0, MAX_NODES)]
     clocks: Clocks
@@ -241,7 +244,7 @@ class Resume(Reply):
 @message(49)
 @dataclass(frozen=True)
 class PutStates(Request):
-    """Take these as the optimizer's states."""
+    """Replace the optimizer's states by these; see ``OptimizerStates``."""
 
     store: Store
     ids: Owners

@@ -1,4 +1,4 @@
-"""What members and the scheduler say to each other: joining, beating, keys, barriers, leaving."""
+"""The messages between members and the scheduler: joining, beating, keys, barriers, leaving."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Elements = Annotated[list[int], f.integers(0, MAX_ELEMENTS)]
 @message(10)
 @dataclass(frozen=True)
 class Join(Request):
-    """Let me in: ``incarnation`` is a random number until the answer gives the real one; ``rank`` is a wish."""
+    """Let me in. Until the answer gives both, my ``rank`` is a wish, and my ``incarnation`` a random number."""
 
     address: Annotated[str, f.text(512)]
 
@@ -44,9 +44,11 @@ class Join(Request):
 @message(11)
 @dataclass(frozen=True)
 class Welcome(Reply):
-    """All are here: your rank and incarnation, and the servers' addresses in the order of their ranks.
+    """All members have joined: your rank and incarnation.
 
-    Servers are told the public keys that the workers have proved, by rank; none where nothing is proved.
+    Attributes:
+        servers: their addresses, by rank.
+        worker_keys: to servers, the public keys that the workers' links have proved, by rank; empty where none are.
     """
 
     rank: Rank
@@ -58,7 +60,7 @@ class Welcome(Reply):
 
 @dataclass(frozen=True)
 class MemberNotice(Message):
-    """A notice about one member. Its sender does not wait for an answer."""
+    """A notice of a member, or of a process beside it; it is not answered."""
 
     node: NodeField
 
@@ -66,19 +68,19 @@ class MemberNotice(Message):
 @message(12)
 @dataclass(frozen=True)
 class Beat(MemberNotice):
-    """I am alive."""
+    """The member is alive, and its heartbeat runs. The scheduler says ``Alive`` in return."""
 
 
 @message(26)
 @dataclass(frozen=True)
 class ProcessAlive(MemberNotice):
-    """The member's process is alive. A process beside it sends this, and gets no answer."""
+    """The member's process is alive, says a process beside it."""
 
 
 @message(13)
 @dataclass(frozen=True)
 class Leave(Request):
-    """I am going, in order, or because of ``error``."""
+    """I leave: in order, or because of ``error``."""
 
     error: Annotated[str | None, f.optional(f.text())]
 
@@ -86,7 +88,7 @@ class Leave(Request):
 @message(14)
 @dataclass(frozen=True)
 class Lost(Message):
-    """From the launcher: the process of ``role`` and ``rank`` has ended; ``how`` in words."""
+    """From the launcher: the process of ``role`` and ``rank`` has ended; ``how``, in words."""
 
     role: Role
     rank: Rank
@@ -96,10 +98,12 @@ class Lost(Message):
 @message(15)
 @dataclass(frozen=True)
 class Declare(Request):
-    """These keys exist: place them (rank 0), or wait until their values are there.
+    """From rank 0: place these keys. From other workers: answer when their values are on the servers.
 
-    The array of ``keys[i]`` has the shape and dtype number ``kinds[i]``. Arrays of ``bound`` elements or more are cut
-    across servers, into segments of at most ``longest`` bytes; rank 0's word counts.
+    Attributes:
+        kinds: the array of ``keys[i]`` has the ``kinds[i]``-th of ``shapes`` and ``dtypes``.
+        bound: arrays of so many elements or more are divided over servers; rank 0's counts.
+        longest: of a segment, in bytes; rank 0's counts.
     """
 
     store: Store
@@ -119,7 +123,7 @@ class Declare(Request):
 @message(16)
 @dataclass(frozen=True)
 class Placed(Reply):
-    """How many segments each key has; and, for all of them, the id, the server, and which elements of the array."""
+    """The number of segments of each key; and for each segment its id, its server, and its range of the array."""
 
     counts: Annotated[list[int], f.integers(1, MAX_SEGMENTS)]
     ids: Ids
@@ -130,7 +134,7 @@ class Placed(Reply):
     def __post_init__(self) -> None:
         same_length(self.ids, self.servers, self.starts, self.stops)
         if sum(self.counts) != len(self.ids):
-            raise WireError(f"{len(self.ids)} segments, where {sum(self.counts)} are announced")
+            raise WireError(f"expected {sum(self.counts)} segments, as ``counts`` says, got {len(self.ids)}")
 
 
 @message(17)
@@ -145,7 +149,7 @@ class Ready(Request):
 @message(18)
 @dataclass(frozen=True)
 class Barrier(Request):
-    """I have come to this store's barrier ``number``."""
+    """I have come to barrier ``number`` of this store."""
 
     store: Store
     number: Seq
@@ -160,7 +164,7 @@ class Census(Request):
 @message(20)
 @dataclass(frozen=True)
 class Counted(Reply):
-    """So many."""
+    """So many members are lost."""
 
     count: Annotated[int, f.integer()]
 
@@ -168,7 +172,7 @@ class Counted(Reply):
 @message(21)
 @dataclass(frozen=True)
 class OpenStore(Request):
-    """I make my ``ordinal``-th store: which number has it? The n-th stores of all workers are one."""
+    """I make my ``ordinal``-th store: what is its number? The n-th stores of all workers are the same store."""
 
     ordinal: Annotated[int, f.integer(1)]
 
@@ -176,7 +180,7 @@ class OpenStore(Request):
 @message(22)
 @dataclass(frozen=True)
 class StoreOpened(Reply):
-    """This one; it is given again when all workers have closed the store."""
+    """The store has this number, which is used again when all workers have closed the store."""
 
     store: Store
 
@@ -192,22 +196,22 @@ class CloseStore(Request):
 @message(24)
 @dataclass(frozen=True)
 class Here(MemberNotice):
-    """The link belongs to the member. A member that has a rank sends it first over each link that it makes."""
+    """This link is the member's. A member that has a rank sends this first over each link that it makes."""
 
 
-# ---- notices
+# ---- notices of the scheduler
 
 
 @message(30)
 @dataclass(frozen=True)
 class Alive(Message):
-    """I have heard you, and am alive too."""
+    """I have heard you, and am alive, too."""
 
 
 @message(31)
 @dataclass(frozen=True)
 class JobFailed(Message):
-    """The job cannot go on; ``text`` names who failed and how."""
+    """The job has failed; ``text`` says who failed, and how."""
 
     text: Text
 
@@ -215,7 +219,7 @@ class JobFailed(Message):
 @message(32)
 @dataclass(frozen=True)
 class Roster(Message):
-    """Who is still there: ``epoch`` grows with every change, ``departed`` are the workers that have left in order."""
+    """To servers: ``departed`` are the workers that have left in order. ``epoch`` grows with every change."""
 
     epoch: Seq
     departed: Annotated[list[int], f.list_of(f.integer(0, MAX_NODES), MAX_NODES)]
@@ -224,7 +228,7 @@ class Roster(Message):
 @message(33)
 @dataclass(frozen=True)
 class Fault(Message):
-    """Something that an earlier, answered call of yours has to do with went wrong."""
+    """A call of yours that was answered before contradicts another worker's; ``kind`` names the error's class."""
 
     store: Store
     kind: Annotated[str, f.text(64)]
@@ -234,4 +238,4 @@ class Fault(Message):
 @message(34)
 @dataclass(frozen=True)
 class Stop(Message):
-    """To servers: the workers are done; end."""
+    """To servers: all workers have left; end."""

@@ -44,7 +44,7 @@ def test_frames_of_another_length_are_refused(sizes: list[int], data: st.DataObj
     at = data.draw(st.integers(0, len(frames) - 1))
     change = data.draw(st.sampled_from([-1, 1, 16]).filter(lambda n: len(frames[at]) + n >= 0))
     frames[at] = bytes(len(frames[at]) + change)
-    with pytest.raises(WireError, match="bytes where"):
+    with pytest.raises(WireError, match=r"expected a frame of \d+ bytes"):
         unpack_arrays(frames, sizes)
 
 
@@ -52,10 +52,10 @@ def test_frames_of_another_length_are_refused(sizes: list[int], data: st.DataObj
 @given(sizes)
 def test_more_or_fewer_frames_are_refused(sizes: list[int]) -> None:
     frames = pack_arrays(arrays(sizes))
-    with pytest.raises(WireError, match="a payload of"):
+    with pytest.raises(WireError, match=r"expected \d+ frames"):
         unpack_arrays([*frames, b""], sizes)
     if frames:
-        with pytest.raises(WireError, match="a payload of"):
+        with pytest.raises(WireError, match=r"expected \d+ frames"):
             unpack_arrays(frames[:-1], sizes)
 
 

@@ -182,7 +182,7 @@ def test_what_is_no_header_is_refused(bad: list[bytes]) -> None:
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, -1, True, 1.0, "1", None])
 def test_another_version_is_named(version: Any) -> None:
-    with pytest.raises(WireError, match=f"this is version {VERSION}"):
+    with pytest.raises(WireError, match=f"expected protocol version {VERSION}, got"):
         decode([msgpack.packb([version, 1, 5])])
 
 
@@ -193,7 +193,7 @@ def test_an_unknown_code_is_refused(code: Any) -> None:
 
 
 def test_the_number_of_fields_is_checked() -> None:
-    with pytest.raises(WireError, match="Ack has 2 fields, not 3"):
+    with pytest.raises(WireError, match="Ack has 2 fields, got 3"):
         decode([msgpack.packb([VERSION, 1, 5, 6, 7])])
 
 
@@ -203,13 +203,13 @@ def test_a_wrong_field_is_named() -> None:
 
 
 def test_frames_that_no_field_takes_are_refused() -> None:
-    with pytest.raises(WireError, match="Ack carries no buffers, but 2 came"):
+    with pytest.raises(WireError, match="Ack has no buffers, got 2"):
         decode([*encode(wire.Ack(1)), b"", b"x"])
 
 
 def test_too_many_frames_are_refused() -> None:
     frames = [*encode(wire.Values(1, buffers=[])), *[b""] * (1 << 16)]
-    with pytest.raises(WireError, match="65537 frames"):
+    with pytest.raises(WireError, match="got 65537"):
         decode(frames)
 
 
@@ -227,7 +227,7 @@ def test_a_key_of_many_segments_may_be_placed() -> None:
 
 
 def test_a_header_that_is_too_long_is_not_even_read() -> None:
-    with pytest.raises(WireError, match="a header of"):
+    with pytest.raises(WireError, match="a header of at most"):
         decode([bytes(MAX_HEADER + 1)])
 
 
@@ -337,7 +337,7 @@ def test_what_lists_refer_to_must_be_there() -> None:
     header = [VERSION, 15, ME, 0, ["a", "b"], [0, 1], [[1], [2]], ["int8"] * 2, 1, 1]
     decode([msgpack.packb(header)])
     header[5] = [0, 2]
-    with pytest.raises(WireError, match="an array of kind 2, where there are 2 kinds"):
+    with pytest.raises(WireError, match="expected kinds below 2, got 2"):
         decode([msgpack.packb(header)])
 
 
@@ -345,7 +345,7 @@ def test_what_lists_refer_to_must_be_there() -> None:
 def test_as_many_segments_come_as_are_announced(counts: list[int]) -> None:
     columns = [[0, 1], [0, 0], [0, 0], [1, 1]]
     decode([msgpack.packb([VERSION, 16, 1, [2], *columns])])
-    with pytest.raises(WireError, match="2 segments, where"):
+    with pytest.raises(WireError, match="segments, as ``counts`` says, got 2"):
         decode([msgpack.packb([VERSION, 16, 1, counts, *columns])])
 
 

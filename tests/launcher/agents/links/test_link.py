@@ -151,8 +151,8 @@ def test_a_banner_is_no_end(half: Half, selector: selectors.BaseSelector) -> Non
     ("data", "how"),
     [
         (MAGIC + bytes(4), "a message of 0 frames"),
-        (MAGIC + frame([b"\xff"]), "a header that is not"),
-        (MAGIC + frame([b"", b""]), "a header that is not msgpack"),
+        (MAGIC + frame([b"\xff"]), "a header that is a list"),
+        (MAGIC + frame([b"", b""]), "the header is not msgpack"),
     ],
 )
 def test_garbage_ends_a_link(half: Half, selector: selectors.BaseSelector, data: bytes, how: str) -> None:
