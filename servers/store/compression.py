@@ -118,16 +118,16 @@ class CompressedReplies:
             encoder = self._encoders[compression] = _ReplyEncoder(Compressor(compression, self._key))
         chosen = [segments for part in ranges for segments in encoder.encoded(*part, feedback)]
         parts = [to_buffer(segments.encoding.payload(segments.start, segments.stop)) for segments in chosen]
-        return [part.nbytes for part in parts], [segments.count for segments in chosen], pack_arrays(parts)
+        return [part.nbytes for part in parts], [segments.number for segments in chosen], pack_arrays(parts)
 
 
 class _EncodedSegments(NamedTuple):
-    """``count`` segments: elements ``start`` to ``stop`` of an encoding."""
+    """``number`` segments: elements ``start`` to ``stop`` of an encoding."""
 
     encoding: Encoded
     start: int
     stop: int
-    count: int = 1
+    number: int = 1
 
 
 _NEVER = (None, None)
@@ -155,7 +155,7 @@ class _ReplyEncoder:
             segment = self._last[number][1]
             if chosen and chosen[-1].encoding is segment.encoding and chosen[-1].stop == segment.start:
                 before = chosen.pop()
-                segment = _EncodedSegments(segment.encoding, before.start, segment.stop, before.count + 1)
+                segment = _EncodedSegments(segment.encoding, before.start, segment.stop, before.number + 1)
             chosen.append(segment)
         return chosen
 
