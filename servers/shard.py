@@ -50,6 +50,11 @@ class Shard:
         memory: for values and sums.
         admission: admits and refuses links.
         keys: the public keys that the workers have joined with, by rank; empty where links prove no keys.
+
+    Attributes:
+        rank: this server's.
+        tables: the open stores, by number.
+        ledger: the requests that may be repeated.
     """
 
     def __init__(
@@ -64,12 +69,12 @@ class Shard:
         self._workers = range(num_workers)
         self._incarnations = dict.fromkeys(self._workers, 1)  # as the scheduler gives them; nobody is replaced yet
         self._memory = memory or Heap()
-        self._tables: dict[int, Table] = {}
+        self.tables: dict[int, Table] = {}
         self._opened_by: dict[int, set[int]] = {}
         self._closed_by: dict[int, set[int]] = {}
         self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
         self._departed: Collection[int] = ()
-        self._ledger: Ledger[Reply | Pull] = Ledger()
+        self.ledger: Ledger[Reply | Pull] = Ledger()
         self._reply_links = ReplyLinks(admission)
         self._keys = dict(enumerate(keys))
 
@@ -87,7 +92,7 @@ class Shard:
             return []
         if isinstance(message, Explain):
             return [(peer, Explanation(message.seq, self._explain(message)[:MAX_REASON]))]
-        verdict = self._ledger.admit(message)
+        verdict = self.ledger.admit(message)
         if verdict is Verdict.REPEAT:
             return self._again(peer, message)
         if verdict is Verdict.STALE:
@@ -105,7 +110,7 @@ class Shard:
     def depart(self, workers: Collection[int]) -> Outbox:
         """Note which workers have left in order; fail the requests that wait for them."""
         self._departed = workers
-        answers = [answer for table in self._tables.values() for answer in table.depart(workers)]
+        answers = [answer for table in self.tables.values() for answer in table.depart(workers)]
         return self._note(answers + self._abandoned())
 
     def _serve(self, peer: bytes, message: Request) -> list[Answer]:
@@ -116,7 +121,7 @@ class Shard:
             return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
         if not isinstance(message, Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates):
             raise UsageError(f"servers do not handle a {type(message).__name__}")
-        table = self._tables.get(message.store)
+        table = self.tables.get(message.store)
         if table is None:
             raise UsageError(f"store {message.store} is not open; send Open first")
         if isinstance(message, Push):
@@ -139,11 +144,11 @@ class Shard:
 
     def _open(self, message: Open) -> None:
         rule = Rule(message.mode, message.staleness, message.quorum, message.late, message.compensation, message.finite)
-        table = self._tables.get(message.store)
+        table = self.tables.get(message.store)
         others = self._opened_by.setdefault(message.store, set()) - {message.node.rank}
         # A worker that was interrupted while it made a store may make another with the same number.
         if table is None or (table.rule != rule and not others):
-            table = self._tables[message.store] = Table(rule, self._workers, self._memory)
+            table = self.tables[message.store] = Table(rule, self._workers, self._memory)
             table.depart(self._departed)
             self._closed_by[message.store] = set()
             self._agreements[message.store] = Agreement("set_optimizer")
@@ -162,7 +167,7 @@ class Shard:
         if closed_by < set(self._workers):
             return []
         error = UsageError("this store has been closed by all workers")
-        table, agreement = self._tables.pop(message.store), self._agreements.pop(message.store)
+        table, agreement = self.tables.pop(message.store), self._agreements.pop(message.store)
         del self._opened_by[message.store], self._closed_by[message.store]
         return table.close(error) + [refuse(*asker, error) for asker in agreement.abandon()]
 
@@ -193,7 +198,7 @@ class Shard:
             error: Exception
             if 0 in self._departed:
                 error = NodeLost("worker 0 has left the job without calling set_optimizer")
-            elif 0 in self._tables[store].pauses.ranks:
+            elif 0 in self.tables[store].pauses.ranks:
                 error = UsageError("worker 0 is inside join(), and has not called set_optimizer")
             else:
                 continue
@@ -201,7 +206,7 @@ class Shard:
         return answers
 
     def _explain(self, message: Explain) -> str:
-        for table in self._tables.values():
+        for table in self.tables.values():
             text = table.explain(message.node.rank, message.about)
             if text:
                 return text + self._inside()
@@ -213,16 +218,16 @@ class Shard:
 
     def _inside(self) -> str:
         """Say who is inside ``join`` of any store: waiting for such a worker may be in vain."""
-        ranks = sorted(frozenset().union(*(table.pauses.ranks for table in self._tables.values())))
+        ranks = sorted(frozenset().union(*(table.pauses.ranks for table in self.tables.values())))
         return "; inside join(): " + ", ".join(f"worker {rank}" for rank in ranks) if ranks else ""
 
     def _again(self, peer: bytes, message: Request) -> Outbox:
         """Answer a repeat as the first time, but with current values: old ones are not kept."""
-        before = self._ledger.recall(message)
+        before = self.ledger.recall(message)
         if before is None:
             self._reply_links.repeat(peer, message)
         if isinstance(before, Pull):
-            table = self._tables.get(before.store)
+            table = self.tables.get(before.store)
             if table is None:
                 return [(peer, refuse(peer, message, UsageError(f"store {before.store} has been closed")).reply)]
             before = table.read(before)
@@ -233,5 +238,5 @@ class Shard:
             remembered: Reply | Pull = reply
             if isinstance(reply, Values) and isinstance(request, Push | Pull):
                 remembered = Pull(request.sender, request.store, request.ids, request.clocks, request.back)
-            self._ledger.note(request, remembered)
+            self.ledger.note(request, remembered)
         return self._reply_links.outbox(answers)

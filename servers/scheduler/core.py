@@ -66,6 +66,7 @@ class Scheduler:
     Attributes:
         members: of the job.
         failure: why the job has failed; None if it has not.
+        ledger: the requests that may be repeated.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Scheduler:
         self._worker_keys: list[str] = []  # by rank; empty where links prove no keys
         self._departures = Departures(farewell_s)
         self._stores = Stores(self._workers, num_servers, self._departures)
-        self._ledger: Ledger[Reply] = Ledger()
+        self.ledger: Ledger[Reply] = Ledger()
         self._reply_links = ReplyLinks(admission)
         self._key = key
         self._drops = Drops(log)
@@ -123,11 +124,11 @@ class Scheduler:
             return turn_away(peer, message, "joined this job with another key than that of this link")
         if isinstance(message, Here):
             return []
-        verdict = self._ledger.admit(message)
+        verdict = self.ledger.admit(message)
         if verdict is Verdict.STALE:
             return []
         if verdict is Verdict.REPEAT:
-            before = self._ledger.recall(message)
+            before = self.ledger.recall(message)
             if before is None:
                 self._reply_links.repeat(peer, message)
             return [] if before is None else [(peer, before)]
@@ -373,7 +374,7 @@ class Scheduler:
     def _flush(self, answers: list[Answer]) -> Outbox:
         """Remember the answers for repeats, and return them with the notices that have come up."""
         for _, request, reply in answers:
-            self._ledger.note(request, reply)
+            self.ledger.note(request, reply)
         outbox = self._reply_links.outbox(answers) + self._notices
         self._notices = []
         return outbox

@@ -28,6 +28,7 @@ from kvstore.wire import (
     pack_arrays,
 )
 from servers.shard import Shard
+from servers.store.bucket import HeldSegment
 
 
 def floats(*values: float) -> torch.Tensor:
@@ -198,11 +199,15 @@ class Desk:
         assert replies.keys() <= {(worker.rank, message.seq)}
         return replies.get((worker.rank, message.seq))
 
+    def segment(self, number: int, store: int = 0) -> HeldSegment:
+        """Segment ``number`` as the shard holds it."""
+        return self.shard.tables[store].buckets.segment(number)
+
     def value(self, number: int = 1, clock: int = 0, store: int = 0) -> torch.Tensor:
         """What worker 0 pulls."""
         reply = self.reply(self.workers[0], self.workers[0].pull([number], clock, store))
         assert isinstance(reply, Values), reply
-        return values_in(reply, [self.shard._tables[store].buckets.segment(number).spec])[0]
+        return values_in(reply, [self.segment(number, store).spec])[0]
 
 
 def values_in(reply: Values, specs: list[Any]) -> list[torch.Tensor]:
@@ -220,3 +225,23 @@ def text_of(reply: Any, kind: str) -> str:
     assert isinstance(reply, Failure), reply
     assert reply.kind == kind
     return reply.text
+
+
+def optimized(desk: Desk, name: str = "sgd", lr: float = 0.5, **hyper: object) -> None:
+    """Let worker 0 set the optimizer."""
+    first = desk.workers[0]
+    assert desk.reply(first, first.set_optimizer(name, lr, **hyper)) == Ack(first.seq)
+
+
+def updating(workers: int, mode: str = "async", **rule: Any) -> Desk:
+    """A shard whose value is 0 and whose optimizer subtracts the gradient; all workers have set it."""
+    desk = Desk(workers, mode, values={1: floats(0)}, **rule)
+    waiting = [desk.ask(worker, worker.set_optimizer("sgd", lr=1.0)) for worker in reversed(desk.workers)]
+    assert len(waiting[-1]) == workers
+    return desk
+
+
+def read(desk: Desk, reply: Any, number: int = 1) -> torch.Tensor:
+    """The value of one segment that ``reply`` brings."""
+    assert isinstance(reply, Values), reply
+    return values_in(reply, [desk.segment(number).spec])[0]

@@ -147,7 +147,7 @@ def test_a_stranger_is_refused_and_leaves_no_trace(stranger: Worker):
         ((peer, reply),) = desk.shard.handle(stranger.peer, message)
         assert peer == stranger.peer
         assert text_of(reply, "UsageError").endswith("is not a worker of this job")
-    assert len(desk.shard._ledger) == 3
+    assert len(desk.shard.ledger) == 3
     desk.ask(a, a.push({1: floats(1)}))
     assert len(desk.ask(b, b.push({1: floats(1)}))) == 2
     assert desk.value(clock=1).tolist() == [2]
@@ -309,7 +309,7 @@ def test_an_unexpected_error_is_answered_with_its_name_and_a_bounded_text(monkey
     def fail(*_args: Any) -> None:
         raise RuntimeError("x" * 10_000)
 
-    monkeypatch.setattr(desk.shard._tables[0], "pull", fail)
+    monkeypatch.setattr(desk.shard.tables[0], "pull", fail)
     reply = desk.reply(a, a.pull([1]))
     assert isinstance(reply, Failure)
     assert reply.kind == "ServerError"
@@ -323,4 +323,28 @@ def test_memory_for_repeats_is_bounded_by_what_is_outstanding():
     for _ in range(200):
         a.done = a.seq + 1
         desk.reply(a, a.pull([1]))
-    assert len(desk.shard._ledger) == 1
+    assert len(desk.shard.ledger) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule", "words"),
+    [
+        ("sync", {"staleness": 1}, "staleness is for 'dist_ssp' stores"),
+        ("sync", {"compensation": 0.1}, "delay_compensation for 'dist_async'"),
+        ("async", {"quorum": 1}, "a quorum is for stores with rounds"),
+        ("sync", {"quorum": 3}, "quorum=3 is more than the 2 workers"),
+        ("async", {"compensation": -1.0}, "must be a finite number"),
+    ],
+)
+def test_a_rule_that_makes_no_sense_is_refused(mode: str, rule: dict[str, Any], words: str) -> None:
+    desk = Desk(2)
+    worker: Worker = desk.workers[0]
+    assert words in text_of(desk.reply(worker, worker.open(mode, store=5, **rule)), "UsageError")
+
+
+def test_workers_with_different_rules_are_told() -> None:
+    desk = Desk(2)
+    a, b = desk.workers
+    desk.reply(a, a.open("async", store=3, staleness=2))
+    text = text_of(desk.reply(b, b.open("async", store=3, staleness=3)), "Mismatch")
+    assert text == "store 3 is async, staleness 3 on worker 1, but async, staleness 2 on worker 0"

@@ -544,7 +544,7 @@ def test_strangers_are_refused_and_fence_nobody():
         ((whom, reply),) = job.handle(b"stranger", message)
         assert whom == b"stranger"
         assert text_of(reply, "UsageError").endswith("is not a member of this job")
-    assert len(job.scheduler._ledger) == 0
+    assert len(job.scheduler.ledger) == 0
     barrier = w0.barrier()
     assert job.say(w0, barrier) == []
     assert len(job.say(w1, w1.barrier())) == 2

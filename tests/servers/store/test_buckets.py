@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from asking import Desk, Worker, floats, values_in
 from hypothesis import given, settings
@@ -13,69 +12,14 @@ from hypothesis import strategies as st
 from kvstore.optim.fused import LANE
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
-from kvstore.values import TensorRange, from_buffer
+from kvstore.values import TensorRange
 from kvstore.wire import Ack, Values
-from servers.store.bucket import Bucket, HeldSegments
 from servers.store.buckets import MAX_SPLITS, Buckets
 from servers.store.rounds import Rounds
 
 SIZES = {1: 2, 2: 3, 3: 1, 4: 4}
 LANES = {1: LANE, 2: 2 * LANE, 3: LANE + 1, 4: LANE}  # some of them are updated as one
 HYPER = {"sgd": {"momentum": 0.9}, "adam": {"amsgrad": True}}
-
-
-class Watched(Heap):
-    """Memory of which the test says whether it is being read."""
-
-    reading = False
-
-    def busy(self, buffer: Any) -> bool:
-        return self.reading
-
-
-def bucket(*values: torch.Tensor, memory: Heap | None = None) -> Bucket:
-    ids = range(len(values))
-    specs = [Spec(tuple(value.shape), "float32") for value in values]
-    segments = HeldSegments(ids, [f"k{number}" for number in ids], specs, [0] * len(values))
-    made = Bucket(segments, "float32", Rounds(frozenset({0})), memory or Heap())
-    made.load([TensorRange(0, torch.cat([value.reshape(-1) for value in values]))])
-    return made
-
-
-def sent(of: Bucket) -> torch.Tensor:
-    return from_buffer(of.readable(0, of.size), "float32")
-
-
-def test_segments_lie_one_after_the_other():
-    made = bucket(floats(1, 2), torch.full((2, 2), 3.0), floats(), torch.tensor(4.0))
-    assert made.value.tolist() == [1, 2, 3, 3, 3, 3, 4]
-    assert (made.starts, made.sizes, made.shapes) == ([0, 2, 6, 6], [2, 4, 0, 1], [(2,), (2, 2), (0,), ()])
-    assert from_buffer(made.readable(2, 7), "float32").tolist() == [3, 3, 3, 3, 4]
-
-
-@pytest.mark.parametrize("change", ["assign", "update"])
-@pytest.mark.parametrize("reading", [True, False])
-def test_what_is_being_read_does_not_change(change: str, reading: bool):
-    memory = Watched()
-    made = bucket(floats(1, 2), floats(3), memory=memory)
-    view, memory.reading = sent(made), reading
-    if change == "assign":
-        made.assign([[TensorRange(0, floats(4, 5, 6))]])
-    else:
-        made.writable()
-        made.value += 3
-    assert sent(made).tolist() == [4, 5, 6]
-    assert view.tolist() == ([1, 2, 3] if reading else [4, 5, 6]), "memory that nobody reads is used again"
-
-
-def test_memory_that_has_never_been_sent_is_used_again():
-    memory = Watched()
-    memory.reading = True
-    made = bucket(floats(1), memory=memory)
-    before = made.value.data_ptr()
-    made.writable()
-    made.assign([[TensorRange(0, floats(2))]])
-    assert made.value.data_ptr() == before
 
 
 def filled() -> Buckets:

@@ -129,7 +129,7 @@ class Run:
         latest = {number: max(clocks[number] for clocks in self.clocks) for number in SIZES}
         reply = self.desk.reply(worker, worker.pull(list(latest), list(latest.values())))
         assert isinstance(reply, Values)
-        specs = [self.desk.shard._tables[0].buckets.segment(number).spec for number in SIZES]
+        specs = [self.desk.segment(number).spec for number in SIZES]
         resumed = [reply for reply in replies.values() if isinstance(reply, Resume)]
         assert [dict(zip(SIZES, resume.clocks, strict=True)) for resume in resumed] == [latest] * len(self.clocks)
         return values_in(reply, specs), resumed
@@ -158,7 +158,7 @@ def test_after_a_pause_everybody_is_in_the_next_round():
     late = one.push({1: floats(2)}, 2, want=True)
     assert desk.reply(one, late) is None, "the next round waits for all again"
     replies = desk.ask(zero, zero.push({1: floats(3)}, 2))
-    assert values_in(replies[1, late.seq], [desk.shard._tables[0].buckets.segment(1).spec])[0] == 5
+    assert values_in(replies[1, late.seq], [desk.segment(1).spec])[0] == 5
 
 
 def test_a_repeated_pause_is_answered_and_does_nothing_more():

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import torch
+from asking import Desk, floats, read
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvstore.wire import Ack
 from servers.store.rounds import Rounds
 
 
@@ -89,3 +92,75 @@ def test_a_copy_does_without_whom_the_original_does_without() -> None:
         assert copied.contribute(rank, 1, rank)
     assert copied.missing(1) == {}
     assert copied.complete() == [0, 1]
+
+
+def test_a_round_is_over_when_enough_are_there_and_stands_for_all() -> None:
+    desk = Desk(4, values={1: floats(0)}, quorum=3)
+    a, b, c, d = desk.workers
+    assert desk.ask(a, a.push({1: floats(1)})) == {}
+    waiting = b.push({1: floats(2)}, want=True)
+    assert desk.reply(b, waiting) is None
+    replies = desk.ask(c, c.push({1: floats(3)}))
+    assert read(desk, replies[1, waiting.seq]) == 6 * 4 / 3
+    assert replies[1, waiting.seq].clocks == [1]
+    late = desk.reply(d, d.push({1: floats(100)}, want=True))
+    assert read(desk, late) == 8
+    assert (late.missed, late.clocks) == (1, [1])
+
+
+def test_late_contributions_may_count_in_the_next_round() -> None:
+    desk = Desk(3, values={1: floats(0)}, quorum=2, late="keep")
+    a, b, c = desk.workers
+    for worker in (a, b):
+        desk.ask(worker, worker.push({1: floats(1)}, 1))
+    assert desk.reply(c, c.push({1: floats(10)}, 1)) == Ack(c.seq, 1)
+    for worker in (a, b):
+        desk.ask(worker, worker.push({1: floats(1)}, 2))
+    assert desk.value(clock=2) == 12, "three contributions of three workers"
+
+
+def test_a_worker_that_is_behind_goes_on_from_where_the_others_are() -> None:
+    desk = Desk(2, values={1: floats(0)}, quorum=1)
+    fast, slow = desk.workers
+    for clock in (1, 2, 3):
+        desk.ask(fast, fast.push({1: floats(1)}, clock))
+    reply = desk.reply(slow, slow.pull([1], 0))
+    assert reply.clocks == [3]
+    assert desk.reply(slow, slow.push({1: floats(5)}, 4)) == Ack(slow.seq)
+    assert desk.value(clock=4) == 10
+
+
+def test_workers_that_have_left_are_done_without() -> None:
+    desk = Desk(3, values={1: floats(0)}, quorum=2)
+    desk.shard.depart([0])
+    worker = desk.workers[1]
+    waiting = worker.push({1: floats(1)}, want=True)
+    assert desk.reply(worker, waiting) is None
+    replies = desk.named(desk.shard.depart([0, 2]))
+    assert read(desk, replies[1, waiting.seq]) == 3
+    assert read(desk, desk.reply(worker, worker.push({1: floats(2)}, 2, want=True))) == 6
+
+
+def test_integers_are_not_scaled() -> None:
+    desk = Desk(3, values={1: torch.tensor([0])}, quorum=2)
+    for worker in desk.workers[:2]:
+        desk.ask(worker, worker.push({1: torch.tensor([1])}))
+    assert desk.value(clock=1) == 2
+
+
+@given(st.permutations([(rank, clock) for rank in range(3) for clock in range(1, 5)]), st.integers(1, 3))
+def test_rounds_with_a_quorum_are_over_in_order_and_lose_nothing_that_is_kept(
+    order: list[tuple[int, int]], quorum: int
+) -> None:
+    rounds: Rounds[tuple[int, int]] = Rounds(range(3), quorum=quorum, keep=True)
+    seen: list[tuple[int, int]] = []
+    over = 0
+    for rank, clock in order:
+        rounds.contribute(rank, clock, (rank, clock))
+        while (items := rounds.complete()) is not None:
+            over += 1
+            assert rounds.version == over
+            assert len([item for item in items if item[1] == over]) >= quorum
+            seen += items
+    left = [item for _, _, item in rounds.open()]
+    assert sorted(seen + left) == sorted(order)

@@ -6,13 +6,14 @@ import threading
 
 import pytest
 import torch
-from asking import Desk, Worker, floats, text_of
+from asking import Desk, Worker, floats, text_of, values_in
 from threaded import ThreadedJob, set_limits
 from waiting import LONG
 
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded, NodeLost
 from kvstore.member.session import Session
+from kvstore.spec import Spec
 
 HINT = "uneven batches? See join()"
 
@@ -118,3 +119,59 @@ def test_workers_that_wait_for_each_other_at_a_barrier_and_in_a_pushpull_can_be_
         in_pushpull, at_barrier = cluster.run(work)
     assert in_pushpull.endswith(": server 0 waits for worker 1, whose push 1 of 'w' is missing")
     assert at_barrier.endswith(": the scheduler waits at the barrier for worker 0 (has not come yet)")
+
+
+def test_who_waits_for_a_worker_that_has_left_is_told():
+    desk = Desk(3, values={1: floats(0)})
+    a, b, _ = desk.workers
+    push, pull = a.push({1: floats(1)}), a.pull([1], 1)
+    desk.ask(a, push)
+    desk.ask(a, pull)
+    assert desk.named(desk.shard.depart([2])).keys() == {(0, push.seq), (0, pull.seq)}
+    reply = desk.reply(b, b.push({1: floats(1)}))
+    assert text_of(reply, "NodeLost") == (
+        "worker 2 has left the job without a push of 'k1', and worker 1 waits for push 1: uneven batches? See join()"
+    )
+
+
+def test_what_a_worker_pushed_before_it_left_still_counts():
+    desk = Desk(2, values={1: floats(0), 2: floats(0)})
+    a, b = desk.workers
+    desk.ask(b, b.push({1: floats(1)}))
+    push = a.push({2: floats(1)})
+    desk.ask(a, push)
+    assert desk.named(desk.shard.depart([1])).keys() == {(0, push.seq)}
+    good = a.push({1: floats(1)}, want=True)
+    assert values_in(desk.ask(a, good)[0, good.seq], [Spec((1,), "float32")])[0].tolist() == [2]
+
+
+def test_a_request_given_up_is_answered_once():
+    desk = Desk(2, values={1: floats(0), 2: floats(0)})
+    a, b = desk.workers
+    desk.ask(b, b.push({1: floats(1)}))
+    both = a.push({1: floats(1), 2: floats(1)})
+    assert desk.ask(a, both).keys() == {(1, b.seq)}
+    assert desk.named(desk.shard.depart([1])).keys() == {(0, both.seq)}
+    assert desk.named(desk.shard.depart([1])) == {}
+    assert desk.value(1, clock=1).tolist() == [2]
+
+
+def test_explain_names_workers_rounds_and_keys():
+    desk = Desk(3, values={1: floats(0), 2: floats(0)})
+    a, b, _ = desk.workers
+    desk.ask(b, b.push({1: floats(1)}))
+    push = a.push({1: floats(1), 2: floats(1)})
+    desk.ask(a, push)
+    assert desk.reply(a, a.explain(push.seq)).text == (
+        "waits for worker 1, whose push 1 of 'k2' is missing; worker 2, whose push 1 of 'k1', 'k2' is missing"
+    )
+    assert desk.reply(b, b.explain(push.seq)).text == "", "of another worker's request nothing is known"
+
+
+def test_explaining_a_request_for_a_distant_round_takes_no_time():
+    desk = Desk(2, values={1: floats(0)})
+    a = desk.workers[0]
+    pull = a.pull([1], 2**61)
+    assert desk.ask(a, pull) == {}
+    assert "push 1 of 'k1'" in desk.reply(a, a.explain(pull.seq)).text
+    assert desk.named(desk.shard.depart([1])).keys() == {(0, pull.seq)}

@@ -1,10 +1,9 @@
-"""Whom those who wait are told of: exactly who is missing, and why."""
+"""One store: calls that wait for workers which have left, or are inside ``join``, fail and name them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from asking import text_of
 from rendezvous import Job, Member
 
@@ -21,9 +20,6 @@ def waits(job: Job, member: Member, store: int = 0, number: int = 1) -> Any:
     barrier = member.barrier(number, store)
     assert job.say(member, barrier) == []
     return lambda: job.reply(member, member.explain(barrier.seq)).text
-
-
-# ---- errors
 
 
 def test_who_came_and_left_is_not_named_even_after_the_barrier_has_failed():
@@ -114,58 +110,3 @@ def test_a_worker_that_has_left_is_not_said_to_be_inside_join():
     outbox = job.tick(1.0)
     assert told(w1, "NodeLost", outbox) == "worker 0 has left the job without coming to the barrier"
     assert "worker 0 has left the job" in told(w2, "NodeLost", outbox)
-
-
-# ---- explanations
-
-
-def test_workers_at_the_barriers_of_two_stores_are_seen_to_wait_for_each_other():
-    job = Job(2)
-    w0, w1 = job.workers
-    one, other = waits(job, w0, store=0), waits(job, w1, store=1)
-    assert one() == "waits at the barrier for worker 1 (is at another barrier)"
-    assert other() == "waits at the barrier for worker 0 (is at another barrier)"
-
-
-def test_workers_at_different_barriers_of_a_store_are_seen_to_wait_for_each_other():
-    job = Job(2)
-    w0, w1 = job.workers
-    one, other = waits(job, w0, number=1), waits(job, w1, number=2)
-    assert one() == "waits at the barrier for worker 1 (is at another barrier)"
-    assert other() == "waits at the barrier for worker 0 (is at another barrier)"
-
-
-def test_a_worker_at_a_barrier_and_one_in_init_are_seen_to_wait_for_each_other():
-    job = Job(2)
-    w0, w1 = job.workers
-    explained = waits(job, w0)
-    early = w1.declare("a")
-    job.say(w1, early)
-    assert explained() == "waits at the barrier for worker 1 (is in init())"
-    assert job.reply(w1, w1.explain(early.seq)).text == "waits for worker 0 to init 'a'"
-
-
-def test_a_worker_inside_join_of_another_store_is_said_to_be_there():
-    job = Job(2)
-    w0, w1 = job.workers
-    explained = waits(job, w0)
-    job.say(w1, w1.pause(store=1))
-    assert explained() == "waits at the barrier for worker 1 (is inside join())"
-
-
-def test_of_many_who_are_missing_those_who_have_left_are_named_first():
-    job = Job(12, farewell_s=1.0)
-    job.say(job.workers[11], job.workers[11].leave())
-    explained = waits(job, job.workers[0])
-    names = ", ".join(f"worker {rank} (has not come yet)" for rank in range(1, 8))
-    assert explained() == f"waits at the barrier for worker 11 (has left the job), {names} and 3 more"
-
-
-@pytest.mark.parametrize("what", ["barrier", "declare"])
-def test_a_server_is_not_told_what_the_worker_of_its_rank_waits_for(what: str):
-    job = Job(2, 2)
-    w1, s1 = job.workers[1], job.servers[1]
-    early = w1.barrier() if what == "barrier" else w1.declare("a")
-    job.say(w1, early)
-    assert job.reply(s1, s1.explain(early.seq)).text == ""
-    assert job.reply(w1, w1.explain(early.seq)).text != ""

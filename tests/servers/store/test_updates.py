@@ -1,0 +1,175 @@
+"""What contributions do to values: sums, steps of the optimizer, delay compensation, and updates that fail."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from asking import Desk, floats, optimized, read, text_of, updating, values_in
+
+from kvstore.errors import WeightsInDoubt
+from kvstore.optim.optimizer import classes
+from kvstore.optim.updater import Updater
+from kvstore.spec import Spec
+from kvstore.wire import Ack
+
+
+def test_a_gradient_is_corrected_for_what_others_have_changed() -> None:
+    desk = updating(2, compensation=0.5)
+    a, b = desk.workers
+    assert read(desk, desk.reply(a, a.pull([1]))) == 0
+    desk.ask(b, b.push({1: floats(4)}, 1))  # b has read nothing: as it is
+    assert desk.value() == -4
+    a, b = desk.workers
+    reply = desk.reply(b, b.pull([1]))
+    assert read(desk, reply) == -4
+    desk.ask(a, a.push({1: floats(1)}, 1))  # a has read -4 by ``value``
+    assert desk.value() == -5
+    desk.ask(b, b.push({1: floats(2)}, 2))  # 2 + 0.5 * 2 * 2 * (-5 - -4) = 0
+    assert desk.value() == -5
+
+
+def test_who_alone_trains_gets_plain_updates() -> None:
+    desk = updating(1, compensation=2.0)
+    worker = desk.workers[0]
+    for clock in (1, 2, 3):
+        assert read(desk, desk.reply(worker, worker.push({1: floats(1)}, clock, want=True))) == -clock
+
+
+def test_what_was_read_goes_along_when_buckets_change() -> None:
+    desk = Desk(2, "async", values={1: floats(0), 2: floats(0)}, compensation=1.0)
+    for worker in reversed(desk.workers):
+        desk.ask(worker, worker.set_optimizer("sgd", lr=1.0))
+    a, b = desk.workers
+    desk.ask(a, a.push({1: floats(0), 2: floats(0)}, 1, want=True))
+    desk.ask(b, b.push({2: floats(1)}, 1))
+    desk.ask(a, a.push({2: floats(1)}, 2))  # 1 + 1 * (-1 - 0) = 0
+    assert desk.value(2) == -1
+
+
+def test_an_update_uses_the_sum_and_the_rescaled_gradient():
+    desk = Desk(2, values={1: floats(10)})
+    optimized(desk, lr=0.5)
+    for worker in desk.workers:
+        desk.ask(worker, worker.push({1: floats(4)}, rescale=0.5))
+    assert desk.value(clock=1).tolist() == [10 - 0.5 * 0.5 * 8]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_optimizer_that_throws_is_told_to_all_who_pushed(monkeypatch, workers, mode):
+    desk = Desk(workers, mode, values={1: floats(0)})
+    optimized(desk)
+    step = Updater.step
+    monkeypatch.setattr(Updater, "step", lambda *args, **kwargs: 1 / 0)
+    replies = {}
+    for worker in desk.workers:
+        replies |= desk.ask(worker, worker.push({1: floats(1)}, want=worker.rank % 2 == 0))
+    assert sorted(rank for rank, _ in replies) == list(range(workers))
+    for reply in replies.values():
+        assert text_of(reply, "ServerError") == (
+            "ZeroDivisionError: division by zero; no array of this update of 'k1' has changed"
+        )
+    monkeypatch.setattr(Updater, "step", step)
+    for worker in desk.workers:
+        desk.ask(worker, worker.push({1: floats(1)}, 2))
+    assert desk.value(clock=2).tolist() == [-0.5 * workers]
+
+
+class Fails(torch.optim.RMSprop):
+    """An optimizer of the kind that changes arrays one after the other, and fails at the array of so many elements."""
+
+    at = 0
+
+    def step(self, closure=None):  # type: ignore[no-untyped-def]
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.numel() == Fails.at:
+                    raise ArithmeticError("it diverged")
+                with torch.no_grad():
+                    param.sub_(param.grad)
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_an_update_that_fails_is_made_of_no_array_or_the_server_ends(monkeypatch, at):
+    """Two arrays of one update: if the first fails, neither is changed; if the second does, nothing can go on."""
+    desk = Desk(1, values={1: floats(0), 2: floats(0, 0)})
+    monkeypatch.setitem(classes(), "rmsprop", Fails)
+    optimized(desk, "rmsprop", lr=1.0)
+    (a,) = desk.workers
+    monkeypatch.setattr(Fails, "at", at)
+    push = a.push({1: floats(1), 2: floats(1, 1)})
+    if at == 2:
+        with pytest.raises(WeightsInDoubt, match=r"rmsprop failed in the middle .*it diverged"):
+            desk.ask(a, push)
+        return
+    replies = desk.ask(a, push)
+    assert text_of(replies[0, push.seq], "ServerError") == (
+        "ArithmeticError: it diverged; no array of this update of 'k1', 'k2' has changed"
+    )
+    monkeypatch.setattr(Fails, "at", 0)
+    desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}, 2))
+    assert (desk.value(1, clock=2).tolist(), desk.value(2, clock=2).tolist()) == ([-1], [-1, -1])
+
+
+def test_one_key_that_fails_does_not_fail_those_beside_it():
+    desk = Desk(2, values={1: floats(0), 2: floats(0)})
+    optimized(desk)
+    a, b = desk.workers
+    one, two = a.push({1: floats(1)}, lr=0.1), a.push({2: floats(1)}, lr=0.2)
+    desk.ask(a, one)
+    desk.ask(a, two)
+    replies = desk.ask(b, b.push({1: floats(1), 2: floats(1)}, lr=0.2))
+    assert replies[0, two.seq] == Ack(two.seq)
+    assert replies[0, one.seq].kind == replies[1, b.seq].kind == "Mismatch"
+
+
+def test_all_segments_of_a_message_are_updated_in_one_call(monkeypatch):
+    desk = Desk(1, values={1: floats(0), 2: floats(0, 0)})
+    optimized(desk)
+    calls = []
+    step = Updater.step
+    monkeypatch.setattr(
+        Updater,
+        "step",
+        lambda self, groups, grads: calls.append([len(group.params) for group in groups]) or step(self, groups, grads),
+    )
+    (a,) = desk.workers
+    desk.ask(a, a.push({1: floats(1), 2: floats(1, 1)}))
+    assert calls == [[2]]
+
+
+def test_async_every_push_is_an_update_at_once():
+    desk = Desk(2, "async", values={1: floats(0)})
+    optimized(desk, lr=1.0)
+    a, b = desk.workers
+    for count, (worker, clock) in enumerate([(a, 1), (b, 1), (b, 2), (a, 2)], start=1):
+        reply = desk.reply(worker, worker.push({1: floats(1)}, clock, want=True))
+        assert values_in(reply, [Spec((1,), "float32")])[0].tolist() == [-count]
+
+
+def test_async_without_an_optimizer_a_push_says_what_to_call():
+    desk = Desk(1, "async", values={1: floats(0)})
+    (a,) = desk.workers
+    assert "call set_optimizer(name, ...) first" in text_of(desk.reply(a, a.push({1: floats(1)})), "UsageError")
+    assert desk.value().tolist() == [0]
+
+
+def test_an_optimizer_refuses_integers_whichever_came_first():
+    desk = Desk(1, values={1: torch.zeros(2, dtype=torch.int32)})
+    (a,) = desk.workers
+    assert "floating point only" in text_of(desk.reply(a, a.set_optimizer()), "Mismatch")
+    push = a.push({1: torch.ones(2, dtype=torch.int32)})
+    assert desk.reply(a, push) == Ack(push.seq), "without one they are summed"
+    other = Desk(1)
+    (a,) = other.workers
+    optimized(other)
+    other.reply(a, a.init({1: torch.zeros(2, dtype=torch.int32)}))
+    assert "floating point only" in text_of(other.reply(a, a.push({1: torch.ones(2, dtype=torch.int32)})), "Mismatch")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8])
+def test_other_dtypes_are_summed(dtype):
+    desk = Desk(2, values={1: torch.zeros(3, dtype=dtype)})
+    for worker in desk.workers:
+        desk.ask(worker, worker.push({1: torch.tensor([1, 2, 3], dtype=dtype)}))
+    assert desk.value(clock=1).tolist() == [2, 4, 6]
