@@ -27,7 +27,7 @@ def pushes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int | None]]:
 
     def watched(self: InprocTransport, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
         message = decode(frames)
-        if isinstance(message, Push) and message.rank == 0:
+        if isinstance(message, Push) and message.node.rank == 0:
             made.append((len(message.ids), message.priority))
             assert priority in (message.priority, None), "one that waits for its turn has left in it"
         send(self, peer, frames, priority)

@@ -76,7 +76,8 @@ class Crowd:
                 )
 
     def say(self, message: Any) -> list[tuple[bytes, Message]]:
-        outbox = self.scheduler.handle(b"%s %d" % (message.role.encode(), message.rank), message, self.now)
+        member = message if isinstance(message, Lost) else message.node
+        outbox = self.scheduler.handle(b"%s %d" % (member.role.encode(), member.rank), message, self.now)
         assert not self.scheduler.finished
         return outbox
 

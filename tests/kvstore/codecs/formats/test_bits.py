@@ -1,4 +1,4 @@
-"""MXNet's own assertions about 2bit and 1bit, made of what workers encode and a server sums.
+"""1bit and 2bit: MXNet's own assertions, made of what workers encode and a server sums.
 
 After tests/nightly/dist_sync_kvstore.py and test_kvstore.py of MXNet 2.0, whose Test optimizer adds a multiple.
 """
@@ -8,11 +8,37 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from coded import arrays, whole
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstore.codecs import Compressor, add, parse
+from kvstore.codecs.formats import bits
 from kvstore.placement import split
 
+
+@given(arrays())
+def test_bits_are_what_mxnet_says(values: torch.Tensor) -> None:
+    two, one = parse({"type": "2bit", "threshold": 0.5}), parse({"type": "1bit", "threshold": 0.25})
+    ups, downs = values >= 0.5, values <= -0.5
+    assert torch.equal(whole(two, Compressor(two).encode("w", values)), 0.5 * (ups.float() - downs.float()))
+    assert torch.equal(whole(one, Compressor(one).encode("w", values)), torch.where(values > 0.25, 1.0, -1.0))
+
+
+@given(st.integers(0, 70), st.integers(0, 2**32))
+def test_bits_are_packed_the_same_without_numpy(size: int, seed: int) -> None:
+    mask = torch.rand(size, generator=torch.Generator().manual_seed(seed)) < 0.5
+    here, there = torch.zeros(-(-size // 8), dtype=torch.uint8), torch.ones(-(-size // 8), dtype=torch.uint8)
+    bits.pack_bits(mask.numpy(), here)
+    bits.pack_bits_anywhere(mask, there)
+    assert torch.equal(here, there)
+    assert (bits.unpack_bits(here, size) == mask.numpy()).all()
+    assert torch.equal(bits.unpack_bits_anywhere(here, size), mask.to(torch.int8))
+
+
 RATE = 2.0
+
+
 SHAPES = [(2, 3), (4, 4), (100, 100), (121, 121)]
 
 

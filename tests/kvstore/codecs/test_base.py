@@ -1,8 +1,9 @@
-"""A key cut over any number of servers, anywhere, arrives as if there were one."""
+"""Payloads of ranges: a key divided over any number of servers, anywhere, arrives as if there were one."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -10,9 +11,22 @@ from coded import COMPRESSIONS, NAMES, arrays, in_parts, same_bits, whole
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.codecs import Compression, Compressor, add, parse
+from kvstore.codecs import Compression, Compressor, add, check_payload, parse
 from kvstore.errors import UsageError
 from kvstore.placement import split
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=NAMES)
+@pytest.mark.parametrize("sizes", [[1000], [0, 7, 8, 1, 984], [500, 0, 500, 0], [65536, 1, 65537]], ids=str)
+def test_a_payload_is_spread_over_arrays(compression: Compression, sizes: Sequence[int]) -> None:
+    count = sum(sizes)
+    encoded = Compressor(compression).encode("w", torch.randn(count + 3, generator=torch.Generator().manual_seed(5)))
+    way = check_payload(compression, encoded.payload(3, count + 3), count)
+    expected = torch.empty(count)
+    way.write(expected, False)
+    targets = [torch.full((size,), 7.0) for size in sizes]
+    way.spread(targets)
+    assert same_bits(torch.cat(targets), expected)
 
 
 @given(arrays(), st.sampled_from(COMPRESSIONS), st.data())

@@ -1,0 +1,78 @@
+"""Which elements are sent."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from coded import arrays, whole
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.codecs import Compressor, parse
+from kvstore.codecs.formats import selection as choosing
+from kvstore.placement import split
+
+
+@given(arrays(), st.floats(0.001, 1.0))
+def test_the_largest_are_the_largest(values: torch.Tensor, ratio: float) -> None:
+    if not values.numel():
+        return
+    k = choosing.count_to_send(values.numel(), ratio, None)
+    found = choosing.largest(values, k).numpy()
+    order = np.lexsort((np.arange(values.numel()), -values.abs().numpy()))
+    expected = np.sort(order[:k])
+    assert found.tolist() == expected[values.numpy()[expected] != 0].tolist()
+
+
+def test_parts_are_rounded_up_and_at_least_one() -> None:
+    assert [choosing.count_to_send(n, 0.01, None) for n in (1, 99, 100, 101, 700, 10**6)] == [1, 1, 1, 2, 7, 10**4]
+    assert [choosing.count_to_send(n, None, 5) for n in (1, 5, 6)] == [1, 5, 5]
+
+
+def test_random_elements_are_one_of_each_range_the_same_for_every_worker() -> None:
+    compression = parse({"type": "randomk", "k": 10, "seed": 4})
+    values = torch.ones(105)
+    one, other = Compressor(compression), Compressor(compression)
+    seen = torch.zeros(105)
+    for _ in range(200):
+        sent = whole(compression, one.encode("w", values))
+        assert torch.equal(sent, whole(compression, other.encode("w", values)))
+        places = sent.nonzero().view(-1).tolist()
+        assert all(start <= place < stop for place, (start, stop) in zip(places, split(105, 10), strict=True))
+        seen += sent != 0
+    assert bool((seen > 0).all())
+    different = Compressor(parse({"type": "randomk", "k": 10, "seed": 5}))
+    assert not torch.equal(
+        whole(compression, different.encode("w", values)),
+        whole(compression, Compressor(compression).encode("w", values)),
+    )
+
+
+def test_warm_up_sends_a_quarter_and_then_less() -> None:
+    compressor = Compressor(parse({"type": "topk", "ratio": 0.01, "warmup_steps": 4}))
+    generator = torch.Generator().manual_seed(1)
+    sent = [compressor.encode("w", torch.randn(10000, generator=generator)).nbytes // 8 for _ in range(6)]
+    assert sent[0] == 2500
+    assert sent[4:] == [100, 100]
+    for before, after in itertools.pairwise(sent[:5]):
+        assert before / after == pytest.approx(25**0.25, rel=0.02)
+
+
+def test_momentum_is_corrected_and_masked_as_in_deep_gradient_compression() -> None:
+    momentum, k = 0.9, 5
+    compression = parse({"type": "topk", "k": k, "momentum": momentum})
+    compressor, rng = Compressor(compression), np.random.default_rng(1)
+    u, v = np.zeros(50, dtype=np.float32), np.zeros(50, dtype=np.float32)
+    for _ in range(20):
+        grad = rng.standard_normal(50).astype(np.float32)
+        u = np.float32(momentum) * u + grad
+        v = v + u
+        mask = np.zeros(50, dtype=bool)
+        mask[np.argsort(-np.abs(v))[:k]] = True
+        sent = whole(compression, compressor.encode("w", torch.from_numpy(grad))).numpy()
+        np.testing.assert_allclose(sent, v * mask, rtol=1e-5, atol=1e-5)
+        u[mask] = 0
+        v[mask] = 0

@@ -1,0 +1,78 @@
+"""An encoding that is interrupted anywhere: a repeated call goes on, to the same bits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from coded import COMPRESSIONS, NAMES, same_bits
+
+from kvstore.codecs import Compression, Compressor, Encoded, ResumableEncodings
+
+
+class Interrupt(Exception):
+    """What the handler of a signal raises."""
+
+
+def interrupted(action: Callable[[], object], after: int) -> bool:
+    """Call ``action``; raise at its line number ``after`` in the codecs. Return whether it came so far."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if "codecs" not in frame.f_code.co_filename or "tests" in frame.f_code.co_filename:
+            return None
+        lines += event == "line"
+        if lines > after:
+            sys.settrace(None)
+            raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def payload(encoded: Encoded) -> torch.Tensor:
+    return encoded.payload(0, encoded.size)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS, ids=NAMES)
+def test_after_an_interrupt_at_any_line_the_same_is_sent_and_kept(compression: Compression) -> None:
+    values = torch.randn(30, 40, generator=torch.Generator().manual_seed(1))
+    clean = Compressor(compression)
+    clean.encode("w", values)
+    expected, after, came = clean.encode("w", values), 0, True
+    while came:
+        compressor = Compressor(compression)
+        compressor.encode("w", values)
+        resumable: ResumableEncodings = {}
+        came = interrupted(
+            lambda compressor=compressor, resumable=resumable: compressor.encode("w", values, resumable), after
+        )
+        encoded = compressor.encode("w", values, resumable)
+        assert torch.equal(payload(encoded), payload(expected)), after
+        assert compressor.encode("w", values, resumable) is encoded, "it is complete, and not made again"
+        assert compressor.statistics() == clean.statistics()
+        for name, tensor in compressor.state()[0].items():
+            assert same_bits(tensor.reshape(-1), clean.state()[0][name].reshape(-1)), (after, name)
+        after += 7
+    assert after > 7
+
+
+def test_another_call_has_encodings_of_its_own() -> None:
+    compressor = Compressor(COMPRESSIONS[2])
+    values = torch.full((8,), 0.3)
+    first = compressor.encode("w", values, {})
+    second = compressor.encode("w", values, {})
+    assert not torch.equal(payload(first), payload(second)), "what the first lacked is in the second"
