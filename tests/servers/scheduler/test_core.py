@@ -555,7 +555,7 @@ def test_before_all_have_joined_nobody_is_a_member():
     job = Job(start=False)
     w0 = job.workers[0]
     job.say(w0, w0.join())
-    assert "no member" in text_of(job.reply(w0, w0.barrier()), "UsageError")
+    assert "is not a member" in text_of(job.reply(w0, w0.barrier()), "UsageError")
 
 
 @pytest.mark.parametrize("message", [Ack(1), Alive(), Stop(), Roster(1, []), JobFailed("x")])

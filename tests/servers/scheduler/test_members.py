@@ -62,7 +62,7 @@ def test_nobody_joins_a_full_job(role: str):
 
 @pytest.mark.parametrize("role", ["scheduler", "launcher"])
 def test_only_workers_and_servers_join(role: str):
-    with pytest.raises(UsageError, match=f"a {role} does not join"):
+    with pytest.raises(UsageError, match=f"a {role} does not"):
         Members(1, 1, 1.0).join(member(role))
 
 
@@ -133,7 +133,7 @@ def test_find_goes_by_the_rank_asked_for_until_ranks_are_given():
     assert found is not None
     assert found.nonce == 1
     assert members.find("worker", 0) is None
-    assert members.identify("worker", -1, 0) is members.identify("worker", 1, 0) is None
+    assert members.identify(Node("worker", -1, 0)) is members.identify(Node("worker", 1, 0)) is None
     assert members.of("worker") == []
     members.join(member("server", 3))
     members.settle(0.0)
@@ -141,7 +141,7 @@ def test_find_goes_by_the_rank_asked_for_until_ranks_are_given():
     assert found is not None
     assert found.nonce == 2
     assert members.identify(Node("worker", 0, 1)) is found
-    assert members.identify("worker", 0, 2) is members.identify("server", 1, 1) is None
+    assert members.identify(Node("worker", 0, 2)) is members.identify(Node("server", 1, 1)) is None
 
 
 def test_all_gone_needs_all_to_have_come():
