@@ -8,7 +8,8 @@ nothing: every field passes the check its class declares before a message exists
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar, get_type_hints
 
 import msgpack
@@ -25,6 +26,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 T = TypeVar("T")
 
 _BY_CODE: dict[int, type[Any]] = {}
+MESSAGES: Mapping[int, type[Any]] = MappingProxyType(_BY_CODE)  # all message classes, by code
 _CODE: dict[type[Any], int] = {}
 _FIELDS: dict[type[Any], tuple[tuple[str, Check], ...]] = {}
 _RECORDS: dict[type[Any], tuple[tuple[int, Record[Any]], ...]] = {}  # those of the fields, by place
@@ -49,6 +51,11 @@ def message(code: int) -> Callable[[type[T]], type[T]]:
         return cls
 
     return register
+
+
+def field_names(cls: type[Any]) -> list[str]:
+    """Return the names of the fields that the header of a message class has, in order."""
+    return [name for name, _ in _FIELDS[cls]]
 
 
 def encode(msg: Any) -> list[Buffer]:

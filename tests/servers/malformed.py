@@ -11,10 +11,11 @@ from asking import Worker, floats
 from hypothesis import strategies as st
 from junk import JUNK
 
-from kvstore.wire import VERSION, Barrier, Beat, Declare, Node, Ready, encode, frames
+from kvstore.wire import VERSION, Barrier, Beat, Declare, Node, Ready, encode
+from kvstore.wire.frames import MESSAGES, field_names
 from kvstore.wire.messages import Message
 
-CODES = sorted(code for code, cls in frames._BY_CODE.items() if cls.__module__.startswith("kvstore."))
+CODES = sorted(code for code, cls in MESSAGES.items() if cls.__module__.startswith("kvstore."))
 BIG = 2**61
 
 _NUMBER = st.none() | st.sampled_from([0, -1, 1.5, 1e308, 5e-324, 0.1])
@@ -80,14 +81,14 @@ _BUFFERS = st.lists(st.sampled_from([0, 4, 8, 16, 32, 48, 65536]).map(bytes), ma
 @st.composite
 def _odd_fields(draw: st.DrawFn) -> list[Any]:
     """A message of some class whose fields have values that may, or may not, make sense."""
-    cls = frames._BY_CODE[draw(st.sampled_from(CODES))]
+    code = draw(st.sampled_from(CODES))
+    cls = MESSAGES[code]
     junk = draw(st.integers(0, 40))
     values = [
-        draw(JUNK if position == junk else _SPECS.get(name, JUNK))
-        for position, (name, _) in enumerate(frames._FIELDS[cls])
+        draw(JUNK if position == junk else _SPECS.get(name, JUNK)) for position, name in enumerate(field_names(cls))
     ]
     buffers = draw(_BUFFERS) if "buffers" in cls.__dataclass_fields__ else []
-    return [msgpack.packb([VERSION, frames._CODE[cls], *values]), *buffers]
+    return [msgpack.packb([VERSION, code, *values]), *buffers]
 
 
 def good(worker: Worker) -> list[Message]:

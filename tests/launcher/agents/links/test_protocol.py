@@ -40,7 +40,7 @@ GOOD: list[Any] = [
     p.Bye("it was sent SIGTERM"),
     p.OutputAck(2**40),
 ]
-CODES = {cls: code for code, cls in frames._BY_CODE.items() if cls.__module__ == p.__name__}
+CODES = {cls: code for code, cls in frames.MESSAGES.items() if cls.__module__ == p.__name__}
 
 
 def raw(cls: type[Any], *values: Any, buffers: Sequence[bytes] = ()) -> list[bytes]:
@@ -59,7 +59,7 @@ def test_a_message_arrives_as_it_was_sent(message: Any) -> None:
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: type(message).__name__)
 def test_no_field_takes_just_anything(message: Any) -> None:
     cls = type(message)
-    names = [name for name, _ in frames._FIELDS[cls]]
+    names = frames.field_names(cls)
     values = [getattr(message, name) for name in names]
     buffers = getattr(message, "buffers", [])
     for position in range(len(values)):
@@ -115,7 +115,7 @@ def _odd_fields(draw: st.DrawFn) -> list[bytes]:
     """One of our messages, some of whose fields make no sense."""
     good = draw(st.sampled_from(GOOD))
     junk = draw(st.sets(st.integers(0, 6), min_size=1))
-    values = [getattr(good, name) for name, _ in frames._FIELDS[type(good)]]
+    values = [getattr(good, name) for name in frames.field_names(type(good))]
     values = [draw(JUNK) if position in junk else value for position, value in enumerate(values)]
     return raw(type(good), *values, buffers=draw(st.lists(st.binary(max_size=9), max_size=2)))
 

@@ -1,0 +1,134 @@
+"""What the tests of messages share: any message of any class, as a hypothesis strategy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgpack
+from hypothesis import strategies as st
+
+from kvstore import wire
+from kvstore.spec import ITEMSIZE
+from kvstore.wire import encode
+
+COUNT = 6
+
+
+ME = wire.Sender(wire.Node("worker", 0, 1), 1, 1)
+
+
+CONCRETE = [getattr(wire, name) for name in wire.__all__ if isinstance(getattr(wire, name), type)]
+
+
+CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wire.Reply, wire.Node, wire.Sender)]
+
+
+roles = st.sampled_from(["worker", "server", "scheduler", "launcher"])
+
+
+ranks = st.integers(-1, 4096)
+
+
+text = st.text(max_size=40)
+
+
+whole = st.integers(0, 2**62)
+
+
+nodes = st.builds(wire.Node, roles, ranks, whole)
+
+
+keys = st.integers(-(2**63), 2**64 - 1) | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**63), 2**63 - 1)
+
+
+shapes = st.lists(st.integers(0, 20), max_size=4)
+
+
+hyper = st.none() | st.booleans() | numbers | text | st.lists(st.none() | numbers, max_size=8)
+
+
+named = st.tuples(text, hyper).map(list)
+
+
+def sender(role: Any = "worker", rank: Any = 0) -> wire.Sender:
+    return ME._replace(node=wire.Node(role, rank, 1))
+
+
+def some(strategy: st.SearchStrategy[Any], size: int, **unique: Any) -> st.SearchStrategy[Any]:
+    return st.lists(strategy, min_size=size, max_size=size, **unique)
+
+
+def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
+    """What field ``name`` may hold; all lists of one message that describe the same things have ``size`` entries."""
+    special = {
+        "sender": st.builds(wire.Sender, nodes, whole, whole),
+        "node": nodes,
+        "role": roles,
+        "mode": st.sampled_from(["sync", "async"]),
+        "staleness": st.none() | st.integers(0, 1 << 30),
+        "quorum": st.none() | st.integers(1, 4096),
+        "late": st.sampled_from(["drop", "keep"]),
+        "compensation": numbers,
+        "codec": st.none() | st.sampled_from([["2bit", [["threshold", 0.5]]], ["fp16", []]]),
+        "back": st.none() | st.sampled_from([["int8", [["seed", 0], ["stochastic", False]]], ["", []]]),
+        "lengths": some(st.integers(0, 1 << 40), size),
+        "segment_counts": some(st.integers(1, 1 << 20), size) | st.just([]),
+        "rank": ranks,
+        "last": st.integers(0, 4096),
+        "store": st.integers(0, 255),
+        "ordinal": st.integers(1, 2**62),
+        "bound": st.integers(1, 2**62),
+        "longest": st.integers(1, 2**62),
+        "num_workers": st.integers(1, 4096),
+        "keys": some(keys, size),
+        "shapes": some(shapes, size),
+        "dtype": st.sampled_from(sorted(ITEMSIZE)),
+        "dtypes": some(st.sampled_from(sorted(ITEMSIZE)), size),
+        "ids": some(st.integers(0, 2**32 - 1), size, unique=True),
+        "clocks": some(st.integers(0, 2**62 - 1), size),
+        "names": some(text, size),
+        "servers": some(text if get_args(hint)[:1] == (list[str],) else st.integers(0, 4096), size),
+        "worker_keys": some(st.text(max_size=40), size),
+        "departed": some(st.integers(0, 4096), size),
+        "kinds": some(st.integers(0, max(0, size - 1)), size),
+        "counts": some(st.just(1), size),
+        "starts": some(st.integers(0, 2**48), size),
+        "stops": some(st.integers(0, 2**48), size),
+        "hyper": some(st.tuples(text, hyper).map(list), size),
+        "lr_mult": some(st.tuples(keys, numbers).map(list), size),
+        "wd_mult": some(st.tuples(keys, numbers).map(list), size),
+        "groups": some(st.tuples(st.lists(keys, max_size=3), st.lists(named, max_size=3)).map(list), size),
+        "changes": some(st.tuples(st.integers(0, 4096), text, hyper).map(list), size),
+        "priority": st.none() | st.integers(-(2**31), 2**31),
+        "buffers": st.lists(st.binary(max_size=20), max_size=4),
+    }
+    if name in special:
+        return special[name]
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    plain = {
+        int: whole,
+        str: text,
+        bool: st.booleans(),
+        float | None: st.none() | numbers,
+        str | None: st.none() | text,
+    }
+    return plain[kind]
+
+
+@st.composite
+def any_message(draw: st.DrawFn, cls: type[Any]) -> Any:
+    size = draw(st.integers(0, COUNT))
+    hints = get_type_hints(cls, include_extras=True)
+    return cls(**{name: draw(value_of(name, hint, size)) for name, hint in hints.items()})
+
+
+def with_shorter(message: Any, field: str) -> list[Any]:
+    """The frames of ``message``, of which the list ``field`` has lost its last item."""
+    header = msgpack.unpackb(encode(message)[0])
+    at = 2 + [each.name for each in dataclasses.fields(message)].index(field)
+    header[at] = header[at][:-1]
+    return [msgpack.packb(header), *getattr(message, "buffers", [])]
