@@ -133,7 +133,7 @@ def test_async_a_pull_is_answered_at_once():
 # ---- refusals
 
 
-def test_a_segment_is_initialised_once():
+def test_a_segment_is_initialized_once():
     desk = Desk(1, values={1: floats(1)})
     (a,) = desk.workers
     reply = desk.reply(a, a.init({2: floats(5), 1: floats(5)}, keys=["new", "k1"]))
