@@ -41,7 +41,6 @@ SHORT = f.list_of(f.flag, 2)
         (f.hyperparameter, [0.9, None, 1]),
         (f.hyperparameter, "x" * f.MAX_HYPER_TEXT),
     ],
-    ids=repr,
 )
 def test_what_is_right_passes(check: f.Check, value: Any) -> None:
     assert check(value) is None
