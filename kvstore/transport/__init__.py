@@ -1,14 +1,15 @@
-"""Moving frames between members of a job: one narrow interface, and the ways to do it.
+"""Moves frames between members of a job: one narrow interface, and its implementations.
 
-base       the interface
-choose     which transport a job's links go over
-inproc     inside one process, for tests
-shm        shared memory, around one of the others
-sockets    unix sockets and plain TCP
-zeromq     ZeroMQ: TCP with keys
-memory     memory that can be sent
-directory  a directory that nobody else can enter
-bell       wakes whoever waits for links
+base           the interface
+choose         which transport a job's links go over
+inproc         inside one process, for tests
+shm            shared memory, around one of the others
+sockets        our own: unix sockets, and TCP without encryption
+zeromq         ZeroMQ: ipc, TCP, and TCP with CURVE
+memory         memory that messages are built in
+directory      checks that a directory is private
+bell           wakes a thread that waits for sockets
+system_errors  tells errors of the system from those that signal handlers raise
 """
 
 from kvstore.transport.base import Frames, Peer, Transport

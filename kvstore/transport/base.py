@@ -1,4 +1,4 @@
-"""The interface between the logic and whatever moves its frames."""
+"""``Transport``: the interface between the logic and whatever moves its frames."""
 
 from __future__ import annotations
 
@@ -12,52 +12,54 @@ Peer: TypeAlias = bytes
 Frames: TypeAlias = "list[Buffer]"
 
 BACKLOG = 1024  # connections that wait to be accepted
-# Firewalls forget connections over which nothing has gone for some minutes, and say so to nobody. So after IDLE_S the
-# system asks the other side whether it is there, and ASKS times more, every ASK_S; who does not answer is gone.
+# Firewalls silently forget connections that are idle for some minutes. So after IDLE_S without traffic the system sends
+# a keepalive probe, and then ASKS more, every ASK_S. A peer that answers none is gone.
 IDLE_S, ASK_S, ASKS = 60, 15, 4
 MAX_FRAME = 1 << 36  # bytes; a peer that announces more is disconnected
 
 
 class Admission(Protocol):
-    """Who may come: what is decided about links that others have made, and what is known of them."""
+    """Which of the links that others have made stay, and what is known of them."""
 
     def admit(self, peer: Peer) -> None:
         """Note that ``peer`` is a member of the job.
 
-        Until then it is a stranger: it may send short messages only, all strangers together get a small part of this
-        process's time, and the one that has been silent for longest is dropped when there are too many.
+        Until then it is a stranger. Strangers may send short messages only. All of them together get a small part of
+        this process's time. When there are too many, the one that has been silent for longest is dropped.
         """
         ...
 
     def refuse(self, peer: Peer) -> None:
-        """Drop a link that others have made, because of the message that came last: what it has cost is strangers'.
+        """Drop a link that others have made, because of its last message. Charge the message's cost to strangers.
 
-        A transport that cannot drop one link goes on with it.
+        A transport that cannot drop a single link keeps it.
         """
         ...
 
     def identity(self, peer: Peer) -> str:
-        """Return the public key that ``peer`` has proved to have the secret key of; empty where nothing is proved."""
+        """Return the public key whose secret key ``peer`` has proved to have; empty on links without keys."""
         ...
 
     def gone(self, peer: Peer) -> bool:
-        """Whether a link that others have made has ended; False if it is not known."""
+        """Whether a link that others have made has ended; False if the transport cannot tell."""
         ...
 
 
 class Transport(Memory, Admission, Protocol):
-    """One member's end of its links: it may listen, connect to others, or both.
+    """One member's end of its links. It may listen, connect to others, or both.
 
-    A ``Peer`` names a link at this end only: ``connect`` returns one, and ``recv`` gives one with each message, to
-    answer by. Frames arrive whole, once on each link, and in order but for priorities. A message to a peer that is gone
-    is dropped; whoever takes nothing for a minute of what is sent to them is disconnected. The buffers that are sent
-    must not change afterwards, those that are received must not be written to: they may be one memory. Received ones
-    stay good as long as they are held, whatever happens to the link.
+    A ``Peer`` names a link at this end only. ``connect`` returns one, and ``recv`` returns one with each message, to
+    answer to. Frames arrive whole, once on each link, and in order except for priorities. A message to a peer that is
+    gone is dropped. A peer that reads nothing for a minute of what waits for it is disconnected.
 
-    ``allocate`` gives memory that can be sent, whole or in parts, in the cheapest way that there is. It is freed when
-    its last view is dropped and nobody can read any more what was sent of it; ``busy`` is whether somebody can.
+    Buffers that were sent must not change afterwards, and received buffers must not be written to, for both may be the
+    same memory. Received buffers stay valid as long as they are held, whatever happens to the link.
 
-    One thread at a time may call the methods, except ``allocate``, ``busy`` and ``interrupt``, which any may.
+    ``allocate`` returns memory that can be sent, whole or in part, in the cheapest way. It is freed when its last view
+    is dropped and no peer can read any more what was sent from it. ``busy`` tells whether a peer still can.
+
+    One thread at a time may call the methods, except ``allocate``, ``busy`` and ``interrupt``, which any thread may
+    call.
     """
 
     def bind(self, endpoint: str) -> str:
@@ -65,10 +67,10 @@ class Transport(Memory, Admission, Protocol):
         ...
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """Make a link to whoever listens, or will listen, at ``endpoint``; returns at once.
+        """Make a link to the listener at ``endpoint``, which need not be there yet. Return at once.
 
         Args:
-            bulk: large frames will go over it, so whatever makes them cheap is to be prepared now.
+            bulk: large frames will go over the link, so prepare now whatever makes them cheap.
         """
         ...
 
@@ -76,41 +78,41 @@ class Transport(Memory, Admission, Protocol):
         """Queue ``frames`` for ``peer``; never blocks.
 
         Args:
-            priority: lets the message leave before those of a lower priority that wait, if the transport can; without
+            priority: the message leaves before waiting ones of lower priority, if the transport has priorities. Without
                 one it overtakes nothing, and nothing that is sent later overtakes it.
         """
         ...
 
     def gathers(self, peer: Peer) -> bool:
-        """Whether frames for ``peer`` may be a ``ScatteredFrame``, so that what lies in several places is not copied.
+        """Whether frames for ``peer`` may be a ``ScatteredFrame``, so that scattered buffers need no copy.
 
-        It is so where a message is read once, when it leaves.
+        True where a message is read once, when it leaves.
         """
         ...
 
     def detach(self) -> None:
-        """Let what has been sent and not left yet be independent of the buffers it was in: those may change again."""
+        """Copy what has been sent and has not left yet: the buffers may change from now on."""
         ...
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message, or None after ``timeout`` seconds or an interrupt.
 
-        No frames say that a link of ``connect`` was lost and has been made anew, if the transport can tell: what was
-        sent over it before, until now, may be lost. The other side knows it as another peer.
+        A message without frames says that a link of ``connect`` was lost and has been made anew, if the transport can
+        tell: all that was sent over it until now may be lost. At the other end it is a new peer.
         """
         ...
 
     def interrupt(self) -> None:
-        """Make a ``recv`` that another thread is in, or the next one, return soon. Any thread may call it."""
+        """Make the ``recv`` that another thread is in, or else the next one, return soon. Any thread may call it."""
         ...
 
     def abandon(self) -> None:
-        """Drop all links at once, in whatever state an exception has left this; nothing else is called afterwards.
+        """Drop all links at once, whatever state an exception has left them in. Nothing else is called afterwards.
 
-        It may itself be ended by an exception, and is called again then.
+        If an exception ends this call too, it is called again.
         """
         ...
 
     def close(self, linger: float = 0.0) -> None:
-        """Close all links, having waited at most ``linger`` seconds for what is queued to leave. May be repeated."""
+        """Wait at most ``linger`` seconds for queued messages to leave, and close all links. May be called again."""
         ...

@@ -1,4 +1,4 @@
-"""A bell: wakes, from any thread, whoever waits for files to become readable."""
+"""A bell: any thread rings it, and a thread that waits for sockets wakes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstore.transport.system_errors import ignored
 
 
 class Bell:
-    """Readable from ``ring`` on, until ``silence``; however often it has been rung."""
+    """Readable from the first ``ring`` until ``silence``."""
 
     def __init__(self) -> None:
         self._hand, self._ear = socket.socketpair()
@@ -17,20 +17,20 @@ class Bell:
         self._ear.setblocking(False)
 
     def fileno(self) -> int:
-        """What to wait for."""
+        """The file descriptor to wait for."""
         return self._ear.fileno()
 
     def ring(self) -> None:
-        """Wake who waits, or who will next. Any thread may call it."""
+        """Wake the thread that waits, or else the next one that does. Any thread may call it."""
         with ignored():  # full: a wake-up is already there; closed: nobody waits
             self._hand.send(b"\0")
 
     def silence(self) -> None:
-        """Forget what has been rung."""
+        """Forget all rings so far."""
         with contextlib.suppress(BlockingIOError):
             self._ear.recv(4096)
 
     def close(self) -> None:
-        """Let go of it; ringing does nothing from now on."""
+        """Close the bell. Ringing it has no effect from now on."""
         self._hand.close()
         self._ear.close()

@@ -1,4 +1,4 @@
-"""Where a unix socket may be: in a directory that nobody else can enter."""
+"""Checks where a unix socket may be: in a directory that no other user can enter."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ MAX_PATH = 107  # bytes of a unix socket's path
 
 
 def require_socket_path(path: Path) -> None:
-    """Raise ``ConfigError`` unless ``path`` is one that a unix socket can have, in a directory of this user alone."""
+    """Raise ``ConfigError`` unless a unix socket can have ``path``, and its directory is private to this user."""
     if len(os.fsencode(path)) > MAX_PATH:
-        raise ConfigError(f"{path} is longer than the {MAX_PATH} bytes that a unix socket's path may have")
+        raise ConfigError(
+            f"{path} is longer than the {MAX_PATH} bytes that a unix socket's path may have: set a shorter TMPDIR"
+        )
     try:
         require_private(path.parent)
     except ConfigError as exc:

@@ -1,4 +1,4 @@
-"""Links inside one process: queues, no sockets. Ships with the package; every unit test of the logic uses it."""
+"""Links inside one process: queues instead of sockets. Unit tests of the logic use it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvstore.wire import Buffer
 
 
 class InprocNetwork:
-    """The endpoints of one process that transports made from it share.
+    """The endpoints that the transports made from it share.
 
-    ``deliver`` may be replaced, to lose, repeat, delay or reorder messages: it is called with a function that puts the
+    ``deliver`` may be replaced to lose, repeat, delay or reorder messages. It is called with a function that puts the
     message into the receiver's queue.
     """
 
@@ -39,7 +39,7 @@ class InprocNetwork:
         """Make ``transport`` the one that links to ``endpoint`` reach, those made before included."""
         with self._lock:
             if endpoint in self._listeners:
-                raise ConfigError(f"{endpoint} is in use")
+                raise ConfigError(f"{endpoint} is in use: choose another name")
             self._listeners[endpoint] = transport
             waiting = self._waiting.pop(endpoint, [])
         for link in waiting:
@@ -79,22 +79,22 @@ class InprocTransport(Heap):
         return endpoint
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """Make a link; what is sent before anyone listens waits."""
-        mine, theirs = self._network.new_peer(), self._network.new_peer()
-        self._unsent[mine] = []
+        """Make a link. What is sent before anybody listens waits."""
+        peer, peer_there = self._network.new_peer(), self._network.new_peer()
+        self._unsent[peer] = []
 
         def link(listener: InprocTransport) -> None:
-            listener._links[theirs] = (self, mine)
+            listener._links[peer_there] = (self, peer)
             with self._lock:  # what was sent before must arrive before what another thread sends now
-                self._links[mine] = (listener, theirs)
-                for frames in self._unsent.pop(mine, []):
-                    self._deliver(mine, frames)
+                self._links[peer] = (listener, peer_there)
+                for frames in self._unsent.pop(peer, []):
+                    self._deliver(peer, frames)
 
         self._network.when_listening(endpoint, link)
-        return mine
+        return peer
 
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
-        """Put ``frames`` into the inbox of whoever is at the other end, if it is still there; nothing ever waits."""
+        """Put ``frames`` into the other end's inbox, if it is still there."""
         sent = list(map(whole, frames))
         with self._lock:
             if peer in self._unsent:
@@ -105,25 +105,25 @@ class InprocTransport(Heap):
         self._deliver(peer, sent)
 
     def admit(self, peer: Peer) -> None:
-        """There are no strangers inside a process."""
+        """No effect: a process has no strangers inside."""
 
     def refuse(self, peer: Peer) -> None:
-        """Nor anybody whose link it would help to drop."""
+        """No effect: links stay."""
 
     def identity(self, peer: Peer) -> str:
-        """Nobody proves anything."""
+        """Empty: there are no keys."""
         return ""
 
     def gone(self, peer: Peer) -> bool:
-        """A link lasts as long as its ends."""
+        """Always False."""
         return False
 
     def gathers(self, peer: Peer) -> bool:
-        """No: whoever receives reads where it was sent from."""
+        """False: the receiver reads the sender's own buffers."""
         return False
 
     def detach(self) -> None:
-        """Nothing is ever in between."""
+        """No effect: nothing is in transit."""
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message, or None."""
@@ -147,7 +147,7 @@ class InprocTransport(Heap):
         self.close()
 
     def close(self, linger: float = 0.0) -> None:
-        """Forget all links; ``linger`` has no meaning here, for nothing is ever in between."""
+        """Forget all links. ``linger`` has no effect: nothing is in transit."""
         self._closed = True
         self._network.forget(self)
 

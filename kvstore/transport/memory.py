@@ -1,4 +1,4 @@
-"""Where the memory of messages comes from. Transports give some that they can send without a copy; this is the rest."""
+"""Memory that messages are built in. Transports may have memory that they send without a copy; this is the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 from kvstore.wire import Buffer
 
 ALIGN = 64
-SMALL = 1 << 14  # bytes; less is cheaper to copy than to have memory, or track its use, of its own
+SMALL = 1 << 14  # bytes; copying less is cheaper than allocating memory for it and tracking its use
 
 
 @functools.cache
@@ -24,30 +24,30 @@ def keep_freed() -> None:
 
 
 class ScatteredFrame(list[memoryview]):
-    """A frame that lies in several places, none of them empty; it arrives as one."""
+    """A frame in several buffers, none of them empty. It arrives as one."""
 
 
 def whole(frame: Buffer | ScatteredFrame) -> Buffer:
-    """Return a frame in one place."""
+    """Return a frame as a single buffer; copies a scattered one."""
     return bytearray().join(frame) if isinstance(frame, ScatteredFrame) else frame
 
 
 def space(nbytes: int) -> memoryview:
-    """Return plain memory for what is received: aligned for any dtype, at half of what ``Heap.allocate`` costs."""
-    import numpy  # only now: what has no arrays to move does without
+    """Return plain memory to receive into, aligned for any dtype. It costs half of what ``Heap.allocate`` does."""
+    import numpy  # only now: processes that move no arrays do without
 
     return numpy.empty(nbytes, dtype=numpy.uint8).data
 
 
 class Memory(Protocol):
-    """Gives memory to build messages in, and knows who still reads it."""
+    """Allocates memory for messages, and knows whether a peer still reads it."""
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Return writable memory, aligned to 64 bytes, that is freed when the last view of it is dropped."""
+        """Return writable memory, aligned to 64 bytes. It is freed when its last view is dropped."""
         ...
 
     def busy(self, buffer: Buffer) -> bool:
-        """Whether a message that was sent may still be read from ``buffer``'s memory; True if nobody can tell."""
+        """Whether a peer may still read a message from ``buffer``'s memory; True if that is not known."""
         ...
 
 
@@ -56,12 +56,12 @@ class Heap:
 
     def allocate(self, nbytes: int) -> memoryview:
         """Return fresh memory."""
-        import numpy  # only now: what has no arrays to move does without
+        import numpy  # only now: processes that move no arrays do without
 
         room = numpy.empty(nbytes + ALIGN, dtype=numpy.uint8)
         start = -room.ctypes.data % ALIGN
         return room[start : start + nbytes].data
 
     def busy(self, buffer: Buffer) -> bool:
-        """Nobody can tell."""
+        """Always True: plain memory does not tell."""
         return True

@@ -1,7 +1,7 @@
-"""Telling errors of the system from others of the same class.
+"""Tells errors of the system from others of the same class.
 
-A ``TimeoutError`` is an ``OSError``, and what handlers of SIGALRM often raise. The system's errors have a number; one
-without a number is somebody else's, and is not for a transport to swallow.
+``TimeoutError`` is an ``OSError``, and handlers of SIGALRM often raise it. Errors of the system have a number. One
+without a number is somebody else's, and a transport must not swallow it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def require_systems(error: BaseException) -> None:
 
 
 class ignored(suppress):  # noqa: N801, like the class it is made from
-    """A block whose errors do not matter, if the system raises them; ``others`` are ignored whoever raises them."""
+    """A block whose errors of the system are ignored. ``others`` are ignored whoever raises them."""
 
     def __init__(self, *others: type[Exception]) -> None:
         super().__init__(OSError, *others)

@@ -1,8 +1,9 @@
 """The memory from which this process sends: chunks in /dev/shm that its peers map, cut into blocks.
 
-A block is free when no view of it is left here *and* no reader needs it any more. For the second there is a byte, a
-*cell*, in the control file for each reference that was sent: the owner makes it SENT before it sends the reference, the
-reader makes it HELD when it has the reference and FREE when its last view is gone. No message is needed for that.
+A block is free when no view of it is left in this process *and* no reader needs it any more. For the second, the
+control file has a byte, a *cell*, for each reference that was sent. The owner sets it to SENT before it sends the
+reference. The reader sets it to HELD when it has the reference, and to FREE when its last view is gone. That takes no
+message.
 
 Why plain stores are enough. Sending and receiving the message orders what the owner wrote, the cell included, before
 what the reader does. For the way back, all loads of the data by the reader come before its store of FREE, and all the
@@ -38,7 +39,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class _BlockView(weakref.ref[Bytes]):
-    """Notices the death of the last view of a block: they all refer to one array, and this to it."""
+    """Notices when the last view of a block is gone: all views refer to one array, and this refers to it."""
 
     __slots__ = ("block",)
     block: Block
@@ -48,7 +49,7 @@ class Arena:
     """The owner's side. Any thread may use it. In a child after fork it refuses to work.
 
     Args:
-        job: the job's name, a part of the files'.
+        job: the job's name, a part of the file names.
 
     Raises:
         OSError: /dev/shm has no room for the control file.
@@ -63,9 +64,8 @@ class Arena:
         self._chunks: list[Bytes] = []
         self._bases: list[tuple[int, int]] = []  # (address, number of the chunk), sorted
         self._views: dict[int, _BlockView] = {}  # by the key of the block; a weak reference must live to be called
-        self._unseen: deque[_BlockView] = (
-            deque()
-        )  # whose array is gone; their callbacks come at any time, in any thread
+        # Those whose array is gone: their callbacks come at any time, in any thread.
+        self._unseen: deque[_BlockView] = deque()
         self._notice = self._unseen.append
         self._read: dict[int, list[Block]] = {}  # size -> blocks without a view that somebody may still read
         self._free_cells = list(range(CELLS - 1, -1, -1))
@@ -74,7 +74,7 @@ class Arena:
 
     @property
     def usable(self) -> bool:
-        """Whether it is open, and this process's own."""
+        """Whether the arena is open, and this process owns it."""
         return not (self._closed or self.presence.inherited)
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -95,13 +95,13 @@ class Arena:
         return array.data
 
     def refer(self, frame: Buffer, reader: Reader) -> tuple[int, int, int, int] | None:
-        """Note that ``reader`` is sent ``frame``, which is copied into the arena if it is not there.
+        """Make a reference to ``frame`` for ``reader``. A frame outside of the arena is copied into it.
 
         Returns:
             Chunk, cell, offset and length of the reference; None if too many are out.
 
         Raises:
-            OSError: it had to be copied and /dev/shm is full.
+            OSError: the frame had to be copied, and /dev/shm is full.
         """
         place = self._locate(frame)
         if place is None:
@@ -116,8 +116,8 @@ class Arena:
             if len(block.cells) > block.prune_at:
                 self._prune(block)
             if not self._free_cells:
-                for one in self._blocks.all():
-                    self._prune(one)
+                for each in self._blocks.all():
+                    self._prune(each)
                 if not self._free_cells:
                     return None
             cell = self._free_cells.pop()
@@ -127,13 +127,13 @@ class Arena:
         return chunk, cell, offset, len(frame)
 
     def lend(self, frame: Buffer) -> None:
-        """Note that ``frame`` goes out in a way that does not tell when it has been read."""
+        """Note that a transport has ``frame`` that does not tell when it has read it."""
         place = self._locate(frame)
         if place is not None:
             place[2].lent = True
 
     def busy(self, buffer: Buffer) -> bool:
-        """Whether anybody may still read ``buffer``; True if it is not the arena's."""
+        """Whether any peer may still read ``buffer``; True if it is not in the arena."""
         place = self._locate(buffer)
         if place is None:
             return True
@@ -142,7 +142,7 @@ class Arena:
             return place[2].lent or any(cells[cell] for cell in place[2].cells)
 
     def drain(self, timeout: float) -> None:
-        """Wait until all that was sent has been received by those who live, but no longer than ``timeout`` seconds."""
+        """Wait until all living readers have received what was sent, for at most ``timeout`` seconds."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             with self._lock:
@@ -152,18 +152,18 @@ class Arena:
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        """Remove the files. Views, here and elsewhere, stay good; new ones are refused."""
+        """Remove the files. Views stay valid, here and in other processes. New blocks are refused."""
         with self._lock:
             self._closed = True
             self.presence.unlink()
 
     def abandon(self) -> None:
-        """``close`` in whatever state an exception has left this: what is in doubt is not looked at."""
+        """``close``, whatever state an exception has left the arena in."""
         self._closed = True
         self.presence.unlink()
 
     def _same(self, size: int) -> Block | None:
-        """A block that had this size before: what a training step finds."""
+        """Return a block that had this size before, the common case in training."""
         while self._unseen:
             self._bury(self._unseen.popleft())
         waiting = self._read.get(size)
@@ -197,19 +197,19 @@ class Arena:
         self._blocks.give(block)
 
     def _returned(self, block: Block) -> bool:
-        """Take back a block if nobody reads it any more; return whether that is so."""
+        """Take back a block if no peer reads it any more; return whether that is so."""
         if self._prune(block):
             return False
         self._reset(block)
         return True
 
     def _regain(self) -> None:
-        """Take back all that nobody reads any more."""
+        """Take back all blocks that no peer reads any more."""
         for size, blocks in list(self._read.items()):
             self._read[size] = [block for block in blocks if not self._returned(block)]
 
     def _forget_the_dead(self) -> bool:
-        """Free the cells of readers that are gone; return whether there were any."""
+        """Free the cells of dead readers; return whether there were any."""
         dead = {reader for reader in set(self._sent.values()) if not reader.lives()}
         for cell, reader in self._sent.items():
             if reader in dead:
@@ -232,10 +232,10 @@ class Arena:
         return bool(left)
 
     def _grow(self, size: int) -> None:
-        """Add a chunk: twice the last one, or less where /dev/shm has little."""
+        """Add a chunk, twice as large as the last one, or smaller where /dev/shm has little room."""
         wanted = min(FIRST_CHUNK << len(self._chunks), LARGEST_CHUNK)
         free = room()[1]
-        while wanted > free / 2:  # others want some too
+        while wanted > free / 2:  # leave room for other processes
             wanted //= 2
         nbytes = max(wanted, -(-size // PAGE) * PAGE)
         number = len(self._chunks)

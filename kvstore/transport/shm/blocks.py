@@ -1,4 +1,4 @@
-"""Which parts of an arena's chunks are in use: an allocator that only counts. Pure; the arena has the memory."""
+"""An allocator: which parts of an arena's chunks are in use. Pure: the arena has the memory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def rounded(nbytes: int) -> int:
 class Block:
     """``size`` bytes of chunk ``chunk`` from ``offset``.
 
-    The arena's notes: ``cells`` are those of the references that were sent of it, ``prune_at`` is how many there may be
-    before it looks which are free, ``lent`` is whether it went to a transport that does not say when it has read it.
+    Attributes that the arena uses: ``cells`` are those of the references to it that were sent, ``prune_at`` is how many
+    of them there may be before the arena looks which are free, ``lent`` is whether a transport has it that does not
+    tell when it has read it.
     """
 
     __slots__ = ("cells", "chunk", "key", "lent", "offset", "prune_at", "size")
@@ -38,10 +39,10 @@ class Block:
 class Blocks:
     """The blocks of all chunks, and the holes between them.
 
-    A training step asks for the sizes of the step before, so a block that is given back keeps its size and goes to the
-    next who asks for just that. Of several the one with the lowest address goes first: so each step's messages have the
-    same blocks as the last one's, and no reader comes to map what another one reads. Only when no hole fits are such
-    blocks made holes, which grow together.
+    A training step asks for the same sizes as the step before. So a block that is given back keeps its size, and the
+    next request for that size gets it. Of several, the one with the lowest address goes first. So each step's messages
+    have the blocks of the last step's, and no reader maps what only another one reads. Only when no hole fits are such
+    blocks made holes, and neighboring holes merge.
     """
 
     def __init__(self) -> None:

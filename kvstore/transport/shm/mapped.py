@@ -1,7 +1,8 @@
-"""A peer's arena as its reader sees it: chunks mapped when they are first needed, references made views.
+"""A peer's arena as its reader sees it: it maps chunks on first use, and turns references into views.
 
-Nothing that a peer says is used before it is checked: names, sizes, offsets, cells. Mappings live as long as views of
-them, whatever becomes of the message, the transport and the peer. What is not read is not populated, and costs nothing.
+Everything that a peer sends is checked before it is used: names, sizes, offsets, cells. Mappings live as long as views
+of them, whatever becomes of the message, the transport and the peer. Pages that are not read are not populated, and
+cost nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class _ReferenceView(weakref.ref[Bytes]):
-    """Notices the death of the last view of a reference."""
+    """Notices when the last view of a reference is gone."""
 
     __slots__ = ("cell", "mapped")
     cell: int
@@ -42,12 +43,12 @@ class Mapped:
     """The arena of one peer.
 
     Args:
-        name: the arena's.
+        name: the arena's name.
         nonce: what its control file must begin with.
-        presence: ours, by which the peer knows how long we may hold what it sends.
+        presence: this process's, by which the peer knows how long this process may hold what it sends.
 
     Raises:
-        WireError: there is no such arena here; then the peer is elsewhere, or lies.
+        WireError: this host has no such arena: the peer is on another host, or lies.
     """
 
     def __init__(self, name: str, nonce: bytes, presence: Presence) -> None:
@@ -58,10 +59,10 @@ class Mapped:
         self._chunks: dict[int, Bytes] = {}
 
     def view(self, number: int, cell: int, offset: int, length: int) -> memoryview:
-        """Return what a reference refers to. Its memory stays as it is until the last view of it is dropped.
+        """Return a view of what a reference refers to. The memory does not change until its last view is dropped.
 
         Raises:
-            WireError: it refers to nothing that is there, or to what was not sent.
+            WireError: the reference is out of bounds, or was not sent.
         """
         chunk = self._chunks.get(number)
         if chunk is None:
@@ -79,7 +80,7 @@ class Mapped:
         return array.data
 
     def let_go(self, cell: int) -> None:
-        """Let the owner have its memory back. In a child after fork, that is the parent's to do."""
+        """Give the memory back to the owner. In a child after fork, that is left to the parent."""
         if not self._presence.inherited:
             self._cells[cell] = FREE
 

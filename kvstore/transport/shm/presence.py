@@ -1,8 +1,9 @@
-"""A process's presence in /dev/shm: a locked file that says that it lives, and the rules for the files beside it.
+"""A process's presence in /dev/shm: a locked file that shows that it lives, and the rules for the files beside it.
 
-An arena is ``name.0``, the control file, and the chunks ``name.1``, ``name.2``, ... Whoever made it holds a lock on the
-control file. The kernel lets go of it when the process is gone, however it went, so the lock says who lives where pids
-would lie: across containers, and after a pid has been given to another. Pure standard library: the launcher sweeps.
+An arena is ``name.0``, the control file, and the chunks ``name.1``, ``name.2``, ... Its owner holds a lock on the
+control file. The kernel releases the lock when the process is gone, however it ended. So the lock shows who lives where
+pids
+cannot: across containers, and after a pid is used again. Pure standard library, because the launcher sweeps.
 """
 
 from __future__ import annotations
@@ -57,13 +58,13 @@ def room() -> tuple[float, float]:
 
 
 class Presence:
-    """This process's control file. Locked until nothing refers to this object any more, also if it is closed before.
+    """This process's control file. It stays locked until nothing refers to this object, even if it is closed before.
 
     Args:
-        job: the job's name, a part of the file's.
+        job: the job's name, a part of the file's name.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: /dev/shm is full.
     """
 
     def __init__(self, job: str) -> None:
@@ -84,7 +85,7 @@ class Presence:
         _presences.add(self)
 
     def unlink(self) -> None:
-        """Remove the files. Whoever has mapped them keeps what they hold."""
+        """Remove the files. Processes that have mapped them keep what they hold."""
         self._unlink()
 
     def disown(self) -> None:
@@ -107,10 +108,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Reader:
-    """Somebody else's presence, as whoever sends to it sees it.
+    """Another process's presence, as its sender sees it.
 
     Raises:
-        WireError: there is no such presence here.
+        WireError: that process is not on this host.
     """
 
     def __init__(self, name: str, nonce: bytes) -> None:
@@ -120,7 +121,7 @@ class Reader:
         weakref.finalize(self, os.close, fd)
 
     def lives(self) -> bool:
-        """Whether that process may still hold what was sent to it. Once it may not, it never may again."""
+        """Whether that process may still hold what was sent to it. Once False, it stays False."""
         self._gone = self._gone or not _is_locked(self._fd)
         return not self._gone
 
@@ -129,7 +130,7 @@ def create(name: str, number: int, nbytes: int) -> int:
     """Make a chunk of an own arena, with all its memory; return the descriptor.
 
     Raises:
-        OSError: there is no room. Better now than a SIGBUS when somebody writes to it.
+        OSError: /dev/shm is full. That is better than a SIGBUS when somebody writes.
     """
     if nbytes > room()[1]:  # at once: posix_fallocate would fill it up to find out
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -148,10 +149,10 @@ def open_peers(name: str, number: int) -> tuple[int, int]:
     """Open a file of another process's arena, whose name came from the wire; return the descriptor and its size.
 
     Raises:
-        WireError: the name is none of an arena, or the file is not one that a process of this user has made.
+        WireError: the name is not an arena's, or no process of this user has made the file.
     """
     if not NAME.fullmatch(name):
-        raise WireError("a name that no shared memory has")
+        raise WireError(f"{name[:80]!r} is not the name of an arena")
     try:
         fd = os.open(DIRECTORY / f"{name}.{number}", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as exc:
@@ -165,10 +166,10 @@ def open_peers(name: str, number: int) -> tuple[int, int]:
 
 
 def open_control(name: str, nonce: bytes) -> tuple[int, int]:
-    """Open another process's control file, and make sure by its nonce that it is the one that was meant.
+    """Open another process's control file, and check by its nonce that it is the announced one.
 
     Raises:
-        WireError: it is not.
+        WireError: it is another one.
     """
     fd, size = open_peers(name, 0)
     if size != CONTROL or len(nonce) != NONCE or os.pread(fd, NONCE, 0) != nonce:
@@ -183,22 +184,22 @@ def exists(name: str) -> bool:
 
 
 def sweep() -> list[str]:
-    """Remove the arenas of this user whose owner is dead; return the names of those. Takes no link for a file."""
-    found = _own_files()
-    return [name for name in sorted(found) if _remove_dead(name, found[name])]
+    """Remove this user's arenas whose owners are dead; return their names. Symbolic links are left alone."""
+    files = _own_files()
+    return [name for name in sorted(files) if _remove_dead(name, files[name])]
 
 
 def _own_files() -> dict[str, list[str]]:
-    """This user's files by the names of their arenas. Looks once: others may have put any number beside them."""
-    found: dict[str, list[str]] = {}
+    """This user's files, by arena. Scans the directory once: it may hold any number of other files."""
+    files: dict[str, list[str]] = {}
     with suppress(OSError), os.scandir(DIRECTORY) as entries:
         for entry in entries:
             match = _FILE.fullmatch(entry.name)
             if match is not None and int(match["uid"]) == os.getuid():
                 with suppress(FileNotFoundError):
                     if _is_own(entry.stat(follow_symlinks=False)):
-                        found.setdefault(match["name"], []).append(entry.name)
-    return found
+                        files.setdefault(match["name"], []).append(entry.name)
+    return files
 
 
 def _remove_dead(name: str, files: list[str]) -> bool:

@@ -47,14 +47,14 @@ _PLAIN = bytes((MARK, REFERENCES))
 
 
 def sharing(make: Callable[[], Transport], config: Config) -> Callable[[], Transport]:
-    """Return what makes transports like ``make``'s that share memory, or ``make`` where that is off or cannot be."""
+    """Return a maker of transports that share memory, or ``make`` itself where that is off or impossible."""
     if not (config.shm and available()):
         return make
     return lambda: SharedMemoryTransport(make(), config.job)
 
 
 class _Sharing:
-    """What we know of one link: whom we send references, and whose we receive."""
+    """What is known of one link: the reader of our references, and the arena of the peer."""
 
     __slots__ = ("asked", "mapped", "reader")
 
@@ -68,8 +68,8 @@ class SharedMemoryTransport:
     """An end of links that shares memory with whoever is on the same host; see ``Transport``.
 
     Args:
-        inner: carries messages; closed with this.
-        job: the job's name, a part of the files'.
+        inner: carries messages; closed with this transport.
+        job: the job's name, a part of the file names.
     """
 
     def __init__(self, inner: Transport, job: str) -> None:
@@ -94,7 +94,7 @@ class SharedMemoryTransport:
         return peer
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Return memory that the peers on this host can read; where there is none, memory like any."""
+        """Return memory that peers on this host can read; plain memory where that is not possible."""
         arena = self._own()
         if arena is not None and nbytes:
             try:
@@ -105,12 +105,12 @@ class SharedMemoryTransport:
         return self._heap.allocate(nbytes)
 
     def busy(self, buffer: Buffer) -> bool:
-        """Whether a peer has not yet let go of a message that was sent from ``buffer``'s memory."""
+        """Whether a peer may still read a message that was sent from ``buffer``'s memory."""
         arena = self._arena
         return arena is None or arena.busy(buffer)
 
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
-        """Queue ``frames``; large ones stay where they are if the peer can read them there."""
+        """Queue ``frames``. Large ones go as references if the peer can map their memory."""
         if self._closed:
             return
         left: list[Buffer | ScatteredFrame] = []
@@ -149,16 +149,16 @@ class SharedMemoryTransport:
         return self._inner.gone(peer)
 
     def gathers(self, peer: Peer) -> bool:
-        """Whether what goes to ``peer`` goes through the inner transport, as far as we know, and that does."""
+        """Whether the inner transport gathers, and carries what goes to ``peer``, as far as is known."""
         link = self._links.get(peer)
         return (link is None or link.reader is None) and self._inner.gathers(peer)
 
     def detach(self) -> None:
-        """See the inner transport; what peers read where it is has been allocated for them."""
+        """See the inner transport. What peers read by reference is not the caller's memory."""
         self._inner.detach()
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
-        """Return the next message; its large frames are views of the sender's memory."""
+        """Return the next message. Its large frames may be views of the sender's memory."""
         deadline = 0.0
         for _ in range(MAX_OWN):
             received = self._inner.recv(timeout)
@@ -186,7 +186,7 @@ class SharedMemoryTransport:
         self._inner.interrupt()
 
     def abandon(self) -> None:
-        """Drop all links; what has been allocated stays good."""
+        """Drop all links. Allocated memory stays valid."""
         self._closed = True
         self._inner.abandon()
         arena, self._arena = self._arena, None
@@ -195,7 +195,7 @@ class SharedMemoryTransport:
         self._links.clear()
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the links; peers have ``linger`` seconds to receive what was sent, and keep what they hold."""
+        """Close the links. Peers have ``linger`` seconds to receive what was sent, and keep what they hold."""
         if self._closed:
             return
         with self._making:
@@ -210,7 +210,7 @@ class SharedMemoryTransport:
         self._links.clear()
 
     def _own(self) -> Arena | None:
-        """The arena, made when it is first needed; None if it cannot be."""
+        """The arena, made on first use; None if that is not possible."""
         if self._arena is None and not self._tried:
             with self._making:
                 if self._arena is None and not self._tried and not self._closed:
@@ -247,13 +247,13 @@ class SharedMemoryTransport:
         return reference and _REFERENCE.pack(position, *reference)
 
     def _take(self, peer: Peer, frames: Frames) -> Frames | None:
-        """Act on a frame of our own; return the message that it belongs to, if it does to one."""
+        """Act on a frame of the transport's own; return the message that it begins, if it begins one."""
         own = frames[0]
         kind = own[1] if len(own) > 1 else -1
         if kind == REFERENCES:
             return self._resolve(peer, frames)
         if kind not in (HELLO, MAPPED, CANNOT) or len(frames) > 1:
-            raise WireError("a frame of the transport's that means nothing")
+            raise WireError("a frame of the transport itself, of an unknown kind")
         if kind == HELLO:
             self._meet(peer, own)
             return None
@@ -265,7 +265,7 @@ class SharedMemoryTransport:
         return None
 
     def _meet(self, peer: Peer, own: Buffer) -> None:
-        """Map the arena of a peer, and tell it whether that went well."""
+        """Map the arena of a peer, and tell it whether that succeeded."""
         name, nonce = _introduced(own)
         self._forget()
         link = self._links.setdefault(peer, _Sharing())
@@ -277,17 +277,17 @@ class SharedMemoryTransport:
             log.debug("no shared memory with a peer: %s", exc)
         answer = bytes((MARK, CANNOT)) if arena is None or link.mapped is None else _hello(MAPPED, arena)
         self._inner.send(peer, [answer])
-        if link.mapped is not None:  # whoever sends us much will get much
+        if link.mapped is not None:  # a peer that sends large frames will get some
             self._greeted(peer)
 
     def _forget(self) -> None:
-        """Let go of arenas whose owners have closed them, and of links that are gone: who comes may have had others."""
+        """Drop arenas whose owners have closed them, and links that are gone: a new peer may be an old one."""
         for peer, link in list(self._links.items()):
             if self._inner.gone(peer) or (link.mapped is not None and not exists(link.mapped.name)):
                 del self._links[peer]
 
     def _resolve(self, peer: Peer, frames: Frames) -> Frames:
-        """Put views where frames were left out."""
+        """Put views where frames were replaced by references."""
         references = memoryview(frames[0])[2:]
         if len(references) % _REFERENCE.size:
             raise WireError(f"references of {len(references)} bytes")
@@ -323,7 +323,7 @@ def _introduced(own: Buffer) -> tuple[str, bytes]:
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
         fields = None
     if type(fields) is not list or [type(field) for field in fields] != [str, bytes]:
-        raise WireError("a hello that is none")
+        raise WireError("a hello without a name and a nonce")
     return fields[0], fields[1]
 
 
@@ -331,18 +331,18 @@ _noticed = threading.Lock()
 
 
 def _notice(nbytes: int, error: OSError) -> None:
-    """Say, once in a process, that it goes on without more shared memory."""
+    """Log, once in a process, that it goes on without more shared memory."""
     if not _noticed.acquire(blocking=False):
         return
     try:
         total, free = (count / 2**20 for count in room())
-        there = f"{DIRECTORY} has {total:.0f} MiB, {free:.0f} of them free"
+        state = f"{DIRECTORY} has {total:.0f} MiB, {free:.0f} of them free"
     except OSError:
-        there = f"there is no {DIRECTORY}"
+        state = f"there is no {DIRECTORY}"
     log.warning(
         "no shared memory for %d bytes: %s (%s). This process goes on over sockets, which is slower; "
         "in a container, more comes with docker run --shm-size",
         nbytes,
         error.strerror or error,
-        there,
+        state,
     )

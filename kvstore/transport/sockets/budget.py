@@ -1,15 +1,15 @@
-"""A budget of time: what strangers may cost. Pure: the clock is passed in."""
+"""A budget of time for strangers. Pure: the clock is passed in."""
 
 from __future__ import annotations
 
 
 class Budget:
-    """A token bucket of seconds. What is spent may exceed it: then there is nothing until the debt is paid off.
+    """A token bucket of seconds. An expense may exceed it; then nothing is left until the debt is paid off.
 
     Args:
-        share: of all time, how much may be spent in the long run.
-        burst_s: how much may be spent at once after a while without expenses, in seconds.
-        least_s: once all is spent, there is nothing until there is so much again, in seconds.
+        share: the part of all time that may be spent in the long run.
+        burst_s: the size of the bucket: how much may be spent at once after a while without expenses.
+        least_s: once all is spent, how much must be there before anything may be spent again.
     """
 
     def __init__(self, share: float, burst_s: float, least_s: float) -> None:
@@ -17,10 +17,10 @@ class Budget:
         self._burst_s = burst_s
         self._least_s = least_s
         self._saved_s = burst_s
-        self._at = float("-inf")  # when so much was there
+        self._at = float("-inf")  # when that was so
 
     def spend(self, seconds: float, now: float) -> bool:
-        """Note an expense; return whether there is anything left."""
+        """Note an expense; return whether anything is left."""
         if self._saved_s < self._burst_s:
             self._saved_s = min(self._burst_s, self._saved_s + self._share * (now - self._at))
         self._saved_s -= seconds
@@ -28,9 +28,9 @@ class Budget:
         return self._saved_s > 0.0
 
     def refund(self, seconds: float) -> None:
-        """Give back an expense that turned out not to be this budget's."""
+        """Give back an expense that was not a stranger's after all."""
         self._saved_s = min(self._burst_s, self._saved_s + seconds)
 
     def due(self) -> float:
-        """When there will be something to spend, if all is spent."""
+        """When something may be spent again, if all is spent."""
         return self._at + (self._least_s - self._saved_s) / self._share

@@ -1,4 +1,4 @@
-"""The courier: a thread that connects links that are not connected, and sends what did not leave at once."""
+"""The courier: the thread that connects links, mends lost ones, and sends what did not leave at once."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ JOIN_S = 1.0
 
 
 class Courier:
-    """Sees to links; it is no thread before it is started or called.
+    """Looks after links. The thread begins when it is started or called.
 
     Args:
-        links: those that there are.
-        changed: guards them; is notified when something has left.
-        addresses: of an endpoint; may take as long as a name takes to be resolved.
-        begin: is called with a link that has just been connected, and its socket.
+        links: all links, by peer.
+        changed: guards the links; notified when something has left.
+        addresses: returns the addresses of an endpoint; may take as long as resolving a name.
+        begin: called with a link that has just been connected, and its socket.
     """
 
     def __init__(
@@ -36,30 +36,30 @@ class Courier:
         self._changed = changed
         self._addresses = addresses
         self._begin = begin
-        self._bell = Bell()  # calls it off from waiting for sockets
+        self._bell = Bell()  # wakes the thread while it waits for sockets
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
 
     @property
     def needed(self) -> bool:
-        """Whether it is a thread by now."""
+        """Whether the thread has begun."""
         return self._thread is not None
 
     def start(self) -> None:
-        """Be there when it is called: Python 3.12 starts no thread any more while a program ends."""
+        """Begin the thread before it is called: since Python 3.12 no thread can start while a program ends."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="kvstore courier", daemon=True)
             thread.start()
             self._thread = thread
 
     def call(self) -> None:
-        """Have it look at all links; whoever calls has the lock."""
+        """Have the courier look at all links. The caller holds the lock."""
         self.start()
         self._changed.notify_all()
         self._bell.ring()
 
     def stop(self) -> None:
-        """End it; if it waits for a name to be resolved, it does nothing more when that comes."""
+        """End the thread. If it is resolving a name, it ends when that returns."""
         with self._changed:
             self._stopping.set()
             self._changed.notify_all()
@@ -69,7 +69,7 @@ class Courier:
         self._bell.close()
 
     def abandon(self) -> None:
-        """Let it end by itself, soon; whoever calls has the lock."""
+        """Let the thread end by itself, soon. The caller holds the lock."""
         self._stopping.set()
         self._changed.notify_all()
         self._bell.ring()
@@ -91,13 +91,13 @@ class Courier:
                     return
                 now = time.monotonic()
                 lonely = [link for link in self._links.values() if link.lonely and link.due <= now]
-            found = [(link, self._addresses(link.endpoint)) for link in lonely]
+            to_dial = [(link, self._addresses(link.endpoint)) for link in lonely]
             with self._changed:
                 if self._stopping.is_set():
                     return
                 self._bell.silence()
                 now = time.monotonic()
-                for link, addresses in found:
+                for link, addresses in to_dial:
                     made = link.dial(addresses, now)
                     if made is not None:
                         self._begin(link, made)
@@ -119,7 +119,7 @@ class Courier:
             self._begin(link, made)
 
     def _poll(self, now: float) -> tuple[select.poll, float | None]:
-        """What to wait for, and how long at most, in milliseconds."""
+        """Return what to wait for, and for how many milliseconds at most."""
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         due: list[float] = []

@@ -1,4 +1,4 @@
-"""One link over a socket: how it is made and made again, what has not left yet, and what is not whole yet."""
+"""One link over a socket: how it is made and mended, what has not left yet, and what has not come in full."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from kvstore.transport.system_errors import ignored, require_systems
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
 RETRY_S, RETRY_MAX_S = 0.02, 1.0
-ATTEMPT_S = 10.0  # until the next attempt to connect, if this one is not answered
-STALLED_S = 60.0  # whoever takes nothing for so long of what waits for them is disconnected
+ATTEMPT_S = 10.0  # how long an attempt to connect may take
+STALLED_S = 60.0  # a peer that takes nothing of what waits for it for so long is disconnected
 _PARTS = 256  # buffers in one system call
 _THERE = (0, errno.EISCONN)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
 
 
 class Link:
-    """A link, which outlives its connection: that is made again if the other side goes and comes back.
+    """A link, which outlives its connection: a lost connection is made again when the other side is back.
 
     Args:
-        peer: its name at this end.
-        endpoint: where to connect; empty if the other side did.
+        peer: the link's name at this end.
+        endpoint: where to connect; empty if the other side connects.
 
     Attributes:
-        socket: None as long as there is no connection, nor one under way.
-        connected: whether it is there.
-        queue: what has not left.
-        incoming: takes messages out of what comes.
-        lost: whether a connection of this side's has ended, and nobody has been told yet that there is another.
-        due: when to try to connect, if there is no connection.
-        wakes_at: how many bytes must have come before the system says that there is something to read.
+        socket: the connection, or the attempt at one; None if there is neither.
+        connected: whether the connection is established.
+        queue: what has not left yet.
+        incoming: takes messages out of the bytes that come.
+        lost: whether a connection that this side has made was lost, and the caller has not been told yet.
+        due: when to try to connect next, if there is no connection.
+        wakes_at: how many bytes must have come before the socket counts as readable.
     """
 
     def __init__(self, peer: Peer, endpoint: str = "") -> None:
@@ -49,7 +49,7 @@ class Link:
         self.lost = False
         self.due = 0.0
         self.wakes_at = 1
-        self._sending = False  # whether nobody knows how much of the queue has left: a call to the system is under way
+        self._sending = False  # whether a system call is under way, so that nobody knows how much has left
         self._address: Any = None
         self._tries = 0
         self._sent = 0  # bytes
@@ -57,28 +57,28 @@ class Link:
 
     @property
     def lonely(self) -> bool:
-        """Whether it is to be connected, and nothing is under way."""
+        """Whether the link has to be connected, and no attempt is under way."""
         return self.socket is None and bool(self.endpoint)
 
     @property
     def waits(self) -> bool:
-        """Whether there is something to do for it, now or soon."""
+        """Whether there is something to do for the link, now or soon."""
         return bool(self.queue) or (bool(self.endpoint) and not self.connected)
 
     def put(self, parts: Sequence[memoryview], priority: int | None = None) -> bool:
-        """Queue the parts of a message, and send what can be sent now; return whether nobody has to see to the rest.
+        """Queue a message in parts, and send what can be sent now; return False if the courier has to send the rest.
 
-        Somebody does already if there was something in the queue before. For ``priority`` see ``Outgoing``.
+        If the queue was not empty before, the courier is at it already. For ``priority`` see ``Outgoing``.
         """
         before = bool(self.queue)
         self.queue.put(parts, priority)
         return before or self.flush()
 
     def flush(self) -> bool:
-        """Send what can be sent now; return whether that is all. What nobody will read is dropped."""
+        """Send what can be sent now; return whether that was all. If the connection has ended, drop the queue."""
         if self.socket is None or not self.connected:
             return not self.queue
-        if self._sending:  # an exception has cut that short; the next to come is the courier, or whoever has caught it
+        if self._sending:  # an exception has cut a send short: nobody knows how much has left
             self.cut()
             return True
         while self.queue:
@@ -98,7 +98,7 @@ class Link:
         return True
 
     def cut(self) -> None:
-        """End the connection, over which nothing more must go; whoever reads finds out."""
+        """End the connection: nothing more must go over it. The receiving thread notices."""
         self._sending = False
         self.queue.clear()
         if self.socket is not None:
@@ -115,20 +115,20 @@ class Link:
         return self._stuck[1] + STALLED_S
 
     def detach(self) -> None:
-        """Have copies of what is queued."""
+        """Replace what is queued by copies."""
         self.queue.detach()
 
     def known(self) -> None:
-        """Take messages of any length from now on: who sends them has been introduced."""
+        """Take messages of any length from now on: the peer is known."""
         self.incoming = Incoming(greeted=True)
 
     def take(self, made: socket.socket) -> None:
-        """Have a connection."""
+        """Use an established connection."""
         self.socket, self.connected, self.wakes_at = made, True, 1
         self.queue.first(memoryview(GREETING))
 
     def dial(self, addresses: Sequence[Address], now: float) -> socket.socket | None:
-        """Connect, to each of the addresses in turn; return the connection if it is there."""
+        """Begin to connect, to the next of the addresses; return the connection if it is established at once."""
         self.due = now + ATTEMPT_S
         if not addresses:
             self._fail(now)
@@ -144,7 +144,7 @@ class Link:
         return self.arrive(now)
 
     def arrive(self, now: float) -> socket.socket | None:
-        """Return the connection under way if it is there; if it will not come, the next attempt is due soon."""
+        """Return the connection if the attempt under way has succeeded. If it has failed, the next one is due soon."""
         made = self.socket
         if made is None:
             return None
@@ -157,18 +157,18 @@ class Link:
         return None
 
     def _fail(self, now: float) -> None:
-        """Give up an attempt to connect; the next is due after a while."""
+        """Give up an attempt to connect. The next one is due after a pause, which doubles."""
         self._hang_up()
         self.due = now + min(RETRY_S * 2 ** min(self._tries, 10), RETRY_MAX_S)
         self._tries += 1
 
     def lose(self, now: float) -> None:
-        """Let go of a connection that has ended, of what nobody will read, and of what will never be whole."""
+        """Drop a connection that has ended, the queue, and what has come of an incomplete message."""
         if self.incoming.greeted:
             self._hang_up()
             self._tries, self.due = 0, now
         else:
-            self._fail(now)  # whoever has hung up without a word would do so again
+            self._fail(now)  # the other side hung up without a greeting, and would do so again
         self.queue.clear()
         self.incoming = Incoming()
         self.lost = True
@@ -180,7 +180,7 @@ class Link:
 
 
 def _to_itself(made: socket.socket) -> bool:
-    """Whether it has found nobody but itself, as may happen at a free port of this host."""
+    """Whether a socket has connected to itself, as may happen at a free port of this host."""
     try:
         return bool(made.getsockname() == made.getpeername())
     except OSError as exc:

@@ -1,8 +1,8 @@
-"""Fair shares of a line: no connection may send much faster than the fastest one of its process could lately. Pure.
+"""Fair shares of a network line: a connection may not send much faster than the fastest one did lately. Pure.
 
-Linux lets a connection have in the network card's queue what it would send within a millisecond, by an estimate that
-grows with its window. Where nothing gets lost windows only grow, some sooner than others, and their shares of the line
-with them; but a round takes as long as the slowest connection. With a limit to all estimates shares are equal again.
+Linux lets a connection queue at the network card what it would send within a millisecond, by an estimate that grows
+with its window. Where nothing gets lost, windows only grow, some sooner than others, and their shares of the line grow
+with them. But a round takes as long as the slowest connection. A limit on all estimates makes the shares equal again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What has not left over one link: messages, in the order in which they go. Pure.
+"""The messages that have not left over one link, in the order in which they leave. Pure.
 
-Messages that have a priority go before those of a lower one, so that what is needed next need not wait behind all that
-was produced before it (P3, Jayarajan et al. 2019). One that has begun to leave is finished first. A message without a
-priority is overtaken by none that comes after it, and overtakes none.
+A message with a priority leaves before those of lower priority, so that what is needed next does not wait behind all
+that was produced before it (P3, Jayarajan et al. 2019). A message that has begun to leave is finished first. A message
+without a priority overtakes none, and no later message overtakes it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 
 class _Waiting(NamedTuple):
-    """A message that waits; they sort as they go."""
+    """A message that waits. They sort in the order in which they leave."""
 
-    section: int  # between two messages without a priority, or one of these
+    section: int  # a message without a priority, or those between two such messages
     rank: int
     number: int
     parts: Sequence[memoryview]
@@ -33,11 +33,11 @@ class Outgoing:
         self._numbers = itertools.count()
 
     def __bool__(self) -> bool:
-        """Whether there is anything."""
+        """Whether anything waits."""
         return bool(self._begun) or bool(self._waiting)
 
     def put(self, parts: Sequence[memoryview], priority: int | None = None) -> None:
-        """Take in a message: bytes in parts, none of them empty."""
+        """Add a message: its bytes in parts, none of them empty."""
         rank = 0
         if priority is None:
             self._section += 1
@@ -48,17 +48,17 @@ class Outgoing:
             self._section += 1
 
     def first(self, part: memoryview) -> None:
-        """Let ``part`` leave before all else; nothing may have begun to."""
+        """Let ``part`` leave before all else. Nothing may have begun to leave."""
         self._begun.appendleft(part)
 
     def head(self, most: int) -> list[memoryview]:
-        """Return what goes next, at most so many parts, all of one message; it has begun."""
+        """Return what leaves next: at most ``most`` parts, all of one message, which counts as begun."""
         if not self._begun:
             self._begun.extend(heapq.heappop(self._waiting).parts)
         return list(itertools.islice(self._begun, most))
 
     def gone(self, nbytes: int) -> None:
-        """Note that so many bytes of what goes next have left."""
+        """Note that the next ``nbytes`` bytes have left."""
         while nbytes:
             part = self._begun[0]
             if nbytes < len(part):
@@ -68,12 +68,12 @@ class Outgoing:
             self._begun.popleft()
 
     def clear(self) -> None:
-        """Drop all."""
+        """Drop all messages."""
         self._begun.clear()
         self._waiting.clear()
 
     def detach(self) -> None:
-        """Have copies."""
+        """Replace all parts by copies."""
         self._begun = deque(_copies(self._begun))
         self._waiting = [entry._replace(parts=_copies(entry.parts)) for entry in self._waiting]
 

@@ -1,8 +1,8 @@
-"""Whoever has made a link and is not known yet: what they may cost, in memory, in connections and in time.
+"""Strangers: peers that have made a link and are not known yet, and limits on the memory, links and time they cost.
 
-Strangers and the sockets at which they arrive have a selector of their own, which is a single entry of the members'
-selector. When their time is spent, that entry is taken out: strangers then wait, and whoever wants to become one waits
-in the kernel's backlog, while members are served as if nobody else was there.
+Strangers and the listening sockets have a selector of their own, which is one entry of the members' selector. When the
+strangers' time is spent, that entry is taken out. Strangers then wait, and new connections wait in the kernel's
+backlog, while members are served as if nobody else was there.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from kvstore.transport.system_errors import require_systems
 
 @dataclass(frozen=True)
 class StrangerLimits:
-    """What strangers may cost one process. Times are a processor's: on a busy machine they are not heard less.
+    """What strangers may cost one process. Times are processor time, so a busy machine does not hear them less.
 
     Attributes:
-        links: how many there may be; of more, the one that has been silent for longest is dropped.
-        silence_s: how long they may say nothing, in seconds of the clock.
-        share: how much of all time they may take, less what it took to hear those who turned out to be members. It is
-            this little because whoever makes connections as fast as they are ended takes more than that of a machine.
+        links: how many there may be. If there are more, the one that has been silent for longest is dropped.
+        silence_s: how long one may be silent, in seconds of the clock.
+        share: the part of all time that they may take. Time for peers that turn out to be members does not count. It is
+            this little because a peer that connects again as fast as it is dropped takes far more of a machine.
         burst_s: how much of that they may take at once.
-        pause_s: how much is saved up before they are heard again.
-        turn_s: how long they are heard before it is members' turn again.
-        step_s: the most that one step, such as reading a message, is charged. A longer step is the interpreter's doing:
-            a garbage collection of 0.3 s, charged in full, would keep strangers waiting for a minute.
+        pause_s: how much must be saved up before they are heard again.
+        turn_s: how long they are heard before it is the members' turn again.
+        step_s: the most that one step, such as reading a message, is charged. The interpreter is to blame for a longer
+            one: a garbage collection of 0.3 s, charged in full, would keep strangers waiting for a minute.
     """
 
     links: int = 256
@@ -50,13 +50,13 @@ class StrangerLimits:
 
 @dataclass
 class Stranger:
-    """Somebody who has made a link.
+    """One stranger.
 
     Attributes:
-        link: through which they are answered.
-        introduction: through which they are heard.
-        heard: when they last had something to say.
-        cost: what it has taken to hear them, in seconds.
+        link: carries answers to it.
+        introduction: takes its messages out of the bytes that come.
+        heard: when something last came from it.
+        cost: how long it has taken to hear it, in seconds.
     """
 
     link: Link
@@ -69,9 +69,9 @@ class Strangers:
     """See the module. One thread at a time may use it.
 
     Args:
-        members: the selector of those who are known.
-        arrive: makes a connection ready to be used, and returns the link that it is; None if it may not be one.
-        limits: what they may cost.
+        members: the selector of the members' links.
+        arrive: prepares a new connection and returns its link; None if the peer may not connect.
+        limits: what strangers may cost.
     """
 
     def __init__(
@@ -81,26 +81,26 @@ class Strangers:
         limits: StrangerLimits,
     ) -> None:
         self.links: OrderedDict[Peer, Stranger] = OrderedDict()  # the longest silent first
-        self.opens_at = math.inf  # when they may be heard again, if they may not now
+        self.opens_at = math.inf  # when strangers are heard again, if they are not now
         self._members = members
         self._arrive = arrive
         self._limits = limits
         self._budget = Budget(limits.share, limits.burst_s, limits.pause_s)
         self._listeners: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
-        self._ready: deque[selectors.SelectorKey] = deque()  # who has something to say, and has not been heard yet
+        self._ready: deque[selectors.SelectorKey] = deque()  # strangers that have sent something and wait to be heard
 
     # ---- who there is
 
     def listen(self, listener: socket.socket) -> None:
-        """Let strangers come in at a socket."""
+        """Accept strangers at a listening socket."""
         self._selector.register(listener, selectors.EVENT_READ)
         if not self._listeners:
             self._members.register(self._selector, selectors.EVENT_READ, self)
         self._listeners.append(listener)
 
     def admit(self, peer: Peer) -> Link | None:
-        """Return the link of somebody who is known from now on; None if they were no stranger."""
+        """Return the link of a peer that is known from now on; None if it was not a stranger."""
         stranger = self._release(peer)
         if stranger is None:
             return None
@@ -108,7 +108,7 @@ class Strangers:
         return stranger.link
 
     def drop(self, peer: Peer) -> None:
-        """End a link."""
+        """Drop a stranger."""
         stranger = self._release(peer)
         if stranger is not None:
             stranger.link.lose(time.monotonic())
@@ -120,12 +120,12 @@ class Strangers:
         return stranger
 
     def answer(self, peer: Peer, parts: Sequence[memoryview]) -> None:
-        """Send to a stranger; whoever has not read what was sent before is dropped."""
+        """Send to a stranger. One that has not read what was sent before is dropped."""
         if not self.links[peer].link.put(parts):
             self.drop(peer)
 
     def close(self) -> None:
-        """End all. May be repeated."""
+        """Close all links. May be called again."""
         for sock in [*self._listeners, *(stranger.link.socket for stranger in self.links.values())]:
             if sock is not None:
                 sock.close()
@@ -134,7 +134,7 @@ class Strangers:
     # ---- time
 
     def spend(self, peer: Peer | None, seconds: float, now: float) -> None:
-        """Note what a stranger has cost; if all that is too much, hear nobody and let nobody in for a while."""
+        """Charge a stranger. If the budget is spent, hear and accept no strangers for a while."""
         seconds = min(seconds, self._limits.step_s)
         if peer is not None and peer in self.links:
             self.links[peer].cost += seconds
@@ -145,14 +145,14 @@ class Strangers:
         self.opens_at = self._budget.due()
 
     def open(self) -> None:
-        """Hear them again."""
+        """Hear strangers again."""
         self.opens_at = math.inf
         self._members.register(self._selector, selectors.EVENT_READ, self)
 
     # ---- hearing them
 
     def attend(self, now: float) -> tuple[Peer, Frames] | None:
-        """Let strangers in and hear them, in turn, until there is a message, which is returned, or it was enough."""
+        """Accept and hear strangers in turn, until one has sent a message, which is returned, or their turn is over."""
         began = before = time.thread_time()
         if not self._ready:
             self._look(now)
@@ -160,17 +160,17 @@ class Strangers:
         while self._ready and message is None and before - began < self._limits.turn_s and self.opens_at == math.inf:
             key = self._ready.popleft()
             if key.data is None:
-                who = self._let_in(key.fileobj, now)  # type: ignore[arg-type]
+                peer = self._let_in(key.fileobj, now)  # type: ignore[arg-type]
             else:
-                who = key.data.link.peer
+                peer = key.data.link.peer
                 message = self._hear(key.data)
             after = time.thread_time()
-            self.spend(who, after - before, now)
+            self.spend(peer, after - before, now)
             before = after
         return message
 
     def dismiss(self, now: float) -> None:
-        """Drop those who have been silent for too long, though they could have been heard."""
+        """Drop strangers that have been silent for too long, unless they had to wait to be heard."""
         if not self.links or self._ready or self.opens_at < math.inf:
             return
         limit = now - self._limits.silence_s
@@ -181,7 +181,7 @@ class Strangers:
             self.drop(peer)
 
     def _look(self, now: float) -> None:
-        """See who has something to say."""
+        """Note which strangers have sent something."""
         for key, _ in self._selector.select(0):
             self._ready.append(key)
             if key.data is not None:
@@ -189,7 +189,7 @@ class Strangers:
                 self.links.move_to_end(key.data.link.peer)
 
     def _let_in(self, listener: socket.socket, now: float) -> Peer | None:
-        """Accept a connection; return whose it is, if they may come."""
+        """Accept a connection; return its peer, or None if that may not connect."""
         try:
             made, _ = listener.accept()
         except BlockingIOError:
@@ -214,7 +214,7 @@ class Strangers:
             self.drop(next(iter(self.links)))
 
     def _hear(self, stranger: Stranger) -> tuple[Peer, Frames] | None:
-        """Read until there is a whole message."""
+        """Read until a whole message has come."""
         link, introduction = stranger.link, stranger.introduction
         if link.peer not in self.links or link.socket is None:  # known by now, or gone
             return None

@@ -60,7 +60,7 @@ class Introduction:
     a message stays with the system until it is decided what to make of the sender; then ``Incoming`` goes on.
 
     Attributes:
-        greeted: whether the stream has shown that it is one.
+        greeted: whether the stream has begun with the greeting.
     """
 
     def __init__(self) -> None:
@@ -69,14 +69,14 @@ class Introduction:
         self._await(len(GREETING), self._greet)
 
     def room(self) -> memoryview:
-        """Where the next bytes of the stream are to be put: at least one, at the start of it."""
+        """Return the buffer for the next bytes of the stream; at least one byte, filled from its start."""
         return memoryview(self._part)[self._filled :]
 
     def take(self, count: int) -> Frames | None:
         """Note that so many bytes have been put there; return the message if it is whole now.
 
         Raises:
-            WireError: the stream is none of short messages.
+            WireError: the stream does not hold short messages.
         """
         self._filled += count
         return self._step(self._part) if self._filled == len(self._part) else None
@@ -92,14 +92,14 @@ class Introduction:
     def _begin(self, part: bytearray) -> None:
         (count,) = _COUNT.unpack(part)
         if not 0 < count <= SHORT_FRAMES:
-            raise WireError(f"a message of {count} frames from somebody who is not known yet")
+            raise WireError(f"a message of {count} frames from a stranger, who may send {SHORT_FRAMES}")
         self._await(_LENGTH * count, self._announce)
 
     def _announce(self, part: bytearray) -> Frames | None:
         self._lengths = struct.unpack(f"<{len(part) // _LENGTH}Q", part)
         size = sum(self._lengths)
         if size > SHORT_BYTES:
-            raise WireError(f"a message of {size} bytes from somebody who is not known yet")
+            raise WireError(f"a message of {size} bytes from a stranger, who may send {SHORT_BYTES}")
         self._await(size, self._end)
         return None if size else self._end(self._part)
 
@@ -116,7 +116,7 @@ class Incoming:
         greeted: whether the greeting has been taken already.
 
     Attributes:
-        greeted: whether the stream has shown that it is one.
+        greeted: whether the stream has begun with the greeting.
     """
 
     def __init__(self, greeted: bool = False) -> None:
@@ -129,7 +129,7 @@ class Incoming:
         self._filled = 0
 
     def room(self) -> memoryview:
-        """Where the next bytes of the stream are to be put: at least one, at the start of it."""
+        """Return the buffer for the next bytes of the stream; at least one byte, filled from its start."""
         if self._large is not None:
             return self._large[self._filled :]
         if self._start == self._stop:
@@ -142,14 +142,14 @@ class Incoming:
 
     @property
     def enough(self) -> int:
-        """How many bytes are worth waking up for: 1, but in a large frame what it lacks, or a good part of that."""
+        """How many bytes are worth waking up for: 1, but within a large frame the rest of it, up to a limit."""
         return 1 if self._large is None else min(len(self._large) - self._filled, _ENOUGH)
 
     def take(self, count: int) -> list[Frames]:
         """Note that so many bytes have been put there; return the messages that are whole now.
 
         Raises:
-            WireError: the stream is none of messages.
+            WireError: the stream does not hold messages.
         """
         if self._large is not None:
             self._filled += count

@@ -1,4 +1,4 @@
-"""Where TCP sockets are: at addresses that other hosts reach. Nothing is encrypted. Endpoints are ``tcp://host:port``."""
+"""TCP sockets without encryption. Endpoints are ``tcp://host:port``. How lost links are mended is in ``courier.py``."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class TcpPlaces:
     Args:
         root_fd: a listening socket for the first ``listen``, opened by whoever started this process; -1 for none.
         congestion: the congestion control of connections; empty for the system's, but not BBR, where there is another.
-        pacing: whether connections are to keep to a rate, so that they share lines well; see ``Pacing``.
+        pacing: whether connections keep to a rate, so that they share network lines fairly; see ``Pacing``.
 
     Raises:
-        ConfigError: the system has no such congestion control for this process.
+        ConfigError: this process may not use that congestion control.
     """
 
     def __init__(self, root_fd: int = -1, congestion: str = "", pacing: bool = True) -> None:
@@ -48,12 +48,12 @@ class TcpPlaces:
         """Listen at ``tcp://host:port``; port 0 takes a free one."""
         host, port = _split(endpoint)
         if self._root_fd >= 0:
-            given, self._root_fd = self._root_fd, -1
-            return socket.socket(fileno=given), endpoint
-        found = _resolved(host, port)
-        if isinstance(found, str):
-            raise ConfigError(f"cannot listen at {endpoint}: {found}")
-        family, address = found[0]
+            fd, self._root_fd = self._root_fd, -1
+            return socket.socket(fileno=fd), endpoint
+        addresses = _resolved(host, port)
+        if isinstance(addresses, str):
+            raise ConfigError(f"cannot listen at {endpoint}: {addresses}")
+        family, address = addresses[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -66,19 +66,19 @@ class TcpPlaces:
         return listener, tcp_endpoint(ip, number)
 
     def check(self, endpoint: str) -> None:
-        """It must be a host and a port, and have no key."""
+        """Require a host and a port, and no key."""
         plain, key = split_key(endpoint)
         _split(plain)
         if key:
             raise no_keys(plain)
 
     def addresses(self, endpoint: str, wait: bool) -> list[Address]:
-        """Those of the host; if it is a name, they take a while to know, and may change."""
-        found = _resolved(*_split(endpoint), 0 if wait else socket.AI_NUMERICHOST)
-        return [] if isinstance(found, str) else found
+        """The host's addresses. Those of a name take a while to resolve, and may change."""
+        addresses = _resolved(*_split(endpoint), 0 if wait else socket.AI_NUMERICHOST)
+        return [] if isinstance(addresses, str) else addresses
 
     def admit(self, made: socket.socket) -> bool:
-        """Anyone may come; messages leave at once, and a connection that is idle stays known on its way."""
+        """Accept anyone. Messages leave at once, and keepalive probes keep idle connections known to firewalls."""
         with ignored():  # it has ended already
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -90,29 +90,29 @@ class TcpPlaces:
         return True
 
     def wake_at(self, made: socket.socket, count: int) -> None:
-        """Not before so many bytes are there, or as many as the system has room for, or the connection ends."""
+        """Readable when so many bytes have come, or the system's buffer is full, or the connection has ended."""
         with ignored():  # it has ended already
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def share(self, made: Sequence[socket.socket], now: float) -> None:
-        """Keep those to a rate that share a line; there is none to oneself."""
+        """Limit the rate of connections to other hosts, which share a network line."""
         if self._pacing is None:
             return
-        seen: dict[socket.socket, LinkProgress] = {}
-        for one in made:
+        progress: dict[socket.socket, LinkProgress] = {}
+        for connection in made:
             with ignored(struct.error):  # it has ended already, or the system says less
-                if one.getsockname()[0] != one.getpeername()[0]:
-                    seen[one] = _seen(one)
-        limit = self._pacing.look(seen, now)
+                if connection.getsockname()[0] != connection.getpeername()[0]:
+                    progress[connection] = progress_of(connection)
+        limit = self._pacing.look(progress, now)
         if limit is not None:
-            for one in seen:
+            for connection in progress:
                 with ignored():
-                    one.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _RATE.pack(limit))
+                    connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _RATE.pack(limit))
 
     def on_way(self, made: socket.socket) -> bool:
-        """Whether the other host has not confirmed all of it yet.
+        """Whether the other host has not confirmed all that was sent.
 
-        To close a connection is to reset it if something has come that was not read, and what has not arrived is lost.
+        Closing a connection that has unread data resets it, and what has not arrived is lost.
         """
         try:
             count = fcntl.ioctl(made, termios.TIOCOUTQ, bytes(_INT.size))
@@ -122,7 +122,7 @@ class TcpPlaces:
         return bool(_INT.unpack(count)[0])
 
     def leave(self) -> None:
-        """Nothing is left."""
+        """No effect: nothing is left behind."""
 
 
 class TcpTransport(SocketTransport):
@@ -139,7 +139,8 @@ class TcpTransport(SocketTransport):
         super().__init__(TcpPlaces(root_fd, congestion, pacing), limits)
 
 
-def _seen(made: socket.socket) -> LinkProgress:
+def progress_of(made: socket.socket) -> LinkProgress:
+    """Return how far a connection is, as Linux tells."""
     acked, more, busy_us, held_up_us = _INFO.unpack(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
     return LinkProgress(acked, (busy_us - held_up_us) / 1e6, more > 0)
 
@@ -147,8 +148,9 @@ def _seen(made: socket.socket) -> LinkProgress:
 def _congestion(wanted: str) -> bytes:
     """Return the congestion control to give each connection; empty to leave the system's.
 
-    BBR lets each connection send at a pace of its own, and nearly nothing for 0.2 s every 10 s (Cardwell et al. 2016),
-    which one that has a line to itself hardly notices; but a round takes as long as the slowest of many that share one.
+    BBR lets each connection send at a pace of its own, and nearly nothing for 0.2 s every 10 s (Cardwell et al. 2016).
+    A connection that has a line to itself hardly suffers. But a round takes as long as the slowest of the connections
+    that share a line.
     """
     for name in [wanted] if wanted else ["cubic", "reno"] if _system().startswith("bbr") else []:
         with socket.socket() as probe, ignored(AttributeError):
@@ -156,14 +158,14 @@ def _congestion(wanted: str) -> bytes:
             return name.encode()
     if wanted:
         raise ConfigError(
-            f"KVSTORE_CONGESTION={wanted}: this process may not use that congestion control; Linux says in `sysctl "
-            "net.ipv4.tcp_allowed_congestion_control` which it may. Or leave it out"
+            f"KVSTORE_CONGESTION={wanted!r} is not valid; valid: nothing, or one that `sysctl "
+            "net.ipv4.tcp_allowed_congestion_control` lists"
         )
     return b""
 
 
 def _system() -> str:
-    """The congestion control that connections have by themselves; empty where nobody can tell."""
+    """The congestion control that connections have by default; empty where the system does not tell."""
     with ignored(AttributeError), socket.socket() as probe:
         return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME).rstrip(b"\0").decode()
     return ""
@@ -172,14 +174,14 @@ def _system() -> str:
 def _split(endpoint: str) -> tuple[str, int]:
     host, port = host_and_port(endpoint)
     if not endpoint.startswith(SCHEME) or not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{endpoint} is no place of a TCP socket: that would be {SCHEME}host:port")
+        raise ConfigError(f"the endpoint {endpoint!r} is not valid; valid: {SCHEME}host:port")
     return host, int(port)
 
 
 def _resolved(host: str, port: int, flags: int = 0) -> list[Address] | str:
-    """The addresses of ``host``, the preferred first; or why there are none."""
+    """The addresses of ``host``, the preferred first; or in words why there are none."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, UnicodeError) as exc:
         return str(exc)
-    return [(socket.AddressFamily(family), address) for family, _, _, _, address in found]
+    return [(socket.AddressFamily(family), address) for family, _, _, _, address in infos]

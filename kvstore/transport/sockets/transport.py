@@ -1,9 +1,10 @@
-"""Links over sockets of our own: what is sent leaves in the call that sends it.
+"""Links over sockets without ZeroMQ: a message that fits leaves in the call that sends it.
 
-ZeroMQ hands each message to a thread of its own, at both ends: that is four more switches between threads on a way
-there and back, of 0.1 to 1 ms each where processors are few. Here a message that fits into the socket, as those do
-whose values are in shared memory, takes one system call. For what does not fit, and until somebody listens, there is
-one thread, the courier: of who connects from then on, of who listens from when it is needed.
+ZeroMQ hands each message to a thread of its own at both ends. That is four more thread switches for a round trip, of
+0.1 to 1 ms each where processors are few. Here a message that fits into the socket takes one system call; messages
+whose values are in shared memory fit. One thread, the courier, sends what does not fit, and connects. The connecting
+side starts it when it connects, the listening side when it is needed. A lost link is mended in ``courier.py`` and
+``link.py``.
 """
 
 from __future__ import annotations
@@ -36,38 +37,38 @@ _READS = 128  # from one link, before it is another's turn
 
 
 class Places(Protocol):
-    """Where sockets of one kind are, and who may come there."""
+    """One kind of sockets: how to listen and connect, and who may connect."""
 
     def listen(self, endpoint: str) -> tuple[socket.socket, str]:
-        """Return a socket that listens, and the endpoint to reach it by; raise ``ConfigError`` if that cannot be."""
+        """Return a listening socket and its endpoint; raise ``ConfigError`` if that is not possible."""
         ...
 
     def check(self, endpoint: str) -> None:
-        """Raise ``ConfigError`` if ``endpoint`` is none to connect to."""
+        """Raise ``ConfigError`` if ``endpoint`` cannot be connected to."""
         ...
 
     def addresses(self, endpoint: str, wait: bool) -> list[Address]:
-        """Return the addresses of ``endpoint``, none if it has none, or if it takes ``wait`` to know."""
+        """Return the addresses of ``endpoint``; empty if it has none, or if they are slow to find and not ``wait``."""
         ...
 
     def admit(self, made: socket.socket) -> bool:
-        """Make a connection that somebody has made ready to be used; return whether they may."""
+        """Prepare a new connection for use; return whether its peer may connect."""
         ...
 
     def wake_at(self, made: socket.socket, count: int) -> None:
-        """Have a connection count as readable only when so many bytes have come, if its kind can."""
+        """Have a connection count as readable only when so many bytes have come, if the kind can do that."""
         ...
 
     def share(self, made: Sequence[socket.socket], now: float) -> None:
-        """See to it that connections share lines well; is called every ``LOOK_S``, while messages are waited for."""
+        """Balance the connections that share a network line. Called every ``LOOK_S`` while a thread receives."""
         ...
 
     def on_way(self, made: socket.socket) -> bool:
-        """Whether some of what was sent may get lost if the connection is closed now."""
+        """Whether closing the connection now may lose some of what was sent."""
         ...
 
     def leave(self) -> None:
-        """Clear away what listening has left."""
+        """Remove what listening has left behind."""
         ...
 
 
@@ -76,7 +77,7 @@ class SocketTransport(Heap):
 
     Args:
         places: the kind of sockets.
-        limits: what those may cost who have made a link, and have not been admitted.
+        limits: what peers may cost that have made a link and have not been admitted.
     """
 
     def __init__(self, places: Places, limits: StrangerLimits | None = None) -> None:
@@ -109,10 +110,10 @@ class SocketTransport(Heap):
         return endpoint
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
-        """Make a link; the courier goes on trying until someone listens there, and again if they are gone.
+        """Make a link. The courier tries until somebody listens there, and again if the listener is gone.
 
         Raises:
-            ConfigError: the endpoint is none.
+            ConfigError: the endpoint is not valid.
         """
         self._places.check(endpoint)
         peer = b"to:%d" % next(self._numbers)
@@ -129,13 +130,13 @@ class SocketTransport(Heap):
         return peer
 
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
-        """Send ``frames``, or leave what does not fit to the courier, who reads it later: it must stay as it is."""
+        """Send ``frames``. The courier sends later what does not fit now, so the buffers must not change."""
         link = self._links.get(peer)
         if link is None:
             if peer in self._strangers.links:
                 self._strangers.answer(peer, packed(frames))
             return
-        if self._closed or link.lost:  # whoever is told of that asks again, in order
+        if self._closed or link.lost:  # the caller asks again, in order, when it is told that the link was lost
             return
         parts = packed(frames)
         with self._changed:
@@ -143,7 +144,7 @@ class SocketTransport(Heap):
                 self._courier.call()
 
     def gathers(self, peer: Peer) -> bool:
-        """Yes: one system call takes what lies in many places."""
+        """True: one system call takes many buffers."""
         return True
 
     def detach(self) -> None:
@@ -189,7 +190,7 @@ class SocketTransport(Heap):
         return peer, frames
 
     def admit(self, peer: Peer) -> None:
-        """Hear ``peer`` as long as it has something to say, at no stranger's cost."""
+        """Take messages of any length from ``peer``, and charge them to no stranger."""
         self._settle(time.monotonic())  # what is done for a member from now on is not done for a stranger
         link = self._strangers.admit(peer)
         if link is None or link.socket is None:
@@ -200,7 +201,7 @@ class SocketTransport(Heap):
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
     def refuse(self, peer: Peer) -> None:
-        """Drop a link that the other side has made, with what has come over it."""
+        """Drop a link that the other side has made, and what has come over it."""
         link = self._links.get(peer)
         if link is not None and link.endpoint:
             return
@@ -212,11 +213,11 @@ class SocketTransport(Heap):
             self._lose(link)
 
     def gone(self, peer: Peer) -> bool:
-        """Whether it has been lost, and is not one of this side's."""
+        """Whether a link that the other side has made was lost."""
         return peer not in self._links and peer not in self._strangers.links
 
     def identity(self, peer: Peer) -> str:
-        """Nobody proves anything here."""
+        """Empty: there are no keys."""
         return ""
 
     def interrupt(self) -> None:
@@ -267,20 +268,20 @@ class SocketTransport(Heap):
         return any(map(self._places.on_way, self._connections()))
 
     def _look(self, now: float) -> None:
-        """Look after how connections share their lines."""
+        """Balance the connections that share a network line."""
         self._look_at = now + LOOK_S
         with self._changed:
             self._places.share(self._connections(), now)
 
     def _settle(self, now: float) -> None:
-        """Have strangers pay for what this thread has done at their cost."""
+        """Charge strangers for what this thread has done for them."""
         if self._bill is not None:
             peer, since = self._bill
             self._strangers.spend(peer, time.thread_time() - since, now)
             self._bill = None
 
     def _arrive(self, made: socket.socket) -> Link | None:
-        """Greet whoever has made a connection, if they may come."""
+        """Greet the peer that has made a connection, if it may connect."""
         if not self._places.admit(made):
             return None
         link = Link(b"from:%d" % next(self._numbers))
@@ -289,7 +290,7 @@ class SocketTransport(Heap):
         return link
 
     def _see_to_strangers(self, visited: bool, now: float) -> float:
-        """Hear strangers, if it is time, and send away those who say nothing; return what time it is then."""
+        """Hear strangers if it is time, and drop silent ones; return the time afterwards."""
         if self._strangers.opens_at <= now:
             self._strangers.open()
         if visited:
@@ -301,12 +302,12 @@ class SocketTransport(Heap):
         return now
 
     def _read_anyway(self) -> None:
-        """Look where nothing wakes us: Linux before 5.8 may forget to, if its memory is full before enough has come."""
+        """Read links that wait for many bytes: Linux before 5.8 may not wake us if its memory is full before."""
         for link in [link for link in self._links.values() if link.wakes_at > 1]:
             self._read(link)
 
     def _read(self, link: Link) -> None:
-        """Take what has come over a link, and say when to look again."""
+        """Take what has come over a link, and set how many bytes must come before the next look."""
         incoming = link.incoming
         for _ in range(_READS):
             if link.socket is None:
@@ -332,7 +333,7 @@ class SocketTransport(Heap):
             self._places.wake_at(link.socket, enough)
 
     def _lose(self, link: Link) -> None:
-        """The other side has gone: forget a link that it made, make ours again."""
+        """The other side is gone: forget a link that it made; mend one that this side made."""
         with self._changed:
             if link.socket is not None:
                 self._selector.unregister(link.socket)
@@ -343,7 +344,7 @@ class SocketTransport(Heap):
                 self._courier.call()
 
     def _begin(self, link: Link, made: socket.socket) -> None:
-        """Use a connection that this side has made."""
+        """Begin to use a connection that this side has made."""
         self._places.admit(made)
         self._selector.register(made, selectors.EVENT_READ, link)
         link.flush()

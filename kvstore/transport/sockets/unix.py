@@ -1,4 +1,4 @@
-"""Where unix sockets are: in a directory of this user alone, on one host. Endpoints are ``ipc://path``."""
+"""Unix sockets, in a directory that is private to this user. Endpoints are ``ipc://path``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UnixPlaces:
         self._made: list[Path] = []
 
     def listen(self, endpoint: str) -> tuple[socket.socket, str]:
-        """Listen at ``ipc://path``; take it over from whoever did."""
+        """Listen at ``ipc://path``. Takes the path over from an earlier listener."""
         path = _path(endpoint)
         require_socket_path(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -41,7 +41,7 @@ class UnixPlaces:
         return listener, endpoint
 
     def check(self, endpoint: str) -> None:
-        """It must be a path."""
+        """Require a path."""
         _path(endpoint)
 
     def addresses(self, endpoint: str, wait: bool) -> list[Address]:
@@ -49,17 +49,17 @@ class UnixPlaces:
         return [(socket.AF_UNIX, str(_path(endpoint)))]
 
     def admit(self, made: socket.socket) -> bool:
-        """This user may come, and root; the directory should have kept out others already."""
+        """Accept this user and root. The directory should have kept others out already."""
         return not hasattr(socket, "SO_PEERCRED") or _user(made) in (os.getuid(), 0)
 
     def wake_at(self, made: socket.socket, count: int) -> None:
-        """Unix sockets say so whenever there is anything."""
+        """No effect: unix sockets are readable whenever anything has come."""
 
     def share(self, made: Sequence[socket.socket], now: float) -> None:
-        """There is no line."""
+        """No effect: there is no network line."""
 
     def on_way(self, made: socket.socket) -> bool:
-        """No: what was sent is with the other side."""
+        """False: what was sent is with the other side."""
         return False
 
     def leave(self) -> None:
@@ -82,11 +82,11 @@ class UnixTransport(SocketTransport):
 def _path(endpoint: str) -> Path:
     path = endpoint.removeprefix(SCHEME)
     if path == endpoint or not path:
-        raise ConfigError(f"{endpoint} is no place of a unix socket: that would be {SCHEME}/directory/name")
+        raise ConfigError(f"the endpoint {endpoint!r} is not valid; valid: {SCHEME}/directory/name")
     return Path(path)
 
 
 def _user(made: socket.socket) -> int:
-    """Who has made this connection."""
+    """The user of the process that has made this connection."""
     _, uid, _ = _CREDENTIALS.unpack(made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return int(uid)

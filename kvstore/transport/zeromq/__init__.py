@@ -1,6 +1,6 @@
-"""Links over ZeroMQ, which encrypts them with CURVE if it has keys.
+"""Links over ZeroMQ, encrypted with CURVE where there are keys.
 
 transport  one member's end of its links
-curve      keys and who may come in
+curve      keys, and who may connect
 losses     which connections are lost
 """

@@ -1,8 +1,8 @@
 """CURVE on one ZeroMQ socket: links over TCP that are encrypted, and that only members of the job can make.
 
-ZeroMQ copies a socket's options at each ``bind`` and ``connect``, so they are set anew before each, and one socket can
-listen, connect and use unix sockets too. Before a peer has proved that it has the secret key of one of the job's public
-keys, and knows ours, none of its frames reaches the socket.
+ZeroMQ copies a socket's options at each ``bind`` and ``connect``. So they are set before each, and one socket can
+listen, connect, and use unix sockets too. None of a peer's frames reaches the socket before the peer has proved that it
+has the secret key of one of the job's public keys, and that it knows ours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Curve:
     """The keys of one socket.
 
     Args:
-        context: the socket's, and of no other: whoever checks keys checks them for the whole context.
+        context: the socket's, and of no other socket: an authenticator checks the keys of a whole context.
         sock: whose options to set.
         keys: the job's, and this process's own.
     """
@@ -42,11 +42,11 @@ class Curve:
         self._checker: ThreadAuthenticator | None = None
 
     def plain(self) -> None:
-        """Let what is bound or connected next do without."""
+        """Let the next ``bind`` or ``connect`` use no keys."""
         self._socket.set(zmq.CURVE_SERVER, 0)
 
     def serve(self) -> None:
-        """Let what is bound next take members only."""
+        """Let the next ``bind`` accept members only."""
         if self._checker is None:
             from zmq.auth.thread import ThreadAuthenticator  # brings asyncio, which workers do without
 
@@ -59,10 +59,10 @@ class Curve:
         self._socket.set(zmq.CURVE_SERVER, 1)
 
     def link(self, endpoint: str, key: str) -> None:
-        """Let what is connected next, to ``endpoint``, find there whoever has the public key ``key``.
+        """Let the next ``connect``, to ``endpoint``, demand that the listener has the public key ``key``.
 
         Raises:
-            ConfigError: it has no key, or one that is not the job's.
+            ConfigError: ``key`` is empty, or not one of the job's.
         """
         if not endpoint.startswith("tcp://"):
             self.plain()
@@ -73,7 +73,9 @@ class Curve:
                 "the job's keys too, and KVSTORE_ENCRYPTION=0 must be set in all processes or none"
             )
         if key not in self._keys.members:
-            raise ConfigError(f"the key of {endpoint} is not among KVSTORE_MEMBER_KEYS: it is none of this job")
+            raise ConfigError(
+                f"the key of {endpoint} is not among KVSTORE_MEMBER_KEYS: the listener, or the keys, are another job's"
+            )
         self._socket.set(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
         self._socket.set(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
         self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
@@ -83,7 +85,7 @@ class Curve:
         return key in self._keys.members
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether whoever has the public key ``key`` may come in; the checker's thread asks."""
+        """Whether a peer with the public key ``key`` may connect. The authenticator's thread calls it."""
         known = key in self._members
         if not known:
             self._refused += 1
@@ -92,7 +94,7 @@ class Curve:
         return known
 
     def close(self) -> None:
-        """Stop checking: nobody comes in any more. The socket must be closed already."""
+        """Stop the authenticator: nobody can connect any more. The socket must be closed already."""
         if self._checker is not None:
             self._checker.stop()
             self._checker = None

@@ -1,4 +1,4 @@
-"""Which connections that a ZeroMQ socket has made are lost. ZeroMQ makes them again, and says so to a monitor only."""
+"""Tells which connections of a ZeroMQ socket are lost. ZeroMQ makes them again, and tells only a monitor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _V4 = "::ffff:"  # what ZeroMQ puts before IPv4 addresses where IPv6 is on
 class Losses:
     """Watches a socket's connections.
 
-    A connection on which no handshake has succeeded is no loss: nothing has left over it.
+    A connection without a successful handshake does not count: nothing has left over it.
 
     Args:
         context: the socket's, and of no other.
@@ -45,13 +45,13 @@ class Losses:
         """Return the endpoints to which a connection has been lost since they were last returned, or watched."""
         lost: set[str] = set()
         while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            event, there = self.monitor.recv_multipart()
+            event, name = self.monitor.recv_multipart()
             kind, _ = _EVENT.unpack(event)
-            found = {endpoint for endpoint in self._endpoints if _may_be(endpoint, there.decode(errors="replace"))}
+            endpoints = {endpoint for endpoint in self._endpoints if _may_be(endpoint, name.decode(errors="replace"))}
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._begun |= found
+                self._begun |= endpoints
             else:
-                lost |= found & self._begun
+                lost |= endpoints & self._begun
         return lost
 
     def close(self) -> None:
@@ -59,11 +59,11 @@ class Losses:
         self.monitor.close(linger=0)
 
 
-def _may_be(endpoint: str, there: str) -> bool:
-    """Whether ``there`` is what ZeroMQ calls ``endpoint``, which may have a name where it has found an address."""
-    if endpoint == there:
+def _may_be(endpoint: str, name: str) -> bool:
+    """Whether ZeroMQ may call ``endpoint`` ``name``. That has an address where the endpoint may have a host's name."""
+    if endpoint == name:
         return True
-    (host, port), (other, number) = host_and_port(endpoint), host_and_port(there)
+    (host, port), (other, number) = host_and_port(endpoint), host_and_port(name)
     return port == number and (_is_name(host) or host == other.removeprefix(_V4))
 
 

@@ -1,21 +1,22 @@
 """Links over ZeroMQ: ``ipc://`` in a private directory on one host, ``tcp://`` across hosts, with CURVE if it has keys.
 
-Each member has one ROUTER socket, which both listens and connects: a link it made has a name it chose, a link it
-accepted one that ZeroMQ chose, so no peer can pass for another by claiming a name.
+Each member has one ROUTER socket, which both listens and connects. This side chooses the names of links that it makes,
+and ZeroMQ those of accepted links. Peers that choose their own routing id are ignored, so no peer can pass for another.
 
-What comes is not copied. What goes is: pyzmq keeps what ZeroMQ has borrowed in a dict that it begins anew when it
-takes its own thread for dead, and ``Thread.is_alive`` says so wrongly for ever if the handler of a signal raises in the
-middle of it (CPython 3.11). The memory would then be used for something else while ZeroMQ reads it.
+Received frames are not copied. Sent frames are. pyzmq keeps the buffers that ZeroMQ has borrowed in a dict, and begins
+a new dict when it takes its own thread for dead. ``Thread.is_alive`` is wrong for ever if a signal's handler raises in
+the middle of it (CPython 3.11). The memory would then be used for something else while ZeroMQ still reads it.
 
-When a connection is lost, ZeroMQ makes another, and sends over it what it still has, although what went before may be
-lost. So each link begins with a greeting, of which there is but one: what comes without it is dropped. Whoever made the
-link gives it up, with all that ZeroMQ has, makes it anew under another name, and says so (see ``Transport.recv``).
+When a connection is lost, ZeroMQ makes another and sends what it still has over it, although earlier messages may be
+lost. So each link begins with one greeting, and what comes over a link without it is dropped. The side that made the
+link gives it up, with all that ZeroMQ still has, makes it anew under another name, and says so (see
+``Transport.recv``).
 
-There are no bounds on what waits to leave (SNDHWM) or to be taken (RCVHWM): a ROUTER drops what is too much without a
-word, and whoever waits for it would wait until the deadline. But a connection over which nothing leaves for
-``STALLED_S`` is ended by the system (TCP_USER_TIMEOUT), and what waited goes with it. Links with keys are members'
-only, and are never dropped for what they say. Plain ones, which ``KVSTORE_TRANSPORT=zeromq`` makes, are not dropped
-either, for ZeroMQ can end no single link: only a private directory or the network keeps strangers out.
+Queues have no bounds (SNDHWM, RCVHWM): a ROUTER silently drops what exceeds them, and the receiver would wait until its
+deadline. But the system ends a connection over which nothing leaves for ``STALLED_S`` (TCP_USER_TIMEOUT), and what
+waited goes with it. Links with keys are members' only, and are never dropped for what they say. Plain links, which
+``KVSTORE_TRANSPORT=zeromq`` makes, are not dropped either, since ZeroMQ can end no single link: only a private
+directory or the network keeps strangers out.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from kvstore.transport.zeromq.curve import Curve
 from kvstore.transport.zeromq.losses import Losses
 from kvstore.wire import Buffer
 
-HANDSHAKE_MS = 5000  # who has not shown by then that they speak the protocol, and with what key, is disconnected
-_CHOSEN = b"\0"  # what names of accepted links begin with, unless the other side has chosen them
+HANDSHAKE_MS = 5000  # peers that have not finished the handshake by then are disconnected
+_CHOSEN = b"\0"  # the first byte of names that ZeroMQ has chosen for accepted links
 
 
 class ZmqTransport(Heap):
@@ -51,8 +52,8 @@ class ZmqTransport(Heap):
 
     Args:
         root_fd: a listening socket to use at the first ``bind`` to TCP, opened by whoever started this process.
-        keys: the job's. With them, links over TCP are encrypted and between members only, and the endpoints that are
-            returned and asked for have the listener's key; without, links are plain. ``ipc://`` is always.
+        keys: the job's. With keys, links over TCP are encrypted and between members only, and endpoints carry the
+            listener's key. Without, links are plain. Links over ``ipc://`` are always plain.
 
     Raises:
         ConfigError: the process's own key is not the job's.
@@ -133,7 +134,7 @@ class ZmqTransport(Heap):
         """Make a link; ZeroMQ goes on trying until someone listens there.
 
         Raises:
-            ConfigError: the endpoint is none, or has a key although this process has none, or the other way round.
+            ConfigError: the endpoint is not valid; or it has a key and this process has none, or the other way round.
         """
         peer = b"to:%d" % next(self._numbers)
         self._dial(peer, endpoint)
@@ -141,7 +142,7 @@ class ZmqTransport(Heap):
         return peer
 
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
-        """Queue copies of ``frames``. What ZeroMQ has been given leaves in order: it knows no priorities."""
+        """Queue copies of ``frames``. They leave in order: ZeroMQ has no priorities."""
         if self._closed or peer in self._renewed:  # whoever is told of that asks again, in order
             return
         self._socket.send(self._routes.get(peer, peer), zmq.SNDMORE)
@@ -150,28 +151,28 @@ class ZmqTransport(Heap):
             self._socket.send(frame, zmq.SNDMORE if i < last else 0)
 
     def admit(self, peer: Peer) -> None:
-        """Whoever has got this far is a member."""
+        """No effect: with keys all peers are members, and without them ZeroMQ has no limits for strangers."""
 
     def refuse(self, peer: Peer) -> None:
-        """ZeroMQ can end no single link."""
+        """No effect: ZeroMQ can end no single link."""
 
     def identity(self, peer: Peer) -> str:
-        """The public key that whoever made the link has proved to have the secret key of."""
+        """The public key whose secret key the peer that made the link has proved to have."""
         return self._greeted.get(peer, "")
 
     def gone(self, peer: Peer) -> bool:
-        """ZeroMQ does not say."""
+        """Always False: ZeroMQ does not tell."""
         return False
 
     def gathers(self, peer: Peer) -> bool:
-        """No: what ZeroMQ has been given cannot be taken back."""
+        """False: what ZeroMQ has been given cannot be taken back."""
         return False
 
     def detach(self) -> None:
-        """It cannot be done, and nothing asks for it where ``gathers`` says no."""
+        """No effect, and none is needed where ``gathers`` is False."""
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
-        """Return the next message; large frames are views of ZeroMQ's own buffers."""
+        """Return the next message. Large frames are views of ZeroMQ's own buffers."""
         if self._closed:
             return None
         deadline = time.monotonic() + timeout
@@ -190,7 +191,7 @@ class ZmqTransport(Heap):
         return (self._renewed.popitem()[0], []) if self._renewed else None
 
     def fileno(self) -> int:
-        """For a selector: becomes readable when something may have come, of which ``recv(0)`` must then take all."""
+        """A descriptor for selectors. When it becomes readable, call ``recv(0)`` until it returns None."""
         return int(self._socket.get(zmq.FD))
 
     def interrupt(self) -> None:
@@ -219,7 +220,7 @@ class ZmqTransport(Heap):
         self._bell.close()
 
     def _dial(self, peer: Peer, endpoint: str) -> None:
-        """Make a link, or make it anew, under a name that ZeroMQ has not heard yet."""
+        """Make a link, or make it anew, under a name that ZeroMQ has not had yet."""
         bare, key = split_key(endpoint)
         if self._curve is None and key:
             raise no_keys(bare)
@@ -241,10 +242,12 @@ class ZmqTransport(Heap):
 
     def _look(self) -> None:
         """See whether links of this side's are lost, and make them anew."""
-        found = self._losses.find() if self._losses is not None else set()
-        while found and (received := self._next()) is not None:
+        lost_endpoints = self._losses.find() if self._losses is not None else set()
+        while lost_endpoints and (received := self._next()) is not None:
             self._received.append(received)
-        for lost in found:  # ZeroMQ must not have begun with a message: it aborts when the rest of it is not there
+        for (
+            lost
+        ) in lost_endpoints:  # ZeroMQ must not have begun with a message: it aborts when the rest of it is not there
             self._socket.disconnect(lost)  # all links that lead there
             for peer, endpoint in self._endpoints.items():
                 if split_key(endpoint)[0] == lost:

@@ -155,7 +155,7 @@ def test_a_process_that_ends_without_closing_leaves_nothing(directory: Path, beg
     ["", "x", "../kvstore-0-job-1-0000000000000000", "kvstore-0-a/b-1-0000000000000000", "/etc/passwd"],
 )
 def test_a_name_that_is_none_is_refused(name: str):
-    with pytest.raises(WireError, match="a name that no shared memory has"):
+    with pytest.raises(WireError, match="is not the name of an arena"):
         presence.open_peers(name, 0)
 
 

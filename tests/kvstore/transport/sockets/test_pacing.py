@@ -226,13 +226,13 @@ def test_what_linux_says_of_a_connection(monkeypatch: pytest.MonkeyPatch):
         (made,) = ends.one._connections()
         for number in range(2, 5):
             ends.exchange()
-            until(lambda least=number * LEAST: tcp._seen(made).acked >= least, "the last of it to be confirmed")
-            assert tcp._seen(made).acked < number * LEAST + 1000 * number
-            assert not tcp._seen(made).more
+            until(lambda least=number * LEAST: tcp.progress_of(made).acked >= least, "the last of it to be confirmed")
+            assert tcp.progress_of(made).acked < number * LEAST + 1000 * number
+            assert not tcp.progress_of(made).more
 
         def some_time() -> bool:
             ends.exchange()
-            return tcp._seen(made).busy > 0  # Linux counts in ticks of its clock
+            return tcp.progress_of(made).busy > 0  # Linux counts in ticks of its clock
 
         until(some_time, "some time")
     finally:
@@ -251,10 +251,10 @@ def test_time_in_which_the_other_side_has_no_room_does_not_count():
             with suppress(BlockingIOError):
                 while True:
                     made.send(bytes(LEAST))  # nobody reads it
-            before = [tcp._seen(made)]
+            before = [tcp.progress_of(made)]
 
             def stands_still() -> bool:
-                before.append(tcp._seen(made))
+                before.append(tcp.progress_of(made))
                 return before[-1].more and before[-1] == before[-2]
 
             until(stands_still, "an end of what goes on", step=0.1)

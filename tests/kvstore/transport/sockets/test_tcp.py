@@ -76,9 +76,9 @@ def test_idle_connections_are_kept_known_at_both_ends(either: Callable[..., Tran
     ["tcp://127.0.0.1:port", "nothing", "ipc://here", "http://x:1", "tcp://", "tcp://:1", "tcp://x", "tcp://x:99999"],
 )
 def test_an_endpoint_that_is_none(new: Callable[..., TcpTransport], endpoint: str):
-    with pytest.raises(ConfigError, match="no place of a TCP socket"):
+    with pytest.raises(ConfigError, match=r"the endpoint .* is not valid; valid: tcp:"):
         new().connect(endpoint)
-    with pytest.raises(ConfigError, match="no place of a TCP socket"):
+    with pytest.raises(ConfigError, match=r"the endpoint .* is not valid; valid: tcp:"):
         new().bind(endpoint)
 
 
@@ -256,7 +256,7 @@ def test_connections_have_the_systems_congestion_control_but_not_bbr(
 
 
 def test_a_congestion_control_that_there_is_not():
-    with pytest.raises(ConfigError, match="KVSTORE_CONGESTION=nonsense: this process may not use"):
+    with pytest.raises(ConfigError, match=r"KVSTORE_CONGESTION=.nonsense. is not valid; valid: nothing, or one that"):
         TcpTransport(congestion="nonsense")
 
 

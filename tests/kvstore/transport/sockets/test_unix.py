@@ -56,9 +56,9 @@ def test_another_user_is_refused(place: Path, transport: UnixTransport, monkeypa
 
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:1", "ipc://", "here"])
 def test_an_endpoint_that_is_none(endpoint: str, transport: UnixTransport):
-    with pytest.raises(ConfigError, match="no place of a unix socket"):
+    with pytest.raises(ConfigError, match=r"the endpoint .* is not valid; valid: ipc:"):
         transport.connect(endpoint)
-    with pytest.raises(ConfigError, match="no place of a unix socket"):
+    with pytest.raises(ConfigError, match=r"the endpoint .* is not valid; valid: ipc:"):
         transport.bind(endpoint)
 
 

@@ -136,7 +136,7 @@ def test_a_key_is_refused_where_there_is_none(make: Make):
 
 
 def test_nobody_connects_to_a_key_of_another_job(make: Make):
-    with pytest.raises(ConfigError, match="none of this job"):
+    with pytest.raises(ConfigError, match="are another job's"):
         make(JOB[0]).connect(with_key("tcp://127.0.0.1:9", OTHER_JOB[0].public))
 
 
