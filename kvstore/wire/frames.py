@@ -1,8 +1,8 @@
 """Messages to frames of bytes and back: frame 0 is a msgpack list, the others are raw buffers, never copied.
 
-Frame 0 is ``[VERSION, code, field, field, ...]`` with the fields of the message's class in order; a named tuple is a
-list of its fields. ``decode`` trusts
-nothing: every field passes the check its class declares before a message exists.
+Frame 0 is ``[VERSION, code, field, field, ...]``, with the fields of the message's class in order. The first field may
+be a named tuple, which is a list of its own fields. ``decode`` trusts nothing: every field passes the check that its
+class declares before a message exists.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, TypeVar, get_type_hints
 
 import msgpack
 
 from kvstore.errors import UsageError, WireError
-from kvstore.wire.fields import MAX_ITEMS, Check, Record, shown
+from kvstore.wire.fields import MAX_ITEMS, Check, Triple, shown
 
 VERSION = 2
 MAX_HEADER = 16 << 20  # bytes of frame 0; the places of MAX_SEGMENTS segments, or 100,000 names, take less
@@ -25,11 +25,27 @@ _MANY = 1 << 18  # bytes of a header of so many objects that the garbage collect
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
 T = TypeVar("T")
 
+
+class _Layout(NamedTuple):
+    """The fields of a message class.
+
+    Attributes:
+        names: of the fields in the header, in order.
+        first: reads the first field if that is a named tuple; else None.
+        checks: of the fields; without the first if that is a named tuple.
+        buffers: whether frames follow the header.
+    """
+
+    names: tuple[str, ...]
+    first: Callable[[Any], Any] | None
+    checks: tuple[Check, ...]
+    buffers: bool
+
+
 _BY_CODE: dict[int, type[Any]] = {}
-MESSAGES: Mapping[int, type[Any]] = MappingProxyType(_BY_CODE)  # all message classes, by code
 _CODE: dict[type[Any], int] = {}
-_FIELDS: dict[type[Any], tuple[tuple[str, Check], ...]] = {}
-_RECORDS: dict[type[Any], tuple[tuple[int, Record[Any]], ...]] = {}  # those of the fields, by place
+_LAYOUT: dict[type[Any], _Layout] = {}
+MESSAGES: Mapping[int, type[Any]] = MappingProxyType(_BY_CODE)  # all message classes, by code
 
 
 def message(code: int) -> Callable[[type[T]], type[T]]:
@@ -40,11 +56,10 @@ def message(code: int) -> Callable[[type[T]], type[T]]:
 
     def register(cls: type[T]) -> type[T]:
         hints = get_type_hints(cls, include_extras=True)
-        hints.pop("buffers", None)
-        fields = tuple((name, hint.__metadata__[0]) for name, hint in hints.items())
-        _FIELDS[cls] = fields
-        checks = enumerate(check for _, check in fields)
-        _RECORDS[cls] = tuple((place, check) for place, check in checks if isinstance(check, Record))
+        buffers = hints.pop("buffers", None) is not None
+        checks = [hint.__metadata__[0] for hint in hints.values()]
+        first = checks.pop(0).read if checks and isinstance(checks[0], Triple) else None
+        _LAYOUT[cls] = _Layout(tuple(hints), first, tuple(checks), buffers)
         if code in _BY_CODE:
             raise AssertionError(f"message code {code} is taken by {_BY_CODE[code].__name__}")
         _BY_CODE[code], _CODE[cls] = cls, code
@@ -55,13 +70,13 @@ def message(code: int) -> Callable[[type[T]], type[T]]:
 
 def field_names(cls: type[Any]) -> list[str]:
     """Return the names of the fields that the header of a message class has, in order."""
-    return [name for name, _ in _FIELDS[cls]]
+    return list(_LAYOUT[cls].names)
 
 
 def encode(msg: Any) -> list[Buffer]:
     """Return the frames of ``msg``. It may be too long for its receiver; see ``require_short``."""
     cls = type(msg)
-    header = [VERSION, _CODE[cls], *(getattr(msg, name) for name, _ in _FIELDS[cls])]
+    header = [VERSION, _CODE[cls], *(getattr(msg, name) for name in _LAYOUT[cls].names)]
     return [msgpack.packb(header), *getattr(msg, "buffers", ())]
 
 
@@ -73,7 +88,7 @@ def require_short(msg: Any, frames: Sequence[Buffer]) -> None:
 
 def _overlong(msg: Any) -> bool:
     """Whether a field has more items than any may have."""
-    values = (getattr(msg, name) for name, _ in _FIELDS[type(msg)])
+    values = (getattr(msg, name) for name in _LAYOUT[type(msg)].names)
     return any(isinstance(value, list) and len(value) > MAX_ITEMS for value in values)
 
 
@@ -98,17 +113,18 @@ def decode(frames: Sequence[Buffer]) -> Any:
     cls = _BY_CODE.get(header[1]) if type(header[1]) is int else None
     if cls is None:
         raise WireError(f"unknown message code {shown(header[1])}")
-    fields, values = _FIELDS[cls], header[2:]
-    if len(values) != len(fields):
-        raise WireError(f"{cls.__name__} has {len(fields)} fields, got {len(values)}")
-    for (name, check), value in zip(fields, values, strict=True):
-        try:
-            check(value)
-        except WireError as exc:
-            raise WireError(f"{cls.__name__}.{name}: {exc}") from None
-    for place, record in _RECORDS[cls]:
-        values[place] = record.make(values[place])
-    if "buffers" in cls.__dataclass_fields__:
+    (names, first, checks, buffers), values = _LAYOUT[cls], header[2:]
+    if len(values) != len(names):
+        raise WireError(f"{cls.__name__} has {len(names)} fields, got {len(values)}")
+    place = 0
+    try:
+        if first is not None:
+            values[0] = first(values[0])
+        for place, check in enumerate(checks, first is not None):
+            check(values[place])
+    except WireError as exc:
+        raise WireError(f"{cls.__name__}.{names[place]}: {exc}") from None
+    if buffers:
         return cls(*values, buffers=list(frames[1:]))
     if len(frames) > 1:
         raise WireError(f"{cls.__name__} has no buffers, got {len(frames) - 1}")

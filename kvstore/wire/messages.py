@@ -45,7 +45,7 @@ class Node(NamedTuple):
         return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
 
 
-NodeField = Annotated[Node, f.Record(Node)]
+NodeField = Annotated[Node, f.Triple(Node)]
 
 
 class Sender(NamedTuple):
@@ -70,7 +70,7 @@ class Message:
 class Request(Message):
     """Is answered by a ``Reply`` of the same number."""
 
-    sender: Annotated[Sender, f.Record(Sender)]
+    sender: Annotated[Sender, f.Triple(Sender)]
 
     @property
     def node(self) -> Node:

@@ -92,36 +92,40 @@ def test_of_what_may_be_huge_only_the_type_is_shown() -> None:
 
 
 class Point(NamedTuple):
-    """Where."""
+    """Where, and how large."""
 
     x: Annotated[int, f.integer(0, 9)]
     y: Annotated[int, f.integer(0, 9)]
+    size: Annotated[float, f.number]
 
 
 class Line(NamedTuple):
-    """From where, called what."""
+    """From where, called what, and whether it is visible."""
 
-    start: Annotated[Point, f.Record(Point)]
+    start: Annotated[Point, f.Triple(Point)]
     name: Annotated[str, f.text(3)]
+    visible: Annotated[bool, f.flag]
 
 
-def test_a_record_is_made_of_a_list_and_of_those_within() -> None:
-    record = f.Record(Line)
-    value = [[1, 2], "abc"]
-    record(value)
-    assert record.make(value) == Line(Point(1, 2), "abc")
+def test_a_named_tuple_is_read_from_a_list_and_so_is_its_first_field() -> None:
+    line = f.Triple(Line).read([[1, 2, 0.5], "abc", True])
+    assert line == Line(Point(1, 2, 0.5), "abc", True)
+    assert type(line) is Line
+    assert type(line.start) is Point
 
 
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([[1, 2]], "expected a list of start, name, got list"),
-        ({}, "expected a list of start, name, got dict"),
-        ([[1, 2, 3], "a"], "start: expected a list of x, y"),
-        ([[1, 10], "a"], "start: y: expected an integer from 0 to 9, got int 10"),
-        ([[1, 2], "long"], "name: expected a text"),
+        ([[1, 2, 0.5], "a"], "expected a list of start, name, visible, got list"),
+        ({}, "expected a list of start, name, visible, got dict"),
+        ([[1, 2], "a", True], "start: expected a list of x, y, size"),
+        ([[1, 10, 0.5], "a", True], "start: y: expected an integer from 0 to 9, got int 10"),
+        ([[1, 2, None], "a", True], "start: size: expected a finite number"),
+        ([[1, 2, 0.5], "long", True], "name: expected a text"),
+        ([[1, 2, 0.5], "a", 1], "visible: expected a bool"),
     ],
 )
-def test_what_is_wrong_in_a_record_is_named(value: Any, words: str) -> None:
+def test_what_is_wrong_in_a_named_tuple_is_named(value: Any, words: str) -> None:
     with pytest.raises(WireError, match=words):
-        f.Record(Line)(value)
+        f.Triple(Line).read(value)
