@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from called import Odd
+
+from launcher.calls import memory, outcome
+from launcher.calls.outcome import Failed, Returned, Unfinished
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    made = memory.make()
+    yield made
+    os.close(made)
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_how_far_the_worker_came(fd: int) -> None:
+    assert outcome.get(fd) == Unfinished(begun=False)
+    outcome.begin(fd)
+    assert outcome.get(fd) == Unfinished(begun=True)
+    outcome.put_value(fd, {"rank": 1})
+    assert outcome.get(fd) == Returned({"rank": 1})
+
+
+def test_a_value_that_cannot_be_pickled_leaves_the_call_unfinished(fd: int) -> None:
+    outcome.begin(fd)
+    with pytest.raises(TypeError, match="lock"):
+        outcome.put_value(fd, threading.Lock())
+    assert outcome.get(fd) == Unfinished(begun=True)
+
+
+def test_an_error_arrives_with_its_traceback(fd: int) -> None:
+    outcome.put_error(fd, raised(ValueError("no data")))
+    failed = outcome.get(fd)
+    assert isinstance(failed, Failed)
+    assert failed.how == "raised ValueError: no data"
+    assert failed.details.startswith("Traceback")
+    assert "in raised" in failed.details
+    assert failed.error is not None
+    error = pickle.loads(failed.error)
+    assert (type(error), str(error)) == (ValueError, "no data")
+
+
+@pytest.mark.parametrize("error", [Odd("x", "y"), KeyboardInterrupt(), ValueError(threading.Lock())])
+def test_an_error_that_would_not_come_out_again_is_told_in_words(fd: int, error: BaseException) -> None:
+    outcome.put_error(fd, error)
+    failed = outcome.get(fd)
+    assert isinstance(failed, Failed)
+    assert failed.error is None
+    assert failed.how.startswith(f"raised {'called.' if type(error) is Odd else ''}{type(error).__name__}")
+
+
+def test_an_error_of_ours_says_what_it_is_about(fd: int) -> None:
+    outcome.put_error(fd, ValueError("x"), "could not load train")
+    failed = outcome.get(fd)
+    assert isinstance(failed, Failed)
+    assert (failed.how, failed.error) == ("could not load train: ValueError: x", None)
+
+
+LOCK = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (LOCK, "args"),
+        ([1, LOCK], "args[1]"),
+        ({"a": 1, "b": {"c": (0, LOCK)}}, "args['b']['c'][1]"),
+        ([[[LOCK]]], "args[0][0][0]"),
+    ],
+)
+def test_the_part_that_cannot_be_pickled_is_named(value: Any, where: str) -> None:
+    assert outcome.culprit("args", value, pickle.dumps) == where
+
+
+def test_what_is_deeper_than_anybody_looks_is_named_as_far_as_that() -> None:
+    assert outcome.culprit("args", [[[LOCK]]], pickle.dumps, depth=2) == "args[0][0]"
