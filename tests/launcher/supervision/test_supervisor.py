@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from waiting import LONG
+
+from launcher.job.tasks import Task
+from launcher.supervision.crew import Sink
+from launcher.supervision.ending import EndingLimits
+from launcher.supervision.exits import Exit
+from launcher.supervision.output import Outlet
+from launcher.supervision.signals import SignalQueue
+from launcher.supervision.supervisor import Supervisor
+
+TASKS = [Task("scheduler", 0, ("x",), {}), Task("server", 0, ("x",), {}), Task("worker", 0, ("x",), {})]
+HASTE = EndingLimits(window=0.01, linger=0.01, grace=0.01, short_grace=0.01, kill=0.01)
+Step = Callable[["Played"], None]
+
+
+class Played:
+    """A crew that takes one step of a script whenever it is looked after; a signal ends what still runs."""
+
+    def __init__(self, *steps: Step, dies_of: int = signal.SIGTERM) -> None:
+        self._steps, self._dies_of = list(steps), dies_of
+        self.running = set(range(len(TASKS)))
+        self.signals: list[int] = []
+        self.closed = 0
+
+    def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
+        self.sink = sink
+
+    def end(self, index: int, how: Exit) -> None:
+        self.running.discard(index)
+        self.sink.exited(index, how)
+
+    def collect(self) -> None:
+        if self._steps:
+            self._steps.pop(0)(self)
+
+    def reading(self, wanted: bool) -> None:
+        """Nothing is read."""
+
+    def signal(self, signum: int) -> None:
+        self.signals.append(signum)
+        if signum in (self._dies_of, signal.SIGKILL):
+            for index in list(self.running):
+                self.end(index, Exit(signum=signum))
+
+    def leftovers(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def ends(index: int, code: int = 0) -> Step:
+    return lambda crew: crew.end(index, Exit(code=code))
+
+
+def says(index: int, number: int, data: bytes) -> Step:
+    return lambda crew: crew.sink.output(index, number, data)
+
+
+class Told:
+    """Files for the output, and who was told of a failure."""
+
+    def __init__(self, directory: Path) -> None:
+        self._paths = directory / "out", directory / "err"
+        self._fds = [os.open(path, os.O_WRONLY | os.O_CREAT) for path in self._paths]
+        self.outlet = Outlet(*self._fds)
+        self.failures: list[tuple[str, str]] = []
+
+    def on_failure(self, task: Task, how: str) -> None:
+        self.failures.append((task.name, how))
+
+    @property
+    def out(self) -> str:
+        return self._paths[0].read_text()
+
+    @property
+    def err(self) -> str:
+        return self._paths[1].read_text()
+
+    def close(self) -> None:
+        for fd in self._fds:
+            os.close(fd)
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    made = Told(tmp_path)
+    yield made
+    made.close()
+
+
+def run(
+    crew: Played, told: Told, on_failure: Callable[[Task, str], None] | None = None, limits: EndingLimits = HASTE
+) -> int:
+    with SignalQueue() as signals:
+        supervisor = Supervisor(
+            TASKS,
+            [crew],
+            signals,
+            on_failure or told.on_failure,
+            environ={},
+            limits=limits,
+            outlet=told.outlet,
+            name="the test",
+        )
+        try:
+            supervisor.start()
+            return supervisor.run()
+        finally:
+            supervisor.close()
+
+
+def test_a_job_that_goes_well(told: Told) -> None:
+    crew = Played(ends(2), ends(0), ends(1))
+    assert run(crew, told, limits=EndingLimits(linger=LONG)) == 0
+    assert (told.failures, told.out, told.err, crew.signals, crew.closed) == ([], "", "", [], 1)
+
+
+def test_whole_lines_come_out_with_the_name_of_their_process(told: Told) -> None:
+    crew = Played(
+        says(2, 1, b"one\ntw"),
+        says(1, 2, b"oops\n"),
+        says(2, 1, b"o\nhalf"),
+        says(2, 1, b""),
+        ends(2),
+        ends(0),
+        ends(1),
+    )
+    assert run(crew, told) == 0
+    assert told.out == "[worker 0] one\n[worker 0] two\n[worker 0] half\n"
+    assert told.err == "[server 0] oops\n"
+
+
+def test_the_first_failure_is_told_once_and_ends_the_others(told: Told) -> None:
+    crew = Played(ends(2, 7), ends(1, 3))
+    assert run(crew, told) == 7
+    assert told.failures == [("worker 0", "exited with code 7")]
+    assert told.err == "the test: worker 0 exited with code 7\n"
+    assert crew.running == set()
+
+
+def test_who_does_not_end_is_killed(told: Told) -> None:
+    crew = Played(ends(2), dies_of=signal.SIGKILL)
+    assert run(crew, told) == 0
+    assert crew.signals == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_a_signal_ends_the_job(told: Told) -> None:
+    crew = Played(lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    assert run(crew, told) == 143
+    assert crew.signals == [signal.SIGTERM]
+    assert told.failures == []
+
+
+def test_that_nobody_can_be_told_does_not_matter(told: Told) -> None:
+    def fail(task: Task, how: str) -> None:
+        raise OSError("nobody home")
+
+    assert run(Played(ends(1, 7)), told, fail) == 7
+    assert "the test: could not tell the others that server 0 exited with code 7: nobody home\n" in told.err
+
+
+def test_nobody_reads_the_output_any_more(told: Told) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    told.outlet = Outlet(write, told.outlet.stderr)
+    assert run(Played(says(2, 1, b"x\n")), told) == 128 + signal.SIGPIPE
+    os.close(write)
+
+
+def test_a_disk_that_is_full_costs_the_output_alone(told: Told) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    told.outlet = Outlet(full, told.outlet.stderr)
+    assert run(Played(says(2, 1, b"x\n"), ends(2), ends(0), ends(1)), told) == 0
+    assert (
+        told.err == "the test: cannot write to standard output: No space left on device; the job goes on without it\n"
+    )
+    os.close(full)
