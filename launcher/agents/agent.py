@@ -249,6 +249,8 @@ class Agent:
             self._crew.collect()
 
     def _clean_up(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
         if self._crew is not None:
             self._crew.close()
         self._link.send(p.Bye(self._why or ""))

@@ -117,12 +117,13 @@ def run(
         try:
             roll_call = RollCall(selector, signals)
             remotes = recruiter.recruit(roll_call, selector)
+            agent_job = _AgentJob(job, remotes, recruiter, kind, environ)
             try:
-                campaign = _AgentJob(job, remotes, recruiter, kind, environ)
-                campaign.survey(roll_call, selector)
+                agent_job.survey(roll_call, selector)
                 roll_call.leave()
-                return campaign.run(selector, signals, on_failure, limits)
+                return agent_job.run(selector, signals, on_failure, limits)
             finally:
+                agent_job.close()
                 for remote in remotes:
                     remote.close()
         except Interrupted as interrupted:
@@ -141,6 +142,11 @@ class _AgentJob:
         self._kind, self._environ = kind, environ
         self._listener: socket.socket | None = None
         self._keyring: Keyring | None = None
+
+    def close(self) -> None:
+        """Listen no more; twice is fine."""
+        if self._listener is not None:
+            self._listener.close()
 
     def survey(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
         """Find out whether every host is fit: its version, its address, the directory, the command."""

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from agent_doubles import Wire
+
+import kvstore
+from kvstore.wire import Message
+from launcher.agents import run as agents
+from launcher.agents.links import protocol as p
+from launcher.agents.remote import RemoteAgent
+from launcher.agents.roll_call import RollCall
+from launcher.errors import LaunchError
+from launcher.job.cluster import Cluster
+from launcher.job.description import Job
+
+JOB = Job(1, 1, ("python", "train.py"), cluster=Cluster(encryption=False))
+FIT = p.Surveyed("127.0.0.1", "", False, 1, "")
+Answer = Callable[[Message], Message | None]
+
+
+def hello(version: str = kvstore.__version__) -> p.Hello:
+    return p.Hello(version, "3.11.7", "node", 0, "")
+
+
+def answers(surveyed: p.Surveyed = FIT, unreached: Sequence[Sequence[str]] = ()) -> Answer:
+    def answer(message: Message) -> Message | None:
+        if isinstance(message, p.Survey):
+            return surveyed
+        return p.Probed([list(failure) for failure in unreached]) if isinstance(message, p.Probe) else None
+
+    return answer
+
+
+class Recruits:
+    """Two agents that are there at once: one for the server, one for the worker."""
+
+    def __init__(self, *agents: tuple[p.Hello, Answer]) -> None:
+        self._agents = agents
+        self.wires: list[Wire] = []
+        self.prepared = 0
+        self.closed = 0
+
+    def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> list[RemoteAgent]:
+        remotes = []
+        for number, (greeting, answer) in enumerate(self._agents):
+            wire = Wire()
+            wire.reply = answer
+            remote = RemoteAgent(f"node{number}", wire)
+            remote.members = [("server" if number == 0 else "worker", 0)]
+            remote.open(selector)
+            wire.hears(greeting)
+            remotes.append(remote)
+            self.wires.append(wire)
+        return remotes
+
+    def prepare(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
+        self.prepared += 1
+
+    def toward(self) -> str:
+        return ""
+
+    def close(self, patience: float) -> None:
+        self.closed += 1
+
+
+def run(recruits: Any, job: Job = JOB) -> int:
+    return agents.run(job, pytest.fail, recruits, "test", environ={})
+
+
+def refused(*agents: tuple[p.Hello, Answer]) -> list[str]:
+    """The report on these agents, which are not fit."""
+    recruits = Recruits(*agents)
+    with pytest.raises(LaunchError) as caught:
+        run(recruits)
+    assert caught.value.exit_code == 1
+    assert (recruits.prepared, recruits.closed) == (0, 1)
+    assert all(wire.closed for wire in recruits.wires)
+    assert not any(isinstance(message, p.StartTasks) for wire in recruits.wires for message in wire.sent)
+    return [line.strip() for line in str(caught.value).splitlines()]
+
+
+def test_hosts_must_have_the_same_version() -> None:
+    assert refused((hello(), answers()), (hello("0.0.9"), answers())) == [
+        "nothing was started; 1 of 2 hosts cannot take part:",
+        f"node1: has kvstore 0.0.9 (Python 3.11.7), and here is {kvstore.__version__}; install the same",
+    ]
+
+
+def test_what_is_wrong_on_a_host_is_told() -> None:
+    problem = p.Surveyed("", "", False, 0, "there is no directory /d")
+    assert refused((hello(), answers(problem)), (hello(), answers()))[1:] == ["node0: there is no directory /d"]
+
+
+@pytest.mark.parametrize("address", ["", "node0", "127.0.0.1 -oProxyCommand=x"])
+def test_what_an_agent_says_is_checked_before_others_are_told(address: str) -> None:
+    (line,) = refused((hello(), answers(p.Surveyed(address, "", False, 1, ""))), (hello(), answers()))[1:]
+    assert line.startswith(f"node0: says that its address is {address!r}")
+
+
+def test_hosts_must_reach_each_other() -> None:
+    (line,) = refused((hello(), answers()), (hello(), answers(unreached=[("node0", "timed out")])))[1:]
+    assert line.startswith("node1: does not reach node0 (timed out); ")
+    assert "--interface" in line
+    assert "--host-ip" in line
+
+
+def test_every_host_is_asked_for_the_command_and_told_where_servers_are() -> None:
+    recruits = Recruits((hello(), answers()), (hello(), answers(unreached=[("node0", "x")])))
+    with pytest.raises(LaunchError):
+        run(recruits)
+    for wire in recruits.wires:
+        survey, probe = wire.sent[:2]
+        assert isinstance(survey, p.Survey)
+        assert isinstance(probe, p.Probe)
+        assert survey.command == [b"python", b"train.py"]
+        assert survey.directory == os.fsencode(os.getcwd())  # noqa: PTH109
+        assert [target[0] for target in probe.targets] == ["this machine", "node0"]
+
+
+def test_where_workers_have_a_path_of_their_own_nobody_looks_for_the_command() -> None:
+    recruits = Recruits((hello("0"), answers()), (hello(), answers()))
+    with pytest.raises(LaunchError):
+        run(recruits, Job(1, 1, ("python", "x"), env_worker={"PATH": "/mine"}, cluster=Cluster(encryption=False)))
+    (survey,) = (message for message in recruits.wires[1].sent if isinstance(message, p.Survey))
+    assert survey.command == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_agents_are_asked_ends_it_in_order(signum: int) -> None:
+    def interrupt(message: Message) -> None:
+        os.kill(os.getpid(), signum)
+
+    recruits = Recruits((hello(), interrupt), (hello(), answers()))
+    assert run(recruits) == 128 + signum
+    assert recruits.closed == 1
+    assert all(wire.closed for wire in recruits.wires)
+
+
+def test_when_nobody_can_be_recruited_all_is_closed() -> None:
+    class Nobody(Recruits):
+        def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> list[RemoteAgent]:
+            raise LaunchError("mpirun exited with code 1")
+
+    recruits = Nobody()
+    with pytest.raises(LaunchError, match="mpirun exited"):
+        run(recruits)
+    assert recruits.closed == 1
