@@ -21,7 +21,7 @@ T_co = TypeVar("T_co", covariant=True)
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-class Values(Protocol[T_co]):
+class ValidValues(Protocol[T_co]):
     """The values that a variable may have."""
 
     @property
@@ -44,7 +44,7 @@ class Flag:
     valid = "1 or 0, true or false, yes or no, on or off"
 
     def parse(self, text: str) -> bool:
-        """See ``Values``."""
+        """See ``ValidValues``."""
         word = text.lower()
         if word not in (*_ON, *_OFF):
             raise ValueError(text)
@@ -60,12 +60,12 @@ class Integer:
 
     @property
     def valid(self) -> str:
-        """See ``Values``."""
+        """See ``ValidValues``."""
         bounds = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
         return f"an integer, {bounds}"
 
     def parse(self, text: str) -> int:
-        """See ``Values``."""
+        """See ``ValidValues``."""
         value = int(text)
         if value < self.least or (self.most is not None and value > self.most):
             raise ValueError(text)
@@ -80,11 +80,11 @@ class Seconds:
 
     @property
     def valid(self) -> str:
-        """See ``Values``."""
+        """See ``ValidValues``."""
         return "a number of seconds, " + ("greater than 0" if self.least is None else f"at least {self.least:g}")
 
     def parse(self, text: str) -> float:
-        """See ``Values``."""
+        """See ``ValidValues``."""
         value = float(text)
         if not (value > 0 if self.least is None else value >= self.least) or math.isinf(value):
             raise ValueError(text)
@@ -99,11 +99,11 @@ class OneOf:
 
     @property
     def valid(self) -> str:
-        """See ``Values``."""
+        """See ``ValidValues``."""
         return ", ".join(self.words)
 
     def parse(self, text: str) -> str:
-        """See ``Values``."""
+        """See ``ValidValues``."""
         word = text.lower()
         if word not in self.words:
             raise ValueError(text)
@@ -117,7 +117,7 @@ class Text:
     valid: str
 
     def parse(self, text: str) -> str:
-        """See ``Values``."""
+        """See ``ValidValues``."""
         return text
 
 
@@ -135,7 +135,7 @@ class Setting(Generic[T]):
     """
 
     name: str
-    values: Values[T]
+    values: ValidValues[T]
     default: T
     meaning: str
     shown: str = ""
