@@ -42,14 +42,14 @@ def scheduler_endpoint(config: Config) -> str:
             f"DMLC_PS_ROOT_URI={host} is an address to listen at, not one to connect to; "
             "give the address by which all members reach the scheduler"
         )
-    here = next(filter(is_here, addresses), None)
-    if here is None:
-        here = _chosen(config).ip
+    address = next(filter(is_here, addresses), None)
+    if address is None:
+        address = _chosen(config).ip
         level = logging.WARNING if host in addresses else logging.INFO  # a number is more likely to be a mistake
-        log.log(level, "the scheduler listens at %s: DMLC_PS_ROOT_URI=%s is not an address of this host", here, host)
-    elif is_loopback(here) and not is_loopback(host):
-        log.warning("DMLC_PS_ROOT_URI=%s is %s here, where no other host reaches the scheduler", host, here)
-    endpoint, key = tcp_endpoint(here, port), split_key(config.root)[1]
+        log.log(level, "the scheduler listens at %s: DMLC_PS_ROOT_URI=%s is not an address of this host", address, host)
+    elif is_loopback(address) and not is_loopback(host):
+        log.warning("DMLC_PS_ROOT_URI=%s is %s here, where no other host reaches the scheduler", host, address)
+    endpoint, key = tcp_endpoint(address, port), split_key(config.root)[1]
     return with_key(endpoint, key) if key else endpoint
 
 

@@ -1,4 +1,4 @@
-"""How to compress, as the caller says it and as it travels: a name and numbers, checked, and nothing else."""
+"""How to compress, as callers say it and as messages carry it: a type and numbers, checked."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from kvstore.errors import UnknownName, UsageError, choices
 
-# Of these every single decoded array is near the one that was encoded. Of the others only the sum over many rounds is,
-# which is right for gradients and wrong for weights.
+# With these, each decoded array is close to the encoded one. With the others only sums over many rounds are, which is
+# enough for gradients but not for weights.
 CLOSE = frozenset({"fp16", "bf16", "int8"})
 
-_TINY, _HUGE = 2.0**-126, 2.0**126  # what float32 has without loss, and room to add
+_TINY, _HUGE = 2.0**-126, 2.0**126  # normal numbers of float32, of which some can be added
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,21 @@ class _Number:
     kind: type = float
 
     def check(self, name: str, value: Any) -> float | int | bool:
-        """Return ``value`` as this parameter's kind.
+        """Return ``value``, converted to this parameter's kind.
 
         Raises:
-            UsageError: it is something else, or out of range.
+            UsageError: it is of another kind, or out of range.
         """
         if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
             value = value.item()
         if self.kind is bool:
             if not isinstance(value, bool):
-                raise UsageError(f"{name}={value!r} is neither True nor False")
+                raise UsageError(f"{name}={value!r} must be True or False")
             return value
         valid = (int,) if self.kind is int else (int, float)
         if isinstance(value, bool) or not isinstance(value, valid) or not self.low <= value <= self.high:
             kind = "an integer" if self.kind is int else "a number"
-            raise UsageError(f"{name}={value!r} is not {kind} from {self.low:g} to {self.high:g}")
+            raise UsageError(f"{name}={value!r} must be {kind} from {self.low:g} to {self.high:g}")
         number: float | int = self.kind(value)
         return number
 
@@ -65,12 +65,12 @@ _PARAMETERS: dict[str, dict[str, _Number]] = {
 
 @dataclass(frozen=True)
 class Compression:
-    """A checked description of how to compress; made by ``parse``.
+    """A checked description of how to compress; ``parse`` makes it.
 
     Attributes:
         type: one of ``names()``.
-        numbers: its parameters by name, defaults included, in order of their names.
-        pull: how to compress what comes back; None for not at all.
+        numbers: its parameters with their values, defaults included, in the order of names.
+        pull: how values are compressed on the way back; None if they are not.
     """
 
     type: str
@@ -82,12 +82,12 @@ class Compression:
         return dict(self.numbers).get(name)
 
     def options(self) -> dict[str, object]:
-        """Return what ``parse`` makes this from: text, numbers and, for ``pull``, None or another such dict."""
+        """Return the options that ``parse`` makes this from; ``pull`` is None or other such options."""
         return {"type": self.type, **dict(self.numbers), "pull": self.pull and self.pull.options()}
 
 
 def names() -> list[str]:
-    """The types of compression."""
+    """Return the types of compression."""
     return sorted(_PARAMETERS)
 
 
@@ -95,7 +95,7 @@ def parse(options: Mapping[str, object]) -> Compression:
     """Return the compression that ``options`` describe.
 
     Args:
-        options: ``type``, one of ``names()``; ``pull``, None, a type, or such options, for what comes back; and
+        options: ``type``, one of ``names()``; ``pull``, None, a type, or such options, for the way back; and
             parameters:
 
             - ``2bit``: ``threshold`` (0.5), positive.
@@ -108,7 +108,7 @@ def parse(options: Mapping[str, object]) -> Compression:
 
     Raises:
         UnknownName: no such type or parameter; the message lists those there are.
-        UsageError: a parameter that is no number or out of range, or both of two that exclude each other.
+        UsageError: a parameter is not a number or is out of range, or two exclude each other.
     """
     given = _mapping(options)
     back = given.pop("pull", None)
@@ -116,14 +116,14 @@ def parse(options: Mapping[str, object]) -> Compression:
     if back is not None:
         inner = _mapping({"type": back} if isinstance(back, str) else back)
         if inner.pop("pull", None) is not None:
-            raise UsageError("pull describes one way; it has no pull of its own")
+            raise UsageError("pull describes the way back alone; it cannot have a pull of its own")
         pull = _one_way(inner)
     return _one_way(given, pull)
 
 
 def _mapping(options: object) -> dict[str, object]:
     if not isinstance(options, Mapping):
-        raise UsageError(f"compression is described by a dict such as {{'type': '2bit'}}, not {type(options).__name__}")
+        raise UsageError(f"compression must be a dict such as {{'type': '2bit'}}, not {type(options).__name__}")
     return dict(options)
 
 
@@ -138,7 +138,7 @@ def _one_way(given: dict[str, object], pull: Compression | None = None) -> Compr
         if name not in valid:
             raise UnknownName(f"{kind} compression has no {name!r}; choose from {choices({*valid, 'type', 'pull'})}")
     if given.get("ratio") is not None and given.get("k") is not None:
-        raise UsageError(f"{kind} compression sends a ratio of the elements or k of them; give one")
+        raise UsageError(f"{kind} compression sends a ratio of the elements, or k of them; give ratio or k, not both")
     numbers = {name: number.default for name, number in valid.items()}
     if given.get("k") is not None:
         numbers["ratio"] = None

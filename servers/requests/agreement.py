@@ -36,7 +36,7 @@ class Agreement(Generic[T, A]):
         except Exception as exc:
             error = exc
         self._decided[version] = (proposal, error)
-        waiting = [(other, self._outcome(version, theirs)) for other, theirs in self._waiting.pop(version, [])]
+        waiting = [(other, self._outcome(version, proposed)) for other, proposed in self._waiting.pop(version, [])]
         return [(who, error), *waiting]
 
     def propose(self, version: int, proposal: T, who: A) -> list[tuple[A, Exception | None]]:
@@ -52,8 +52,8 @@ class Agreement(Generic[T, A]):
         self._waiting.clear()
         return waiting
 
-    def _outcome(self, version: int, theirs: T) -> Exception | None:
+    def _outcome(self, version: int, proposal: T) -> Exception | None:
         decided, error = self._decided[version]
-        if theirs != decided:
-            return Mismatch(f"{self._what} differs from worker 0's: {theirs} here, {decided} there")
+        if proposal != decided:
+            return Mismatch(f"{self._what} differs from worker 0's: {proposal} here, {decided} there")
         return error

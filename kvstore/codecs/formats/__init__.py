@@ -1,9 +1,10 @@
-"""The codecs, by what they make of values.
+"""The codecs, by the form of their payloads.
 
-planes     what those have in common that encode every element by itself, or in small blocks
+planes     the base of codecs that encode every element by itself, or in small blocks
 halves     fp16 and bf16
 int8       int8
 bits       1bit and 2bit, MXNet's
-sparse     topk, threshold and randomk: some of the elements as they are (selection: which)
+sparse     the base of codecs that send some of the elements, exactly
+selection  topk, threshold and randomk: which elements those are
 powersgd   powersgd
 """

@@ -1,11 +1,11 @@
-"""MXNet's one and two bits an element: above or below, and up, down or neither.
+"""MXNet's one and two bits for each element: above or below; or up, down or neither.
 
-What is kept of a value is that value less a fixed step, which float32 rounds: exactly what is there where the step is a
-power of two and values are of its order, else to half a unit of the last place.
+The error of a value is the value less a fixed step. It is exact if the step is a power of two and the value is of its
+order; else float32 rounds it, by up to half a unit of the last place.
 
-Two bits are two planes of one bit, ups and downs, not codes side by side: numpy compares into masks, packs masks and
-unpacks them at ten times the speed of torch's comparisons, or of looking up what a byte stands for. (A chunk, on one
-core: numpy's greater, packbits and unpackbits 3 µs each; torch's gt 33 µs, index_select 30 µs; numpy's take 11 µs.)
+Two bits are two planes of one bit each, for ups and for downs, not codes side by side. Numpy compares into masks, packs
+masks and unpacks them ten times as fast as torch compares, or as a table is looked up. (Per chunk, on one core: numpy's
+greater, packbits and unpackbits 3 µs each; torch's gt 33 µs, index_select 30 µs; numpy's take 11 µs.)
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _BITS = (128, 64, 32, 16, 8, 4, 2, 1)  # the first element has the highest bit, 
 class _Signs(PlaneCodec):
     """A ``step`` up, a step down, or neither.
 
-    A plane is a mask. The multiple of a step by a sign is exact, so that it makes no difference where it is made.
-    On the CPU masks and signs are numpy's, elsewhere torch's.
+    A plane is a mask. The product of step and sign is exact, so every device computes the same. On the CPU masks and
+    signs are numpy arrays, elsewhere tensors.
     """
 
     single = True
@@ -135,12 +135,12 @@ def _tensor(flags: Native) -> torch.Tensor:
 
 
 def _bytes(mask: Native) -> Native:
-    """The memory of bools as int8, 0 or 1."""
+    """Return the memory of bools as int8, 0 or 1."""
     return mask.view(np.int8 if isinstance(mask, np.ndarray) else torch.int8)
 
 
 def pack_bits(mask: Native, out: torch.Tensor) -> None:
-    """Write ``mask``, of bools, into the bytes of ``out``, eight to each; what the last byte has too many is 0."""
+    """Write ``mask``, of bools, into the bytes of ``out``, eight to each; unused bits of the last byte are 0."""
     if isinstance(mask, np.ndarray):
         out.numpy()[:] = np.packbits(mask)
     else:

@@ -1,8 +1,8 @@
-"""Half the bytes: float16, which is finer, and bfloat16, which has float32's range.
+"""Half the bytes: float16, which is more precise, and bfloat16, which has float32's range.
 
-What is beyond the largest finite value is clipped to it and counted; the excess goes with later rounds, as any error
-does. Rounding to nearest leaves an error that float32 has exactly, so nothing is lost: the rounded value and the error
-are multiples of the last place of the input (up to 2^29 for what float16 clips).
+A value beyond the largest finite one is clipped to it and counted. The rest is sent in later rounds, as any error is.
+Rounding to nearest leaves an error that float32 represents exactly, so nothing is lost: the rounded value and the error
+are multiples of the last place of the input (up to 2^29 for values that float16 clips).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Half(PlaneCodec):
         out.add_(planes[0])
 
     def write(self, planes: Sequence[torch.Tensor], before: int, target: torch.Tensor, add: bool) -> None:
-        """See ``PlaneCodec``: in one pass, so that there is nothing to find in a cache."""
+        """See ``PlaneCodec``. One operation does all of it, so chunks would not help."""
         put_or_add(planes[0], target, add)
 
     def spread(self, planes: Sequence[torch.Tensor], before: int, targets: Sequence[torch.Tensor]) -> None:

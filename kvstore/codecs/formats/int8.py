@@ -1,9 +1,9 @@
-"""One byte an element and one float32 scale for 256 of them: 0.254 of float32's bytes.
+"""One byte for each element, and one float32 scale for 256 of them: 0.254 of float32's bytes.
 
-256 elements share a scale because the scale then costs 1.6 %, and one large element spoils few others. Rounding to
-nearest leaves an error of at most half a scale, which float32 has exactly (a rounded value that is not 0 is between
-half and twice its input: Sterbenz). Stochastic rounding (QSGD, arXiv:1610.02132) is right on average in every single
-round, at an error of up to a scale and the cost of the random numbers.
+With 256 elements to a scale, the scales cost 1.6 %, and one large element makes few others imprecise. Rounding to
+nearest leaves an error of at most half a scale, which float32 represents exactly (a rounded value other than 0 is
+between half and twice its input: Sterbenz). Stochastic rounding (QSGD, arXiv:1610.02132) is unbiased in every round.
+Its error is up to one scale, and it costs random numbers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kvstore.errors import WireError
 
 BLOCK = 256
 _LEVELS = 127
-_MOST = 2.0**121  # 127 times as much is still a float32
+_MOST = 2.0**121  # the largest scale; 127 times as much is still a float32
 
 
 class Int8(PlaneCodec):
-    """A block's largest magnitude is 127; zeros stay zeros."""
+    """Codes from -127 to 127: 127 for the largest magnitude of a block, 0 for zeros."""
 
     planes = (Plane(torch.float32, BLOCK), Plane(torch.int8, 1))
 
@@ -44,7 +44,7 @@ class Int8(PlaneCodec):
         for blocks, scale, quotient in _blocks(values, scales, quotients):
             torch.maximum(blocks.amax(1), blocks.amin(1).neg_(), out=scale)
             scale.div_(_LEVELS).clamp_(max=_MOST)
-            # Where a scale is 0, or next to it, all values are, or the quotients leave the range: hence also the clamp.
+            # Where a scale is 0, so are all values. Where it is tiny, quotients may be out of range, and are clamped.
             torch.div(blocks, (scale + (scale == 0)).unsqueeze(1), out=quotient)
         if noise is None:
             quotients.round_()
@@ -66,13 +66,13 @@ class Int8(PlaneCodec):
         """See ``PlaneCodec``."""
         low, high = host.extremes(planes[0])
         if not 0 <= low <= high <= _MOST:
-            raise WireError(f"a payload with scales from {low} to {high}")
+            raise WireError(f"expected scales from 0 to {_MOST:g}, got a payload with scales from {low} to {high}")
 
 
 def _blocks(
     values: torch.Tensor, scales: torch.Tensor, others: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Yield ``values``, their scales and ``others`` as rows of one block each: the full ones, then the last."""
+    """Yield ``values``, their scales and ``others`` in rows of one block each: all full blocks, then the last one."""
     full = values.numel() // BLOCK
     edge = full * BLOCK
     if full:

@@ -1,9 +1,9 @@
-"""Codecs that encode every element by itself, or with the others of a small block: their payloads are planes.
+"""The base of codecs that encode every element by itself, or with the others of a small block: payloads of planes.
 
-A plane is a flat tensor of which each item stands for a fixed number of elements: one float16 for each, one byte of
-signs for eight, one scale for 256. A payload is the items of the first plane that have to do with the segment, then
-those of the next, and, if a block has several elements, a last byte: how many elements of the first block come before
-the segment. Blocks begin at multiples of their length from the start of the key, wherever it is cut.
+A plane is a flat tensor, of which each item stands for a fixed number of elements: one float16 for each, one byte of
+signs for eight, one scale for 256. The payload of a range has the items of the first plane that the range needs, then
+those of the next plane. If a block has several elements, a last byte follows: how many elements of the first block come
+before the range. Blocks begin at multiples of their length from the start of the key.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from kvstore.codecs.noise import Noise
 from kvstore.codecs.scratch import scratch
 from kvstore.errors import WireError
 
-_BYTES = torch.arange(256, dtype=torch.uint8)  # a slice of one is that byte as a tensor, at no cost
+_BYTES = torch.arange(256, dtype=torch.uint8)  # a slice of length one is that byte as a tensor, without a copy
 
 
 class Plane(NamedTuple):
-    """One of a codec's planes: the dtype of its items, and how many elements ``per`` item."""
+    """A plane: the dtype of its items, and how many elements each item stands for, ``per``."""
 
     dtype: torch.dtype
     per: int
 
     def items(self, count: int) -> int:
-        """How many items the first ``count`` elements have."""
+        """Return how many items the first ``count`` elements have."""
         return -(-count // self.per)
 
 
@@ -48,7 +48,8 @@ class PlaneCodec(Codec):
     """A codec of elements in blocks.
 
     Attributes:
-        planes: of what its payloads consist; items that need more alignment come first.
+        planes: of a payload, in order; those of larger items come first, for their alignment.
+        block: how many elements a block has.
     """
 
     planes: ClassVar[tuple[Plane, ...]]
@@ -62,22 +63,22 @@ class PlaneCodec(Codec):
 
     @abstractmethod
     def pack(self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None) -> int:
-        """Write ``values``, which begin with a block, into ``planes``; return how many were clipped."""
+        """Encode ``values``, which begin with a block, into ``planes``; return how many were clipped."""
 
     @abstractmethod
     def unpack(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Write the first elements of ``planes``, which begin with a block, to all of ``out``."""
+        """Decode the first elements of ``planes``, which begin with a block, into all of ``out``."""
 
     def take(
         self, values: torch.Tensor, planes: Sequence[torch.Tensor], noise: Noise | None, left: torch.Tensor
     ) -> int:
-        """``pack``, and write to ``left`` the ``values`` less what ``unpack`` would make of ``planes``."""
+        """``pack``, and write the error to ``left``: ``values`` less what ``unpack`` returns for ``planes``."""
         clipped = self.pack(values, planes, noise)
         torch.sub(values, self._decoded(planes, values), out=left)
         return clipped
 
     def add(self, planes: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Add to all of ``out`` what ``unpack`` would write."""
+        """Add to all of ``out`` what ``unpack`` would write there."""
         out.add_(self._decoded(planes, out))
 
     def _decoded(self, planes: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
@@ -86,7 +87,7 @@ class PlaneCodec(Codec):
         return out
 
     def check_planes(self, planes: Sequence[torch.Tensor]) -> None:
-        """Raise ``WireError`` if ``planes`` hold what ``pack`` never writes."""
+        """Raise ``WireError`` if ``planes`` have items that ``pack`` never writes."""
 
     def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
         """See ``Codec``."""
@@ -95,7 +96,7 @@ class PlaneCodec(Codec):
     def _check(self, payload: torch.Tensor, count: int) -> CheckedPayload:
         before = int(payload[-1]) if self.block > 1 and payload.numel() else 0
         if before >= self.block:
-            raise WireError(f"a payload that begins {before} elements into a block of {self.block}")
+            raise WireError(f"a payload that begins {before} elements into a block of {self.block}, which has no more")
         sizes = [plane.items(before + count) * plane.dtype.itemsize for plane in self.planes]
         require_bytes(payload, sum(sizes) + (self.block > 1), count)
         planes, start = [], 0
@@ -106,7 +107,7 @@ class PlaneCodec(Codec):
         return _CheckedPlanes(self, planes, before)
 
     def write(self, planes: Sequence[torch.Tensor], before: int, target: torch.Tensor, add: bool) -> None:
-        """Write the elements of ``planes`` from ``before`` on to all of ``target``, or add them."""
+        """Decode the elements of ``planes`` from ``before`` on into all of ``target``, or add them to it."""
         if before:
             head = min(self.block, before + target.numel())
             decoded = torch.empty(head)
@@ -126,11 +127,11 @@ class PlaneCodec(Codec):
             before += target.numel()
 
     def chunks(self, planes: Sequence[torch.Tensor]) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Return what ``planes``, which begin with a block, hold of each chunk of elements."""
+        """Return the items of ``planes``, which begin with a block, for each chunk of elements."""
         return zip(*(chunks(items, plane.per) for plane, items in zip(self.planes, planes, strict=True)), strict=True)
 
     def slices(self, planes: Sequence[torch.Tensor], start: int, stop: int) -> list[torch.Tensor]:
-        """Return what ``planes`` hold of elements ``start``, with which a block begins, to ``stop``."""
+        """Return the items of ``planes`` for elements ``start``, where a block begins, to ``stop``."""
         return [
             items if not start and items.numel() == plane.items(stop) else items[start // plane.per : plane.items(stop)]
             for plane, items in zip(self.planes, planes, strict=True)

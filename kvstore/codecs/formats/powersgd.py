@@ -1,14 +1,14 @@
-"""PowerSGD (arXiv:1905.13727): a matrix as the product of two thin ones, found by one step of power iteration.
+"""PowerSGD (arXiv:1905.13727): a matrix as the product of two thin factors, from one step of power iteration.
 
-The right factor of a round is where the next one begins, so that over rounds the factors follow the gradient's largest
-directions. Workers do not agree on a left factor first, as they do around an all-reduce, so the sum of n workers' has n
-times the rank. An array counts as a matrix of its first dimension by all others. Vectors, and matrices that two factors
-would not halve, go whole.
+The right factor of a round is where the iteration of the next one starts, so over rounds the factors follow the
+gradient's largest directions. Workers do not agree on a left factor first, as they would with an all-reduce, so the sum
+of n workers' matrices has n times the rank. An array is a matrix of its first dimension by all others. Vectors, and
+matrices that two factors would not halve, are sent as they are.
 
-A payload is three int32 (columns, rank, how many elements of the first row come before the segment), the segment's
-rows of the left factor, and the right factor; or, where that is not less, all the segment's float32. The length says
-which. The product is a sum of outer products, never a matrix multiplication, whose order of additions depends on the
-shape: so each element has the same bits wherever segments are cut.
+A payload has three int32 (columns, rank, how many elements of the first row come before the range), the range's rows of
+the left factor, and the right factor; or all float32 values of the range, if those are fewer bytes. The length says
+which. The product is computed as a sum of outer products. The order of additions in a matrix multiplication depends on
+the shape, so an element's bits would depend on the range.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kvstore.codecs.memo import Memo
 from kvstore.codecs.scratch import scratch
 from kvstore.errors import WireError
 
-_HEAD = 12
-_HALVED = 2
-_WIDEST = 2**31 - 1
+_HEAD = 12  # bytes of the three int32
+_HALVED = 2  # factors must be so many times smaller than the matrix
+_WIDEST = 2**31 - 1  # columns
 
 
 class PowerSGD(Codec):
-    """Matrices in factors of ``rank``; the first right factor is random by ``seed``, the same for every worker."""
+    """Matrices as factors of ``rank``. The first right factor is random, from ``seed``, the same for every worker."""
 
     whole = True
 
@@ -72,8 +72,8 @@ class _Factors(Encoded):
         self._rows = shape[0] if shape else 1
         self._columns = self.size // max(1, self._rows)
         self._left = self._right = torch.empty(0)
-        self._all: torch.Tensor | None = None  # float32, where factors are no good
-        self._basis: torch.Tensor | None = None  # where to begin next time, if not where this time began
+        self._all: torch.Tensor | None = None  # all elements, if they are not sent as factors
+        self._basis: torch.Tensor | None = None  # for the next round, if it changes
 
     @property
     def nbytes(self) -> int:
@@ -87,17 +87,17 @@ class _Factors(Encoded):
             self._all = values.clone()
 
     def _factor(self, matrix: torch.Tensor) -> bool:
-        """Find the factors; return whether float32 was wide enough for it."""
+        """Compute the factors; return False if float32 overflows."""
         basis, rank = self._memo.basis, self._codec.rank
         if basis is None:
             basis = self._memo.noise(self._codec.seed).normal(rank, self._columns).to(matrix.device)
-        # The factors have the gradient's magnitude: without this, magnitudes would be squared.
+        # A right factor has the gradient's magnitude: as a basis it would square magnitudes.
         basis = basis / basis.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
         self._left = torch.linalg.qr(matrix @ basis.T).Q.contiguous()
         self._right = self._left.T @ matrix
         if not bool(torch.isfinite(self._right).all()):
             return False
-        if bool(self._right.any(1).all()):  # what has shrunk to nothing is no place to begin at
+        if bool(self._right.any(1).all()):  # a basis of zeros would stay zero
             self._basis = self._right
         return True
 
@@ -137,12 +137,12 @@ def _bytes(rows: int, columns: int, rank: int) -> int:
 
 
 def _rows(columns: int) -> int:
-    """How many rows to do at a time."""
+    """Return how many rows to compute at a time."""
     return max(1, CHUNK // columns)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The product of ``left``, some rows of the left factor, and ``right``, flat; valid until the next."""
+    """Return the product of ``left``, rows of the left factor, and ``right``, flat; valid until the next call."""
     shape = (left.shape[0], right.shape[1])
     total = scratch("decoded", left, shape[0] * shape[1]).view(shape)
     torch.mul(left[:, :1], right[0], out=total)

@@ -1,7 +1,7 @@
-"""Which elements are sent: the largest, those over a threshold, or some at random.
+"""Which elements are sent: the largest, those that reach a threshold, or some at random.
 
-The first two are SINGA's sparsifications and, with momentum correction, momentum factor masking and warm-up, Deep
-Gradient Compression (arXiv:1712.01887).
+The first two are SINGA's ways to make gradients sparse. With momentum correction, momentum factor masking and warm-up
+they are Deep Gradient Compression (arXiv:1712.01887).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kvstore.codecs.formats.sparse import SparseCodec
 from kvstore.codecs.memo import Memo
 from kvstore.codecs.scratch import scratch
 
-_FIRST_RATIO = 0.25  # of a warm-up
-_SMALLEST = 2.0**-149  # that is not 0
-_SAMPLED = 64  # every so many-th element is looked at to guess how large the largest are
+_FIRST_RATIO = 0.25  # of the elements, at the start of a warm-up
+_SMALLEST = 2.0**-149  # the smallest positive float32
+_SAMPLED = 64  # one in so many elements is in the sample that estimates how large the largest are
 
 
 class TopK(SparseCodec):
-    """The ``k`` elements, or the ``ratio`` of them but at least one, of largest magnitude; zeros are not sent.
+    """The ``k`` elements, or a ``ratio`` of them but at least one, of largest magnitude. Zeros are not sent.
 
-    During the first ``warmup_steps`` encodings of a key the part that is sent falls exponentially, from a quarter.
+    During the first ``warmup_steps`` encodings of a key the number of elements falls exponentially from a quarter.
     """
 
     def __init__(self, ratio: float | None, k: int | None, warmup_steps: int) -> None:
@@ -53,9 +53,9 @@ class Threshold(SparseCodec):
 
 
 class RandomK(SparseCodec):
-    """``k`` elements, or a ``ratio`` of them, at random: one of each of so many near-equal ranges.
+    """``k`` elements, or a ``ratio`` of them, at random: one from each of so many ranges of nearly equal length.
 
-    Members with one ``seed`` choose the same ones, so that the sum of what they send is as sparse.
+    Workers with the same ``seed`` choose the same elements, so that the sum of what they send is as sparse.
     """
 
     def __init__(self, ratio: float | None, k: int | None, seed: int) -> None:
@@ -72,45 +72,45 @@ class RandomK(SparseCodec):
 
 
 def count_to_send(size: int, ratio: float | None, k: int | None) -> int:
-    """Return how many of ``size`` elements are sent: ``k``, or a ``ratio`` rounded up; at least one."""
+    """Return how many of ``size`` elements to send: ``k``, or a ``ratio`` of them rounded up; at least one."""
     wanted = k if k is not None else math.ceil(round((ratio or 0.0) * size, 6))
     return min(max(1, wanted), size)
 
 
 def largest(values: torch.Tensor, k: int) -> torch.Tensor:
-    """Return the positions, growing, of the ``k`` elements of largest magnitude, or of all that are not 0 if fewer.
+    """Return the positions, increasing, of the ``k`` elements of largest magnitude; of fewer if the others are 0.
 
-    Of several that are the last to fit, those that come first are taken; CUDA may take others.
+    Of equal elements the first are taken; CUDA may take others.
     """
     if not host.on_host(values):
         chosen = torch.topk(values.abs(), k, sorted=False).indices.sort().values
         return chosen[values[chosen] != 0]
-    # Only those over a guess are looked at twice; numpy's partition is ten times as fast as torch's topk.
-    found = at_least(values, _guess(values, k))
-    if found.numel() < k:
-        found = at_least(values, _SMALLEST)
-    magnitudes = np.abs(values.numpy().take(found.numpy()))  # a fifth of what torch's indexing takes
+    # Only the elements that reach an estimate are partitioned. Numpy's partition is ten times as fast as torch's topk.
+    candidates = at_least(values, _estimate(values, k))
+    if candidates.numel() < k:
+        candidates = at_least(values, _SMALLEST)
+    magnitudes = np.abs(values.numpy().take(candidates.numpy()))  # in a fifth of the time of torch's indexing
     if len(magnitudes) <= k:
-        return found
+        return candidates
     last = np.partition(magnitudes, len(magnitudes) - k)[len(magnitudes) - k]
     taken = magnitudes > last
     taken[np.flatnonzero(magnitudes == last)[: k - np.count_nonzero(taken)]] = True
-    return torch.from_numpy(found.numpy().compress(taken))
+    return torch.from_numpy(candidates.numpy().compress(taken))
 
 
 def at_least(values: torch.Tensor, bound: float) -> torch.Tensor:
-    """Return the positions, growing, of the elements of magnitude ``bound`` or more."""
+    """Return the positions, increasing, of the elements of magnitude ``bound`` or more."""
     if not host.on_host(values):
         return (values.abs() >= bound).nonzero().view(-1)
-    found = []
-    for number, part in enumerate(chunks(values)):
-        magnitudes = torch.abs(part, out=scratch("decoded", part)).numpy()
-        found.append((magnitudes >= np.float32(bound)).nonzero()[0] + number * CHUNK)
-    return torch.from_numpy(found[0] if len(found) == 1 else np.concatenate(found))
+    positions = []
+    for number, chunk in enumerate(chunks(values)):
+        magnitudes = torch.abs(chunk, out=scratch("decoded", chunk)).numpy()
+        positions.append((magnitudes >= np.float32(bound)).nonzero()[0] + number * CHUNK)
+    return torch.from_numpy(positions[0] if len(positions) == 1 else np.concatenate(positions))
 
 
-def _guess(values: torch.Tensor, k: int) -> float:
-    """A magnitude that a little more than ``k`` elements probably reach; what all but 0 do, if no sample can tell."""
+def _estimate(values: torch.Tensor, k: int) -> float:
+    """Return a magnitude that a few more than ``k`` elements probably reach; the smallest, if a sample cannot tell."""
     rank = int(1.2 * k / _SAMPLED) + 32
     if rank * _SAMPLED >= values.numel():
         return _SMALLEST

@@ -1,8 +1,8 @@
-"""A part of the elements, as they are: payloads of their positions and values.
+"""The base of codecs that send some of the elements, exactly: payloads of positions and values.
 
-A payload is the positions within the segment, int32 and growing, then as many float32 values. A segment of which half
-or more is sent goes as all its float32 values instead, which is less; the length says which. What is sent is exact, so
-what is kept of it is 0.
+A payload has the positions of the elements within the range, int32 and increasing, then as many float32 values. If half
+of a range or more is sent, its payload has all its float32 values instead, which are fewer bytes; the length says which
+it is. Elements are sent exactly, so their error is 0.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _NO_VALUES: Native = np.empty(0, np.float32)
 
 
 class SparseCodec(Codec):
-    """A codec that chooses elements."""
+    """A codec that chooses which elements are sent."""
 
     whole = True
 
     @abstractmethod
     def choose(self, values: torch.Tensor, memo: Memo) -> torch.Tensor:
-        """Return the positions of the elements of ``values``, of which there are some, to send: int64 and growing."""
+        """Return the positions of the elements to send: int64 and increasing. ``values`` is not empty."""
 
     def begin(self, shape: torch.Size, device: torch.device, memo: Memo) -> Encoded:
         """See ``Codec``."""
@@ -43,13 +43,13 @@ class SparseCodec(Codec):
             return CheckedPayload(partial(put_or_add, typed(payload, torch.float32)))
         chosen, rest = divmod(payload.numel(), _PAIR)
         if rest or _PAIR * chosen >= 4 * count:
-            raise WireError(f"a payload of {payload.numel()} bytes for chosen ones of {count} elements")
+            raise WireError(f"a payload of {payload.numel()} bytes for some of {count} elements")
         where = typed(payload[: 4 * chosen], torch.int32)
         values = typed(payload[4 * chosen :], torch.float32)
         if chosen:
             positions = where.numpy()
             if positions[0] < 0 or positions[-1] >= count or not (positions[1:] > positions[:-1]).all():
-                raise WireError(f"a payload whose positions do not grow from 0 to {count}")
+                raise WireError(f"a payload whose positions do not increase from 0 to below {count}")
         return CheckedPayload(partial(_scatter, where, values))
 
 
@@ -89,7 +89,7 @@ class _Sparse(Encoded):
 
     def _payload(self, start: int, stop: int) -> torch.Tensor:
         if stop - start > _LONGEST:
-            raise UsageError(f"a segment of {stop - start} elements; positions have 31 bits")
+            raise UsageError(f"a segment of {stop - start} elements is too long: positions have 31 bits")
         low, high = np.searchsorted(self._positions, (start, stop))
         where, values = self._positions[low:high] - start, self._values[low:high]
         count = len(where)

@@ -84,12 +84,12 @@ def test_ends_that_are_missing_or_too_much(compression: Compression) -> None:
 @pytest.mark.parametrize(
     ("options", "payload", "count", "said"),
     [
-        ({"type": "topk"}, payload_of(([5], I32), ([1.0], F32)), 5, "do not grow"),
-        ({"type": "topk"}, payload_of(([-1], I32), ([1.0], F32)), 5, "do not grow"),
-        ({"type": "topk"}, payload_of(([3, 3], I32), ([1.0, 1.0], F32)), 50, "do not grow"),
-        ({"type": "randomk"}, payload_of(([4, 3], I32), ([1.0, 1.0], F32)), 50, "do not grow"),
+        ({"type": "topk"}, payload_of(([5], I32), ([1.0], F32)), 5, "do not increase"),
+        ({"type": "topk"}, payload_of(([-1], I32), ([1.0], F32)), 5, "do not increase"),
+        ({"type": "topk"}, payload_of(([3, 3], I32), ([1.0, 1.0], F32)), 50, "do not increase"),
+        ({"type": "randomk"}, payload_of(([4, 3], I32), ([1.0, 1.0], F32)), 50, "do not increase"),
         ({"type": "threshold"}, payload_of(([0, 1, 2], I32), ([1.0, 1.0, 1.0], F32)), 5, "24 bytes"),
-        ({"type": "topk"}, payload_of(([2**31 - 1], I32), ([1.0], F32)), 100, "do not grow"),
+        ({"type": "topk"}, payload_of(([2**31 - 1], I32), ([1.0], F32)), 100, "do not increase"),
         ({"type": "int8"}, payload_of(([float("nan")], F32), ([1, 2], I8), ([0], U8)), 2, "scales"),
         ({"type": "int8"}, payload_of(([float("inf")], F32), ([1, 2], I8), ([0], U8)), 2, "scales"),
         ({"type": "int8"}, payload_of(([-1.0], F32), ([1, 2], I8), ([0], U8)), 2, "scales"),
