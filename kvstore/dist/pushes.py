@@ -129,21 +129,15 @@ class Pushes:
             load = Plain(self._requests.packer, Leaving(values))
         else:
             load = self.compressing.load(plan, _tensors(values), self._requests.packer)
-        work = partial(self._push, operation, plan, load, writer, priority, wait)
-        if wait:
-            self._client.exchange(work, operation)
-        else:
-            self._client.submit(work, operation)
+        make = self._client.exchange if wait else self._client.submit
+        make(operation, self._push, plan, load, writer, priority, wait)
         return operation
 
     def pull(self, plan: Plan, writer: Writer, priority: int, wait: bool) -> Operation:
         """Ask for values that include this worker's contributions so far."""
         operation = self._operation("pull", plan)
-        work = partial(self._pull, operation, plan, writer, priority)
-        if wait:
-            self._client.exchange(work, operation)
-        else:
-            self._client.submit(work, operation)
+        make = self._client.exchange if wait else self._client.submit
+        make(operation, self._pull, plan, writer, priority)
         return operation
 
     def flush(self, timeout: float | None = None) -> None:

@@ -13,7 +13,7 @@ from kvstore.dist.outgoing import Packer
 from kvstore.dist.plans.entries import Entries, Segment, SegmentColumns
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.plans.plan import Plan
-from kvstore.member.outstanding import Effect, PendingRequest, Question
+from kvstore.member.outstanding import Effect, PendingRequest, Question, ready
 from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
@@ -27,7 +27,6 @@ from kvstore.wire import (
     Declare,
     GetStates,
     Init,
-    Message,
     Open,
     OpenStore,
     OptimizerStates,
@@ -36,6 +35,7 @@ from kvstore.wire import (
     PutStates,
     Ready,
     Reply,
+    Request,
     Resume,
     Sender,
     SetOptimizer,
@@ -43,8 +43,6 @@ from kvstore.wire import (
     pack_arrays,
     unpack_arrays,
 )
-
-Make = Callable[[Sender], Message]
 
 
 class Requests:
@@ -65,28 +63,24 @@ class Requests:
         self._client = session.client
         self.limits = limits
         self.packer = Packer(session.client)
-        opened: StoreOpened = self._one(
-            session.scheduler, "opening the store", (), lambda sender: OpenStore(sender, ordinal=ordinal)
-        )
+        opened: StoreOpened = self._one(session.scheduler, "opening the store", (), OpenStore, ordinal=ordinal)
         self.store = opened.store
         self._all(
             "opening the store",
-            lambda sender: Open(
-                sender,
-                store=self.store,
-                mode=rule.mode,
-                staleness=rule.staleness,
-                quorum=rule.quorum,
-                late=rule.late,
-                compensation=float(rule.compensation),
-                finite=rule.finite,
-            ),
+            Open,
+            store=self.store,
+            mode=rule.mode,
+            staleness=rule.staleness,
+            quorum=rule.quorum,
+            late=rule.late,
+            compensation=float(rule.compensation),
+            finite=rule.finite,
         )
 
     def close(self) -> None:
         """Tell the servers, and then the scheduler, that this worker does not use the store any more."""
-        self._all("closing the store", lambda sender: Close(sender, store=self.store))
-        self._one(self._session.scheduler, "closing the store", (), lambda sender: CloseStore(sender, store=self.store))
+        self._all("closing the store", Close, store=self.store)
+        self._one(self._session.scheduler, "closing the store", (), CloseStore, store=self.store)
 
     def declare(
         self, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], bound: int, longest: int
@@ -101,16 +95,14 @@ class Requests:
             self._session.scheduler,
             "init",
             keys,
-            lambda sender: Declare(
-                sender,
-                store=self.store,
-                keys=list(keys),
-                kinds=list(kinds),
-                shapes=[list(spec.shape) for spec in specs],
-                dtypes=[spec.dtype for spec in specs],
-                bound=bound,
-                longest=longest,
-            ),
+            Declare,
+            store=self.store,
+            keys=list(keys),
+            kinds=list(kinds),
+            shapes=[list(spec.shape) for spec in specs],
+            dtypes=[spec.dtype for spec in specs],
+            bound=bound,
+            longest=longest,
         )
         columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
         return Entries.of(keys, kinds, specs, SegmentColumns(*(np.array(column, np.int64) for column in columns)))
@@ -119,56 +111,38 @@ class Requests:
         """Give the servers the first values of a plan's keys, then tell the scheduler; ``effect`` is a part of that."""
         operation = self._operation("init", plan.keys)
         for parcel in plan.parcels:
-            self._client.ask(self._session.servers[parcel.server], operation, partial(self._init, parcel, values))
+            peer = self._session.servers[parcel.server]
+            self._client.submit(
+                operation, ready, [_FirstValues(peer, operation, self.store, parcel, values, self.packer)]
+            )
         operation.wait()
-        self._exchange(
-            self._operation("init", plan.keys),
-            [(self._session.scheduler, lambda sender: Ready(sender, store=self.store, keys=list(plan.keys)))],
-            effect,
-        )
-
-    def _init(self, parcel: Parcel, values: Leaving, sender: Sender) -> Init:
-        kinds, shapes = parcel.shapes()
-        return Init(
-            sender,
-            store=self.store,
-            ids=parcel.ids,
-            keys=parcel.keys(),
-            kinds=kinds,
-            shapes=shapes,
-            dtype=parcel.dtype,
-            buffers=self.packer.pack(parcel, values),
-        )
+        operation = self._operation("init", plan.keys)
+        fields = {"store": self.store, "keys": list(plan.keys)}
+        question = Question(self._session.scheduler, operation, Ready, fields)
+        self._client.exchange(operation, ready, [question], effect)
 
     def set_optimizer(self, version: int, optimizer: Optimizer, effect: Effect) -> None:
         """Have all servers update with ``optimizer``; when the last of them does, ``effect`` follows."""
-
-        def make(sender: Sender) -> SetOptimizer:
-            return SetOptimizer(
-                sender,
-                store=self.store,
-                version=version,
-                name=optimizer.name,
-                hyper=[[name, value] for name, value in optimizer.hyper.items()],
-                clip_gradient=optimizer.clip_gradient,
-                lr_mult=[[key, value] for key, value in optimizer.lr_mult.items()],
-                wd_mult=[[key, value] for key, value in optimizer.wd_mult.items()],
-                lr=optimizer.lr,
-                rescale=optimizer.rescale_grad,
-                groups=[[list(group.keys), [[*pair] for pair in group.hyper.items()]] for group in optimizer.groups],
-            )
-
+        fields = {
+            "store": self.store,
+            "version": version,
+            "name": optimizer.name,
+            "hyper": [[name, value] for name, value in optimizer.hyper.items()],
+            "clip_gradient": optimizer.clip_gradient,
+            "lr_mult": [[key, value] for key, value in optimizer.lr_mult.items()],
+            "wd_mult": [[key, value] for key, value in optimizer.wd_mult.items()],
+            "lr": optimizer.lr,
+            "rescale": optimizer.rescale_grad,
+            "groups": [[list(group.keys), [[*pair] for pair in group.hyper.items()]] for group in optimizer.groups],
+        }
         operation = self._operation("set_optimizer")
-        questions = [_Last(peer, operation, make, effect) for peer in self._session.servers]
-        self._client.exchange(lambda: (questions, None), operation)
+        questions = [_Last(peer, operation, SetOptimizer, fields, effect) for peer in self._session.servers]
+        self._client.exchange(operation, ready, questions)
 
     def optimizer(self) -> str | None:
         """Return the name of the optimizer that the servers have, or None."""
         reply: OptimizerStates = self._one(
-            self._session.servers[0],
-            "asking for the optimizer",
-            (),
-            lambda sender: GetStates(sender, store=self.store, ids=[]),
+            self._session.servers[0], "asking for the optimizer", (), GetStates, store=self.store, ids=[]
         )
         return reply.optimizer
 
@@ -178,7 +152,9 @@ class Requests:
             self._session.servers[parcel.server],
             "save_optimizer_states",
             (),
-            lambda sender: GetStates(sender, store=self.store, ids=parcel.ids),
+            GetStates,
+            store=self.store,
+            ids=parcel.ids,
         )
         by_id = {segment.id: segment for segment in parcel.segments}
         specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(reply.shapes, reply.dtypes, strict=True)]
@@ -195,15 +171,13 @@ class Requests:
             self._session.servers[server],
             "load_optimizer_states",
             (),
-            lambda sender: PutStates(
-                sender,
-                store=self.store,
-                ids=[segment.id for segment, _ in states],
-                names=[name for _, name in states],
-                shapes=[list(spec.shape) for spec in specs],
-                dtypes=[spec.dtype for spec in specs],
-                buffers=pack_arrays([to_buffer(value.contiguous()) for value in states.values()]),
-            ),
+            PutStates,
+            store=self.store,
+            ids=[segment.id for segment, _ in states],
+            names=[name for _, name in states],
+            shapes=[list(spec.shape) for spec in specs],
+            dtypes=[spec.dtype for spec in specs],
+            buffers=pack_arrays([to_buffer(value.contiguous()) for value in states.values()]),
         )
 
     def barrier(self, number: int, begun: Callable[[Operation], None]) -> None:
@@ -213,10 +187,9 @@ class Requests:
             begun: gets the operation that is done when all workers have come.
         """
         operation = self._operation("barrier")
-        question = Question(
-            self._session.scheduler, operation, lambda sender: Barrier(sender, store=self.store, number=number)
-        )
-        self._client.submit(lambda: ([question], partial(begun, operation)), operation)
+        fields = {"store": self.store, "number": number}
+        question = Question(self._session.scheduler, operation, Barrier, fields)
+        self._client.submit(operation, ready, [question], partial(begun, operation))
 
     def announce_pause(self, number: int) -> None:
         """Tell the scheduler of this worker's pause ``number``, before any server lets others go on because of it."""
@@ -224,7 +197,12 @@ class Requests:
             self._session.scheduler,
             "join",
             (),
-            lambda sender: Pause(sender, store=self.store, number=number, pushes=0, ids=[], clocks=[]),
+            Pause,
+            store=self.store,
+            number=number,
+            pushes=0,
+            ids=[],
+            clocks=[],
         )
 
     def pause(
@@ -241,52 +219,71 @@ class Requests:
             take: is given each server's answer, with the segments that it is about.
             begun: gets the operation that is done when the servers let this worker go on.
         """
-        operation = self._operation("join")
+        self._client.submit(self._operation("join"), self._pauses, number, clocks, take, begun)
 
-        def work() -> tuple[Sequence[PendingRequest], Effect]:
-            by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
-            pushes: dict[Key, int] = {}
-            for segment, clock in clocks().items():
-                by_server[segment.server][segment.id] = clock
-                pushes[segment.key] = clock
-            questions = [
-                self._pausing(peer, operation, number, sum(pushes.values()), pushed, take)
-                for peer, pushed in zip(self._session.servers, by_server, strict=True)
-            ]
-            return questions, partial(begun, operation)
-
-        self._client.submit(work, operation)
-
-    def _pausing(
+    def _pauses(
         self,
-        peer: bytes,
         operation: Operation,
         number: int,
-        pushes: int,
-        pushed: Mapping[int, int],
+        clocks: Callable[[], Mapping[Segment, int]],
         take: Callable[[Sequence[int], Resume], None],
-    ) -> Question:
-        ids = list(pushed)
-        return Question(
-            peer,
-            operation,
-            lambda sender: Pause(sender, self.store, number, pushes, ids, list(pushed.values())),
-            partial(take, ids),
-        )
+        begun: Callable[[Operation], None],
+    ) -> tuple[Sequence[PendingRequest], Effect]:
+        by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
+        pushes: dict[Key, int] = {}
+        for segment, clock in clocks().items():
+            by_server[segment.server][segment.id] = clock
+            pushes[segment.key] = clock
+        questions = []
+        for peer, pushed in zip(self._session.servers, by_server, strict=True):
+            ids = list(pushed)
+            fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": ids}
+            fields["clocks"] = list(pushed.values())
+            questions.append(Question(peer, operation, Pause, fields, partial(take, ids)))
+        return questions, partial(begun, operation)
 
-    def _one(self, peer: bytes, what: str, keys: Iterable[Key], make: Make) -> Any:
+    def _one(self, peer: bytes, what: str, keys: Iterable[Key], kind: type[Request], /, **fields: Any) -> Any:
+        """Ask ``peer``, and return the reply."""
         operation = self._operation(what, keys)
-        return self._exchange(operation, [(peer, make)])
+        return self._client.exchange(operation, ready, [Question(peer, operation, kind, fields, operation.take)])
 
-    def _all(self, what: str, make: Make) -> None:
-        self._exchange(self._operation(what), [(peer, make) for peer in self._session.servers])
-
-    def _exchange(self, operation: Operation, asked: Sequence[tuple[bytes, Make]], effect: Effect | None = None) -> Any:
-        questions = [Question(peer, operation, make, operation.take) for peer, make in asked]
-        return self._client.exchange(lambda: (questions, effect), operation)
+    def _all(self, what: str, kind: type[Request], /, **fields: Any) -> None:
+        """Ask all servers, and wait for their answers."""
+        operation = self._operation(what)
+        questions = [Question(peer, operation, kind, fields) for peer in self._session.servers]
+        self._client.exchange(operation, ready, questions)
 
     def _operation(self, what: str, keys: Iterable[Key] = ()) -> Operation:
         return Operation(what, list(keys), self._client, limits=self.limits)
+
+
+class _FirstValues(PendingRequest):
+    """The first values of a parcel's segments. They are packed when the message is made."""
+
+    __slots__ = ("packer", "parcel", "store", "values")
+
+    def __init__(
+        self, peer: bytes, operation: Operation, store: int, parcel: Parcel, values: Leaving, packer: Packer
+    ) -> None:
+        super().__init__(peer, operation)
+        self.store = store
+        self.parcel = parcel
+        self.values = values
+        self.packer = packer
+
+    def message(self, sender: Sender) -> Init:
+        """See ``PendingRequest``."""
+        kinds, shapes = self.parcel.shapes()
+        return Init(
+            sender,
+            store=self.store,
+            ids=self.parcel.ids,
+            keys=self.parcel.keys(),
+            kinds=kinds,
+            shapes=shapes,
+            dtype=self.parcel.dtype,
+            buffers=self.packer.pack(self.parcel, self.values),
+        )
 
 
 class _Last(Question):
@@ -294,8 +291,10 @@ class _Last(Question):
 
     __slots__ = ("effect",)
 
-    def __init__(self, peer: bytes, operation: Operation, make: Make, effect: Effect) -> None:
-        super().__init__(peer, operation, make)
+    def __init__(
+        self, peer: bytes, operation: Operation, kind: type[Request], fields: Mapping[str, Any], effect: Effect
+    ) -> None:
+        super().__init__(peer, operation, kind, fields)
         self.effect = effect
 
     def take(self, reply: Reply) -> Effect | None:

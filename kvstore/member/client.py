@@ -15,15 +15,15 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
 from kvstore.member.io_lock import IOLock, under_way
-from kvstore.member.links import Links
-from kvstore.member.outstanding import Effect, PendingRequest, Question
+from kvstore.member.links import Links, Prepare
+from kvstore.member.outstanding import Question, ready
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Explain, Explanation, Message, Node, Sender
+from kvstore.wire import Buffer, Explain, Explanation, Node, Request
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +33,6 @@ SLICE_S = 0.5  # the longest single wait on the transport
 STALL_S = 0.1  # without an answer for so long, what somebody waits for goes whether or not it is its turn
 EXPLAIN_S = 15.0  # how long a peer may take to say what a late request waits for
 NEWS_S = 60.0  # a wait that goes on says so often what it waits for
-
-
-class Prepare(Protocol):
-    """Requests that are made together or not at all."""
-
-    def __call__(self) -> tuple[Sequence[PendingRequest], Effect | None]:
-        """Return the requests, and what is to change when they are made. Changes nothing; runs alone at the links."""
-        ...
 
 
 class Client:
@@ -102,23 +94,27 @@ class Client:
 
     # ---- requests
 
-    def submit(self, work: Prepare, operation: Operation) -> None:
-        """Make requests on behalf of ``operation``: all of them or, if this raises before they are noted, none.
+    def submit(self, operation: Operation, prepare: Prepare, *args: Any) -> None:
+        """Make the requests of ``operation``: all of them or, if this raises before they are noted, none.
 
-        If it raises later they are made all the same, and what they bring is not taken.
+        If this raises later, the requests are made all the same, and their answers are not taken.
+
+        Args:
+            prepare: called with ``operation`` and ``args``, alone at the links; returns the requests, and the effect of
+                making them. It changes nothing itself.
         """
         try:
             self.check()
             self._require_returned()
-            self.alone(self._links.submit, work)
+            self.alone(self._links.submit, operation, prepare, args)
         except BaseException:
             self.give_up(operation)
             raise
 
-    def exchange(self, work: Prepare, operation: Operation) -> Any:
-        """``submit``, and wait for ``operation``: meanwhile requests may read the caller's arrays."""
+    def exchange(self, operation: Operation, prepare: Prepare, *args: Any) -> Any:
+        """``submit``, and wait for ``operation``. Meanwhile requests may read the caller's arrays."""
         try:
-            self.submit(work, operation)
+            self.submit(operation, prepare, *args)
             result = operation.wait()
         except BaseException:
             self.give_up(operation)
@@ -126,27 +122,25 @@ class Client:
         self._links.lent.pop(operation, None)
         return result
 
-    def ask(
-        self,
-        peer: Peer,
-        operation: Operation,
-        make: Callable[[Sender], Message],
-        on_reply: Callable[[Any], None] | None = None,
-    ) -> None:
-        """Ask ``peer`` a single thing on behalf of ``operation``; see ``Question``."""
-        question = Question(peer, operation, make, on_reply)
-        self.submit(lambda: ([question], None), operation)
+    def ask(self, operation: Operation, *questions: Question) -> None:
+        """Make ``questions`` of ``operation``."""
+        self.submit(operation, ready, questions)
 
-    def call(self, peer: Peer, what: str, make: Callable[[Sender], Message], timeout: float | None = None) -> Any:
-        """Ask and wait; return the reply."""
+    def call(self, peer: Peer, what: str, kind: type[Request], timeout: float | None = None, /, **fields: Any) -> Any:
+        """Send one request and wait; return the reply.
+
+        Args:
+            what: the call, for messages.
+            kind, fields: the request.
+        """
         operation = Operation(what, (), self)
-        self.ask(peer, operation, make, operation.take)
+        self.ask(operation, Question(peer, operation, kind, fields, operation.take))
         return operation.wait(timeout)
 
-    def tell(self, peer: Peer, make: Callable[[Sender], Message]) -> None:
+    def tell(self, peer: Peer, kind: type[Request], /, **fields: Any) -> None:
         """Send a request whose answer nobody waits for, even if the job has failed."""
-        question = Question(peer, Operation("farewell"), make)
-        self.alone(self._links.submit, lambda: ([question], None))
+        operation = Operation("farewell")
+        self.alone(self._links.submit, operation, ready, ([Question(peer, operation, kind, fields)],))
 
     def renew(self) -> None:
         """Have all links made anew: what was sent over the old ones may be long in coming. Any thread may call it."""
@@ -240,16 +234,13 @@ class Client:
         answers: dict[Peer, str | None] = {}
         question = Operation("explanation", (), self)
 
-        def ask_about(seq: int, peer: Peer) -> None:
-            def take(reply: Explanation) -> None:
-                answers[peer] = reply.text or "has not answered yet"
-
-            answers[peer] = None
-            self.ask(peer, question, lambda sender: Explain(sender, about=seq), take)
+        def take(peer: Peer, reply: Explanation) -> None:
+            answers[peer] = reply.text or "has not answered yet"
 
         for seq, peer in missing.items():
             if peer not in answers:
-                ask_about(seq, peer)
+                answers[peer] = None
+                self.ask(question, Question(peer, question, Explain, {"about": seq}, partial(take, peer)))
         self._wait_until(lambda: not question.open, EXPLAIN_S)
         silent = tuple(peer.decode() for peer, text in answers.items() if text is None)
         return "; ".join(f"{peer.decode()} {text or 'does not answer'}" for peer, text in answers.items()), silent

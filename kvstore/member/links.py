@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.errors import KVStoreError, WireError, rebuild
 from kvstore.member.outstanding import Effect, Outstanding, PendingRequest
@@ -21,6 +21,9 @@ from kvstore.transport.memory import ScatteredFrame
 from kvstore.wire import Buffer, Failure, Here, Node, Reply, Sender, decode, encode, require_short
 
 log = logging.getLogger(__name__)
+
+# Called with an operation, and more; returns its requests, and what changes when they are made.
+Prepare: TypeAlias = Callable[..., "tuple[Sequence[PendingRequest], Effect | None]"]
 
 FEW = 4  # requests; with more of them outstanding, replies are taken in between two that are sent
 
@@ -123,9 +126,9 @@ class Links:
         self._doubtful = False
         return peer
 
-    def submit(self, work: Callable[[], tuple[Sequence[PendingRequest], Effect | None]]) -> None:
-        """Make the requests of ``work``; see ``Client.submit``."""
-        requests, effect = work()
+    def submit(self, operation: Operation, prepare: Prepare, args: Sequence[Any]) -> None:
+        """Make the requests that ``prepare`` returns; see ``Client.submit``."""
+        requests, effect = prepare(operation, *args)
         if not requests:
             return
         self.outstanding.number(requests)
@@ -133,7 +136,7 @@ class Links:
         for request in requests:
             if request.early:
                 request.frames = self._message(request)
-        operation, lends = requests[0].operation, not requests[0].early
+        lends = not requests[0].early
         if lends:
             self.lent[operation] = threading.get_ident()
         self.outstanding.add(requests, effect)

@@ -6,14 +6,14 @@ may run twice, is noted before it runs, and is run again by ``finish`` if it has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.errors import KVStoreError
 from kvstore.ticket import Operation
 from kvstore.transport.memory import ScatteredFrame, whole
-from kvstore.wire import Buffer, Message, Reply, Sender
+from kvstore.wire import Buffer, Message, Reply, Request, Sender
 
 Effect: TypeAlias = Callable[[], None]  # of a request that is made, or an answer that counts; may run twice
 
@@ -85,35 +85,45 @@ class PendingRequest:
 
 
 class Question(PendingRequest):
-    """A request of its own.
+    """A request whose message is known when it is made, but for its sender.
 
     Args:
-        make: returns the message.
+        kind: the class of the message.
+        fields: its fields, by name.
         on_reply: takes the answer, unless it is a failure.
     """
 
-    __slots__ = ("make", "on_reply")
+    __slots__ = ("fields", "kind", "on_reply")
 
     def __init__(
         self,
         peer: bytes,
         operation: Operation,
-        make: Callable[[Sender], Message],
+        kind: type[Request],
+        fields: Mapping[str, Any],
         on_reply: Callable[[Any], None] | None = None,
     ) -> None:
         super().__init__(peer, operation)
-        self.make = make
+        self.kind = kind
+        self.fields = fields
         self.on_reply = on_reply
 
     def message(self, sender: Sender) -> Message:
         """See ``PendingRequest``."""
-        return self.make(sender)
+        return self.kind(sender, **self.fields)
 
     def take(self, reply: Any) -> Effect | None:
         """See ``PendingRequest``."""
         if self.on_reply is not None:
             self.on_reply(reply)
         return None
+
+
+def ready(
+    _operation: Operation, requests: Sequence[PendingRequest], effect: Effect | None = None
+) -> tuple[Sequence[PendingRequest], Effect | None]:
+    """Prepare nothing: ``requests`` are made already, and ``effect`` belongs to them; see ``Prepare``."""
+    return requests, effect
 
 
 def _refusal(exc: Exception) -> KVStoreError:

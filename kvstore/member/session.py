@@ -27,7 +27,7 @@ from kvstore.job.config import Config
 from kvstore.job.curve_keys import split_key
 from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat, Listener
-from kvstore.member.outstanding import Question
+from kvstore.member.outstanding import PendingRequest, ready
 from kvstore.member.pulse import PulseProcess, available
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
@@ -135,13 +135,9 @@ class Session:
         longest = math.inf if self.config.role == "server" else self.config.join_limit_s
         limits = WaitLimits(min(self.config.join_timeout_s or self.config.timeout_s, longest), longest)
         operation = Operation(f"joining the job at {split_key(self.config.root)[0]}", (), self.client, limits=limits)
-        question = Question(self.scheduler, operation, self._request, operation.take)
-        self.client.submit(lambda: ([question], partial(self._has_asked, operation)), operation)
+        request = _JoinRequest(self.scheduler, operation, self.config.rank_hint, self._address)
+        self.client.submit(operation, ready, [request], partial(self._has_asked, operation))
         return operation
-
-    def _request(self, sender: Sender) -> Join:
-        wished = sender.node._replace(rank=self.config.rank_hint)
-        return Join(sender._replace(node=wished), address=self._address)
 
     def _has_asked(self, operation: Operation) -> None:
         self._asked = operation
@@ -161,7 +157,7 @@ class Session:
         try:
             with contextlib.suppress(KVStoreError):
                 if self.scheduler:
-                    self.client.tell(self.scheduler, lambda sender: Leave(sender, error=error))
+                    self.client.tell(self.scheduler, Leave, error=error)
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
@@ -181,7 +177,7 @@ class Session:
 
     def num_dead_nodes(self) -> int:
         """Return how many members the scheduler has lost."""
-        counted = self.client.call(self.scheduler, "asking for the dead", lambda sender: Census(sender))
+        counted = self.client.call(self.scheduler, "asking for the dead", Census)
         return int(counted.count)
 
     def leave(self, error: str | None = None) -> None:
@@ -192,9 +188,9 @@ class Session:
         text = error if error is None else error[:MAX_REASON]
         try:
             if self.client.failure is None:
-                self.client.call(self.scheduler, "leaving the job", lambda sender: Leave(sender, error=text), LEAVE_S)
+                self.client.call(self.scheduler, "leaving the job", Leave, LEAVE_S, error=text)
             else:
-                self.client.tell(self.scheduler, lambda sender: Leave(sender, error=text))
+                self.client.tell(self.scheduler, Leave, error=text)
         except KVStoreError as exc:
             log.warning("left the job without the scheduler's answer: %s", exc)
         finally:
@@ -213,6 +209,25 @@ class Session:
             self._faults.setdefault(notice.store, []).append(rebuild(notice.kind, notice.text))
         if self._on_notice is not None:
             self._on_notice(notice)
+
+
+class _JoinRequest(PendingRequest):
+    """Asks to join, with the rank that this process would like."""
+
+    __slots__ = ("address", "rank")
+
+    def __init__(self, peer: Peer, operation: Operation, rank: int, address: str) -> None:
+        super().__init__(peer, operation)
+        self.rank = rank
+        self.address = address
+
+    def message(self, sender: Sender) -> Join:
+        """See ``PendingRequest``."""
+        return Join(sender._replace(node=sender.node._replace(rank=self.rank)), address=self.address)
+
+    def take(self, reply: Welcome) -> None:
+        """See ``PendingRequest``."""
+        self.operation.take(reply)
 
 
 _FORKED = "this process was forked from a member of the job; create and use stores in the parent only"

@@ -13,7 +13,7 @@ import pytest
 from kvstore.errors import DeadlineExceeded, KVStoreError, Mismatch, NodeLost, ServerError, UsageError
 from kvstore.member import client as clients
 from kvstore.member.client import SLICE_S, Client
-from kvstore.member.outstanding import PendingRequest, Turn
+from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.wire import (
     Ack,
@@ -22,6 +22,7 @@ from kvstore.wire import (
     Explain,
     Explanation,
     Failure,
+    Leave,
     Message,
     Node,
     Ready,
@@ -32,6 +33,7 @@ from kvstore.wire import (
 )
 
 WINDOW = 4 << 20
+BARRIER = {"store": 0, "number": 0}
 Answers = Callable[[bytes, Request], "Sequence[Message | list[bytes]]"]
 
 
@@ -89,8 +91,8 @@ def client_of(transport: Any, timeout_s: float = 10.0, patience_s: float = 0.0) 
     return client, client.connect("server 0", "server 0"), client.connect("server 1", "server 1")
 
 
-def barrier(sender: Sender) -> Barrier:
-    return Barrier(sender, store=0, number=0)
+def ask(client: Client, peer: bytes, operation: Operation, take: Callable[[Any], None] | None = None) -> None:
+    client.ask(operation, Question(peer, operation, Barrier, BARRIER, take))
 
 
 def acknowledge(_peer: bytes, request: Request) -> list[Message]:
@@ -100,7 +102,7 @@ def acknowledge(_peer: bytes, request: Request) -> list[Message]:
 def test_a_call_returns_the_reply():
     transport = Played(acknowledge)
     client, a, _ = client_of(transport)
-    assert client.call(a, "x", barrier) == Ack(1)
+    assert client.call(a, "x", Barrier, **BARRIER) == Ack(1)
     assert transport.waits == []
 
 
@@ -109,13 +111,13 @@ def test_requests_are_numbered_and_say_what_is_done():
     client, a, b = client_of(transport)
     operations = [Operation("x", (), client) for _ in range(3)]
     for operation, peer in zip(operations, (a, b, a), strict=True):
-        client.ask(peer, operation, barrier)
+        ask(client, peer, operation)
     transport.arrive(b, Ack(2))
     client.poll()
-    client.ask(a, Operation("x", (), client), barrier)
+    ask(client, a, Operation("x", (), client))
     transport.arrive(a, Ack(1))
     client.poll()
-    client.ask(a, Operation("x", (), client), barrier)
+    ask(client, a, Operation("x", (), client))
     assert [r.node for _, r in transport.asked] == [Node("worker", -1, 77)] * 5
     assert [(peer, r.seq, r.sender.done) for peer, r in transport.asked] == [
         (a, 1, 1),
@@ -132,7 +134,7 @@ def test_what_has_no_answer_is_asked_again_in_order_when_a_link_has_been_made_an
     client, a, b = client_of(transport)
     operations = [Operation("x", (), client) for _ in range(4)]
     for operation, peer in zip(operations, (a, b, a, a), strict=True):
-        client.ask(peer, operation, barrier)
+        ask(client, peer, operation)
     transport.arrive(a, Ack(3))
     transport.arrive(a, [])
     client.poll()
@@ -150,7 +152,7 @@ def test_what_has_no_answer_is_asked_again_in_order_when_a_link_has_been_made_an
 
 class InTurn(PendingRequest):
     def message(self, sender: Sender) -> Message:
-        return barrier(sender)
+        return Barrier(sender, **BARRIER)
 
 
 def test_a_request_made_in_turn_is_asked_again_only_if_it_has_gone():
@@ -158,7 +160,7 @@ def test_a_request_made_in_turn_is_asked_again_only_if_it_has_gone():
     client, a, _ = client_of(transport)
     operation = Operation("x", (), client)
     for _ in range(2):
-        client.submit(lambda: ([InTurn(a, operation, turn=Turn(WINDOW, 0))], None), operation)
+        client.submit(operation, ready, [InTurn(a, operation, turn=Turn(WINDOW, 0))])
     assert [request.seq for _, request in transport.asked] == [1]
     transport.arrive(a, [])
     client.poll()
@@ -168,20 +170,20 @@ def test_a_request_made_in_turn_is_asked_again_only_if_it_has_gone():
 def test_a_failure_is_raised_by_its_name_and_does_not_reach_the_taker():
     client, a, _ = client_of(Played(lambda _, request: [Failure(request.seq, "Mismatch", "not so")]))
     operation = Operation("x", (), client)
-    client.ask(a, operation, barrier, lambda reply: pytest.fail("it was taken"))
+    ask(client, a, operation, lambda reply: pytest.fail("it was taken"))
     with pytest.raises(Mismatch, match="not so"):
         operation.wait()
     client, a, _ = client_of(Played(lambda _, request: [Failure(request.seq, "SystemExit", "ha")]))
     with pytest.raises(ServerError, match="ha"):
-        client.call(a, "x", barrier)
+        client.call(a, "x", Barrier, **BARRIER)
 
 
 def test_what_makes_no_sense_is_dropped(caplog: pytest.LogCaptureFixture):
     transport = Played()
     client, a, b = client_of(transport)
     operation = Operation("x", (), client)
-    client.ask(a, operation, barrier)
-    for nonsense in ([b"\xc1"], [b""], [b"", b""], Alive(), barrier(Sender(Node("worker", 0, 0), 1, 1))):
+    ask(client, a, operation)
+    for nonsense in ([b"\xc1"], [b""], [b"", b""], Alive(), Barrier(Sender(Node("worker", 0, 0), 1, 1), **BARRIER)):
         transport.arrive(a, nonsense)
     transport.arrive(b, Ack(1))  # not whom it was asked of
     transport.arrive(b"stranger", [b"?"])
@@ -207,8 +209,8 @@ def test_an_answer_that_cannot_be_taken_fails_its_ticket_and_no_other():
     def take(_reply: Any) -> None:
         raise IndexError("no room")
 
-    client.ask(a, bad, barrier, take)
-    client.ask(b, good, barrier)
+    ask(client, a, bad, take)
+    ask(client, b, good)
     transport.arrive(a, Ack(1))
     transport.arrive(b, Ack(2))
     assert good.wait() is None
@@ -222,7 +224,7 @@ def test_whoever_sees_a_ticket_done_sees_its_error():
     transport = Played(lambda _, request: [Failure(request.seq, "ServerError", "x")])
     client, a, _ = client_of(transport)
     seen = []
-    client.ask(a, Operation("x", (), client, lambda operation: seen.append(set(operation.open))), barrier)
+    ask(client, a, Operation("x", (), client, lambda operation: seen.append(set(operation.open))))
     client.poll()
     assert seen == [{1}]
 
@@ -232,9 +234,9 @@ def test_a_request_that_cannot_be_encoded_leaves_nothing_behind():
     client, a, _ = client_of(transport)
     operation = Operation("x", (), client)
     with pytest.raises(UnicodeEncodeError):
-        client.ask(a, operation, lambda sender: Failure(sender.seq, "x", "\ud800"))
+        client.ask(operation, Question(a, operation, Leave, {"error": "\ud800"}))
     assert operation.wait() is None
-    client.call(a, "y", barrier)
+    client.call(a, "y", Barrier, **BARRIER)
     assert [(r.seq, r.sender.done) for _, r in transport.asked] == [(1, 1)]
 
 
@@ -252,7 +254,7 @@ def test_a_wait_ends_at_its_deadline_and_asks_what_holds_it_up():
     client, a, b = client_of(transport)
     operation = Operation("pull", ["w", "x"], client)
     for peer in (a, b, a):
-        client.ask(peer, operation, barrier)
+        ask(client, peer, operation)
     with pytest.raises(DeadlineExceeded) as info:
         operation.wait(3.0)
     assert str(info.value) == (
@@ -269,7 +271,7 @@ def test_a_peer_that_knows_nothing_of_it_has_not_answered_yet():
     transport = Played(lambda _, r: [Explanation(r.seq, "")] if isinstance(r, Explain) else [])
     client, a, _ = client_of(transport)
     with pytest.raises(DeadlineExceeded, match="server 0 has not answered yet") as info:
-        client.call(a, "x", barrier, 1.0)
+        client.call(a, "x", Barrier, 1.0, **BARRIER)
     assert info.value.silent == ()
 
 
@@ -278,14 +280,14 @@ def test_an_answer_that_comes_while_it_is_asked_for_is_not_too_late():
         return [Ack(1), Explanation(request.seq, "")] if isinstance(request, Explain) else []
 
     client, a, _ = client_of(Played(answers))
-    assert client.call(a, "x", barrier, 1.0) == Ack(1)
+    assert client.call(a, "x", Barrier, 1.0, **BARRIER) == Ack(1)
 
 
 def test_without_a_timeout_the_clients_counts_and_waiting_again_is_allowed():
     transport = Played()
     client, a, _ = client_of(transport, timeout_s=7.0)
     operation = Operation("x", (), client)
-    client.ask(a, operation, barrier)
+    ask(client, a, operation)
     with pytest.raises(DeadlineExceeded, match="after 7 s"):
         operation.wait()
     transport.arrive(a, Ack(1))
@@ -296,7 +298,7 @@ def test_a_ticket_may_have_a_deadline_of_its_own():
     transport = Played()
     client, a, _ = client_of(transport)
     operation = Operation("x", (), client, limits=WaitLimits(2.0, 2.0))
-    client.ask(a, operation, barrier)
+    ask(client, a, operation)
     with pytest.raises(DeadlineExceeded, match="after 2 s"):
         operation.wait()
 
@@ -305,9 +307,9 @@ def test_wait_all_shares_one_deadline_and_leaves_errors_to_the_tickets():
     transport = Played(lambda _, r: [Failure(r.seq, "ServerError", "x")] if r.seq == 1 else [])
     client, a, _ = client_of(transport)
     failed, late = Operation("x", (), client), Operation("y", (), client)
-    client.ask(a, failed, barrier)
+    ask(client, a, failed)
     client.wait_all([failed])
-    client.ask(a, late, barrier)
+    ask(client, a, late)
     began = transport.now
     with pytest.raises(DeadlineExceeded, match="y is not done"):
         client.wait_all([failed, late], 4.0)
@@ -321,13 +323,13 @@ def test_what_ends_the_job_ends_all_waits_and_the_first_reason_stays():
     transport = Played()
     client, a, _ = client_of(transport)
     operation = Operation("x", (), client)
-    client.ask(a, operation, barrier)
+    ask(client, a, operation)
     client.fail(NodeLost("server 1 is lost"))
     client.fail(NodeLost("something later"))
-    for action in (operation.wait, client.check, lambda: client.call(a, "y", barrier)):
+    for action in (operation.wait, client.check, lambda: client.call(a, "y", Barrier, **BARRIER)):
         with pytest.raises(NodeLost, match="server 1 is lost"):
             action()
-    client.tell(a, barrier)
+    client.tell(a, Barrier, **BARRIER)
     assert len(transport.asked) == 2, "a farewell goes out all the same"
 
 
@@ -335,10 +337,10 @@ def test_after_closing_every_call_says_so():
     transport = Played()
     client, a, _ = client_of(transport)
     operation = Operation("x", (), client)
-    client.ask(a, operation, barrier)
+    ask(client, a, operation)
     client.close()
     assert transport.closed
-    for action in (operation.wait, operation.done, lambda: client.call(a, "y", barrier)):
+    for action in (operation.wait, operation.done, lambda: client.call(a, "y", Barrier, **BARRIER)):
         with pytest.raises(UsageError, match="this process has left the job"):
             action()
 
@@ -416,7 +418,7 @@ class Waiting(threading.Thread):
 
 def asked(client: Client, peer: bytes) -> Operation:
     operation = Operation("x", (), client)
-    client.ask(peer, operation, barrier, lambda reply: setattr(operation, "result", reply))
+    ask(client, peer, operation, operation.take)
     return operation
 
 
@@ -493,9 +495,9 @@ def test_a_request_that_no_peer_would_take_is_refused_at_the_call():
     client, server, _ = client_of(transport)
     keys = [f"{number:01000}" for number in range(17_000)]
     with pytest.raises(UsageError, match="use fewer at once"):
-        client.call(server, "telling", lambda sender: Ready(sender, store=0, keys=keys))
+        client.call(server, "telling", Ready, store=0, keys=keys)
     assert not transport.asked
-    client.call(server, "telling", lambda sender: Ready(sender, store=0, keys=keys[:100]))
+    client.call(server, "telling", Ready, store=0, keys=keys[:100])
 
 
 @pytest.mark.parametrize("times", [1, 2, 3])
@@ -513,6 +515,6 @@ def test_what_ends_the_making_of_new_links_is_raised_and_the_next_call_makes_the
     client.renew()
     for _ in range(2):
         with contextlib.suppress(TimeoutError):
-            client.call(a, "x", barrier)
+            client.call(a, "x", Barrier, **BARRIER)
     assert not left
-    assert isinstance(client.call(a, "x", barrier), Ack)
+    assert isinstance(client.call(a, "x", Barrier, **BARRIER), Ack)

@@ -18,14 +18,13 @@ from kvstore.wire import Ack, Barrier, Message, Sender, Values
 S0, S1 = b"server 0", b"server 1"
 
 
-def barrier(sender: Sender) -> Message:
-    return Barrier(sender, store=0, number=0)
+BARRIER = {"store": 0, "number": 0}
 
 
 def added(
     outstanding: Outstanding, operation: Operation, *peers: bytes, take: Callable[[Any], None] | None = None
 ) -> list[PendingRequest]:
-    requests: list[PendingRequest] = [Question(peer, operation, barrier, take) for peer in peers]
+    requests: list[PendingRequest] = [Question(peer, operation, Barrier, BARRIER, take) for peer in peers]
     outstanding.number(requests)
     outstanding.add(requests)
     return requests
@@ -61,7 +60,7 @@ def test_sequence_numbers_grow_and_done_is_below_the_oldest_open_one() -> None:
 
 def test_numbers_that_were_not_used_are_given_again() -> None:
     outstanding, operation = Outstanding(), Operation("push")
-    refused = Question(S0, operation, barrier)
+    refused = Question(S0, operation, Barrier, BARRIER)
     outstanding.number([refused])
     (made,) = added(outstanding, operation, S0)
     assert (refused.seq, made.seq) == (1, 1)
@@ -123,7 +122,7 @@ def test_what_is_the_callers_is_copied_once_the_call_is_over() -> None:
         early = False
 
         def message(self, sender: Sender) -> Message:
-            return barrier(sender)
+            return Barrier(sender, **BARRIER)
 
     array = bytearray(b"values")
     push = Push(S0, Operation("push"))
@@ -149,7 +148,7 @@ class Counting(Question):
     __slots__ = ("column",)
 
     def __init__(self, peer: bytes, operation: Operation, column: list[int]) -> None:
-        super().__init__(peer, operation, barrier)
+        super().__init__(peer, operation, Barrier, BARRIER)
         self.column = column
 
     def take(self, reply: Any) -> Effect:
@@ -187,7 +186,7 @@ def test_requests_are_added_all_or_not_at_all() -> None:
     after, made = 0, []
     while True:
         outstanding, operation, clock = Outstanding(), Operation("push"), [0]
-        requests: list[PendingRequest] = [Question(peer, operation, barrier) for peer in (S0, S1)]
+        requests: list[PendingRequest] = [Question(peer, operation, Barrier, BARRIER) for peer in (S0, S1)]
         outstanding.number(requests)
 
         def add(outstanding=outstanding, requests=requests, clock=clock) -> None:

@@ -185,7 +185,7 @@ def test_late_calls_to_the_scheduler_name_whom_they_wait_for():
     with ThreadedJob(2, 1) as cluster:
 
         def work(session: Session) -> list[str]:
-            impatient = DistStore(session, timeout_s=0.05)
+            impatient = DistStore(session, timeout=0.05)
             if session.rank == 0:
                 return [str(outcome(impatient.barrier))]
             errors = [str(outcome(lambda: impatient.init("w", torch.zeros(1))))]
@@ -328,7 +328,7 @@ def test_workers_that_give_a_key_different_shapes_both_learn_it(first: int):
         come = threading.Event()
 
         def work(session: Session) -> Any:
-            store = DistStore(session, timeout_s=LONG)
+            store = DistStore(session, timeout=LONG)
             init = outcome(lambda: store.init("ok", torch.zeros(1)))
             assert init is None
             if session.rank != first:
