@@ -1,0 +1,255 @@
+"""A member's links and what is outstanding on them: sent, answered, mended, given up. The transport is the test's."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvstore.errors import KVStoreError
+from kvstore.member.links import Links
+from kvstore.member.outstanding import PendingRequest, Question, Turn, ready
+from kvstore.ticket import Operation
+from kvstore.wire import Ack, Barrier, Here, Message, Node, Request, Sender, decode, encode
+
+NODE = Node("worker", 1, 77)
+WINDOW = 1 << 20
+BARRIER = {"store": 0, "number": 0}
+A, B = b"server 0", b"server 1"
+
+
+class Ends:
+    """A transport that keeps what is sent, and gives what the test lets arrive."""
+
+    def __init__(self, made: list[Ends]) -> None:
+        self.sent: list[tuple[bytes, Any]] = []
+        self.inbox: deque[tuple[bytes, list[Any]]] = deque()
+        self.abandoned = self.detached = False
+        self.closed: float | None = None
+        self._number = len(made)
+
+    def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
+        return f"{endpoint}#{self._number}".encode()
+
+    def send(self, peer: bytes, frames: Sequence[Any], priority: int | None = None) -> None:
+        self.sent.append((peer.partition(b"#")[0], decode([bytes(frame) for frame in frames])))
+
+    def recv(self, timeout: float) -> tuple[bytes, list[Any]] | None:
+        return self.inbox.popleft() if self.inbox else None
+
+    def arrive(self, peer: bytes, message: Message | None) -> None:
+        """Let a message come, or, if it is None, the news that the link was lost and has been made anew."""
+        self.inbox.append((peer + b"#%d" % self._number, [] if message is None else encode(message)))
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+    def detach(self) -> None:
+        self.detached = True
+
+    def close(self, linger: float = 0.0) -> None:
+        self.closed = linger
+
+
+class Case:
+    """Links to two servers, and all ends that have been made for them; the last ones are in use."""
+
+    def __init__(self) -> None:
+        self.made: list[Ends] = []
+        self.refusals: list[OSError] = []
+        self.links = Links(self._make, NODE, WINDOW)
+        for peer in (A, B):
+            assert self.links.connect(peer, peer.decode(), False) == peer
+
+    def _make(self) -> Any:
+        if self.refusals:
+            raise self.refusals.pop()
+        self.made.append(Ends(self.made))
+        return self.made[-1]
+
+    @property
+    def ends(self) -> Ends:
+        return self.made[-1]
+
+    def ask(self, *peers: bytes, **how: Any) -> Operation:
+        operation = Operation("x")
+        self.submit(*(Question(peer, operation, Barrier, BARRIER, operation.take) for peer in peers))
+        return operation
+
+    def submit(self, *requests: PendingRequest) -> None:
+        self.links.submit(requests[0].operation, ready, (requests,))
+
+    def receive(self) -> None:
+        self.links.receive(lambda: False, 0.0)
+
+    def asked(self) -> list[tuple[bytes, int]]:
+        """The requests that were sent over the ends in use."""
+        return [(peer, message.seq) for peer, message in self.ends.sent if isinstance(message, Request)]
+
+
+@pytest.fixture
+def case() -> Case:
+    return Case()
+
+
+class Values(PendingRequest):
+    """Reads an array of the caller's when it goes; ``failing`` is raised instead, so often."""
+
+    early = False
+
+    def __init__(self, peer: bytes, operation: Operation, array: bytearray, turn: Turn | None = None) -> None:
+        super().__init__(peer, operation, turn=turn)
+        self.array = array
+        self.failing: list[Exception] = []
+        self.forsaken = False
+
+    def message(self, sender: Sender) -> Message:
+        if self.failing:
+            raise self.failing.pop()
+        return Barrier(sender, store=0, number=self.array[0])
+
+    def forsake(self) -> None:
+        self.forsaken = True
+
+
+def test_every_link_begins_by_saying_whose_it_is(case: Case) -> None:
+    assert case.ends.sent == [(A, Here(NODE)), (B, Here(NODE))]
+    assert case.links.connect(A, "server 0", False) == A, "it is there already"
+    assert len(case.ends.sent) == 2
+    stranger = Links(case._make, Node("worker", -1, 77), WINDOW)
+    stranger.connect(A, "server 0", False)
+    assert case.ends.sent == [], "who has no rank yet has nothing to say"
+
+
+def test_requests_are_numbered_and_answers_find_them(case: Case) -> None:
+    first, second = case.ask(A, B), case.ask(A)
+    assert case.asked() == [(A, 1), (B, 2), (A, 3)]
+    case.ends.arrive(B, Ack(2))
+    case.ends.arrive(A, Ack(3))
+    case.receive()
+    assert (first.done(), second.done(), second.wait()) == (False, True, Ack(3))
+    assert case.links.answers == 2
+    case.ends.arrive(A, Ack(1))
+    case.receive()
+    assert first.done()
+
+
+def test_over_a_link_that_was_lost_all_that_has_no_answer_is_sent_again_in_order(case: Case) -> None:
+    case.ask(A, B, A, A)
+    case.ends.arrive(A, Ack(3))
+    case.ends.arrive(A, None)
+    before = len(case.ends.sent)
+    case.receive()
+    again = case.ends.sent[before:]
+    assert again[0] == (A, Here(NODE))
+    assert [message.seq for _, message in again[1:]] == [1, 4]
+
+
+def test_requests_in_turn_go_by_priority_while_the_window_has_room(case: Case) -> None:
+    operation = Operation("x")
+    case.submit(*(Values(A, operation, bytearray(1), Turn(WINDOW, priority)) for priority in (0, 1, 2)))
+    assert case.asked() == [(A, 3)]
+    assert case.links.congested
+    case.ends.arrive(A, Ack(3))
+    case.receive()
+    assert case.asked() == [(A, 3), (A, 2)]
+    case.links.hurry(operation)
+    assert case.asked() == [(A, 3), (A, 2), (A, 1)]
+    assert not case.links.congested
+
+
+def test_links_that_are_made_anew_ask_again_what_had_gone(case: Case) -> None:
+    operation = Operation("x")
+    case.submit(*(Values(A, operation, bytearray(1), Turn(WINDOW, 0)) for _ in range(2)))
+    case.ask(B)
+    old = case.ends
+    case.links.suspect()
+    assert case.links.torn
+    case.links.mend()
+    assert not case.links.torn
+    assert old.abandoned
+    assert case.ends is not old
+    assert case.ends.sent[:2] == [(A, Here(NODE)), (B, Here(NODE))]
+    assert case.asked() == [(A, 1), (B, 3)], "the second waits for its turn still"
+    case.ends.arrive(A, Ack(1))
+    case.receive()
+    assert case.asked()[-1] == (A, 2)
+
+
+def test_a_request_that_cannot_be_prepared_leaves_nothing_behind(case: Case) -> None:
+    def refuse(_operation: Operation) -> Any:
+        raise KVStoreError("not now")
+
+    with pytest.raises(KVStoreError, match="not now"):
+        case.links.submit(Operation("x"), refuse, ())
+    assert not case.links.torn
+    case.links.submit(Operation("x"), ready, ([],))
+    case.ask(A)
+    assert case.asked() == [(A, 1)]
+
+
+def test_a_message_that_cannot_be_made_the_second_time_either_fails_its_operation_alone(case: Case) -> None:
+    bad, good = Operation("bad"), Operation("good")
+    request = Values(A, bad, bytearray(1))
+    request.failing = [ValueError("again"), ValueError("first")]
+    with pytest.raises(ValueError, match="first"):
+        case.submit(request)
+    assert case.links.torn
+    case.links.mend()
+    assert case.links.blamed is request.failure
+    with pytest.raises(KVStoreError, match=r"a message could not be made: ValueError\('again'\)"):
+        bad.wait()
+    case.submit(Values(B, good, bytearray(1)))
+    assert case.asked() == [(B, 2)]
+
+
+def test_an_exception_of_a_handler_while_a_message_is_made_is_not_the_messages(case: Case) -> None:
+    operation = Operation("x")
+    request = Values(A, operation, bytearray(1))
+    request.failing = [TimeoutError("an alarm")]
+    with pytest.raises(TimeoutError):
+        case.submit(request)
+    case.links.mend()
+    assert case.asked() == [(A, 1)]
+    assert operation.error is None
+    assert case.links.blamed is None
+
+
+def test_what_is_given_up_is_sent_as_it_was_and_takes_nothing(case: Case) -> None:
+    operation, array = Operation("x"), bytearray([5])
+    gone, waiting = (Values(A, operation, array, Turn(WINDOW, 0)) for _ in range(2))
+    case.submit(gone, waiting)
+    assert operation in case.links.lent, "the second will read the array when it goes"
+    case.links.give_up(operation)
+    assert (gone.forsaken, waiting.forsaken, case.ends.detached) == (True, True, True)
+    array[0] = 9
+    case.ends.arrive(A, Ack(1))
+    case.receive()
+    assert [message.number for peer, message in case.ends.sent if isinstance(message, Barrier)] == [5, 5]
+    assert not waiting.borrows
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_links_that_cannot_be_made_stay_torn_and_the_next_try_makes_them(case: Case, times: int) -> None:
+    case.ask(A)
+    case.refusals = [OSError("too many open files")] * times
+    case.links.suspect()
+    for _ in range(times):
+        with pytest.raises(OSError, match="too many"):
+            case.links.mend()
+        assert case.links.torn
+    case.links.mend()
+    assert case.asked() == [(A, 1)]
+
+
+def test_after_close_nothing_is_received_nor_made_anew(case: Case) -> None:
+    case.links.close(0.5)
+    assert case.ends.closed == 0.5
+    case.ends.arrive(A, Ack(1))
+    case.receive()
+    assert len(case.ends.inbox) == 1
+    case.links.suspect()
+    case.links.mend()
+    assert len(case.made) == 1
