@@ -56,7 +56,7 @@ class Placements:
         before = specs.keys() & self.specs.keys()
         if before & self.ready:
             key = next(key for key in specs if key in self.ready)
-            raise AlreadyInitialized(f"key {key!r} is initialized already")
+            raise AlreadyInitialized(f"key {key!r} is already initialized; push a new value instead")
         for key in before:  # by a call that was interrupted
             if (self.specs[key], self._rules[key]) != (specs[key], (bound, longest)):
                 self._drop(key)

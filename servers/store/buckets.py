@@ -53,7 +53,9 @@ class Buckets:
             bucket = self._at[known]
             same = bucket.ids == tuple(ids) and list(bucket.segments.specs) == list(specs)
             if not same or not bucket.rounds.untouched:
-                raise AlreadyInitialized(f"key {self.segment(known).key!r} is initialized already")
+                raise AlreadyInitialized(
+                    f"key {self.segment(known).key!r} is already initialized; push a new value instead"
+                )
             bucket.assign([ranges])  # an earlier init was interrupted before any worker knew of it
             return
         segments = HeldSegments(ids, keys, specs, [0] * len(ids))

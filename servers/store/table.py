@@ -86,14 +86,14 @@ class Table:
         ranges = _payload(message, buckets)
         hyper = asked(message, self._updates.optimizer)
         self._updates.require(buckets)
-        clocks = self._clocks(message, buckets)
+        clocked = list(zip(buckets, self._clocks(message, buckets), strict=True))
+        late = sum(len(bucket.ids) for bucket, clock in clocked if self._is_late(bucket, clock))
         updates: list[Update] = []
-        start = late = 0
-        for bucket, clock in zip(buckets, clocks, strict=True):
+        start = 0
+        for bucket, clock in clocked:
             part = Contribution(message.node, clock, cut(ranges, start, start + bucket.size), hyper)
             updates.append((bucket, [part], hyper))
-            if not bucket.rounds.contribute(message.node.rank, clock, part) and self.rule.quorum is not None:
-                late += len(bucket.ids)
+            bucket.rounds.contribute(message.node.rank, clock, part)
             start += bucket.size
         errors = self._updates.make(updates) if self.rule.mode == "async" else {}
         if errors:
@@ -156,17 +156,21 @@ class Table:
         """Return the clock of a push for each bucket: the number of the push among the worker's pushes to it.
 
         Raises:
-            UsageError: there is no quorum, and no open round takes this contribution.
+            UsageError: no open round takes this contribution, and it is not late either.
         """
         starts = itertools.accumulate((len(bucket.ids) for bucket in buckets), initial=0)
         clocks = [message.clocks[start] for start, _ in zip(starts, buckets, strict=False)]
-        for bucket, clock in zip(buckets, clocks, strict=True) if self.rule.quorum is None else ():
-            if not bucket.rounds.expects(message.node.rank, clock):
+        for bucket, clock in zip(buckets, clocks, strict=True):
+            if not bucket.rounds.expects(message.node.rank, clock) and not self._is_late(bucket, clock):
                 raise UsageError(
                     f"push {clock} of {bucket.segments.keys[0]!r} by {message.node} belongs to no open round: "
                     f"{bucket.rounds.version} rounds are over, and no push may come twice"
                 )
         return clocks
+
+    def _is_late(self, bucket: Bucket, clock: int) -> bool:
+        """Return whether a quorum has closed round ``clock`` of ``bucket``."""
+        return self.rule.quorum is not None and clock <= bucket.rounds.version
 
     def _progress(self) -> Progress:
         made: Progress

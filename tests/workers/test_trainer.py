@@ -554,7 +554,7 @@ def test_trainers_that_sum_on_one_store_have_names_of_their_own() -> None:
     Trainer({f"one.{name}": its for name, its in model.named_parameters()}, **how)
     Trainer({f"two.{name}": its for name, its in model.named_parameters()}, **how)
     with pytest.raises(
-        kv.UsageError, match=r"another model's values: key 'one.0.weight' is initialized already; make o"
+        kv.UsageError, match=r"another model's values: key 'one.0.weight' is already initialized; make o"
     ):
         Trainer({f"one.{name}": its for name, its in model.named_parameters()}, **how)
 

@@ -45,7 +45,7 @@ def test_a_key_without_a_value_may_be_placed_anew_and_one_with_a_value_may_not()
     assert loads == [LARGE.nbytes + SMALL.nbytes]
     assert placements.columns(["a"]).stops == [3000]
     placements.ready.add("b")
-    with pytest.raises(AlreadyInitialized, match="key 'b' is initialized already"):
+    with pytest.raises(AlreadyInitialized, match="key 'b' is already initialized"):
         placements.add({"c": SMALL, "b": SMALL}, BOUND, LONGEST)
     assert "c" not in placements.specs
 

@@ -94,6 +94,20 @@ def test_a_contribution_that_no_round_can_take_is_refused():
     assert desk.value(2, clock=1).tolist() == [-7], "the refused push has not left a part of it"
 
 
+def test_with_a_quorum_a_late_contribution_is_counted_and_one_that_comes_twice_is_refused():
+    desk = Desk(3, values={1: floats(0), 2: floats(0)}, quorum=2)
+    a, b, c = desk.workers
+    desk.ask(a, a.push({1: floats(1)}, 1))
+    again = a.push({1: floats(100)}, 1)
+    assert "no push may come twice" in text_of(desk.reply(a, again), "UsageError")
+    desk.ask(b, b.push({1: floats(1)}, 1))
+    assert desk.value(1, clock=1).tolist() == [3]
+    late = c.push({1: floats(100), 2: floats(1)}, 1)
+    assert desk.reply(c, late) is None, "its other segment waits for its round"
+    replies = desk.ask(b, b.push({2: floats(1)}, 1))
+    assert replies[2, late.seq] == Ack(late.seq, 1)
+
+
 def test_an_async_push_that_another_has_overtaken_is_an_update_too():
     desk = Desk(1, "async", values={1: floats(0)})
     optimized(desk, lr=1.0)
@@ -137,7 +151,7 @@ def test_a_segment_is_initialized_once():
     desk = Desk(1, values={1: floats(1)})
     (a,) = desk.workers
     reply = desk.reply(a, a.init({2: floats(5), 1: floats(5)}, keys=["new", "k1"]))
-    assert text_of(reply, "AlreadyInitialized") == "key 'k1' is initialized already"
+    assert text_of(reply, "AlreadyInitialized") == "key 'k1' is already initialized; push a new value instead"
     assert desk.value(1).tolist() == [1]
     assert "no value on this server" in text_of(desk.reply(a, a.pull([2])), "KeyNotInitialized")
 
