@@ -135,7 +135,7 @@ class Table:
         buckets = self.buckets.all()
         for bucket in buckets:
             bucket.rounds.leave(self._waiting.departed)
-        return self._advance(buckets) + self._answer(self._waiting.despair()) + self._resume()
+        return self._advance(buckets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
 
     def pause(self, peer: bytes, message: Pause) -> list[Answer]:
         """Take a worker out of the rounds after its last push. It is answered when all workers are inside ``join``."""
@@ -146,7 +146,7 @@ class Table:
         for bucket in buckets:
             if bucket.ids[0] in clocks:
                 bucket.rounds.pause(message.node.rank, clocks[bucket.ids[0]])
-        return self._advance(buckets) + self._answer(self._waiting.despair()) + self._resume()
+        return self._advance(buckets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
 
     def explain(self, rank: int, about: int) -> str:
         """Say what request ``about`` of worker ``rank`` waits for; empty if it does not wait."""

@@ -70,7 +70,7 @@ class Waiting:
         if not parked.left:
             return [parked]
         self._parked[message.node.rank, message.seq] = parked
-        return [parked] if self._hopeless(parked) else []
+        return [parked] if self._give_up_if_hopeless(parked) else []
 
     def release(self, buckets: Sequence[Bucket], errors: Mapping[Bucket, Exception]) -> list[ParkedRequest]:
         """Return who waits for nothing more, now that ``buckets`` are where they are, some through an error."""
@@ -85,9 +85,9 @@ class Waiting:
         """Note which workers have left in order."""
         self.departed = frozenset(workers)
 
-    def despair(self) -> list[ParkedRequest]:
-        """Return, with the error of each, who waits for workers that have left, or that are inside ``join``."""
-        return [parked for parked in list(self._parked.values()) if self._hopeless(parked)]
+    def give_up_hopeless(self) -> list[ParkedRequest]:
+        """Give up, and return with their errors, the requests that wait for workers which will not push."""
+        return [parked for parked in list(self._parked.values()) if self._give_up_if_hopeless(parked)]
 
     def end_join(self) -> JoinEnd | None:
         """End ``join``, if all are inside and their pushes have taken effect, or if somebody can never come.
@@ -134,10 +134,11 @@ class Waiting:
             latest[bucket] = max(latest[bucket], self._rule.needs(clock))
         return list(latest.items())
 
-    def _hopeless(self, parked: ParkedRequest) -> bool:
-        """Whether a request waits for workers that have left, or that are inside ``join`` and do not know its keys.
+    def _give_up_if_hopeless(self, parked: ParkedRequest) -> bool:
+        """Give up a request that waits for workers which have left, or are inside ``join`` and do not know its keys.
 
-        If so, it has its error, and waits no more.
+        Returns:
+            Whether it is one: it has its error then, and waits no more.
         """
         error: Exception
         if self.departed and (missing := self._missing(parked.request, lambda rank, _: rank in self.departed)):
