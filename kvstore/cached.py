@@ -28,5 +28,5 @@ class cached(Generic[T]):  # noqa: N801 - it is used as a decorator
     def __get__(self, instance: object | None, owner: type) -> cached[T] | T:
         if instance is None:
             return self
-        value = instance.__dict__[self._name] = self._compute(instance)  # from now on it is found there
+        value = instance.__dict__[self._name] = self._compute(instance)  # later reads find it there
         return value

@@ -26,12 +26,12 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-# With this exit code a server or scheduler says that it has ended because the job failed elsewhere.
+# A server or scheduler ends with this exit code if the job has failed elsewhere.
 JOB_FAILED_EXIT = 3
 
 
 class KVStoreError(Exception):
-    """The root of the tree; catch it to catch whatever this package raises on purpose."""
+    """The base class of all errors that this package raises on purpose."""
 
 
 class UsageError(KVStoreError):
@@ -39,18 +39,18 @@ class UsageError(KVStoreError):
 
 
 class UnknownName(UsageError, ValueError):
-    """A name that is not among the valid ones, which the message lists."""
+    """A name is not valid; the message lists those that are."""
 
 
 class KeyNotInitialized(UsageError, KeyError):
-    """The key was never passed to ``init`` by this worker."""
+    """This worker has not passed the key to ``init``."""
 
     def __str__(self) -> str:
         return Exception.__str__(self)  # KeyError would show the repr
 
 
 class AlreadyInitialized(UsageError):
-    """The key was passed to ``init`` before."""
+    """The key has been passed to ``init`` before."""
 
 
 class Mismatch(UsageError, ValueError):
@@ -62,11 +62,11 @@ class NotFinite(UsageError, ArithmeticError):
 
 
 class Unsupported(UsageError, NotImplementedError):
-    """The store has no such ability."""
+    """The store cannot do this."""
 
 
 class ConfigError(UsageError):
-    """The environment does not describe a job this process can join."""
+    """The environment does not describe a job that this process can join."""
 
 
 class PeerError(KVStoreError):
@@ -74,11 +74,11 @@ class PeerError(KVStoreError):
 
 
 class NodeLost(PeerError):
-    """A member of the job died, fell silent or failed; the job cannot go on."""
+    """A member of the job has died, fallen silent or failed, and the job cannot go on."""
 
 
 class ServerError(PeerError):
-    """An exception on a server while it served this worker's request."""
+    """An exception on a server, while it served this worker's request."""
 
 
 class WireError(PeerError):
@@ -86,11 +86,11 @@ class WireError(PeerError):
 
 
 class WeightsInDoubt(KVStoreError):
-    """An optimizer failed when it had updated some weights of several; a server that this happens to ends the job."""
+    """An optimizer failed after it had updated some of several weights. On a server, that ends the job."""
 
 
 class DeadlineExceeded(KVStoreError, TimeoutError):
-    """No answer within the deadline; the message names the keys and the peers that are missing.
+    """No answer came within the deadline; the message names the keys and the peers that are missing.
 
     Attributes:
         silent: the peers that did not even say what they wait for.
@@ -122,19 +122,19 @@ BY_NAME: dict[str, type[KVStoreError]] = {
 
 
 def rebuild(name: str, text: str) -> KVStoreError:
-    """Return the error that a peer described as ``name`` and ``text``; unknown names become ``ServerError``."""
+    """Return the error that a peer has sent as ``name`` and ``text``. Unknown names become ``ServerError``."""
     return BY_NAME.get(name, ServerError)(text)
 
 
 def again(error: KVStoreError) -> KVStoreError:
-    """Return a copy of ``error`` to raise: one that is raised again and again keeps the frames of all who did."""
+    """Return a copy of ``error`` to raise. An error that is raised repeatedly would keep the frames of every raise."""
     made = copy.copy(error)
     made.__cause__ = error.__cause__
     return made
 
 
 def choices(valid: object) -> str:
-    """Render valid names for a message: sorted, comma-separated."""
+    """Return valid names for a message: sorted, separated by commas."""
     return ", ".join(sorted(map(str, valid)))  # type: ignore[call-overload]
 
 

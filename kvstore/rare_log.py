@@ -1,4 +1,4 @@
-"""What goes wrong again and again, as others like: counted, and now and then logged."""
+"""Rate-limited logging of repeated errors that peers cause."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import logging
 
 
 def worth_a_line(count: int) -> bool:
-    """Whether the ``count``-th time is the first, the tenth, the hundredth: a flood must not fill the disk."""
+    """Whether to log the ``count``-th occurrence: the 1st, 10th, 100th, ... A flood must not fill the disk."""
     return str(count).strip("0") == "1"
 
 
 class Drops:
-    """Messages that were dropped because they were none: counts them, and logs those that are ``worth_a_line``.
+    """Counts malformed messages that were dropped, and logs those that are ``worth_a_line``.
 
     Args:
-        log: where to.
+        log: the logger.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -22,7 +22,7 @@ class Drops:
         self._count = 0
 
     def note(self, what: str, why: object) -> None:
-        """Count one more: ``what`` was dropped, and why."""
+        """Count one more: ``what`` was dropped, and ``why``."""
         self._count += 1
         if worth_a_line(self._count):
             self._log.warning("dropped %s (%d so far): %s", what, self._count, why)

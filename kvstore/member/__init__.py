@@ -1,11 +1,11 @@
-"""A process as a member of a job.
+"""A process as a member of a job: it joins, sends requests and takes replies, beats, and leaves.
 
-session      joins, and leaves in order
-client       requests out, replies in: the links to scheduler and servers
-links        the links as they are now, and how they are made anew
+session      joining, and leaving in order
+client       sends requests and waits for replies, for any thread
+links        the links to the scheduler and the servers, and how they are mended
 outstanding  the requests that have not been answered
-window       which request goes next, where a bounded number may be on their way
-io_lock      one thread at a time is at the links
-heartbeat    signs of life
-pulse        signs of life from beside a process that is busy in C
+window       the send window: which request goes next, while the bytes in flight are bounded
+io_lock      lets one thread at a time use the links
+heartbeat    the thread that tells the scheduler that this process is alive
+pulse        the process beside it that does the same while the interpreter is busy in C
 """

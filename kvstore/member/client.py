@@ -1,11 +1,11 @@
-"""Requests out, replies in: what a member does with the links to the scheduler and the servers.
+"""Sends a member's requests to the scheduler and the servers, and waits for their replies.
 
-Callers' own threads do the work: a request is sent by the thread that makes it, and replies are taken in by whoever
-waits, so nothing is handed between threads on the way. ``IOLock`` lets one thread at a time do so.
+The callers' own threads do the work. The thread that makes a request sends it, and a thread that waits takes in
+replies, so nothing is handed from thread to thread. ``IOLock`` lets one thread at a time use the links.
 
-An exception may come at any moment, for the handlers of signals run in the middle of whatever the main thread does. A
-request has then not been made at all, or it is noted as outstanding. Nobody looks at what state the links are in: they
-are dropped and made anew, and what has not been answered is asked again. Servers know a repeat as one.
+An exception may come at any moment, because handlers of signals run in the middle of whatever the main thread does.
+Then a request either has not been made at all, or is noted as outstanding. Whatever state the links are in, they are
+dropped and made anew, and requests without an answer are sent again. Servers recognize repeats.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SLICE_S = 0.5  # the longest single wait on the transport
-STALL_S = 0.1  # without an answer for so long, what somebody waits for goes whether or not it is its turn
-EXPLAIN_S = 15.0  # how long a peer may take to say what a late request waits for
-NEWS_S = 60.0  # a wait that goes on says so often what it waits for
+SLICE_S = 0.5  # the longest single wait for the transport
+STALL_S = 0.1  # if no answer comes for so long, requests that a caller waits for go out of turn
+EXPLAIN_S = 15.0  # how long a peer may take to explain what a late request waits for
+NEWS_S = 60.0  # how often a wait that goes on logs what it waits for
 
 
 class Client:
-    """Asks peers, and waits for their answers.
+    """Sends requests to peers, and waits for their replies. Any thread may use it.
 
     Args:
-        make_transport: returns a new end for links; only this object uses it.
+        make_transport: returns a new transport, which only this object uses.
         clock: seconds, monotonic.
-        limits: of a wait that gives none.
-        incarnation: who this is until the scheduler has said it.
-        window: bytes of answers that may be on their way from one peer, of requests that are made in turn.
+        limits: of a wait without limits of its own.
+        role, incarnation: who this process is, until the scheduler gives it a rank.
+        window: how many bytes of answers to requests that wait their turn may be in flight from one peer.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Client:
 
     @property
     def node(self) -> Node:
-        """Who this is, in every request."""
+        """This process, as every request names it."""
         return self._links.node
 
     @node.setter
@@ -73,11 +73,11 @@ class Client:
     # ---- links
 
     def connect(self, endpoint: str, name: str, *, bulk: bool = False) -> Peer:
-        """Make a link to ``name``, which is what messages call it; see ``Transport.connect``."""
+        """Make a link to a peer, which is called ``name`` in messages; see ``Transport.connect``."""
         return self.alone(self._links.connect, name.encode(), endpoint, bulk)
 
     def allocate(self, nbytes: int) -> memoryview:
-        """See ``Memory``; for who is alone at the links."""
+        """See ``Memory``. Only for code that runs ``alone`` at the links."""
         return self._links.allocate(nbytes)
 
     def busy(self, buffer: Buffer) -> bool:
@@ -143,31 +143,31 @@ class Client:
         self.alone(self._links.submit, operation, ready, ([Question(peer, operation, kind, fields)],))
 
     def renew(self) -> None:
-        """Have all links made anew: what was sent over the old ones may be long in coming. Any thread may call it."""
+        """Have all links made anew: what was sent over the old ones may take long to come. Any thread may call it."""
         self._links.suspect()
         self._lock.wake()
 
     def give_up(self, operation: Operation) -> None:
-        """Do without the rest of ``operation``: from now on its caller's arrays are neither read nor written."""
+        """Give up the rest of ``operation``: from now on the caller's arrays are neither read nor written."""
         if operation.open:
             self.alone(self._links.give_up, operation)
         self._links.lent.pop(operation, None)
 
     def of(self, kind: type[T]) -> list[T]:
-        """Return the requests of a kind that have not been answered."""
+        """Return the unanswered requests of a class."""
         return [request for request in self._links.outstanding if isinstance(request, kind)]
 
     # ---- the job
 
     def check(self) -> None:
-        """Raise what has ended the job, if anything has."""
+        """Raise the error that has ended the job, if there is one."""
         if self.failure is not None:
             raise again(self.failure)
         if self._links.closed:
             raise UsageError("this process has left the job")
 
     def fail(self, error: KVStoreError) -> None:
-        """Make all waits, now and later, raise ``error``. Any thread may call it; the first error stays."""
+        """Make all waits, now and later, raise ``error``. The first error stays. Any thread may call it."""
         if self.failure is None:
             self.failure = error
         self._lock.wake()
@@ -175,7 +175,7 @@ class Client:
     # ---- waiting
 
     def poll(self) -> None:
-        """Take in what has arrived, unless the job has ended."""
+        """Take in what has arrived; raise the error that has ended the job, if there is one."""
         self.check()
         self.alone(self._links.receive, self._failed, 0.0)
 
@@ -196,7 +196,7 @@ class Client:
             waited = min(waited + NEWS_S, patience_s)
 
     def wait_all(self, operations: Sequence[Operation], timeout: float | None = None) -> None:
-        """Return when all ``operations`` are done, without raising their errors; ``timeout`` is for all together."""
+        """Return when all ``operations`` are done, without raising their errors. ``timeout`` is for all together."""
         deadline = None if timeout is None else self._clock() + timeout
         for operation in operations:
             self.wait(operation, None if deadline is None else max(0.0, deadline - self._clock()))
@@ -213,7 +213,7 @@ class Client:
         return True
 
     def _pace(self, operation: Operation, deadline: float) -> None:
-        """Wait for ``operation`` while requests go in their turn, as long as answers keep coming."""
+        """Wait for ``operation`` while its requests go in their turn, as long as answers keep coming."""
         while operation.open and self._links.congested and (left := deadline - self._clock()) > 0:
             before = self._links.answers
             self._wait_until(partial(self._answered_since, before), min(STALL_S, left))
@@ -229,7 +229,11 @@ class Client:
             self.alone(self._links.hurry, operation)
 
     def _reasons(self, operation: Operation) -> tuple[str, tuple[str, ...]]:
-        """Ask those who have not answered what they wait for; return it in words, and who does not even say that."""
+        """Ask the peers that have not answered what they wait for.
+
+        Returns:
+            Their answers in words, and the names of the peers that have not even answered this.
+        """
         missing = self.alone(self._links.outstanding.of, operation)
         answers: dict[Peer, str | None] = {}
         question = Operation("explanation", (), self)
@@ -248,23 +252,23 @@ class Client:
     # ---- alone at the links
 
     def alone(self, action: Callable[..., T], *args: Any, yielding_s: float | None = None) -> T:
-        """Return what ``action`` returns, which is called while no other thread is at the links.
+        """Call ``action`` while no other thread uses the links; return what it returns.
 
         Args:
-            yielding_s: if another thread is there, wait until it has done something, at most so many seconds; call
-                nothing then, and return None. By default that thread is interrupted.
+            yielding_s: if another thread uses the links, wait for it for at most so many seconds, do not call
+                ``action``, and return None. By default that thread is interrupted.
 
         Raises:
-            UsageError: this thread is there already: the handler of a signal, or a destructor, has called.
+            UsageError: this thread uses the links already: a signal's handler, or a destructor, has made the call.
         """
         if self._lock.entered and under_way(_ALONE):
             raise UsageError(
-                "a call of a store came in the middle of another one of the same thread: the handler of a signal "
-                "must not use stores; let it set a flag, or raise an exception"
+                "a store was called in the middle of another call of the same thread: handlers of signals must not use "
+                "stores; let them set a flag, or raise an exception"
             )
         collecting = gc.isenabled()  # decode() may pause the garbage collector, which belongs to the whole process
         try:
-            if self._lock.entered:  # an exception has thrown this thread out, and its handling was cut short
+            if self._lock.entered:  # an exception has ended an earlier call, and a second one its handling
                 self._lock.let_go()
             if yielding_s is None:
                 self._acquire()
@@ -288,11 +292,12 @@ class Client:
     def _acquire(self) -> None:
         if not self._lock.acquire(self.limits.answer_s):
             raise DeadlineExceeded(
-                f"another thread of this process has been at the links for {self.limits.answer_s:g} s, and still is"
+                f"another thread of this process has used the links for {self.limits.answer_s:g} s: it may hang in a "
+                "callback, or the machine is overloaded"
             )
 
     def _recover(self) -> None:
-        """An exception leaves ``alone``: let nothing be half done."""
+        """Leave nothing half done when an exception leaves ``alone``."""
         self._lock.let_go()
         if not self._links.torn:
             return
@@ -309,7 +314,7 @@ class Client:
         return self.failure is not None
 
     def _require_returned(self) -> None:
-        """Fail if a call of this thread has been cut short so often that what it lent may have changed, unnoticed."""
+        """Fail if exceptions have cut a call of this thread short twice: arrays that it lent may have changed."""
         if self._links.lent and not under_way(_EXCHANGE):
             self.alone(self._look_for_lent)
             self.check()

@@ -1,8 +1,8 @@
-"""Signs of life: a thread that tells the scheduler "I am alive", hears the same, and takes its notices.
+"""The heartbeat: a thread that tells the scheduler that this process is alive, hears the same, and takes notices.
 
 It has a link of its own, so that a long computation or a long wait in the caller's thread does not look like death.
-When it hears nothing it makes that link anew, again and again: TCP sends what an outage has swallowed again after up to
-twice the time that the outage has lasted, but a new connection is there as soon as the line is.
+When it hears nothing, it makes that link anew, again and again. TCP repeats what an outage has swallowed after up to
+twice the length of the outage, but a new connection is there as soon as the line is.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kvstore.wire import Alive, Beat, Message, Node, decode, encode
 
 log = logging.getLogger(__name__)
 
-REDIAL_S = 3.0  # without a word for so long, or for three beats, the link is made anew; and again, after as long
+REDIAL_S = 3.0  # after so long without a message, or three beats, the link is made anew, repeatedly
 
 
 class PulseHandle(Protocol):
-    """Something beside this process that beats for it, too."""
+    """A process that beats for this one, too."""
 
     @property
     def ended(self) -> bool:
@@ -37,12 +37,12 @@ class PulseHandle(Protocol):
 
 
 class Listener(NamedTuple):
-    """Who is told of what the heartbeat hears; all are called in its thread.
+    """What the heartbeat calls, in its own thread.
 
     Attributes:
-        on_notice: takes the scheduler's notices.
-        on_lost: is called once, when the scheduler is lost.
-        on_back: is called when the scheduler is heard again over a link that had to be made anew.
+        on_notice: called with each notice of the scheduler's.
+        on_lost: called once, when the scheduler is lost.
+        on_back: called when the scheduler is heard again over a link that had to be made anew.
     """
 
     on_notice: Callable[[Message], None]
@@ -54,14 +54,14 @@ class Heartbeat:
     """Beats for ``node`` until stopped.
 
     Args:
-        make_transport: returns an end of its own.
+        make_transport: returns a transport of its own.
         root: the scheduler's endpoint.
-        node: who is alive.
-        interval_s: time between beats.
-        limit_s: the scheduler's silence after which it is lost.
+        node: this process.
+        interval_s: the time between beats.
+        limit_s: how long the scheduler may be silent before it is lost.
         clock: seconds, monotonic.
-        listener: who is told.
-        beside: starts what beats, too, for as long as this does; None for nothing.
+        listener: what to call.
+        beside: starts a process that beats, too, until this ends; None for no such process.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Heartbeat:
                     back = True
                     self._listener.on_back()
             now = self._clock()
-            # What this process has missed, because it was stopped or the machine is busy, proves nothing.
+            # Silence while this process was stopped, or the machine was busy, proves nothing.
             heard = min(now, heard + max(0.0, now - looked - 2 * self._interval_s))
             looked = now
             if now - heard > self._limit_s:
@@ -142,7 +142,7 @@ class Heartbeat:
             self._see_to_pulse()
 
     def _hear(self, until: float) -> float | None:
-        """Take what comes until then; return when the last of it has come, None if nothing has."""
+        """Take messages until the time ``until``; return when the last one came, None if none did."""
         heard: float | None = None
         while not self._stop.is_set() and (left := until - self._clock()) > 0:
             received = self._transport.recv(left)
@@ -158,7 +158,7 @@ class Heartbeat:
         before.abandon()
 
     def _see_to_pulse(self) -> None:
-        """Start what beats beside this; again, if it has ended."""
+        """Start the process that beats beside this one; start it again if it has ended."""
         if self._beside is None or self._stop.is_set() or (self._pulse is not None and not self._pulse.ended):
             return
         try:

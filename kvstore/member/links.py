@@ -1,7 +1,10 @@
-"""A member's links to the scheduler and the servers, and what is outstanding on them.
+"""A member's links to the scheduler and the servers, the requests on them, and how lost links are mended.
 
-``Links`` are for one thread at a time, which ``Client`` sees to. An exception may end any method here between two of
-its lines: ``mend`` completes what is noted as made, and makes all links anew if their state is in doubt.
+``Client`` lets one thread at a time use ``Links``. An exception may end any method here between two of its lines. Then
+``mend`` completes what is noted as made, and makes all links anew if their state is in doubt.
+
+A single link that is lost is made again by the transport, which reports it as a message without frames. ``receive``
+then sends again each request on it that has no answer.
 """
 
 from __future__ import annotations
@@ -25,18 +28,18 @@ log = logging.getLogger(__name__)
 # Called with an operation, and more; returns its requests, and what changes when they are made.
 Prepare: TypeAlias = Callable[..., "tuple[Sequence[PendingRequest], Effect | None]"]
 
-FEW = 4  # requests; with more of them outstanding, replies are taken in between two that are sent
+FEW = 4  # with more requests outstanding than this, replies are taken in after each submit
 
 
 class _Address(NamedTuple):
-    """What a link is made from."""
+    """The arguments that a link was made with."""
 
     endpoint: str
     bulk: bool
 
 
 class _Ends(NamedTuple):
-    """The links as they are now: ``routes`` are what the transport calls our peers."""
+    """The links in use. ``routes`` are the transport's names of our peers, and ``peers`` the reverse."""
 
     transport: Transport
     routes: dict[Peer, Peer]
@@ -47,16 +50,16 @@ class Links:
     """See the module.
 
     Args:
-        make_transport: returns a new end for links; only this object uses it.
-        node: who this is, in every request.
-        window: bytes of answers that may be on their way from one peer, of requests that are made in turn.
+        make_transport: returns a new transport, which only this object uses.
+        node: this process, as every request names it.
+        window: how many bytes of answers to requests that wait their turn may be in flight from one peer.
 
     Attributes:
-        outstanding: what has been asked and not answered.
+        outstanding: the requests that have not been answered.
         answers: how many answers have come.
-        lent: operations whose requests may read arrays of a caller's, and the thread of that call.
+        lent: operations whose requests may read the caller's arrays, and the thread of that call.
         closed: whether this member has left.
-        blamed: an exception that an operation has been given, and that is not for whoever was at the links.
+        blamed: an exception that an operation has been given, so that the thread at the links must not raise it.
     """
 
     def __init__(self, make_transport: Callable[[], Transport], node: Node, window: int) -> None:
@@ -84,11 +87,11 @@ class Links:
 
     @property
     def torn(self) -> bool:
-        """Whether an exception has left something half done, or the links are to be made anew."""
+        """Whether an exception has left something half done, or the links have to be made anew."""
         return self._doubtful or self._suspect or self.outstanding.torn
 
     def suspect(self) -> None:
-        """Let the links be made anew before they are used again."""
+        """Have the links made anew before they are used again."""
         self._suspect = True
 
     @property
@@ -115,7 +118,7 @@ class Links:
     def connect(self, peer: Peer, endpoint: str, bulk: bool) -> Peer:
         """Make a link to ``peer``; see ``Transport.connect``."""
         link = _Address(endpoint, bulk)
-        if self._links.get(peer) == link:  # an exception may have come before the caller had it
+        if self._links.get(peer) == link:  # made already, but an exception came before the caller knew
             return peer
         self._doubtful = True
         self._links[peer] = link
@@ -132,7 +135,7 @@ class Links:
         if not requests:
             return
         self.outstanding.number(requests)
-        self._doubtful = True  # messages are made in memory of the transport's
+        self._doubtful = True  # messages are made in the transport's memory
         for request in requests:
             if request.early:
                 request.frames = self._message(request)
@@ -154,7 +157,7 @@ class Links:
             self.lent.pop(operation, None)
 
     def hurry(self, operation: Operation) -> None:
-        """Send what ``operation`` still waits to ask, whether or not it is its turn."""
+        """Send the requests of ``operation`` that wait for their turn."""
         self._doubtful = True
         for window in self._windows.values():
             for request in window.urgent(lambda request: request.operation is operation):
@@ -162,7 +165,7 @@ class Links:
         self._doubtful = False
 
     def give_up(self, operation: Operation) -> None:
-        """Let the requests of ``operation`` neither read nor write arrays of the caller's any more."""
+        """Let the requests of ``operation`` neither read nor write the caller's arrays from now on."""
         self._doubtful = True
         for request in self.outstanding.requests_of(operation):
             request.forsake()
@@ -173,14 +176,14 @@ class Links:
         self._doubtful = False
 
     def receive(self, over: Callable[[], bool], timeout: float) -> None:
-        """Take in what comes within ``timeout`` seconds; no more once ``over``."""
+        """Take in messages for at most ``timeout`` seconds, until ``over`` returns True."""
         if over() or self.closed:
             return
         self._doubtful = True
         received = self._ends.transport.recv(timeout)
         if received is not None:
             self._take(*received)
-            del received  # its sender waits for the memory
+            del received  # the sender waits for the memory
             if not over():
                 self._drain()
         self._doubtful = False
@@ -195,7 +198,7 @@ class Links:
     # ---- after an exception
 
     def mend(self) -> None:
-        """Complete what an exception has cut short. May itself be cut short, and is then called again.
+        """Complete what an exception has cut short. If an exception ends this too, call it again.
 
         Raises:
             OSError: the links could not be made anew.
@@ -210,7 +213,7 @@ class Links:
         self._doubtful = self._mending = False
 
     def _renew(self) -> None:
-        """Make all links anew, and ask again what has not been answered."""
+        """Make all links anew, and send again the requests without an answer."""
         transport = self._make_transport()
         routes = {peer: transport.connect(link.endpoint, bulk=link.bulk) for peer, link in self._links.items()}
         self._ends = _Ends(transport, routes, {route: peer for peer, route in routes.items()})
@@ -231,7 +234,7 @@ class Links:
     # ---- helpers
 
     def _introduce(self, route: Peer) -> None:
-        """Say whose link it is, before all else; whoever joins has no name yet, and is known by that."""
+        """Say first whose link this is. A process that has not joined yet has no rank, and says nothing."""
         node = self.node
         if node.rank >= 0:
             self._ends.transport.send(route, encode(Here(node)))
@@ -253,10 +256,10 @@ class Links:
         self._ends.transport.send(self._ends.routes[request.peer], frames, request.priority)
 
     def _made(self, request: PendingRequest) -> Sequence[Buffer | ScatteredFrame] | None:
-        """Return the message, or None if it cannot be made, which fails its operation; other requests go on.
+        """Return the message of a request; None if it cannot be made, which fails the request's operation alone.
 
-        The first exception may be that of a signal's handler, which may have left memory in any state. So it is raised,
-        and the message is made again when the links have been made anew: what goes wrong then too is the message's own.
+        The first exception may come from a signal's handler, which may have left memory in any state. So it is raised,
+        and the message is made again after the links have been made anew. A second exception is the message's own.
         """
         try:
             return self._message(request)
@@ -271,7 +274,7 @@ class Links:
         return None
 
     def _go_on(self, peer: Peer) -> None:
-        """Send what may go by now."""
+        """Send the requests whose turn it is."""
         for request in self._windows[peer].ready():
             self._send(request)
 
@@ -283,7 +286,7 @@ class Links:
     def _take(self, route: Peer, frames: list[Any]) -> None:
         peer = self._ends.peers.get(route)
         if peer is None:
-            self._drop("a message", "a stranger", "it is no peer of ours")
+            self._drop("a message", "a stranger", "no link of this process leads there")
             return
         if not frames:  # the link has been made anew
             self._introduce(route)
@@ -297,7 +300,7 @@ class Links:
             self._drop("a bad message", peer.decode(), exc)
             return
         if not isinstance(reply, Reply):
-            self._drop("a message", peer.decode(), f"{type(reply).__name__} is no answer")
+            self._drop("a message", peer.decode(), f"expected a reply, got {type(reply).__name__}")
             return
         request = self.outstanding.find(peer, reply.seq)
         if request is None:

@@ -1,7 +1,7 @@
-"""Outstanding requests: who has been asked what, and what becomes of the answers. No sockets, no clock.
+"""The requests that have not been answered, and what their answers change. No sockets, no clock.
 
-An exception may end any function here between two of its lines. So whatever changes several things is a function that
-may run twice, is noted before it runs, and is run again by ``finish`` if it has not come to its end.
+An exception may end any function here between two of its lines. So a change of several things is one function that may
+run twice. It is noted before it runs, and if it does not come to its end, ``finish`` runs it again.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from kvstore.ticket import Operation
 from kvstore.transport.memory import ScatteredFrame, whole
 from kvstore.wire import Buffer, Message, Reply, Request, Sender
 
-Effect: TypeAlias = Callable[[], None]  # of a request that is made, or an answer that counts; may run twice
+# What a request changes when it is made, or its answer when it counts. May run twice.
+Effect: TypeAlias = Callable[[], None]
 
 
 class Turn(NamedTuple):
-    """When a request may go: the highest ``priority`` first, while the answers to come are few; see ``Window``."""
+    """A request waits for its turn: highest ``priority`` first, while the window has room. See ``Window``."""
 
     nbytes: int
     priority: int
 
 
 class PendingRequest:
-    """Something to ask of ``peer`` on behalf of ``operation``.
+    """A request to ``peer`` that belongs to ``operation``.
 
     Args:
-        priority: of its message among those that wait to leave; see ``Transport.send``.
-        turn: None sends it at once.
+        priority: of the message among those that wait to leave; see ``Transport.send``.
+        turn: when it may go; None sends it at once.
 
     Attributes:
-        seq: its number, which the answer has.
+        seq: the number of the request, and of its answer.
         frames: the message, kept to be sent again; None until it is made.
         gone: whether it has been sent.
-        failure: what was raised when its message was first made.
-        early: whether the message is made before anything is sent, so that one that cannot be is an error of the call.
-            Else it is made when it goes, from arrays of the caller's, and that must not fail.
+        failure: what was raised when the message was first made.
+        early: whether the message is made before anything is sent, so that an error in making it is the call's.
+            Otherwise it is made when it goes, from the caller's arrays, and that must not fail.
     """
 
     __slots__ = ("failure", "frames", "gone", "operation", "peer", "priority", "seq", "turn")
@@ -61,25 +62,25 @@ class PendingRequest:
         raise NotImplementedError
 
     def take(self, reply: Any) -> Effect | None:
-        """Take what the answer brings; return what is to follow when it counts. May be called again, for a repeat.
+        """Take the values of the answer; return what changes when the answer counts. May be called twice.
 
         Raises:
-            KVStoreError: it cannot be taken, which fails the operation.
+            KVStoreError: the answer cannot be taken, which fails the operation.
         """
         return None
 
     def forsake(self) -> None:
-        """Take nothing from now on: the caller's arrays are the caller's again."""
+        """Take no values from now on: the caller has its arrays back."""
 
     @property
     def borrows(self) -> bool:
-        """Whether it depends on arrays of the caller's, which may change once the call is over."""
+        """Whether the message reads the caller's arrays, which may change once the call is over."""
         if self.frames is None:
             return not self.early
         return any(isinstance(frame, ScatteredFrame) for frame in self.frames)
 
     def own(self) -> None:
-        """Keep copies of the caller's arrays; the message has been made."""
+        """Replace references to the caller's arrays by copies. The message has been made."""
         if self.frames is not None:
             self.frames = list(map(whole, self.frames))
 
@@ -157,20 +158,20 @@ class Outstanding:
 
     @property
     def torn(self) -> bool:
-        """Whether an exception has ended a change before it was complete."""
+        """Whether an exception has cut a change short."""
         return self._unfinished is not None
 
     def number(self, requests: Sequence[PendingRequest]) -> None:
-        """Give ``requests`` the numbers that they will have if ``add`` is called next."""
+        """Give ``requests`` the next numbers. ``add`` takes these numbers."""
         for seq, request in enumerate(requests, self._next):
             request.seq = seq
 
     def add(self, requests: Sequence[PendingRequest], effect: Effect | None = None) -> None:
-        """Take in ``requests``, all of them, and do ``effect``, which belongs to them."""
+        """Add ``requests``, and run ``effect``, as one change."""
         self._do(partial(self._add, requests, effect))
 
     def find(self, peer: bytes, seq: int) -> PendingRequest | None:
-        """Return the request that an answer of ``peer`` is for; None if it is a repeat, or not its to answer."""
+        """Return the request that ``peer`` answers; None if the answer is a repeat, or not for ``peer`` to give."""
         request = self._requests.get(seq)
         return None if request is None or request.peer != peer else request
 
@@ -186,14 +187,14 @@ class Outstanding:
             if interrupt is not None:
                 try:
                     effect = request.take(reply)
-                except Exception as exc:  # again: it is the answer's own, not the handler's of a signal
+                except Exception as exc:  # a second time, so it does not come from a signal's handler
                     error, interrupt = _refusal(exc), None
         self._do(partial(self._settle, request, effect, error))
         if interrupt is not None:
             raise interrupt
 
     def finish(self) -> None:
-        """Complete what an exception has ended."""
+        """Complete the change that an exception has cut short."""
         if self._unfinished is not None:
             self._do(self._unfinished)
 
@@ -224,4 +225,4 @@ class Outstanding:
         if error is not None:
             request.operation.fail(error)
         self._requests.pop(request.seq, None)
-        request.operation.open.discard(request.seq)  # last: from here on another thread may take the operation for done
+        request.operation.open.discard(request.seq)  # last: from now on another thread may see the operation as done

@@ -1,8 +1,8 @@
-"""Signs of life from beside a worker, by a small process: ``python -m kvstore.member.pulse``.
+"""The pulse: a small process that beats for a worker, ``python -m kvstore.member.pulse``.
 
 A call into C that keeps the interpreter's lock stops all threads of a worker, the heartbeat's too. This process beats
-for the worker as long as the worker's process is there and is not stopped: slow is not dead. It is told all that it
-needs on its standard input, and ends when that ends.
+for the worker as long as the worker's process exists and is not stopped, since slow is not dead. It reads all that it
+needs from its standard input, and ends when that ends.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kvstore.job.processes import complete, source_root, words
 from kvstore.transport.choose import links
 from kvstore.wire import Node, ProcessAlive, encode
 
-_STOPPED = "TtZX"  # a process that a signal or a debugger has stopped, or that is no more
-_LONGEST = 1 << 20  # bytes of what it is told: the keys of 4,096 members are 164 KiB
+_STOPPED = "TtZX"  # states of processes that are stopped, traced, zombies or dead
+_LONGEST = 1 << 20  # bytes of the input; the keys of 4,096 members are 164 KiB
 END_S = 1.0
 
 
@@ -33,7 +33,7 @@ class PulseProcess:
 
     Args:
         config: how to reach the scheduler.
-        node: who is alive.
+        node: this process.
 
     Raises:
         OSError: the system allows no more processes or open files.
@@ -81,22 +81,22 @@ class PulseProcess:
 
 
 def _nobodys(env: Mapping[str, str]) -> dict[str, str]:
-    """Return ``env`` without what makes a process a member of a job; it has secrets, too."""
+    """Return ``env`` without the variables that make a process a member of a job, some of which are secrets."""
     return {name: value for name, value in env.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
 
 
 def available() -> bool:
-    """Whether this system tells whether a process is stopped."""
+    """Whether this system tells if a process is stopped."""
     return Path("/proc/self/stat").exists()
 
 
 def runs(stat: str) -> bool:
-    """Whether a process runs, or waits for something; ``stat`` is what /proc says of it."""
+    """Whether a process is neither stopped nor dead; ``stat`` is its line in /proc."""
     return stat.rpartition(")")[2].split()[0] not in _STOPPED
 
 
 def _beat(told: dict[str, Any]) -> None:
-    """Beat until the parent is gone, or has closed the pipe."""
+    """Beat until the parent has ended, or has closed the pipe."""
     keys = None
     if told["keys"]:
         secret, root, members = told["keys"]
@@ -111,7 +111,7 @@ def _beat(told: dict[str, Any]) -> None:
             with contextlib.suppress(OSError):  # it is no more
                 if runs(stat.read_text()):
                     transport.send(scheduler, pulse)
-            while transport.recv(0) is not None:  # nothing is said here but that a link has been made anew
+            while transport.recv(0) is not None:  # at most the news that the link has been made anew
                 pass
             if select.select([sys.stdin.buffer], [], [], told["interval_s"])[0]:
                 return
@@ -120,7 +120,7 @@ def _beat(told: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Take what there is to know, and beat."""
+    """Read the input, and beat."""
     _beat(json.loads(sys.stdin.buffer.readline(_LONGEST)))
 
 

@@ -1,7 +1,7 @@
-"""A process's membership in a job: it joins, beats while it is there, and leaves in order.
+"""A process's membership in a job: it joins, beats while it is a member, and leaves in order.
 
-Workers and servers are members alike. A worker process has one session, whatever number of stores it makes, so that
-it has one rank; ``shared`` keeps it until the process ends.
+Workers and servers have sessions alike. A worker process has one session for all its stores, so that it has one rank.
+``shared`` keeps it until the process ends.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Mess
 log = logging.getLogger(__name__)
 
 LEAVE_S = 5.0  # how long the scheduler may take to let a member go
-AFTER_OTHERS_S = 2.0  # a launcher takes the first process to end for the one that failed: let that be it
-EXIT_GRACE_S = 2.0  # how long a process that ends waits for pushes nobody waited for
+AFTER_OTHERS_S = 2.0  # launchers blame the first process to end, so the one that failed has to end first
+EXIT_GRACE_S = 2.0  # how long a process that ends waits for its outstanding pushes
 
 
 class Session:
@@ -45,16 +45,16 @@ class Session:
 
     Args:
         config: the job, and this process's role in it.
-        make_transport: returns a new end for links.
+        make_transport: returns a new transport.
         address: where other members reach this one; empty for workers.
         clock: seconds, monotonic.
-        on_notice: takes the scheduler's notices to servers, in the heartbeat's thread.
-        pulse: have a process beside this one that beats for it, too, when its interpreter is busy.
+        on_notice: called with the scheduler's notices to servers, in the heartbeat's thread.
+        pulse: start a process that beats for this one while its interpreter is busy.
 
     Attributes:
-        stores: how many this process has made.
-        worker_keys: for a server: the public keys that workers have proved, by rank; none where nothing is proved.
-        flushes: what is to be done before it leaves.
+        stores: how many stores this process has made.
+        worker_keys: for a server: the public keys that workers have proved, by rank; empty on links without keys.
+        flushes: what is called before this process leaves.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Session:
         self._left = False
 
     def join(self) -> Session:
-        """Join the job; return this. If anything but an ``Exception`` ends it, another call goes on from there.
+        """Join the job; return this session. If anything but an ``Exception`` ends the call, call it again to go on.
 
         Raises:
             DeadlineExceeded: not all members came in time; the message names the missing.
-            ConfigError: the scheduler would not have it.
+            ConfigError: the scheduler has refused this process.
         """
         try:
             self._join()
@@ -124,7 +124,7 @@ class Session:
         self._heartbeat.start()
 
     def _welcome(self) -> Welcome:
-        """Ask to join, and wait for the others: a worker as long as it may, a server while the scheduler lives."""
+        """Ask to join, and wait for the others: a worker up to its limit, a server while the scheduler lives."""
         try:
             welcome: Welcome = (self._asked or self._ask()).wait()
         except DeadlineExceeded as exc:
@@ -143,7 +143,7 @@ class Session:
         self._asked = operation
 
     def _unresolved(self) -> str:
-        """What is wrong with the name of the scheduler's host; empty if nothing is."""
+        """What is wrong with the name of the scheduler's host, for a message; empty if nothing is."""
         root = split_key(self.config.root)[0]
         try:
             if root.startswith("tcp://"):
@@ -153,7 +153,7 @@ class Session:
         return ""
 
     def give_up(self, error: str) -> None:
-        """Leave before having joined: the scheduler would count on this process, and take no other in its place."""
+        """Leave before having joined, so that the scheduler does not count on this process."""
         try:
             with contextlib.suppress(KVStoreError):
                 if self.scheduler:
@@ -169,7 +169,7 @@ class Session:
         return self.client.node.rank
 
     def check(self, store: int) -> None:
-        """Raise what has ended the job, or what the scheduler has found wrong with ``store``."""
+        """Raise the error that has ended the job, or one that the scheduler has reported for ``store``."""
         self.client.check()
         faults = self._faults.get(store)
         if faults:
@@ -181,7 +181,7 @@ class Session:
         return int(counted.count)
 
     def leave(self, error: str | None = None) -> None:
-        """Leave the job, in order or because of ``error``, which then is the job's. May be called again."""
+        """Leave the job: in order, or because of ``error``, which then fails the job. May be called again."""
         if self._left:
             return
         self._left = True
@@ -199,7 +199,7 @@ class Session:
             self.client.close(linger=1.0)
 
     def _line_is_back(self) -> None:
-        if not self.config.one_host:  # else nothing was cut; whoever should have answered was slow
+        if not self.config.one_host:  # on one host no line was cut; a peer was slow
             self.client.renew()
 
     def _take_notice(self, notice: Message) -> None:
@@ -230,10 +230,10 @@ class _JoinRequest(PendingRequest):
         self.operation.take(reply)
 
 
-_FORKED = "this process was forked from a member of the job; create and use stores in the parent only"
-_lock = threading.RLock()  # an exception may have left it taken: this thread may take it again
+_FORKED = "this process was forked from a member of the job: create and use stores in the parent only"
+_lock = threading.RLock()  # an exception may leave it locked; the same thread can take it again
 _shared: tuple[int, Session] | None = None
-_joining: tuple[contextlib.AbstractContextManager[Config], Session] | None = None  # what an exception has interrupted
+_joining: tuple[contextlib.AbstractContextManager[Config], Session] | None = None  # interrupted by an exception
 
 
 def shared(config: Config) -> Session:
@@ -278,7 +278,7 @@ def _new(config: Config) -> Session:
 
 
 def _after_fork() -> None:
-    """Fail whatever the child calls: servers would take its requests for its parent's, and the parent's for repeats."""
+    """Let every call in the child fail: servers would take its requests for its parent's, and those for repeats."""
     if _shared is not None:
         _shared[1].client.failure = ConfigError(_FORKED)
 
@@ -287,7 +287,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _leave_at_exit() -> None:
-    """Leave in order; if the script died of an exception, say so to the job instead of letting it wait."""
+    """Leave in order. If the script died of an exception, tell the job instead of letting it wait."""
     if _joining is not None:
         place, session = _joining
         session.give_up("it ended before it had joined")
@@ -297,7 +297,7 @@ def _leave_at_exit() -> None:
     session = _shared[1]
     try:
         _say_farewell(session)
-    except KeyboardInterrupt:  # Python would show it, go on, and end with 0
+    except KeyboardInterrupt:  # Python would print it, go on, and exit with 0
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         with contextlib.suppress(KVStoreError):
             session.leave("KeyboardInterrupt")
@@ -308,14 +308,14 @@ def _leave_at_exit() -> None:
 
 
 def _say_farewell(session: Session) -> None:
-    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # in a shell, errors are not the end
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # a shell goes on after errors
     text = None if error is None else "".join(traceback.format_exception_only(error)).strip()
     if text is None:
         for flush in session.flushes:
             try:
                 flush(EXIT_GRACE_S)
             except DeadlineExceeded:
-                pass  # the servers have these pushes; whoever they wait for need not be waited for here
+                pass  # the servers have these pushes; other workers are late, and this one need not wait
             except KVStoreError as exc:
                 text = f"{type(exc).__name__}: {exc}"
                 print(f"kvstore: at exit: {text}", file=sys.stderr)

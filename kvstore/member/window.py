@@ -1,7 +1,8 @@
-"""Which request goes next: a bounded number of bytes is on the way from each server; the most urgent goes first. Pure.
+"""The send window of one server: a bounded number of bytes is in flight, and the most urgent request goes next. Pure.
 
-What is asked for all at once comes in the order of asking, however urgent some of it is. With a bound, what is not yet
-on its way can still be overtaken (P3, Jayarajan et al. 2019; ByteScheduler, Peng et al. 2019).
+Answers to requests that are all sent at once come in the order of the requests, however urgent some are. With a bound,
+requests that have not been sent yet can still be overtaken (P3, Jayarajan et al. 2019; ByteScheduler, Peng et al.
+2019).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Window(Generic[T]):
     """Requests to one server.
 
     Args:
-        nbytes: how many bytes of answers may be on their way; a request for more goes when nothing else is.
+        nbytes: how many bytes of answers may be in flight. A request for more goes when nothing else is in flight.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -29,24 +30,24 @@ class Window(Generic[T]):
         self._waiting: list[tuple[int, int, int, int, T]] = []
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many requests wait."""
         return len(self._waiting)
 
     def add(self, number: int, nbytes: int, priority: int, item: T) -> None:
-        """Let request ``number`` wait for its turn: after those of higher priority, and of the same and before it."""
+        """Let request ``number`` wait for its turn, behind those of higher priority and earlier ones of the same."""
         heapq.heappush(self._waiting, (-priority, next(self._order), number, nbytes, item))
 
     def begin(self, number: int, nbytes: int) -> None:
-        """Note that request ``number`` has gone."""
+        """Note that request ``number`` has been sent."""
         self._on_way[number] = nbytes
         self._total += nbytes
 
     def answered(self, number: int) -> None:
-        """Note that the answer to request ``number`` is here, or will not come."""
+        """Note that request ``number`` has been answered, or will not be."""
         self._total -= self._on_way.pop(number, 0)
 
     def ready(self) -> list[T]:
-        """Return those whose turn it is; they count as on their way."""
+        """Return the requests whose turn it is. They count as sent."""
         chosen: list[T] = []
         while self._waiting and (not self._on_way or self._total + self._waiting[0][3] <= self._nbytes):
             _, _, number, nbytes, item = heapq.heappop(self._waiting)
@@ -55,7 +56,7 @@ class Window(Generic[T]):
         return chosen
 
     def urgent(self, wanted: Callable[[T], bool]) -> list[T]:
-        """Return the ``wanted`` ones, whether or not it is their turn; they count as on their way."""
+        """Return the ``wanted`` requests, whether or not it is their turn. They count as sent."""
         chosen = sorted((entry for entry in self._waiting if wanted(entry[4])), key=lambda entry: entry[:2])
         if not chosen:
             return []
