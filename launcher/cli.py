@@ -62,11 +62,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         # The name alone: behind it may stand somebody's secret.
-        parser.error(f"no such option: {unknown[0].split('=')[0]}; options of the command go behind the command")
+        parser.error(f"there is no option {unknown[0].split('=')[0]}; options of the command go after the command")
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     for name in options.env:
         if name not in environ:
-            parser.error(f"--env {name}: there is no such variable in this environment; export it first")
+            parser.error(f"--env {name}: this variable is not set; export it first")
     given: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(Cluster)}
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
@@ -181,13 +181,15 @@ def _add_resources(group: argparse._ArgumentGroup) -> None:
 
 def _memory(text: str) -> str:
     if text and not re.fullmatch(r"[1-9][0-9]{0,9}[mMgG]?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500m or 4g")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; valid: a number with m or g, such as 500m or 4g")
     return f"{text}m" if text[-1:].isdigit() else text.lower()
 
 
 def _job_name(text: str) -> str:
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} must be up to 40 small letters, digits and -, a letter first")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a job name; valid: up to 40 lowercase letters, digits and -, beginning with a letter"
+        )
     return text
 
 
@@ -209,14 +211,14 @@ def _whole(text: str, least: int) -> int:
 def _pair(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not _VARIABLE.fullmatch(name):
-        raise argparse.ArgumentTypeError("expected NAME:VALUE, a colon between them (not shown: it may be a secret)")
+        raise argparse.ArgumentTypeError("expected NAME:VALUE (what was given is not shown: it may be a secret)")
     return name, value
 
 
 def _name(text: str) -> str:
     if not _VARIABLE.fullmatch(text):
         raise argparse.ArgumentTypeError(
-            "expected the name of a variable alone (not shown: it may hold a secret); "
+            "expected a variable's name alone (what was given is not shown: it may be a secret); "
             "to set one, use --env-worker NAME:VALUE or --env-server NAME:VALUE"
         )
     return text

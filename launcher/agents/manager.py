@@ -142,16 +142,16 @@ class ManagerRecruiter:
         while not roll_call.wait(self._settled, _SETTLE_S, lambda: self._remotes):
             now = time.monotonic()
             if self._trouble is not None and now > self._trouble[0] + _TROUBLE_S:
-                raise LaunchError(f"{self._manager.name} does not reach all hosts: {self._trouble[1]}", exit_code=1)
+                raise LaunchError(f"{self._manager.name} cannot reach all hosts: {self._trouble[1]}", exit_code=1)
             if (patience := self._manager.patience_s) is not None and now >= began + patience:
                 raise LaunchError(
-                    f"{self._manager.name} has started {self._count()} in {patience:g} s, or the others do not reach "
-                    f"this machine at {self._here}: name another of its addresses with --host-ip or --interface",
+                    f"only {self._count()} connected within {patience:g} s; the others did not start, or do not reach "
+                    f"this machine at {self._here}: choose another address with --host-ip or --interface",
                     exit_code=1,
                 )
             if now >= noticed + _NOTICE_S:
                 noticed = now
-                print(f"launch.py: {self._count()} have been started", file=sys.stderr)
+                print(f"launch.py: {self._count()} have started", file=sys.stderr)
         if len(self._there()) < self._wanted:
             self._fail(self._carrier)
 
@@ -165,8 +165,8 @@ class ManagerRecruiter:
         status = how.status if how is not None and how.status else 1
         if how is None:
             hosts = ", ".join(sorted({hello.host for remote in self._gone() if (hello := remote.said(Hello))}))
-            raise LaunchError(f"a process on {hosts} ended before all had been started", exit_code=status)
-        raise LaunchError(f"{self._manager.name} {how} when {self._count()} had been started", exit_code=status)
+            raise LaunchError(f"a process on {hosts} ended before all others had started", exit_code=status)
+        raise LaunchError(f"{self._manager.name} {how} after {self._count()} had started", exit_code=status)
 
     def _count(self) -> str:
         """How many there are, and where."""

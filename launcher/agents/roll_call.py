@@ -109,7 +109,7 @@ class RollCall:
             if remote.lost is not None:
                 self._problems.append(f"{remote.host}: {remote.lost}")
             elif remote.said(kind) is None:
-                said = f"; it has said: {remote.explanation}" if remote.explanation else ""
+                said = f"; it printed: {remote.explanation}" if remote.explanation else ""
                 self._problems.append(f"{remote.host}: no answer within {seconds:g} s{said}")
             elif text := problem(remote):
                 self._problems.append(f"{remote.host}: {text}")

@@ -313,7 +313,7 @@ def _version(remote: RemoteAgent) -> str:
     mine, hello = kvstore.__version__, remote.said(p.Hello)
     if hello is None or hello.version == mine:
         return ""
-    return f"has kvstore {hello.version} (Python {hello.python}), and here is {mine}; install the same"
+    return f"has kvstore {hello.version} (Python {hello.python}), but this machine has {mine}; install the same"
 
 
 def _surveyed(remote: RemoteAgent) -> p.Surveyed:
@@ -330,8 +330,8 @@ def _unfit(remote: RemoteAgent) -> str:
     try:
         ipaddress.ip_address(found.address)
     except ValueError:
-        return f"says that its address is {found.address!r}, which is none"
-    return "" if found.port else "listens nowhere"
+        return f"reports the address {found.address!r}, which is not an IP address"
+    return "" if found.port else "its agent does not listen"
 
 
 def _has_servers(remote: RemoteAgent) -> bool:
@@ -343,6 +343,4 @@ def _unreached(remote: RemoteAgent) -> str:
     if probed is None or not probed.failures:
         return ""
     where = ", ".join(f"{name} ({why})" for name, why in probed.failures)
-    return (
-        f"does not reach {where}; name the network that all hosts share with --interface, or this machine's --host-ip"
-    )
+    return f"cannot reach {where}; name the network that all share with --interface, or this machine's --host-ip"

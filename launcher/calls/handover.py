@@ -103,7 +103,7 @@ class Handover:
             where = self._culprit(function, args, kwargs)
             text = f"{type(error).__name__}: {error}"
             raise LaunchError(
-                f"cannot hand {where} to the workers ({text}); they take only what can be pickled"
+                f"cannot hand {where} to the workers ({text}); functions, arguments and results must be picklable"
             ) from None
         finally:
             set_spawning_popen(None)

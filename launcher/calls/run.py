@@ -74,11 +74,11 @@ def run(
         BrokenPipeError: nobody reads the output any more.
     """
     if not callable(function):
-        raise TypeError(f"run() takes a function and, as args, its arguments; {function!r} cannot be called")
+        raise TypeError(f"run() needs a function, got {function!r}; pass its arguments as args and kwargs")
     for variables in (env or {}, env_server or {}):
         for name, value in variables.items():
             if not isinstance(name, str) or not isinstance(value, str):
-                raise TypeError(f"variables are strings; {name!r} is set to a {type(value).__name__}")
+                raise TypeError(f"variables must be strings, but {name!r} is set to a {type(value).__name__}")
     _check_guard()
     job = Job(
         num_workers=num_workers,
@@ -130,7 +130,7 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
     if len(results) == job.num_workers:
         return results
     if interrupts.first == TIME_LIMIT:
-        raise TimeoutError(f"the job was ended: it has taken longer than {timeout:g} s")
+        raise TimeoutError(f"the job took longer than {timeout:g} s, and was ended")
     if code == 128 + signal.SIGPIPE:
         raise BrokenPipeError(errno.EPIPE, "nobody reads standard output any more")
     _raise_first(outcomes)

@@ -78,32 +78,32 @@ def parse(lines: Iterable[str], path: str = "the hostfile") -> list[Host]:
             host = _host(text)
         except ValueError as error:
             raise LaunchError(
-                f"{path}, line {number}: {error}; a line is [user@]host[:port] [slots=N], as in node1 slots=4"
+                f"{path}, line {number}: {error}; a line is [user@]host[:port] [slots=N], such as node1 slots=4"
             ) from None
         key = (host.user, host.name, host.port)
         before = hosts.get(key)
         hosts[key] = host if before is None else replace(host, slots=(before.slots or 1) + (host.slots or 1))
     if not hosts:
-        raise LaunchError(f"{path} names no host")
+        raise LaunchError(f"{path} names no host; write one on each line, such as node1 slots=4")
     return list(hosts.values())
 
 
 def _host(text: str) -> Host:
     match = _LINE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no host")
+        raise ValueError(f"{text!r} is not a host")
     name = match["name"].strip("[]")
     if ":" in name:
         try:
             ipaddress.IPv6Address(name)
         except ValueError:
-            raise ValueError(f"{name!r} is no IPv6 address") from None
+            raise ValueError(f"{name!r} is not an IPv6 address") from None
         if not _NAME.fullmatch(name.partition("%")[2] or "_"):  # its interface, which Python takes as it is
-            raise ValueError(f"{name!r} is no IPv6 address")
+            raise ValueError(f"{name!r} is not an IPv6 address")
     elif not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no host's name")
+        raise ValueError(f"{name!r} is not a host name")
     if not _USER.fullmatch(match["user"] or ""):
-        raise ValueError(f"{match['user']!r} is no user's name")
+        raise ValueError(f"{match['user']!r} is not a user name")
     port, slots = 0, None
     if match["number"]:
         number = int(match["number"])
@@ -112,16 +112,16 @@ def _host(text: str) -> Host:
         else:
             slots = number
         if port > 65535:
-            raise ValueError(f"{port} is no port")
+            raise ValueError(f"port {port} is out of range: 1 to 65535")
     for option in match["options"].split():
         what, _, value = option.partition("=")
         if what in ("max_slots", "max-slots"):  # Open MPI's, which matter to none but mpirun
             continue
         if what != "slots":
-            raise ValueError(f"{what!r} is no option of a host")
+            raise ValueError(f"{what!r} is not an option of a host; valid: slots")
         if not (value.isascii() and value.isdigit()):
-            raise ValueError(f"slots={value} is no number")
+            raise ValueError(f"slots={value} is not a number")
         slots = int(value[:9])
     if slots is not None and not 1 <= slots <= MAX_SLOTS:
-        raise ValueError(f"a host has from 1 to {MAX_SLOTS} slots, not {slots}")
+        raise ValueError(f"slots={slots} is out of range: 1 to {MAX_SLOTS}")
     return Host(name, match["user"] or "", port, slots)

@@ -48,7 +48,7 @@ def _spread(count: int, hosts: Sequence[Host], policy: str, role: Role) -> list[
     room = _room(count, hosts)
     if sum(room) < count:
         raise LaunchError(
-            f"there are {count} {role}s for {sum(room)} slots on {len(hosts)} hosts; add hosts, or raise their slots"
+            f"{count} {role}s do not fit into {sum(room)} slots on {len(hosts)} hosts; add hosts, or raise slots=N"
         )
     if policy == "fill":
         return [host for host, slots in zip(hosts, room, strict=True) for _ in range(slots)][:count]

@@ -27,7 +27,7 @@ def address(*, host: str = "", interface: str = "", toward: str = "") -> Address
     except ConfigError as error:
         text = str(error).replace("DMLC_NODE_HOST=", "--host-ip ").replace("DMLC_INTERFACE=", "--interface ")
         text = text.replace("DMLC_NODE_HOST", "--host-ip")
-        raise LaunchError(f"no address: {text}") from None
+        raise LaunchError(f"cannot choose an address for this host: {text}") from None
 
 
 def unreachable(targets: Iterable[Target], seconds: float) -> list[tuple[str, str]]:
@@ -46,7 +46,7 @@ def unreachable(targets: Iterable[Target], seconds: float) -> list[tuple[str, st
                 code = sock.connect_ex((address, port))
             except (OSError, ValueError, TypeError):  # another host may say what it likes
                 sock.close()
-                failures.append((name, f"{address[:40]!r} is no address"))
+                failures.append((name, f"{address[:40]!r} is not an address"))
                 continue
             if code in (0, errno.EINPROGRESS):
                 sockets[sock.fileno()] = sock

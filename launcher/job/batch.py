@@ -40,7 +40,7 @@ def loads(text: str) -> tuple[Job, dict[str, str], str]:
         cluster = Cluster(**_tuples(fields["cluster"]))
         return Job(**{**_tuples(fields), "cluster": cluster}), dict(variables), str(end)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise LaunchError("the description of the job is damaged") from None
+        raise LaunchError("the job on standard input cannot be read; only launch.py writes it") from None
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:

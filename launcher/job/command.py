@@ -56,5 +56,5 @@ def _split(text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise LaunchError(f"the command is not well quoted ({str(error).lower()}): {text}") from None
+        raise LaunchError(f"the quotes of the command do not match ({str(error).lower()}): {text}") from None
     return [SHELL, "-c", text] if words and words[0] in _BUILTINS else words

@@ -162,9 +162,11 @@ def environment(
         first = int(env.get(LOCAL_RANK, "0")) * gpus
         devices = [str(n) for n in range(first + gpus)] if visible is None else list(filter(None, visible.split(",")))
         if len(devices) < first + gpus:
+            wanted = f"GPU {first}" if gpus == 1 else f"GPUs {first} to {first + gpus - 1}"
             raise LaunchError(
-                f"--gpus-per-worker {gpus} gives a worker its host's GPUs from the {first + 1}. on, but "
-                f"CUDA_VISIBLE_DEVICES={visible} has {len(devices)}; leave it out where the cluster divides them itself"
+                f"--gpus-per-worker {gpus}: a worker needs {wanted} of its host, counted from 0, but "
+                f"CUDA_VISIBLE_DEVICES={visible} lists only {len(devices)}; use fewer workers on this host, or leave "
+                "the option out where the cluster divides GPUs itself"
             )
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + gpus])
 

@@ -89,7 +89,7 @@ def detect() -> str:
         if sign in said:
             return flavour
     first = (said.strip().splitlines() or ["nothing"])[0]
-    raise LaunchError(f"{path} is neither Open MPI's nor MPICH's; its --version says: {first}")
+    raise LaunchError(f"{path} is neither Open MPI's nor MPICH's; its --version prints: {first}")
 
 
 def render(job: Job, flavour: str, hosts: str | None) -> list[str]:
@@ -124,7 +124,7 @@ def hostfile(hosts: Sequence[Host], flavour: str) -> str:
     for host in hosts:
         if host.user or host.port:
             raise LaunchError(
-                f"mpirun takes no user or port for {host.name}; put them in ~/.ssh/config, and its name alone here"
+                f"mpirun takes no user or port for {host.name}; put them into ~/.ssh/config, and its name alone here"
             )
         if flavour == OPEN_MPI:
             lines.append(host.name + ("" if host.slots is None else f" slots={host.slots}"))

@@ -32,9 +32,11 @@ def find(name: str, job: Job) -> Kind:
     """
     kind = KINDS.get(name)
     if kind is None:
-        raise LaunchError(f"there is no launcher {name}; there are: {', '.join(KINDS)}")
+        raise LaunchError(f"--launcher {name} is not valid; valid: {', '.join(KINDS)}")
     for field in job.cluster.given():
         if field not in kind.takes:
-            others = ", ".join(other for other, its in KINDS.items() if field in its.takes) or "none"
-            raise LaunchError(f"--launcher {name} takes no {option(field)}; leave it out (launchers that do: {others})")
+            others = ", ".join(other for other, candidate in KINDS.items() if field in candidate.takes) or "none"
+            raise LaunchError(
+                f"--launcher {name} does not take {option(field)}; leave it out (launchers that take it: {others})"
+            )
     return kind

@@ -143,7 +143,7 @@ def _run_outside(job: Job) -> int:
         done = _ask(sbatch(job, str(directory), name), script(job, batch.dumps(job, os.environ, str(end))))
         number = done.strip().partition(";")[0]
         if not number.isdigit():
-            raise LaunchError(f"sbatch has answered {done.strip()!r} instead of a job's number", exit_code=1)
+            raise LaunchError(f"expected a job number from sbatch, got {done.strip()!r}", exit_code=1)
         end.touch()
         return QueuedJob(
             title=f"Slurm job {number}",
@@ -168,7 +168,7 @@ def _state(number: str, end: Path) -> QueueState:
         return found
     except LaunchError as error:
         if _UNKNOWN in str(error):
-            return QueueState("Slurm does not know it any more", running=False, over=True, status=1)
+            return QueueState("Slurm has forgotten it", running=False, over=True, status=1)
         raise
 
 

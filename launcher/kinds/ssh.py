@@ -89,7 +89,7 @@ def placed(job: Job) -> dict[Host, list[Member]]:
     """
     cluster = job.cluster
     if cluster.hostfile is None:
-        raise LaunchError("--launcher ssh needs the hosts to run on: -H FILE, with a host a line")
+        raise LaunchError("--launcher ssh needs a hostfile: -H FILE, with one host on each line")
     servers = None if cluster.server_hosts is None else read(cluster.server_hosts)
     return place(job, read(cluster.hostfile), servers)
 

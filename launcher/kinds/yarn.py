@@ -126,7 +126,7 @@ def find_jar(given: str, environ: Mapping[str, str]) -> str:
     places = [folder for home in homes for folder in (home / "share/hadoop/yarn", home)]
     found = _jar_in(places) or _jar_in(_classpath(environ))
     if found is None:
-        raise LaunchError(f"there is no {_JAR} where HADOOP_HOME and `yarn classpath` lead; name it with --yarn-jar")
+        raise LaunchError(f"cannot find {_JAR} in HADOOP_HOME or `yarn classpath`; name it with --yarn-jar")
     return str(found)
 
 

@@ -122,7 +122,9 @@ def cannot_start(task: Program, error: OSError) -> LaunchError:
     program = task.argv[0]
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         if Path(program).is_file():
-            return LaunchError(f"cannot start {task.name}: {program} needs an interpreter that is not there", NOT_FOUND)
+            return LaunchError(
+                f"cannot start {task.name}: the interpreter that {program} names does not exist", NOT_FOUND
+            )
         hint = "; quote the whole command, or none of it" if " " in program else ""
-        return LaunchError(f"cannot start {task.name}: no such command: {program}{hint}", NOT_FOUND)
+        return LaunchError(f"cannot start {task.name}: there is no command {program}{hint}", NOT_FOUND)
     return LaunchError(f"cannot start {task.name}: {program}: {error.strerror}", CANNOT_EXECUTE)

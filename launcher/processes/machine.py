@@ -26,7 +26,9 @@ def require_files(count: int) -> None:
     """
     needed, allowed = count + _SPARE_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed != resource.RLIM_INFINITY and needed > allowed:
-        raise LaunchError(f"so many processes need {needed} open files, and the limit is {allowed}: ulimit -n {needed}")
+        raise LaunchError(
+            f"this job needs {needed} open files, but {allowed} are allowed; raise that: ulimit -n {needed}"
+        )
 
 
 def open_standard_streams() -> None:

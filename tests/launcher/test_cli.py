@@ -62,18 +62,21 @@ def test_the_default_launcher() -> None:
         (["-n", "9" * 5000, "x"], "is not a number"),
         (["-n", "1", "-s", "0", "x"], "'0' is not a number"),
         (["-n", "1", "-s", "-1", "x"], "is not a number"),
-        (["-n", "1"], "no command"),
-        (["-n", "1", "--"], "no command"),
-        (["-n", "1", "  "], "no command"),
+        (["-n", "1"], "command is missing"),
+        (["-n", "1", "--"], "command is missing"),
+        (["-n", "1", "  "], "command is missing"),
         (["-n", "1", "--launcher", "cloud", "x"], "invalid choice: 'cloud'"),
-        (["-n", "1", "--env", "NOT_SET", "x"], "--env NOT_SET: there is no such variable"),
-        (["-n", "1", "--lr", "0.1", "x"], "no such option: --lr"),
+        (["-n", "1", "--env", "NOT_SET", "x"], "--env NOT_SET: this variable is not set"),
+        (["-n", "1", "--lr", "0.1", "x"], "there is no option --lr"),
         (["-n", "1", "--env-worker", "DMLC_ROLE:x", "y"], "--env-worker cannot set DMLC_ROLE"),
-        (["-n", "1", "python 'train.py"], "not well quoted"),
-        (["-n", "1", "-H", "hosts", "--launcher", "local", "x"], "--launcher local takes no --hostfile; leave it out"),
-        (["-n", "1", "--sync-exclude", "*.pt", "x"], "takes no --sync-exclude; leave it out"),
-        (["-n", "1", "--worker-memory", "lots", "x"], "'lots' is not a size such as 500m or 4g"),
-        (["-n", "1", "--job-name", "My Job", "x"], "'My Job' must be"),
+        (["-n", "1", "python 'train.py"], "quotes of the command do not match"),
+        (
+            ["-n", "1", "-H", "hosts", "--launcher", "local", "x"],
+            "--launcher local does not take --hostfile; leave it out",
+        ),
+        (["-n", "1", "--sync-exclude", "*.pt", "x"], "does not take --sync-exclude; leave it out"),
+        (["-n", "1", "--worker-memory", "lots", "x"], "'lots' is not a size; valid: a number with m or g"),
+        (["-n", "1", "--job-name", "My Job", "x"], "'My Job' is not a job name"),
     ],
 )
 def test_what_makes_no_sense_is_an_error(
@@ -128,11 +131,11 @@ def test_an_interrupt_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> N
 def test_launchers_are_found_by_name() -> None:
     anything = job("-n", "1", "x")
     assert find("local", anything) is KINDS["local"] is local.KIND
-    with pytest.raises(LaunchError, match="there is no launcher cloud; there are: local"):
+    with pytest.raises(LaunchError, match="--launcher cloud is not valid; valid: local"):
         find("cloud", anything)
 
 
 def test_a_job_needs_no_more_files_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
-    with pytest.raises(LaunchError, match=r"466 open files, and the limit is 256: ulimit -n 466"):
+    with pytest.raises(LaunchError, match=r"466 open files, but 256 are allowed; raise that: ulimit -n 466"):
         local.run(Job(num_workers=100, num_servers=100, command=("true",)))

@@ -63,7 +63,7 @@ def test_dir_lists_the_public_names_alone() -> None:
 def test_errors(way: list[str], tmp_path: Path) -> None:
     done = call(way, "-n", "1", "--launcher", "local", "-H", "hosts", "x", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--launcher local takes no --hostfile" in done.stderr
+    assert "--launcher local does not take --hostfile" in done.stderr
 
 
 def test_a_command_that_does_not_exist(way: list[str], tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Unframer:
         start = self._buffer.find(MAGIC)
         if start < 0:
             if len(self._buffer) > MAX_PREAMBLE:
-                raise WireError("no agent answers there, but something that talks a lot")
+                raise WireError("expected an agent, got a flood of other output")
             return False
         del self._buffer[: start + len(MAGIC)]
         self._begun = True
@@ -66,13 +66,13 @@ class Unframer:
             return None
         (count,) = _COUNT.unpack_from(self._buffer)
         if not 1 <= count <= MAX_FRAMES:
-            raise WireError(f"a message of {count} frames")
+            raise WireError(f"a message has {count} frames; valid: 1 to {MAX_FRAMES}")
         head = 4 * (count + 1)
         if len(self._buffer) < head:
             return None
         lengths = struct.unpack_from(f"!{count}I", self._buffer, 4)
         if sum(lengths) > MAX_MESSAGE:
-            raise WireError(f"a message of {sum(lengths)} bytes")
+            raise WireError(f"a message has {sum(lengths)} bytes; at most {MAX_MESSAGE} are allowed")
         if len(self._buffer) < head + sum(lengths):
             return None
         frames, at = [], head

@@ -234,5 +234,5 @@ def unpack(flat: list[bytes]) -> dict[str, str]:
     """
     texts = [os.fsdecode(item) for item in flat]
     if len(texts) % 2 or any(not name or "=" in name for name in texts[::2]) or any("\0" in text for text in texts):
-        raise WireError("expected variables and their values")
+        raise WireError("expected pairs of a variable and its value")
     return dict(zip(texts[::2], texts[1::2], strict=True))

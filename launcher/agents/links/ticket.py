@@ -35,5 +35,5 @@ class AgentTicket:
         """Raises: ConfigError: it is no ticket; the message does not show it."""
         words = text.split()
         if len(words) != 4 or not words[0].startswith("tcp://") or any(len(key) != 40 for key in words[1:]):
-            raise ConfigError(f"{ENLIST} is not what launch.py has made; agents are started by it alone")
+            raise ConfigError(f"{ENLIST} is not a ticket; launch.py sets it for agents, and nobody else may")
         return cls(*words)

@@ -127,7 +127,7 @@ def follow(submit: Callable[[], QueuedJob], *, ask_s: float = _ASK_S) -> int:
 def _follow(
     job: QueuedJob, tails: list[_Tail], signals: SignalQueue, selector: selectors.BaseSelector, ask_s: float
 ) -> int:
-    print(f"launch.py: {job.title} is submitted", file=sys.stderr)
+    print(f"launch.py: {job.title} was submitted", file=sys.stderr)
     asked = noticed = time.monotonic()
     state = QueueState("", running=False, over=False, status=0)
     failures = 0
@@ -164,7 +164,7 @@ def _follow(
                     print(f"launch.py: {error}", file=sys.stderr)
             if not state.running and not state.over and now >= noticed + _NOTICE_S:
                 noticed = now
-                print(f"launch.py: {job.title} waits: {state.text}", file=sys.stderr)
+                print(f"launch.py: {job.title} is waiting: {state.text}", file=sys.stderr)
         try:
             for tail in tails:
                 tail.pump()

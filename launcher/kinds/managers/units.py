@@ -26,5 +26,5 @@ def seconds(time: str) -> int:
     for part in found.groups("0") if found else ():
         total = total * 60 + int(part)
     if total < 1:
-        raise LaunchError(f"--time {time}: expected hours, minutes and seconds, as 2:00:00")
+        raise LaunchError(f"--time {time} is not valid; valid: hours:minutes:seconds, such as 2:00:00")
     return total

@@ -59,9 +59,9 @@ class PodCrew:
         self._created = True
         # Not apply, which would copy the Secrets into their own descriptions.
         if problem := self._kubectl.run("create", "--filename", "-", stdin=self._objects):
-            raise LaunchError(f"the cluster does not take the job: {problem}", 1)
+            raise LaunchError(f"the cluster refused the job: {problem}", 1)
         self._watch = PodWatch(self._tasks, time.monotonic())
-        sink.say(f"submitted as {self._name}; should launch.py be killed: {self._undo}")
+        sink.say(f"submitted as {self._name}; if launch.py is killed, remove the job with: {self._undo}")
 
     def collect(self) -> None:
         """Ask for news of the pods, and pass it on."""
@@ -116,7 +116,7 @@ class PodCrew:
             self._created = False
             words = ("delete", _EVERYTHING, *self._mine, "--ignore-not-found", "--wait=false")
             if problem := self._kubectl.run(*words):
-                self._sink.say(f"could not delete what is in the cluster: {problem}; do {self._undo}")
+                self._sink.say(f"could not delete what is in the cluster: {problem}; remove it with: {self._undo}")
 
     @property
     def _undo(self) -> str:
@@ -127,12 +127,12 @@ class PodCrew:
         try:
             pods = [] if listing.complaint else json.loads(self._listed)["items"]
         except (ValueError, KeyError):
-            listing.complaint = "kubectl says what cannot be understood"
+            listing.complaint = "kubectl printed something that is not a list of pods"
         if listing.complaint:
             # A network may be away for a while; the job goes on without it.
             if now >= self._complain_at:
                 self._complain_at = now + _SILENCE_S
-                self._sink.say(f"no news of the job: {listing.complaint}")
+                self._sink.say(f"cannot ask for the state of the job: {listing.complaint}")
             return
         for event in self._watch.look(pods, now):
             if isinstance(event, Say):

@@ -28,7 +28,7 @@ class Kubectl:
     def __init__(self, namespace: str) -> None:
         program = shutil.which("kubectl")
         if program is None:
-            raise LaunchError("there is no kubectl on PATH, which --launcher kubernetes needs", NOT_FOUND)
+            raise LaunchError("--launcher kubernetes needs kubectl on PATH", NOT_FOUND)
         self._argv = [program, *(["--namespace", namespace] if namespace else [])]
 
     def run(self, *words: str, stdin: str = "") -> str:

@@ -85,7 +85,9 @@ def _variables(job: Job, role: Role, keyring: Keyring | None, environ: Mapping[s
 def _secret(job: Job, name: str, owner: str, values: Mapping[str, str]) -> Manifest:
     data = {key: base64.b64encode(os.fsencode(value)).decode() for key, value in values.items()}
     if sum(map(len, data.values())) > _SECRET_BYTES:
-        raise LaunchError(f"the values for {name} are larger than the 1 MiB that a Kubernetes Secret holds")
+        raise LaunchError(
+            f"the values for {name} must fit into the 1 MiB of a Kubernetes Secret; pass less in variables"
+        )
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -225,5 +227,5 @@ def _literal(word: str) -> str:
     try:
         word.encode()
     except UnicodeEncodeError:
-        raise LaunchError("the command has bytes that are not UTF-8, which Kubernetes cannot carry") from None
+        raise LaunchError("the command must be UTF-8 for Kubernetes, and is not") from None
     return word.replace("$", "$$")

@@ -83,6 +83,10 @@ def start(directory: Path, *words: str, limit_s: float = LONG, variables: dict[s
     )
 
 
+def printed(link: LaunchPy) -> bytes:
+    return b"".join(bytes(part) for output in link.of(p.Output) for part in output.buffers if output.number == 1)
+
+
 def when_empty(link: LaunchPy, message: Message) -> None:
     if isinstance(message, p.Empty):
         link.says(p.Bye())
@@ -110,7 +114,7 @@ def test_it_listens_where_others_will_look_for_it(tmp_path: Path) -> None:
     [
         ("none", (), False, "there is no directory .*/none; --sync-dst-dir copies the working directory"),
         ("file", (), True, "cannot make the directory .*/file: "),
-        (".", ("no-such-program",), False, "cannot start the command: no such command: no-such-program"),
+        (".", ("no-such-program",), False, "cannot start the command: there is no command no-such-program"),
         (".", ("./file",), False, r"\./file: is not executable"),
     ],
 )
@@ -137,8 +141,7 @@ def test_it_runs_its_tasks_and_relays_what_becomes_of_them(tmp_path: Path, short
     assert serve(link) == 0
     kinds = [type(message) for message in link.heard]
     assert kinds.index(p.Started) < kinds.index(p.Exited) < kinds.index(p.Empty)
-    printed = b"".join(bytes(part) for output in link.of(p.Output) for part in output.buffers if output.number == 1)
-    assert printed == b"w in %s\n" % os.fsencode(tmp_path)
+    assert printed(link) == b"w in %s\n" % os.fsencode(tmp_path)
     assert link.of(p.Exited) == [p.Exited(4, 7, 0)]
     assert link.heard[-1] == p.Bye()
     assert list(short.iterdir()) == []
@@ -147,7 +150,7 @@ def test_it_runs_its_tasks_and_relays_what_becomes_of_them(tmp_path: Path, short
 def test_python_is_the_interpreter_that_runs_the_agent(tmp_path: Path) -> None:
     link = LaunchPy(start(tmp_path, "python", "-c", "import sys; print(sys.executable)"), reaction=when_empty)
     serve(link)
-    assert bytes(link.of(p.Output)[0].buffers[0]).decode() == f"{sys.executable}\n"
+    assert printed(link) == f"{sys.executable}\n".encode()
 
 
 def test_tasks_that_cannot_be_started_are_refused(tmp_path: Path, short: Path) -> None:
@@ -158,7 +161,7 @@ def test_tasks_that_cannot_be_started_are_refused(tmp_path: Path, short: Path) -
     link = LaunchPy(start(tmp_path, "/no/such"), reaction=leave)
     assert serve(link) == 0
     (refused,) = link.of(p.Refused)
-    assert (refused.text, refused.code) == ("cannot start worker 1: no such command: /no/such", 127)
+    assert (refused.text, refused.code) == ("cannot start worker 1: there is no command /no/such", 127)
     assert link.of(p.Started) == []
     assert list(short.iterdir()) == []
 

@@ -25,7 +25,7 @@ def shadowed(tmp_path: Path) -> Path:
 def test_an_agent_is_ours_whatever_the_working_directory_holds(shadowed: Path) -> None:
     code, out, err = run(boot.argv(sys.executable, str(ROOT)), shadowed, **{ENLIST: "hunter2"})
     assert (code, out) == (1, b"")
-    assert err.startswith(f"the agent cannot start: {ENLIST} is not what launch.py has made")
+    assert err.startswith(f"the agent cannot start: {ENLIST} is not a ticket")
     assert "hunter2" not in err
 
 

@@ -104,6 +104,6 @@ def test_one_that_does_not_go_is_killed(carriers: Carriers, monkeypatch: pytest.
 
 def test_a_program_that_is_not_there(selector: selectors.BaseSelector) -> None:
     carrier = Carrier("qsub", ("/no/such/qsub",), ENV, linked=False)
-    with pytest.raises(LaunchError, match="cannot start qsub: no such command: /no/such/qsub"):
+    with pytest.raises(LaunchError, match="cannot start qsub: there is no command /no/such/qsub"):
         carrier.open(selector)
     carrier.close()

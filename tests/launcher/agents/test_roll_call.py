@@ -54,7 +54,7 @@ def test_one_report_for_all_hosts(clock: Clock) -> None:
         "  lost: ssh to lost exited with code 255: no route",
         "    (it is down)",
         "  silent: no answer within 30 s",
-        "  talkative: no answer within 30 s; it has said: Password:",
+        "  talkative: no answer within 30 s; it printed: Password:",
         "  unfit: has no python",
         "  fine: no answer within 1.5 s",
         "  late: the link broke",

@@ -88,7 +88,7 @@ def refused(*agents: tuple[p.Hello, Answer]) -> list[str]:
 def test_hosts_must_have_the_same_version() -> None:
     assert refused((hello(), answers()), (hello("0.0.9"), answers())) == [
         "nothing was started; 1 of 2 hosts cannot take part:",
-        f"node1: has kvstore 0.0.9 (Python 3.11.7), and here is {kvstore.__version__}; install the same",
+        f"node1: has kvstore 0.0.9 (Python 3.11.7), but this machine has {kvstore.__version__}; install the same",
     ]
 
 
@@ -100,12 +100,12 @@ def test_what_is_wrong_on_a_host_is_told() -> None:
 @pytest.mark.parametrize("address", ["", "node0", "127.0.0.1 -oProxyCommand=x"])
 def test_what_an_agent_says_is_checked_before_others_are_told(address: str) -> None:
     (line,) = refused((hello(), answers(p.Surveyed(address, "", False, 1, ""))), (hello(), answers()))[1:]
-    assert line.startswith(f"node0: says that its address is {address!r}")
+    assert line.startswith(f"node0: reports the address {address!r}")
 
 
 def test_hosts_must_reach_each_other() -> None:
     (line,) = refused((hello(), answers()), (hello(), answers(unreached=[("node0", "timed out")])))[1:]
-    assert line.startswith("node1: does not reach node0 (timed out); ")
+    assert line.startswith("node1: cannot reach node0 (timed out); ")
     assert "--interface" in line
     assert "--host-ip" in line
 

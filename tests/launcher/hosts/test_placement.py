@@ -54,9 +54,9 @@ def test_servers_with_hosts_of_their_own() -> None:
 
 
 def test_too_few_slots() -> None:
-    with pytest.raises(LaunchError, match="4 workers for 3 slots on 2 hosts; add hosts, or raise their slots"):
+    with pytest.raises(LaunchError, match="4 workers do not fit into 3 slots on 2 hosts; add hosts, or raise slots=N"):
         place(job(4), [A, B])
-    with pytest.raises(LaunchError, match="3 servers for 2 slots on 1 hosts"):
+    with pytest.raises(LaunchError, match="3 servers do not fit into 2 slots on 1 hosts"):
         place(job(1, 3), [X], [A])
 
 

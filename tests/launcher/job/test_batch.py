@@ -47,7 +47,7 @@ def test_a_job_of_any_bytes_arrives(
     | st.sampled_from(["{}", "[]", "[{}, {}, 1]", "[1, 2, 3]", "[{}, 1]", '[{"cluster": {}}, {}, ""]'])
 )
 def test_what_is_no_job_is_refused(text: str) -> None:
-    with pytest.raises(LaunchError, match="the description of the job is damaged"):
+    with pytest.raises(LaunchError, match="the job on standard input cannot be read"):
         batch.loads(text)
 
 

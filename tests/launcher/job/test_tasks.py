@@ -158,7 +158,7 @@ def test_of_those_that_are_given() -> None:
 
 @pytest.mark.parametrize(("rank", "gpus", "given"), [(1, 3, "4,5,GPU-a,7"), (2, 1, "4,5"), (0, 1, "")])
 def test_where_there_are_not_enough_nobody_trains_without(rank: int, gpus: int, given: str) -> None:
-    with pytest.raises(LaunchError, match=f"--gpus-per-worker {gpus} .*CUDA_VISIBLE_DEVICES={given} has "):
+    with pytest.raises(LaunchError, match=f"--gpus-per-worker {gpus}: .*CUDA_VISIBLE_DEVICES={given} lists only "):
         visible("worker", rank, gpus, **{VISIBLE: given})
 
 

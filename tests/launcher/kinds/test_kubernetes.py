@@ -131,6 +131,7 @@ def cluster(tmp_path: Path) -> Iterator[FakeCluster]:
             os.killpg(os.getpgid(int(file.read_text())), signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("encryption", [True, False])
 def test_a_whole_job(cluster: FakeCluster, encryption: bool) -> None:
     (cluster.home / "cut").touch()
@@ -168,7 +169,7 @@ def test_a_command_that_is_not_there(cluster: FakeCluster) -> None:
     cluster.start(["no-such-program"])
     code, out, err = cluster.end()
     assert code == 127
-    assert "[worker 0] cannot start worker 0: no such command: no-such-program" in out
+    assert "[worker 0] cannot start worker 0: there is no command no-such-program" in out
     assert "exited with code 127" in err
 
 
@@ -187,7 +188,7 @@ def test_a_job_that_is_refused_leaves_nothing(cluster: FakeCluster) -> None:
     cluster.start(["true"])
     code, _, err = cluster.end()
     assert code == 1
-    assert err == "refused: the cluster does not take the job: quota exceeded\n"
+    assert err == "refused: the cluster refused the job: quota exceeded\n"
     assert cluster.commands[-1].startswith("delete")
 
 
@@ -199,6 +200,7 @@ def _free_port() -> int:
     raise AssertionError("no port is free")
 
 
+@pytest.mark.long
 def test_the_variables_of_an_mxjob_are_enough(tmp_path: Path) -> None:
     port = str(_free_port())
     roles = [("scheduler", 1), ("server", 1), ("worker", 2)]

@@ -258,11 +258,15 @@ def test_closed_standard_streams_take_no_pipe_for_theirs(start: Start) -> None:
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        (("no-such-command", "x"), 127, "cannot start worker 0: no such command: no-such-command"),
-        (("./no-such-file",), 127, "no such command: ./no-such-file"),
-        (("python train.py", "--lr"), 127, "no such command: python train.py; quote the whole command, or none of it"),
+        (("no-such-command", "x"), 127, "cannot start worker 0: there is no command no-such-command"),
+        (("./no-such-file",), 127, "there is no command ./no-such-file"),
+        (
+            ("python train.py", "--lr"),
+            127,
+            "there is no command python train.py; quote the whole command, or none of it",
+        ),
         (("./plain",), 126, "./plain: is not executable"),
-        (("./no-interpreter",), 127, "./no-interpreter needs an interpreter that is not there"),
+        (("./no-interpreter",), 127, "the interpreter that ./no-interpreter names does not exist"),
         (("./not-a-program",), 126, "./not-a-program: Exec format error"),
     ],
 )

@@ -64,7 +64,7 @@ def test_mpirun_says_whose_it_is(says: str, flavour: str, tmp_path: Path, monkey
 
 def test_another_mpirun_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake("my own runner 1.0\n", tmp_path, monkeypatch)
-    with pytest.raises(LaunchError, match=r"neither Open MPI's nor MPICH's; its --version says: my own runner 1\.0"):
+    with pytest.raises(LaunchError, match=r"neither Open MPI's nor MPICH's; its --version prints: my own runner 1\.0"):
         mpi.detect()
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(LaunchError, match="needs mpirun on PATH") as caught:
@@ -75,7 +75,7 @@ def test_another_mpirun_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("line", ["me@node1", "node1:2222"])
 def test_users_and_ports_are_for_the_configuration_of_ssh(line: str, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(f"{line}\n")
-    with pytest.raises(LaunchError, match=r"no user or port for node1; put them in ~/\.ssh/config"):
+    with pytest.raises(LaunchError, match=r"no user or port for node1; put them into ~/\.ssh/config"):
         mpi.hostfile(read(str(tmp_path / "hosts")), mpi.OPEN_MPI)
 
 
@@ -97,15 +97,15 @@ def test_what_fails_before_the_agents_are_there(
         assert not site.relics()
 
 
+@pytest.mark.cluster
+@pytest.mark.long
 def test_what_open_mpi_refuses_root(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with place("openmpi", request, tmp_path) as site:
         site.env = {name: value for name, value in site.env.items() if "RUN_AS_ROOT" not in name}
         run = site.launch("-n", "1", "-s", "1", "python", "-c", "1")
         assert run.wait() == 1
         assert "launch.py: mpirun: mpirun has detected an attempt to run as root." in run.err
-        assert run.err.splitlines()[-1] == (
-            "launch.py: mpirun exited with code 1 when 0 of 2 processes had been started"
-        )
+        assert run.err.splitlines()[-1] == ("launch.py: mpirun exited with code 1 after 0 of 2 processes had started")
         assert not site.relics()
 
 
@@ -117,6 +117,8 @@ def test_an_option_for_mpirun_reaches_it(hosts: Hosts, request: pytest.FixtureRe
         assert [line.split()[-1] for line in run.lines] == list(hosts.names[1:])
 
 
+@pytest.mark.cluster
+@pytest.mark.long
 def test_fifty_megabytes_arrive_though_they_are_read_slowly(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Nothing is lost, and nobody stores it meanwhile."""
     lines = 700_000

@@ -26,9 +26,9 @@ def test_a_kind_takes_its_own_options_and_no_others(kind: str) -> None:
     for field in set(VALUES) - KINDS[kind].takes:
         with pytest.raises(LaunchError) as caught:
             find(kind, job(**mine, **{field: VALUES[field]}))
-        assert str(caught.value).startswith(f"--launcher {kind} takes no {option(field)}; leave it out")
+        assert str(caught.value).startswith(f"--launcher {kind} does not take {option(field)}; leave it out")
         for other in KINDS:
-            assert (f" {other}" in str(caught.value).partition("that do:")[2]) == (field in KINDS[other].takes)
+            assert (f" {other}" in str(caught.value).partition("that take it:")[2]) == (field in KINDS[other].takes)
 
 
 def test_no_option_is_for_nobody() -> None:

@@ -100,7 +100,7 @@ def test_a_job_that_waits_says_so_and_ctrl_c_there_cancels_it(site: Site) -> Non
     full = site.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 99")
     prelude = "import launcher.kinds.managers.queued as q; q._NOTICE_S = 0.5"
     run = site.launch("-n", "1", "-s", "1", "--job-name", "waits", "python", "-c", "1", env={"PRELUDE": prelude})
-    until(lambda: " waits: PENDING (" in run.err, "launch.py to say that it waits", over=run.over)
+    until(lambda: " is waiting: PENDING (" in run.err, "launch.py to say that it waits", over=run.over)
     run.send(signal.SIGINT)
     assert run.wait() == 130
     assert site.run("squeue", "--noheader", "--format=%i").stdout.split() == [full.stdout.strip()]
@@ -146,7 +146,7 @@ def test_a_job_is_followed_to_its_end(
     assert follow(submit, ask_s=0.0) == code
     printed = capfd.readouterr()
     assert printed.out == "out\n"
-    assert "launch.py: a job is submitted\n" in printed.err
+    assert "launch.py: a job was submitted\n" in printed.err
     assert "err\n" in printed.err
     assert says in printed.err
     assert printed.err.count("no answer") <= 1

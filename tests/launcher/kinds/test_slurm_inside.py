@@ -23,4 +23,4 @@ def shadowed(tmp_path: Path) -> Path:
 
 def test_the_description_of_a_job_is_executed_in_our_module(shadowed: Path) -> None:
     code, _, err = run(boot.run(sys.executable, "launcher.kinds.slurm_inside", str(ROOT)), shadowed)
-    assert (code, err) == (2, "launch.py: the description of the job is damaged\n")
+    assert (code, err) == (2, "launch.py: the job on standard input cannot be read; only launch.py writes it\n")

@@ -185,7 +185,7 @@ def test_an_interface_that_a_host_has_not(over_ssh: Site, hosts: Hosts, walled: 
     options = ("--interface", "own0", "--host-ip", hosts.outside)
     run = over_ssh.launch(*hostfile(over_ssh, *hosts.addresses[:2]), *options, "-n", "2", "-s", "1", "true")
     said = refused(run)
-    assert f"{hosts.addresses[0]}: no address: --interface own0: no interface with that name" in said
+    assert f"{hosts.addresses[0]}: cannot choose an address for this host: --interface own0: no interface with that name" in said
 
 
 def test_a_changed_host_key_is_refused(over_ssh: Site, hosts: Hosts) -> None:
@@ -247,12 +247,12 @@ def test_too_few_files(over_ssh: Site, hosts: Hosts) -> None:
     over_ssh.enter = lambda argv, cwd: ["sh", "-c", 'ulimit -n 128; exec "$@"', "sh", *argv]
     run = over_ssh.launch(*hostfile(over_ssh, *lines), "-n", "100", "-s", "1", "true")
     assert run.wait() == 2
-    assert "open files, and the limit is 128: ulimit -n " in run.err
+    assert "open files, but 128 are allowed; raise that: ulimit -n " in run.err
 
 
 def test_a_command_that_is_not_there(over_ssh: Site, hosts: Hosts) -> None:
     said = refused(over_ssh.launch(*hostfile(over_ssh, *hosts.addresses[:2]), "-n", "2", "-s", "1", "no-such-program"))
-    assert f"{hosts.addresses[1]}: cannot start the command: no such command: no-such-program" in said
+    assert f"{hosts.addresses[1]}: cannot start the command: there is no command no-such-program" in said
     assert "2 of 2 hosts" in said
 
 

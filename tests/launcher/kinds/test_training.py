@@ -14,7 +14,7 @@ from threaded import ThreadedJob
 from kvstore.dist import DistStore
 
 # Whole trainings, while other tests run beside them.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.cluster, pytest.mark.long]
 
 MODEL = """
 import torch

@@ -81,7 +81,7 @@ def test_it_runs_nothing_before_it_is_told_to() -> None:
 
 def test_a_program_that_cannot_be_executed(tmp_path: Path) -> None:
     child = Child(Program((str(tmp_path / "none"),)))
-    with pytest.raises(LaunchError, match=r"cannot start worker 0: no such command: .*/none") as caught:
+    with pytest.raises(LaunchError, match=r"cannot start worker 0: there is no command .*/none") as caught:
         child.execute()
     assert caught.value.exit_code == 127
     until(child.poll)
@@ -93,14 +93,14 @@ def test_what_to_tell_the_user(tmp_path: Path) -> None:
     script.touch()
     missing = FileNotFoundError()
     for argv, error, text, code in (
-        (("train.py",), missing, "no such command: train.py", 127),
+        (("train.py",), missing, "there is no command train.py", 127),
         (
             ("python train.py",),
             missing,
-            "no such command: python train.py; quote the whole command, or none of it",
+            "there is no command python train.py; quote the whole command, or none of it",
             127,
         ),
-        ((str(script),), missing, f"{script} needs an interpreter that is not there", 127),
+        ((str(script),), missing, f"the interpreter that {script} names does not exist", 127),
         ((str(script),), PermissionError(13, "Permission denied"), f"{script}: Permission denied", 126),
     ):
         told = cannot_start(Program(argv), error)

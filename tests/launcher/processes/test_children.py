@@ -108,7 +108,7 @@ def test_what_is_left_is_killed_at_the_close(guard: Guard) -> None:
 def test_a_program_that_is_not_there_is_an_error_and_those_before_it_are_closed(guard: Guard) -> None:
     crew = Crew(guard, {0: "sleep 600"})
     crew.children._tasks = {**crew.children._tasks, 1: Task("worker", 1, ("/no/such",), {})}
-    with pytest.raises(LaunchError, match="cannot start worker 1: no such command: /no/such"):
+    with pytest.raises(LaunchError, match="cannot start worker 1: there is no command /no/such"):
         crew.start()
     crew.close()
     assert not crew.children.leftovers()

@@ -150,7 +150,7 @@ def test_a_banner_is_no_end(half: Half, selector: selectors.BaseSelector) -> Non
 @pytest.mark.parametrize(
     ("data", "how"),
     [
-        (MAGIC + bytes(4), "a message of 0 frames"),
+        (MAGIC + bytes(4), "a message has 0 frames"),
         (MAGIC + frame([b"\xff"]), "a header that is a list"),
         (MAGIC + frame([b"", b""]), "the header is not msgpack"),
     ],

@@ -163,5 +163,5 @@ def test_an_environment_of_any_bytes_arrives(variables: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("flat", [[b"A"], [b"", b"x"], [b"A=B", b"x"], [b"A\0", b"x"], [b"A", b"x\0y"]])
 def test_what_is_no_environment(flat: list[bytes]) -> None:
-    with pytest.raises(WireError, match="expected variables and their values"):
+    with pytest.raises(WireError, match="expected pairs of a variable and its value"):
         p.unpack(flat)

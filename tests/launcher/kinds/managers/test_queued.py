@@ -94,7 +94,7 @@ def test_a_job_is_followed_to_its_end(
     assert manager.follow() == 0
     shown = capfd.readouterr()
     assert shown.out == "one\ntwo\n" + "x" * 100_000
-    assert shown.err.splitlines() == ["launch.py: Fake job 7 is submitted", "oops"]
+    assert shown.err.splitlines() == ["launch.py: Fake job 7 was submitted", "oops"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -117,7 +117,7 @@ def test_who_waits_is_told_so(
 ) -> None:
     monkeypatch.setattr(queued, "_NOTICE_S", 0.0)
     assert manage(WAITING, RUNNING, DONE).follow() == 0
-    assert capfd.readouterr().err.count("launch.py: Fake job 7 waits: PENDING (Resources)") == 1
+    assert capfd.readouterr().err.count("launch.py: Fake job 7 is waiting: PENDING (Resources)") == 1
 
 
 @pytest.mark.usefixtures("hangups")

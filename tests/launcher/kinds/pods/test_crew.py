@@ -107,7 +107,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 def test_all_is_created_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     refusing = Cluster(monkeypatch, Kubectl("forbidden"))
-    with pytest.raises(LaunchError, match="the cluster does not take the job: forbidden"):
+    with pytest.raises(LaunchError, match="the cluster refused the job: forbidden"):
         refusing.start()
     refusing.crew.close()
     assert [words[0] for words in refusing.kubectl.ran] == ["create", "delete"]
@@ -115,7 +115,8 @@ def test_all_is_created_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_user_is_told_how_to_undo_it_by_hand(cluster: Cluster) -> None:
     assert cluster.sink.said == [
-        "submitted as mnist-1; should launch.py be killed: kubectl delete jobs,services,secrets -l kvstore-job=mnist-1"
+        "submitted as mnist-1; if launch.py is killed, remove the job with: "
+        "kubectl delete jobs,services,secrets -l kvstore-job=mnist-1"
     ]
 
 
@@ -164,7 +165,7 @@ def test_a_signal_has_the_cluster_end_all(cluster: Cluster, signum: int, what: s
 def test_a_cluster_that_does_not_answer_is_complained_about_once_and_asked_again(cluster: Cluster) -> None:
     for _ in range(3):
         cluster.kubectl.last("get", "pods").ends("connection refused")
-    assert cluster.sink.said[1:] == ["no news of the job: connection refused"]
+    assert cluster.sink.said[1:] == ["cannot ask for the state of the job: connection refused"]
     cluster.shows(pod("worker", RUNNING))
     assert cluster.kubectl.last("logs")
 
@@ -173,7 +174,7 @@ def test_an_answer_that_is_no_list_of_pods_is_no_news(cluster: Cluster) -> None:
     listing = cluster.kubectl.last("get", "pods")
     listing.prints(b"<html>")
     listing.ends()
-    assert cluster.sink.said[-1].startswith("no news of the job: ")
+    assert cluster.sink.said[-1].startswith("cannot ask for the state of the job: ")
 
 
 def test_nothing_is_left_in_the_cluster(cluster: Cluster) -> None:

@@ -52,7 +52,7 @@ def test_members_wait_for_images_unless_somebody_says_how_long(mount: Path) -> N
 
 
 def test_a_command_that_is_badly_quoted_ends_it(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="quoted"):
+    with pytest.raises(SystemExit, match="quotes"):
         compose(["python 'x"], {"DMLC_ROLE": "worker", INDEX: "0"}, tmp_path)
 
 
@@ -62,4 +62,4 @@ def test_a_command_that_is_not_there_has_the_exit_code_of_a_shell(
     monkeypatch.setenv("DMLC_ROLE", "worker")
     monkeypatch.setenv(INDEX, "1")
     assert main(["/no/such/program"], str(tmp_path)) == 127
-    assert capsys.readouterr().err == "cannot start worker 1: no such command: /no/such/program\n"
+    assert capsys.readouterr().err == "cannot start worker 1: there is no command /no/such/program\n"

@@ -11,6 +11,6 @@ from launcher.kinds import kubernetes
 
 def test_there_must_be_a_kubectl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(LaunchError, match="no kubectl on PATH") as caught:
+    with pytest.raises(LaunchError, match="needs kubectl on PATH") as caught:
         kubernetes.run(job(), lambda task, how: None)
     assert caught.value.exit_code == 127

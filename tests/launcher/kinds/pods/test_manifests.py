@@ -57,7 +57,7 @@ def test_nobody_sets_what_is_computed_even_by_the_callers_environment() -> None:
     ("options", "message"),
     [
         ({"cluster": Cluster()}, "--image"),
-        ({"command": ("python 'x",)}, "well quoted"),
+        ({"command": ("python 'x",)}, "do not match"),
         ({"command": ("echo", RAW)}, "UTF-8"),
         ({"cluster": Cluster(image="i", time="90")}, "2:00:00"),
         ({"env_worker": {"BIG": "x" * 800_000}}, "1 MiB"),
