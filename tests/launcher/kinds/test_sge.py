@@ -78,7 +78,7 @@ def test_what_qsub_refuses_is_told(site: Site) -> None:
     run = site.launch("-n", "1", "-s", "1", "--queue", "nowhere.q", "python", "-c", "1")
     assert run.wait() == 1
     assert 'Job was rejected because job requests unknown queue "nowhere.q"' in run.err
-    assert run.err.splitlines()[-1].startswith("launch.py: qsub exited with code 1 when 0 of 2 processes had been")
+    assert run.err.splitlines()[-1].startswith("launch.py: qsub exited with code 1 after 0 of 2 processes had started")
     assert not site.relics()
 
 

@@ -137,8 +137,8 @@ def test_an_address_that_others_do_not_reach(over_ssh: Site, hosts: Hosts, walle
         options = ("--interface", "own0", "--host-ip", hosts.outside)
         said = refused(over_ssh.launch(*words, *options, "-n", "3", "-s", "3", "true"))
     for mine, other in ((0, 1), (1, 0)):
-        assert f"{hosts.addresses[mine]}: does not reach {hosts.addresses[other]} (" in said
-    assert "name the network that all hosts share with --interface" in said
+        assert f"{hosts.addresses[mine]}: cannot reach {hosts.addresses[other]} (" in said
+    assert "name the network that all share with --interface" in said
     assert f"{hosts.refusing}: " in said, "the report was to tell all"
     assert "3 of 3 hosts" in said
 
