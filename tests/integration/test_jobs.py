@@ -133,6 +133,7 @@ def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path, number: int, c
         assert not running.members()
 
 
+@pytest.mark.long
 def test_a_member_that_falls_silent_is_lost_by_name(tmp_path: Path) -> None:
     with job(tmp_path, TRAIN, servers=1, KVSTORE_HEARTBEAT_TIMEOUT_S="8") as running:
         running.until(lambda: running.output.count("training") == 2, "training")

@@ -81,6 +81,7 @@ BUSY = """
 LIMITS = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": "4"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keys", [False, True], ids=["unix", "keys"])
 def test_a_worker_that_is_busy_in_c_is_not_lost(tmp_path: Path, keys: bool) -> None:
     with job(tmp_path, BUSY, servers=1, keys=keys, **LIMITS) as running:
@@ -88,6 +89,7 @@ def test_a_worker_that_is_busy_in_c_is_not_lost(tmp_path: Path, keys: bool) -> N
     assert running.output.count("is done") == 2
 
 
+@pytest.mark.long
 def test_without_a_pulse_it_is(tmp_path: Path) -> None:
     """So the test before this one can fail."""
     with job(tmp_path, BUSY, servers=1, KVSTORE_PULSE="0", **LIMITS) as running:
@@ -95,6 +97,7 @@ def test_without_a_pulse_it_is(tmp_path: Path) -> None:
     assert "worker 0 is lost: it has been silent for" in running.output
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_is_lost_although_it_has_a_pulse(tmp_path: Path) -> None:
     script = BUSY.replace("ctypes.PyDLL(None).sleep(8)", "print('here', flush=True); time.sleep(1000)")
     with job(tmp_path, script, servers=1, **LIMITS) as running:
