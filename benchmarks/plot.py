@@ -48,16 +48,16 @@ def draw(results: Sequence[Result], curves: Sequence[Curve], facts: Mapping[str,
 
 def _bars(axes: Any, results: Sequence[Result], unit: str) -> None:
     names = list(dict.fromkeys(row.name for result in results for row in result.rows if row.samples))
-    colours = {name: f"C{number}" for number, name in enumerate(names)}
-    labelled: set[str] = set()
+    colors = {name: f"C{number}" for number, name in enumerate(names)}
+    labeled: set[str] = set()
     for group, result in enumerate(results):
         rows = [row for row in result.rows if row.samples]
         width = WIDTH / len(rows)
         for place, row in enumerate(rows):
-            label = None if row.name in labelled else row.name
-            labelled.add(row.name)
+            label = None if row.name in labeled else row.name
+            labeled.add(row.name)
             left = group + (place - (len(rows) - 1) / 2) * width
-            bars = axes.bar(left, max(row.median, 1e-3), width, color=colours[row.name], label=label)
+            bars = axes.bar(left, max(row.median, 1e-3), width, color=colors[row.name], label=label)
             axes.bar_label(bars, labels=[f"{row.median:.3g}"], fontsize=7)
     axes.set_yscale("log")
     axes.set_ylabel(unit)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from arguments import natural, positive
 from cifar import digits, results
-from cifar.augment import normalise
+from cifar.augment import normalize
 from cifar.batches import part, seeded
 from cifar.images import DataError, Dataset, Images
 from cifar.settings import parse_setting
@@ -149,7 +149,7 @@ def train(mode: str, args: Namespace) -> Seen:
 
 def tensors(dataset: Dataset, images: Images) -> tuple[Tensor, Tensor]:
     """Pictures as a network takes them, and their labels."""
-    return normalise(images.pixels, dataset.mean, dataset.std), images.labels
+    return normalize(images.pixels, dataset.mean, dataset.std), images.labels
 
 
 @torch.no_grad()
@@ -197,7 +197,7 @@ def plot(args: Namespace, found: dict[str, list[Seen]]) -> None:
         if counts:
             numbers = sorted(counts)
             staleness.step(numbers, [counts[n] / counts.total() for n in numbers], where="mid", **style)
-    curves.axhline(args.target, color="grey", linewidth=0.8, linestyle="--")
+    curves.axhline(args.target, color="gray", linewidth=0.8, linestyle="--")
     curves.set_xlabel("seconds")
     curves.set_ylabel("validation accuracy")
     staleness.set_xlabel("pushes ahead of the slowest worker")

@@ -160,7 +160,7 @@ def train(args: Namespace, way: Way, dataset: Dataset, store: kv.KVStore, reduce
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
-    """What batch normalisation has seen, means and variances; each worker has seen its own pictures."""
+    """What batch normalization has seen, means and variances; each worker has seen its own pictures."""
     return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
 
 

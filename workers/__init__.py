@@ -1,4 +1,17 @@
-"""What a training script uses: Trainer, fit, DistributedOptimizer, DistOpt; averages of weights now and then; sums.
+"""What a training script uses.
+
+trainer    ``Trainer``, after Gluon's: sums gradients over workers and devices, and updates
+fitting    ``fit``, after MXNet's ``Module.fit``: epochs, metrics, callbacks and checkpoints
+callbacks  what ``fit`` calls after batches and epochs
+ddp        ``DistributedOptimizer``, after Horovod's: any torch optimizer with averaged gradients
+dist_opt   ``DistOpt``, after SINGA's: a backward pass, a way to send gradients, and an update
+averaging  ``PeriodicAveraging`` and ``PartialSync``: average weights, not gradients
+group      the workers of a job as one process sees them: ``init``, ``rank``, ``size``
+reducer    ``Reducer``: sums and averages of what is not trained
+metrics    how good predictions are, as sums over batches and workers
+samplers   which samples are whose, in which order
+schedules  learning rates by the number of updates
+common     what several of these share
 
 from workers import Trainer
 

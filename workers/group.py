@@ -1,9 +1,9 @@
-"""The workers that train together, and the store through which they do: what Needle's ``ddp`` and Horovod call init.
+"""The group of workers that train together, as in Needle's ``ddp`` and Horovod.
 
     rank, device = workers.init()
 
-A process has one group. Everything that a training script shares goes through stores of it, so scripts need not pass
-one around; what wants keys of its own takes ``new_store()``, in the same order on all workers.
+A process has one group, with a store. So scripts need not pass a store around. A user that needs keys of its own takes
+``new_store()``; all workers make these in the same order.
 """
 
 from __future__ import annotations
@@ -17,56 +17,59 @@ import kvstore as kv
 from kvstore import KVStore, UsageError
 from kvstore.job.config import Config
 from workers.common.gather import require_sums
+from workers.common.stores import AUTO, open_store, store_type
 
 
-class Place(NamedTuple):
-    """Where a worker is: ``rank``, from 0, and the ``device`` that is its own."""
+class RankAndDevice(NamedTuple):
+    """A worker's ``rank``, from 0, and its own ``device``."""
 
     rank: int
     device: torch.device
 
 
 _lock = threading.Lock()
-_stores: list[KVStore] = []  # the group's, then those that new_store has made
-_kind = ""  # what init was asked for
+_stores: list[KVStore] = []  # the group's own store, then those that new_store has made
+_type = ""  # the type of these stores
 
 
-def init(kvstore: KVStore | str = "dist_sync") -> Place:
-    """Join the other workers of the job; called first, on every worker. Called again, it changes nothing.
+def init(kvstore: KVStore | str = AUTO) -> RankAndDevice:
+    """Join the other workers of the job. Every worker calls this first. A second call changes nothing.
 
-    A process that no launcher has started is a group of one, with a ``local`` store.
+    A process outside of a job is a group of one, with a ``device`` store.
 
     Args:
-        kvstore: the name of a synchronous store, or one without optimizer.
+        kvstore: the type of a synchronous store, or a synchronous store without optimizer. ``auto``: ``dist_sync`` in a
+            job, ``device`` outside of one, and on a later call whatever the group has.
 
     Returns:
-        The rank, and a device: of this host's GPUs the one of this worker's turn, or the CPU where there is none.
+        The rank, and the device: this worker's GPU by its rank on the host, or the CPU if there is no GPU.
 
     Raises:
-        UsageError: an asynchronous store; or this process has been initialised with another.
+        UsageError: the store is asynchronous; or this process is already initialized with another one.
         ConfigError: the environment describes a job that cannot be joined.
-        DeadlineExceeded: not all members came in time; the message names the missing.
+        DeadlineExceeded: not all members came in time. The message names the missing ones.
     """
-    global _kind
-    wanted = kvstore if isinstance(kvstore, str) else kvstore.type
+    global _type
+    wanted = store_type(kvstore)
     require_sums(wanted)
+    if isinstance(kvstore, str):
+        wanted = _possible(wanted)
     with _lock:
-        if _stores:
-            if wanted != _kind or (not isinstance(kvstore, str) and kvstore is not _stores[0]):
-                raise UsageError(f"this process was initialised with {_kind!r}; call shutdown() before another init()")
-        else:
-            _stores.append(_create(kvstore) if isinstance(kvstore, str) else kvstore)
-            _kind = wanted
-    return Place(rank(), _device())
+        if not _stores:
+            _stores.append(kv.create(wanted) if isinstance(kvstore, str) else kvstore)
+            _type = wanted
+        elif kvstore != AUTO and (wanted != _type or not (isinstance(kvstore, str) or kvstore is _stores[0])):
+            raise UsageError(f"this process was initialized with {_type!r}; call shutdown() before another init()")
+    return RankAndDevice(rank(), _device())
 
 
 def shutdown() -> None:
-    """Wait for what has been pushed and end the use of all stores of the group; ``init`` may be called again.
+    """Wait for all pushes, and close all stores of the group. ``init`` may be called again.
 
     Not needed at the end of a program.
 
     Raises:
-        KVStoreError: a push had failed, and nobody had waited for it.
+        KVStoreError: a push has failed, and nothing has waited for it.
     """
     with _lock:
         while _stores:
@@ -79,7 +82,7 @@ def is_initialized() -> bool:
 
 
 def store() -> KVStore:
-    """Return the group's store. Its keys are everybody's: begin yours with a name of your own.
+    """Return the group's store. Its keys are shared: begin yours with a name of your own.
 
     Raises:
         UsageError: before ``init``.
@@ -90,7 +93,7 @@ def store() -> KVStore:
 
 
 def new_store() -> KVStore:
-    """Return one more store of the group's kind, with keys and compression of its own; closed by ``shutdown``.
+    """Return another store of the group's type, with its own keys and compression; ``shutdown`` closes it.
 
     Every worker makes its stores in the same order.
 
@@ -98,43 +101,52 @@ def new_store() -> KVStore:
         UsageError: before ``init``.
     """
     store()
-    made = _create(_kind)
+    made = kv.create(_type)
     with _lock:
         _stores.append(made)
     return made
 
 
+def store_for(kvstore: KVStore | str | None) -> KVStore:
+    """Return a store for one user: ``kvstore`` itself or a new store of that type; for ``auto``, ``new_store()``.
+
+    Raises:
+        UsageError: ``auto`` before ``init``.
+    """
+    return new_store() if kvstore is None or kvstore == AUTO else open_store(kvstore)
+
+
 def rank() -> int:
-    """Return this worker's number, from 0."""
+    """Return this worker's rank, from 0."""
     return store().rank
 
 
 def size() -> int:
-    """Return how many workers there are."""
+    """Return the number of workers."""
     return store().num_workers
 
 
 def local_rank() -> int:
-    """Return this worker's number among those of its host, from 0.
+    """Return this worker's rank among the workers of its host, from 0.
 
     Raises:
-        UsageError: before ``init``; or whoever started this process has not said.
+        UsageError: before ``init``; or the launcher has not set it.
     """
     return _local()[0]
 
 
 def local_size() -> int:
-    """Return how many workers this host has.
+    """Return the number of workers on this host.
 
     Raises:
-        UsageError: before ``init``; or whoever started this process has not said.
+        UsageError: before ``init``; or the launcher has not set it.
     """
     return _local()[1]
 
 
-def _create(kind: str) -> KVStore:
-    """Return a store of ``kind``; in a process that belongs to no job, one for it alone."""
-    return kv.create(kind if Config.from_env().in_job or not kind.startswith("dist") else "local")
+def _possible(kind: str) -> str:
+    """Return ``kind``, or ``device`` for a ``dist_*`` type outside of a job, so that scripts also run alone."""
+    return "device" if kind.startswith("dist") and not Config.from_env().in_job else kind
 
 
 def _local() -> tuple[int, int]:
@@ -143,8 +155,8 @@ def _local() -> tuple[int, int]:
     config = Config.from_env()
     if config.local_rank < 0 or config.local_size < 1:
         raise UsageError(
-            "which worker of its host this is has not been said: KVSTORE_LOCAL_RANK and KVSTORE_LOCAL_SIZE are not "
-            "set; launch.py sets them"
+            "this worker's rank on its host is unknown: KVSTORE_LOCAL_RANK and KVSTORE_LOCAL_SIZE are not set; "
+            "launch.py sets them"
         )
     return config.local_rank, config.local_size
 

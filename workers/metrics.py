@@ -4,8 +4,8 @@ metric = metrics.create(["acc", metrics.TopKAccuracy(top_k=5)])
 metric.update(labels, outputs)
 metric.get()                    # (['accuracy', 'top_k_accuracy_5'], [0.52, 0.93])
 
-A metric is a sum and a count, and its value is their quotient. So the metric of all workers is exact however uneven
-their shares are: sums and counts are added first. Sums stay on the device until somebody asks for the value.
+A metric is a sum and a count, and its value is their quotient. Sums and counts of all workers are added first, so the
+metric is exact however uneven their shares are. Sums stay on the device until the value is asked for.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.nn import functional
 from kvstore import Mismatch, UnknownName, UsageError
 from workers.common.tensors import to_tensor
 
-Arrays: TypeAlias = Any  # an array, or a list with one for each device
+BatchArrays: TypeAlias = Any  # an array, or a list with one for each device
 
 
 class Sums(Protocol):
-    """What is needed of ``Reducer``: sums over all workers, which all of them call."""
+    """What metrics need of a ``Reducer``: sums over all workers."""
 
     def sum(self, numbers: Mapping[str, float]) -> Mapping[str, float]:
-        """Each number, summed."""
+        """Return each number's sum over workers."""
         ...
 
 
@@ -34,49 +34,49 @@ class EvalMetric:
     """A metric. Subclasses define ``measure``, or, as in MXNet, ``update``, which adds to the attributes.
 
     Args:
-        name: what it is called where it is printed.
+        name: the name that is printed.
 
     Attributes:
         sum_metric: the sum since the last reset; a tensor may stay on its device.
-        num_inst: how many instances are in it.
+        num_inst: the number of instances in the sum.
     """
 
     _earlier: tuple[torch.Tensor | float, float]
     sum_metric: torch.Tensor | float
     num_inst: float
-    output = "output"  # what of a batch it measures: the model's "output", or the "loss" of each sample
+    output = "output"  # what is measured: the model's "output", or the "loss" of each sample
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.reset()
 
     def measure(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor | float, int]:
-        """Return the sum over a batch's instances, and how many there are."""
+        """Return the sum over a batch's instances, and their number."""
         raise NotImplementedError(f"{type(self).__name__} defines neither measure nor update")
 
     @torch.no_grad()
-    def update(self, labels: Arrays, preds: Arrays) -> None:
-        """Add a batch: its labels and what was predicted, or lists with those of each device.
+    def update(self, labels: BatchArrays, preds: BatchArrays) -> None:
+        """Add a batch: its labels and predictions, or lists with those of each device.
 
         Raises:
-            Mismatch: labels and predictions do not go together.
+            Mismatch: the shapes or numbers of labels and predictions do not match.
         """
         for label, pred in _pairs(labels, preds):
             total, count = self.measure(label, pred)
             self.sum_metric = self.sum_metric + (total.double() if isinstance(total, torch.Tensor) else total)
             self.num_inst += count
 
-    def update_dict(self, labels: Mapping[str, Arrays], preds: Mapping[str, Arrays]) -> None:
-        """Add a batch of which the label is called ``label``, and what the metric measures, as its ``output`` says."""
+    def update_dict(self, labels: Mapping[str, BatchArrays], preds: Mapping[str, BatchArrays]) -> None:
+        """Add a batch: the labels are ``labels["label"]``, and the predictions ``preds[self.output]``."""
         self.update(labels["label"], preds[self.output])
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Set sum and count to zero."""
         self._earlier = (0.0, 0)
         self.sum_metric, self.num_inst = 0.0, 0
 
     def reset_local(self) -> None:
-        """Begin ``get`` anew; ``get_global`` goes on."""
+        """Reset what ``get`` returns, but not ``get_global``."""
         self._earlier = (self._earlier[0] + self.sum_metric, self._earlier[1] + self.num_inst)
         self.sum_metric, self.num_inst = 0.0, 0
 
@@ -89,11 +89,11 @@ class EvalMetric:
         return self.name, _quotient(self._earlier[0] + self.sum_metric, self._earlier[1] + self.num_inst)
 
     def get_name_value(self) -> list[tuple[str, float]]:
-        """Return what ``get`` does, as pairs."""
+        """Return the result of ``get`` as pairs."""
         return _zipped(*self.get())
 
     def get_global_name_value(self) -> list[tuple[str, float]]:
-        """Return what ``get_global`` does, as pairs."""
+        """Return the result of ``get_global`` as pairs."""
         return _zipped(*self.get_global())
 
     def totals(self) -> dict[str, float]:
@@ -104,13 +104,13 @@ class EvalMetric:
         }
 
     def load_totals(self, totals: Mapping[str, float]) -> None:
-        """Take what ``totals`` returned, here or elsewhere, in place of what there is."""
+        """Replace sum and count by what ``totals`` returned."""
         total, count = float(totals["sum"]), float(totals["count"])
         self.reset()
         self.sum_metric, self.num_inst = total, count
 
     def reduce(self, reducer: Sums) -> None:
-        """Become the metric of all workers, which all call it: sums and counts since the last ``reset`` are added."""
+        """Add up sums and counts of all workers since the last ``reset``. All workers call this."""
         self.load_totals(reducer.sum(self.totals()))
 
     def __str__(self) -> str:
@@ -121,7 +121,7 @@ class CompositeEvalMetric(EvalMetric):
     """Several metrics, updated together.
 
     Args:
-        metrics: what ``create`` takes, of each.
+        metrics: an argument of ``create`` for each metric.
     """
 
     def __init__(self, metrics: Iterable[Any] = (), name: str = "composite") -> None:
@@ -129,19 +129,19 @@ class CompositeEvalMetric(EvalMetric):
         super().__init__(name)
 
     def add(self, metric: Any) -> None:
-        """Add one more."""
+        """Add a metric."""
         self.metrics.append(create(metric))
 
     def get_metric(self, index: int) -> EvalMetric:
-        """Return the one of this number, from 0."""
+        """Return a metric by its number, from 0."""
         return self.metrics[index]
 
-    def update(self, labels: Arrays, preds: Arrays) -> None:
+    def update(self, labels: BatchArrays, preds: BatchArrays) -> None:
         """See ``EvalMetric``."""
         for metric in self.metrics:
             metric.update(labels, preds)
 
-    def update_dict(self, labels: Mapping[str, Arrays], preds: Mapping[str, Arrays]) -> None:
+    def update_dict(self, labels: Mapping[str, BatchArrays], preds: Mapping[str, BatchArrays]) -> None:
         """See ``EvalMetric``."""
         for metric in self.metrics:
             metric.update_dict(labels, preds)
@@ -182,9 +182,9 @@ class CompositeEvalMetric(EvalMetric):
 
 
 class Accuracy(EvalMetric):
-    """The part of the instances whose class is the right one.
+    """The fraction of instances whose predicted class is right.
 
-    Predictions are scores of classes along ``axis``, or, in the shape of the labels, classes.
+    Predictions are scores of classes along ``axis``, or classes, in the shape of the labels.
     """
 
     def __init__(self, axis: int = 1, name: str = "accuracy") -> None:
@@ -200,11 +200,11 @@ class Accuracy(EvalMetric):
 
 
 class TopKAccuracy(EvalMetric):
-    """The part of the instances whose class is among the ``top_k`` with the highest scores (N x classes)."""
+    """The fraction of instances whose class is among the ``top_k`` with the highest scores (N x classes)."""
 
     def __init__(self, top_k: int = 1, name: str = "top_k_accuracy") -> None:
         if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 2:
-            raise UsageError(f"top_k={top_k!r} must be an integer of at least 2; for 1 there is Accuracy")
+            raise UsageError(f"top_k={top_k!r} must be an integer of at least 2; for 1 use Accuracy")
         self.top_k = top_k
         super().__init__(f"{name}_{top_k}")
 
@@ -216,10 +216,10 @@ class TopKAccuracy(EvalMetric):
 
 
 class CrossEntropy(EvalMetric):
-    """The mean cross entropy of the labels' classes, from scores that a softmax has still to be made of (N x C x ...).
+    """The mean cross entropy of the labels' classes, from scores before a softmax (N x C x ...).
 
     Args:
-        probabilities: the predictions are probabilities (N x C), as in MXNet, to which ``eps`` is added.
+        probabilities: predictions are probabilities (N x C), as in MXNet; ``eps`` is added to them.
     """
 
     def __init__(self, probabilities: bool = False, eps: float = 1e-12, name: str = "cross-entropy") -> None:
@@ -237,7 +237,7 @@ class CrossEntropy(EvalMetric):
 
 
 class Loss(EvalMetric):
-    """The mean of the losses themselves; in ``fit``, of what the model is trained to make small."""
+    """The mean of the losses; in ``fit``, of the training loss."""
 
     output = "loss"
 
@@ -245,8 +245,8 @@ class Loss(EvalMetric):
         super().__init__(name)
 
     @torch.no_grad()
-    def update(self, labels: Arrays, preds: Arrays) -> None:
-        """See ``EvalMetric``; the labels do not matter."""
+    def update(self, labels: BatchArrays, preds: BatchArrays) -> None:
+        """See ``EvalMetric``; the labels are ignored."""
         for pred in preds if isinstance(preds, list | tuple) else [preds]:
             losses = to_tensor(pred)
             self.sum_metric = self.sum_metric + losses.double().sum()
@@ -257,7 +257,7 @@ class CustomMetric(EvalMetric):
     """The mean of a function's values over batches, or the quotient of its sums and counts.
 
     Args:
-        feval: from the label and the prediction of a batch to a number, or to a sum and a count.
+        feval: a function from a batch's labels and predictions to a number, or to a sum and a count.
     """
 
     def __init__(self, feval: Callable[[torch.Tensor, torch.Tensor], Any], name: str | None = None) -> None:
@@ -289,10 +289,10 @@ def create(metric: Any, **options: Any) -> EvalMetric:
     Args:
         metric: a name (``acc``, ``top_k_accuracy`` with ``top_k=5``, ``ce``, ``loss``), a metric, a function (see
             ``CustomMetric``), or a list of these.
-        options: of the class that the name stands for.
+        options: options of the class that the name stands for.
 
     Raises:
-        UnknownName: no such metric; the message lists those there are.
+        UnknownName: there is no such metric. The message lists those there are.
     """
     if isinstance(metric, EvalMetric):
         return metric
@@ -305,13 +305,17 @@ def create(metric: Any, **options: Any) -> EvalMetric:
         return CustomMetric(metric, **options)
     if isinstance(metric, Sequence):
         return CompositeEvalMetric(metric, **options)
-    raise UsageError(f"a metric is a name, an EvalMetric, a function or a list of these, not {type(metric).__name__}")
+    raise UsageError(
+        f"a metric must be a name, an EvalMetric, a function or a list of these, not {type(metric).__name__}"
+    )
 
 
-def _pairs(labels: Arrays, preds: Arrays) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _pairs(labels: BatchArrays, preds: BatchArrays) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     listed = [list(arrays) if isinstance(arrays, list | tuple) else [arrays] for arrays in (labels, preds)]
     if len(listed[0]) != len(listed[1]):
-        raise Mismatch(f"{len(listed[0])} arrays of labels for {len(listed[1])} of predictions")
+        raise Mismatch(
+            f"{len(listed[0])} arrays of labels, but {len(listed[1])} of predictions: give one of each per device"
+        )
     for label, pred in zip(*listed, strict=True):
         pred = to_tensor(pred)
         yield to_tensor(label).to(pred.device), pred
@@ -319,7 +323,7 @@ def _pairs(labels: Arrays, preds: Arrays) -> Iterator[tuple[torch.Tensor, torch.
 
 def _require(fits: bool, label: torch.Tensor, pred: torch.Tensor) -> None:
     if not fits:
-        raise Mismatch(f"labels of shape {list(label.shape)} for predictions of shape {list(pred.shape)}")
+        raise Mismatch(f"labels of shape {list(label.shape)} do not match predictions of shape {list(pred.shape)}")
 
 
 def _quotient(total: torch.Tensor | float, count: float) -> float:

@@ -1,4 +1,4 @@
-"""Sums and averages over all workers, for what is not trained: metrics, batch-norm statistics."""
+"""Sums and averages over all workers of what is not trained: metrics, batch-norm statistics."""
 
 from __future__ import annotations
 
@@ -8,20 +8,34 @@ from typing import Any
 import torch
 
 import kvstore as kv
+from kvstore import KVStore
+from kvstore.errors import warn_renamed
+from workers.common.stores import AUTO, store_type
 
 
 class Reducer:
-    """All-reduces by name, through a synchronous store of its own, whatever store the parameters have.
+    """All-reduces by name, through its own synchronous store, whatever store the parameters have.
 
-    Its calls are collective: every worker makes them with the same names.
+    Its methods are collective: every worker calls them with the same names.
 
     Args:
-        kind: the type of the training's store; of ``dist_*`` the workers of the job are meant, else this process alone.
+        kvstore: the training's store, or its type. With a ``dist_*`` store the sums are over all workers of the job,
+            with any other they are this process's own. ``auto``: all workers in a job, this process outside of one.
     """
 
-    def __init__(self, kind: str = "dist_sync") -> None:
-        self._store = kv.create("dist_sync" if kind.startswith("dist") else "local")
+    def __init__(self, kvstore: KVStore | str = AUTO, *, kind: str | None = None) -> None:
+        if kind is not None:
+            warn_renamed("kind=", "kvstore=")
+            kvstore = kind
+        self._store = kv.create("dist_sync" if store_type(kvstore).startswith("dist") else "local")
         self._known: set[str] = set()
+
+    @classmethod
+    def over(cls, store: KVStore) -> Reducer:
+        """Return a reducer that uses ``store``: synchronous, without optimizer, for this alone."""
+        reducer = cls("local")
+        reducer._store = store
+        return reducer
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
         """Return each number's sum over the workers."""
@@ -30,7 +44,7 @@ class Reducer:
         return {name: float(totals[f"number/{name}"]) for name in numbers}
 
     def average(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replace each tensor by its mean over the workers, rounded down for integers (batch counts)."""
+        """Replace each tensor by its mean over the workers. Means of integers (batch counts) are rounded down."""
         floats = {f"tensor/{name}": t for name, t in tensors.items() if t.is_floating_point()}
         self._allreduce(floats)
         for tensor in floats.values():
@@ -41,7 +55,7 @@ class Reducer:
             tensor.div_(self._store.num_workers, rounding_mode="floor")
 
     def close(self) -> None:
-        """End the use of the store."""
+        """Close the store."""
         self._store.close()
 
     def __enter__(self) -> Reducer:

@@ -1,7 +1,7 @@
-"""Which samples are this worker's, in which order: torch samplers that split an epoch over workers.
+"""Torch samplers that split an epoch over workers: which samples are this worker's, and in which order.
 
-An epoch's order is a function of the seed and the epoch alone, so all workers agree on it without a word, and a run is
-resumed by (epoch, how many were taken), to the bit.
+An epoch's order depends only on the seed and the epoch. So all workers agree on it without communication, and (epoch,
+number of samples taken) is enough to resume a run to the bit.
 
     sampler = SplitSampler(len(dataset), store.num_workers, store.rank)
     loader = DataLoader(dataset, batch_size, sampler=sampler)
@@ -27,7 +27,7 @@ LAST_BATCH = ("keep", "discard", "rollover")
 
 
 class _Split(Sampler[T_co]):
-    """One part of a data set, epoch by epoch, and the position in it. Subclasses say what an epoch yields."""
+    """One part of a data set, epoch by epoch, and the position in it. Subclasses define what an epoch yields."""
 
     def __init__(
         self,
@@ -45,20 +45,22 @@ class _Split(Sampler[T_co]):
             raise UsageError(f"part_index={part_index} must be less than num_parts={num_parts}")
         self._even, self._shuffle, self._seed = bool(even_size), bool(shuffle), at_least("seed", seed, 0, 2**64 - 1)
         if self._even and 0 < self._length < self._parts:
-            raise UsageError(f"{length} samples cannot be split evenly into {num_parts} parts")
+            raise UsageError(
+                f"{length} samples cannot be split evenly into {num_parts} parts: there must be one for each"
+            )
         self._epoch = self._taken = 0
-        self._fresh = True  # whether the next iteration begins at this position, not behind it
+        self._fresh = True  # whether the next iteration begins at this position
 
     @property
     def epoch(self) -> int:
-        """The epoch that is under way, or the next one after that has ended; the first is 0."""
+        """The current epoch, or the next one if the current one has ended; the first is 0."""
         return self._epoch if self._fresh or self._taken < self._count(self._epoch) else self._epoch + 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of ``epoch``. If it is already under way nothing changes, so that a resumed loop goes on.
+        """Go to the beginning of ``epoch``. If it is already under way, nothing changes, so a resumed loop continues.
 
-        Without this call each epoch that has been iterated to its end is followed by the next one, and one that was
-        broken off begins again.
+        Without this call, an epoch that was iterated to its end is followed by the next one, and one that was broken
+        off begins again.
         """
         at_least("epoch", epoch, 0)
         if epoch != self.epoch:
@@ -71,36 +73,36 @@ class _Split(Sampler[T_co]):
         return self._iterate(self._epoch, self._taken)
 
     def __len__(self) -> int:
-        """How many the whole epoch has that is under way, or is the next."""
+        """The number of items in the whole epoch that is under way, or is next."""
         return self._count(self.epoch)
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Return the position, and what it depends on: numbers and texts, fit for JSON.
+        """Return the position, and the settings that it depends on, as JSON values.
 
         Args:
-            taken: how many of this epoch have been used, for a ``DataLoader`` with ``num_workers``, which asks for
-                more than it has handed out; by default, as many as have been asked for.
+            taken: how many items of this epoch have been used; None for as many as were yielded. A ``DataLoader`` with
+                ``num_workers`` takes more items than it has handed out, so pass the number there.
 
         Raises:
-            UsageError: the epoch does not have so many.
+            UsageError: ``taken`` is more than the epoch has.
         """
         epoch = self._epoch
         total = self._count(epoch)
         if taken is None:
             taken = self._taken
         elif at_least("taken", taken, 0) > total:
-            raise UsageError(f"taken={taken} is more than the {total} of epoch {epoch}")
+            raise UsageError(f"taken={taken} must be at most {total}, the length of epoch {epoch}")
         if taken == total and not self._fresh:
             epoch, taken = epoch + 1, 0
         return {**self._setting(), "epoch": epoch, "taken": taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was called, in this part or in another one of the same split.
+        """Continue where ``state_dict`` was called, in this part or another part of the same split.
 
-        If all parts were as far, the state of one will do for all of them.
+        If all parts were equally far, the state of one is enough for all.
 
         Raises:
-            Mismatch: the state is of another data set, split or seed, so its position means nothing here.
+            Mismatch: the state is of another data set, split or seed.
         """
         mine = self._setting()
         theirs = {name: state.get(name) for name in mine}
@@ -108,33 +110,33 @@ class _Split(Sampler[T_co]):
             words = ", ".join(
                 f"{name}={theirs[name]!r} there, {mine[name]!r} here" for name in mine if theirs[name] != mine[name]
             )
-            raise Mismatch(f"this state is of another sampler: {words}")
+            raise Mismatch(f"this state is of another sampler: {words}; make the sampler as in the run that saved it")
         epoch, taken = at_least("epoch", state.get("epoch"), 0), at_least("taken", state.get("taken"), 0)
         self._epoch, self._taken, self._fresh = epoch, min(taken, self._count(epoch)), True
 
     def _iterate(self, epoch: int, start: int) -> Iterator[T_co]:
         for number, item in enumerate(self._yielded(epoch, start), start + 1):
-            self._taken = number  # before it is used: whoever stops after the last one has had them all
+            self._taken = number  # before the yield: a loop that stops after the last item has used them all
             yield item
 
     @property
     def _size(self) -> int:
-        """How many samples an epoch of this part has."""
-        each, more = divmod(self._length, self._parts)
-        return each + (more > 0 if self._even else self._index < more)
+        """The number of samples in an epoch of this part."""
+        share, rest = divmod(self._length, self._parts)
+        return share + (rest > 0 if self._even else self._index < rest)
 
     def _samples(self, epoch: int) -> Sequence[int]:
-        """The samples of ``epoch``, in order."""
+        """Return the samples of ``epoch``, in order."""
         order = np.arange(self._length)
         if self._shuffle:
             order = np.random.default_rng([self._seed, epoch]).permutation(order)
-        each, more = divmod(self._length, self._parts)
-        start = self._index * each + min(self._index, more)
-        mine = np.arange(start, start + self._size) % max(1, self._length)  # an even size may go on from the beginning
+        share, rest = divmod(self._length, self._parts)
+        start = self._index * share + min(self._index, rest)
+        mine = np.arange(start, start + self._size) % max(1, self._length)  # an even size may wrap around
         return order[mine].tolist()  # type: ignore[no-any-return]
 
     def _setting(self) -> dict[str, Any]:
-        """What the order depends on, but for the part."""
+        """The settings that the order depends on, without the part."""
         return {
             "length": self._length,
             "num_parts": self._parts,
@@ -144,31 +146,31 @@ class _Split(Sampler[T_co]):
         }
 
     def _count(self, epoch: int) -> int:
-        """How many items ``epoch`` yields."""
+        """Return the number of items in ``epoch``."""
         raise NotImplementedError
 
     def _yielded(self, epoch: int, start: int) -> Iterator[T_co]:
-        """The items of ``epoch`` from ``start`` on."""
+        """Return the items of ``epoch`` from ``start`` on."""
         raise NotImplementedError
 
 
 class SplitSampler(_Split[int]):
-    """The samples of one of ``num_parts`` workers, as GluonNLP's and d2l's; for ``DataLoader(..., sampler=...)``.
+    """The samples of one of ``num_parts`` workers, as in GluonNLP and d2l; for ``DataLoader(..., sampler=...)``.
 
-    In every epoch each sample is in exactly one part; the first parts have one more if they do not come out even, so
-    workers may have different numbers of batches: see ``KVStore.join``. The whole data set is shuffled and then split
-    (d2l shuffles within fixed parts, which with images sorted by class gives each worker classes of its own).
+    In every epoch each sample is in exactly one part. If parts cannot be equal, the first ones have one sample more, so
+    workers may have different numbers of batches: see ``KVStore.join``. The whole data set is shuffled and then split.
+    (d2l shuffles within fixed parts: with images sorted by class, each worker then has classes of its own.)
 
     Args:
-        length: how many samples there are, or anything that has so many, such as the data set.
-        num_parts: how many workers share them.
-        part_index: which of them this one is.
-        even_size: give every part as many; those that lack a sample take one of their neighbour's too.
-        shuffle: another order in each epoch; False gives each part its stretch of the data set, in order.
-        seed: of the order, the same in all parts.
+        length: the number of samples, or an object with that length, such as the data set.
+        num_parts: the number of workers.
+        part_index: this worker's rank.
+        even_size: make all parts equal; a part that lacks a sample also takes one of its neighbor's.
+        shuffle: use another order in each epoch; False gives each part its range of the data set, in order.
+        seed: the seed of the order, the same in all parts.
 
     Raises:
-        UsageError: a number that cannot be.
+        UsageError: a number is out of range.
     """
 
     def __init__(
@@ -194,14 +196,14 @@ class SplitBatchSampler(_Split[list[int]]):
     """Batches of a ``SplitSampler``'s samples, with Gluon's ``last_batch``; for ``DataLoader(..., batch_sampler=...)``.
 
     Args:
-        length, num_parts, part_index, even_size, shuffle, seed: as for ``SplitSampler``.
-        batch_size: samples in a batch.
-        last_batch: what becomes of the samples that do not fill a batch at an epoch's end: ``keep`` makes a smaller
-            batch of them, ``discard`` leaves them out, ``rollover`` begins the next epoch with them. What rolls over
-            into an epoch depends on its number alone, as if all before it had been iterated.
+        length, num_parts, part_index, even_size, shuffle, seed: see ``SplitSampler``.
+        batch_size: the samples in a batch.
+        last_batch: what happens to samples that do not fill a batch at an epoch's end. ``keep`` makes a smaller batch
+            of them, ``discard`` leaves them out, ``rollover`` begins the next epoch with them. What rolls over into an
+            epoch depends only on its number, as if all earlier epochs had been iterated.
 
     Raises:
-        UsageError: a number that cannot be.
+        UsageError: a number is out of range.
         UnknownName: ``last_batch`` is none of these.
     """
 
@@ -237,11 +239,11 @@ class SplitBatchSampler(_Split[list[int]]):
         return (samples[number * size : (number + 1) * size] for number in range(start, self._count(epoch)))
 
     def _carried(self, epoch: int) -> int:
-        """How many samples roll over into ``epoch``."""
+        """Return the number of samples that roll over into ``epoch``."""
         return self._size * epoch % self.batch_size if self._last_batch == "rollover" else 0
 
     def _carry(self, epoch: int) -> list[int]:
-        """The samples that roll over into ``epoch``: of the last one, or of several if they are small."""
+        """Return the samples that roll over into ``epoch``, from one or more earlier epochs."""
         wanted = self._carried(epoch)
         carried: list[int] = []
         while len(carried) < wanted:

@@ -1,7 +1,7 @@
 """Learning rates by the number of updates: MXNet's ``lr_scheduler``, for ``optimizer_params={"lr_scheduler": ...}``.
 
-The values are those of mxnet 1.9 and 2.0. A schedule here is a function of the number alone, so one that is asked out
-of order, after a run has been resumed, gives the same.
+The values are those of mxnet 1.9 and 2.0. A schedule here depends only on the number, so it gives the same values when
+it is called out of order, as after resumption.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ WARMUPS = ("linear", "constant")
 
 
 class LRScheduler:
-    """The base of schedules: subclasses say what follows the warm-up, in ``after_warmup``.
+    """The base of schedules. Subclasses define what follows the warm-up, in ``after_warmup``.
 
     Args:
-        base_lr: the learning rate that the warm-up ends with; a ``learning_rate`` among the optimizer's parameters
-            takes its place.
-        warmup_steps: number of updates with another rate at the beginning.
-        warmup_begin_lr: the rate that the warm-up begins with.
+        base_lr: the learning rate at the end of the warm-up. A ``learning_rate`` in ``optimizer_params`` replaces it.
+        warmup_steps: the number of updates in the warm-up.
+        warmup_begin_lr: the rate at the beginning of the warm-up.
         warmup_mode: ``linear``, or ``constant``, which stays at ``warmup_begin_lr``.
 
     Raises:
-        UsageError: a number out of its range.
+        UsageError: a number is out of range.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class LRScheduler:
         self.warmup_begin_lr = finite("warmup_begin_lr", warmup_begin_lr)
         self.warmup_mode = warmup_mode
         if warmup_begin_lr > base_lr:
-            raise UsageError(f"warmup_begin_lr={warmup_begin_lr:g} is higher than base_lr={base_lr:g}")
+            raise UsageError(f"warmup_begin_lr={warmup_begin_lr:g} must be at most base_lr={base_lr:g}")
         if warmup_mode not in WARMUPS:
             raise UsageError(f"warmup_mode={warmup_mode!r}; choose from {', '.join(WARMUPS)}")
 
@@ -55,7 +54,7 @@ class LRScheduler:
         return self.warmup_begin_lr + (self.base_lr - self.warmup_begin_lr) * float(num_update) / self.warmup_steps
 
     def after_warmup(self, num_update: int) -> float:
-        """Return the learning rate of an update that is not part of the warm-up."""
+        """Return the learning rate of an update after the warm-up."""
         raise NotImplementedError
 
 
@@ -80,7 +79,8 @@ class FactorScheduler(LRScheduler):
     def after_warmup(self, num_update: int) -> float:
         """See ``LRScheduler``."""
         lr = self.base_lr
-        for _ in range(max(0, num_update - 1) // self.step):  # one by one: a power has other last bits
+        # One by one, which gives the last bits of MXNet; a power rounds differently.
+        for _ in range(max(0, num_update - 1) // self.step):
             lr, before = max(lr * self.factor, self.stop_factor_lr), lr
             if lr == before:
                 break
@@ -88,7 +88,7 @@ class FactorScheduler(LRScheduler):
 
 
 class MultiFactorScheduler(LRScheduler):
-    """Multiplies the rate by ``factor`` after each of the updates listed in ``step``."""
+    """Multiplies the rate by ``factor`` after each update listed in ``step``."""
 
     def __init__(
         self,
@@ -156,8 +156,8 @@ class CosineScheduler(LRScheduler):
 
     def after_warmup(self, num_update: int) -> float:
         """See ``LRScheduler``."""
-        done, of = min(num_update, self.max_update) - self.warmup_steps, self.max_update - self.warmup_steps
-        return self.final_lr + (self.base_lr - self.final_lr) * (1 + cos(pi * done / of)) / 2
+        done, total = min(num_update, self.max_update) - self.warmup_steps, self.max_update - self.warmup_steps
+        return self.final_lr + (self.base_lr - self.final_lr) * (1 + cos(pi * done / total)) / 2
 
 
 def _part(num_update: int, first: int, last: int) -> float:

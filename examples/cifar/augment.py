@@ -25,7 +25,7 @@ def random_crop(
     return windows[torch.arange(count), :, top, left]
 
 
-def centre_crop(pictures: Tensor, size: Sequence[int]) -> Tensor:
+def center_crop(pictures: Tensor, size: Sequence[int]) -> Tensor:
     """The middle of each picture, height and width of `size`."""
     top, left = ((old - new) // 2 for old, new in zip(pictures.shape[2:], size, strict=True))
     return pictures[:, :, top : top + size[0], left : left + size[1]]
@@ -50,7 +50,7 @@ def random_mirror(pictures: Tensor, generator: Generator | None) -> Tensor:
     return torch.where(mirrored[:, None, None, None], pictures.flip(3), pictures)
 
 
-def normalise(pictures: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalize(pictures: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """Bytes to floats of mean 0 and deviation 1 in each channel, laid out as convolutions on CPUs like best."""
     scale = 255 * torch.tensor(std).view(-1, 1, 1)
     offset = 255 * torch.tensor(mean).view(-1, 1, 1)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from cifar.augment import normalise, random_crop, random_mirror
+from cifar.augment import normalize, random_crop, random_mirror
 from cifar.images import DataError, Dataset, Images
 
 
@@ -42,7 +42,7 @@ class TrainBatches:
             pictures = random_crop(batch.pixels, generator)
             if self._dataset.mirrored:
                 pictures = random_mirror(pictures, generator)
-            yield normalise(pictures, self._dataset.mean, self._dataset.std), batch.labels
+            yield normalize(pictures, self._dataset.mean, self._dataset.std), batch.labels
 
 
 def validation_batches(
@@ -52,7 +52,7 @@ def validation_batches(
     images = part(dataset.validation, rank, workers)
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
-        yield normalise(batch.pixels, dataset.mean, dataset.std), batch.labels
+        yield normalize(batch.pixels, dataset.mean, dataset.std), batch.labels
 
 
 def part(images: Images, rank: int, workers: int) -> Images:

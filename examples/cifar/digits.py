@@ -12,15 +12,15 @@ SPLIT_SEED = 0  # fixed, so that no run has trained on what another validates wi
 
 
 def read_dataset() -> Dataset:
-    """The digits, 8 x 8 and grey, enlarged to 3 x 32 x 32."""
+    """The digits, 8 x 8 and gray, enlarged to 3 x 32 x 32."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError as exc:
         raise DataError("the digits come with scikit-learn, which is not installed: pip install scikit-learn") from exc
     digits = load_digits()
-    grey = torch.from_numpy(digits.images).float()[:, None] * (255 / 16)
-    large = functional.interpolate(grey, size=(32, 32), mode="bilinear", align_corners=False)
+    gray = torch.from_numpy(digits.images).float()[:, None] * (255 / 16)
+    large = functional.interpolate(gray, size=(32, 32), mode="bilinear", align_corners=False)
     images = Images(large.round().byte().expand(-1, 3, -1, -1).contiguous(), torch.from_numpy(digits.target).long())
     train, validation = train_test_split(
         range(len(images)), test_size=VALIDATION_PART, stratify=digits.target, random_state=SPLIT_SEED

@@ -1,4 +1,4 @@
-"""What MXNet's lab does to pictures beside cropping and mirroring: turn, shear, stretch and scale them, and recolour.
+"""What MXNet's lab does to pictures beside cropping and mirroring: turn, shear, stretch and scale them, and recolor.
 
 Each function takes bytes (N x 3 x height x width) and returns such; every picture gets random numbers of its own.
 """
@@ -45,7 +45,7 @@ def affine(
     return _bytes(functional.grid_sample(pictures.float(), grid, align_corners=False), pictures)
 
 
-def recolour(
+def recolor(
     pictures: Tensor, generator: Generator | None, *, hue: float = 0, saturation: float = 0, lightness: float = 0
 ) -> Tensor:
     """Each picture with its hue, saturation and lightness moved by up to so much, in OpenCV's units."""

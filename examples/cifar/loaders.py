@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from cifar import distort
-from cifar.augment import centre_crop, normalise, random_crop, random_mirror, random_resized_crop
+from cifar.augment import center_crop, normalize, random_crop, random_mirror, random_resized_crop
 from cifar.batches import seeded
 from cifar.images import DataError, Dataset, Images
 from kvstore import KVStore
@@ -33,7 +33,7 @@ class Pictures(TorchDataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, numbers: list[int]) -> tuple[Tensor, Tensor]:
         pixels = self._change(self._images.pixels[numbers])
-        return normalise(pixels, self._dataset.mean, self._dataset.std), self._images.labels[numbers]
+        return normalize(pixels, self._dataset.mean, self._dataset.std), self._images.labels[numbers]
 
 
 def train_loader(dataset: Dataset, args: Namespace, store: KVStore) -> DataLoader[Any]:
@@ -52,7 +52,7 @@ def train_loader(dataset: Dataset, args: Namespace, store: KVStore) -> DataLoade
 
 def validation_loader(dataset: Dataset, args: Namespace, store: KVStore) -> DataLoader[Any]:
     """This worker's part to validate with, unchanged; together the workers see each picture once."""
-    pictures = Pictures(dataset, dataset.validation, partial(centre_crop, size=args.image_shape[1:]))
+    pictures = Pictures(dataset, dataset.validation, partial(center_crop, size=args.image_shape[1:]))
     sampler = SplitBatchSampler(len(pictures), args.batch_size, store.num_workers, store.rank, shuffle=False)
     return DataLoader(pictures, sampler=sampler, batch_size=None)
 
@@ -67,10 +67,10 @@ def changed(pixels: Tensor, args: Namespace, mirrored: bool) -> Tensor:
     if args.random_crop == "1":
         pixels = random_crop(pixels, None, args.pad_size, size)
     else:
-        pixels = centre_crop(pixels if args.random_crop == "0" else random_resized_crop(pixels, None), size)
+        pixels = center_crop(pixels if args.random_crop == "0" else random_resized_crop(pixels, None), size)
     if args.max_random_h or args.max_random_s or args.max_random_l:
         amount = {"hue": args.max_random_h, "saturation": args.max_random_s, "lightness": args.max_random_l}
-        pixels = distort.recolour(pixels, None, **amount)
+        pixels = distort.recolor(pixels, None, **amount)
     return random_mirror(pixels, None) if args.random_mirror and mirrored else pixels
 
 

@@ -68,7 +68,7 @@ class ResNet(Classifier):
 
 
 class D2LResNet18(Classifier):
-    """d2l's ResNet-18: convolutions have biases, shortcuts have no normalisation, and first weights are Xavier's."""
+    """d2l's ResNet-18: convolutions have biases, shortcuts have no normalization, and first weights are Xavier's."""
 
     def __init__(self, classes: int = CLASSES) -> None:
         layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]

@@ -42,7 +42,7 @@ class Corpus:
 
 
 def ours() -> list[Path]:
-    """The text that is here: what this project says of itself, and its licence."""
+    """The text that is here: what this project says of itself, and its license."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "LICENSE"]
 
 

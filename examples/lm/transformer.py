@@ -1,6 +1,6 @@
 """A decoder-only transformer: each position guesses the next character from those up to its own.
 
-Vaswani et al., arXiv:1706.03762, with normalisation before each part as in GPT-2 (Radford et al., 2019), whose initial
+Vaswani et al., arXiv:1706.03762, with normalization before each part as in GPT-2 (Radford et al., 2019), whose initial
 weights it also has.
 """
 

@@ -57,8 +57,8 @@ def load_digits() -> Dataset:
     except ImportError as exc:
         raise DataError("the digits come with scikit-learn, which is not installed: pip install scikit-learn") from exc
     digits = datasets.load_digits()
-    grey = torch.from_numpy(digits.images).float()[:, None] / 16
-    large = functional.interpolate(grey, size=(20, 20), mode="bilinear", align_corners=False)
+    gray = torch.from_numpy(digits.images).float()[:, None] / 16
+    large = functional.interpolate(gray, size=(20, 20), mode="bilinear", align_corners=False)
     x, y = functional.pad(large, (4, 4, 4, 4)).numpy(), to_categorical(digits.target, NUM_CLASSES)
     train, test = train_test_split(
         np.arange(len(x)), test_size=VALIDATION_PART, stratify=digits.target, random_state=SPLIT_SEED

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from benchmarks.figures import Result, Row
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # the benchmarks are not installed
 
@@ -45,3 +47,9 @@ def session(tmp_path):
         return Session(parse([*words, "--out", str(tmp_path / "out")]), console)
 
     return make
+
+
+@pytest.fixture
+def result():
+    rows = [Row("ours", [30.0, 10.0, 20.0]), Row("mxnet", [100.0]), Row("gloo", note="skipped: no gloo")]
+    return Result("work", "Some work", rows, ("mxnet", "gloo"))

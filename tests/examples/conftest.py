@@ -24,3 +24,10 @@ def dataset():
     pixels = torch.arange(103, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 32, 32).contiguous()
     images = Images(pixels, torch.arange(103) % 10)
     return Dataset("numbers", images, images[:31], (0.0,) * 3, (1 / 255,) * 3, mirrored=True)
+
+
+@pytest.fixture
+def song(tmp_path):
+    path = tmp_path / "song.txt"
+    path.write_text("abcdefgh " * 100 + "abcdefgX " * 12)
+    return path

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from fitted import SGD, loader, network
 from layers import BUCKET_BYTES
 from threaded import ThreadedJob
@@ -24,6 +25,13 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[ThreadedJob]:
 def pair() -> Iterator[ThreadedJob]:
     with ThreadedJob(workers=2, servers=2, bigarray_bound=30) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    return torch.device("cuda", 0)
 
 
 @pytest.fixture

@@ -43,9 +43,7 @@ def loader(count: int, batch_size: int, parts: int = 1, part: int = 0, **options
 
 def reducer_of(store: DistStore) -> Reducer:
     """A reducer for a store in a thread, whose job kv.create could not find."""
-    reducer = Reducer("local")
-    reducer._store = store
-    return reducer
+    return Reducer.over(store)
 
 
 def run(cluster: ThreadedJob, work: Callable[..., Any], mode: str = "sync", **rule: Any) -> list[Any]:
@@ -73,3 +71,15 @@ def go_on(checkpoint: Checkpoint, model: nn.Module | None = None, **options: Any
     """Train on from a checkpoint of ``saved``."""
     data = options.pop("data", loader(8, 4))
     fit(model or network(), data, **{"num_epoch": 2, "optimizer_params": SGD, "resume": checkpoint, **options})
+
+
+def plain(model: nn.Module, data: Any, epochs: int) -> nn.Module:
+    """What a loop without all this makes of the model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for epoch in range(epochs):
+        data.sampler.set_epoch(epoch)
+        for inputs, labels in data:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+    return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,3 +29,20 @@ def backward(model: nn.Module, step: int, rank: int, workers: int, each: int = 4
 def same(one: nn.Module, two: nn.Module, atol: float = 1e-6) -> None:
     for (name, mine), theirs in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=atol, msg=name)
+
+
+def together(workers: int, steps: int, options: dict[str, Any]) -> nn.Module:
+    """One process, on the joined batches."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), **options)
+    for step in range(steps):
+        backward(model, step, 0, 1, 4 * workers)
+        optimizer.step()
+    return model
+
+
+def constant(rank: int, size: int = 10, dtype: torch.dtype = torch.float32) -> tuple[nn.Parameter, torch.optim.SGD]:
+    """A parameter whose gradient is the rank, always; a step subtracts it."""
+    param = nn.Parameter(torch.zeros(size, dtype=dtype))
+    param.grad = torch.full_like(param, rank)
+    return param, torch.optim.SGD([param], lr=1.0)

@@ -25,7 +25,7 @@ def test_a_process_that_nobody_has_launched_is_a_group_of_one() -> None:
     assert place.rank == workers.rank() == workers.local_rank() == 0
     assert workers.size() == workers.local_size() == 1
     assert place.device == torch.device("cuda", 0) if torch.cuda.is_available() else place.device == torch.device("cpu")
-    assert group.store().type == "local"
+    assert group.store().type == "device"
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,15 @@ def test_whatever_comes_before_init_says_so(call) -> None:
 def test_init_may_be_called_again() -> None:
     first = workers.init()
     store = group.store()
-    assert workers.init() == first
+    assert workers.init() == workers.init("dist_sync") == first
     assert group.store() is store
 
 
 def test_init_with_something_else_needs_a_shutdown() -> None:
     workers.init()
-    with pytest.raises(kv.UsageError, match=r"initialised with 'dist_sync'; call shutdown\(\)"):
-        workers.init("device")
-    with pytest.raises(kv.UsageError, match="initialised with 'dist_sync'"):
+    with pytest.raises(kv.UsageError, match=r"initialized with 'device'; call shutdown\(\)"):
+        workers.init("local")
+    with pytest.raises(kv.UsageError, match="initialized with 'device'"):
         workers.init(kv.create("local"))
     workers.shutdown()
     assert not workers.is_initialized()

@@ -163,13 +163,13 @@ def test_a_worker_without_data_counts_for_nothing() -> None:
 
 
 def test_what_does_not_fit_is_an_error_that_shows_the_shapes() -> None:
-    with pytest.raises(kv.Mismatch, match=r"labels of shape \[2\] for predictions of shape \[3\]"):
+    with pytest.raises(kv.Mismatch, match=r"labels of shape \[2\] do not match predictions of shape \[3\]"):
         metrics.Accuracy().update(LABELS[:2], PROBABILITIES)
     with pytest.raises(kv.Mismatch, match="labels of shape"):
         metrics.TopKAccuracy(top_k=2).update(LABELS, LABELS)
     with pytest.raises(kv.Mismatch, match="labels of shape"):
         metrics.CrossEntropy().update(LABELS, LABELS)
-    with pytest.raises(kv.Mismatch, match="1 arrays of labels for 2 of predictions"):
+    with pytest.raises(kv.Mismatch, match="1 arrays of labels, but 2 of predictions"):
         metrics.Accuracy().update(LABELS, [PROBABILITIES, PROBABILITIES])
 
 

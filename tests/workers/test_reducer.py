@@ -116,6 +116,23 @@ def test_alone_a_sum_is_the_number_itself(kind: str) -> None:
         assert [value.tolist() for value in buffers.values()] == [[1, 2], 5]
 
 
+def test_without_an_argument_a_process_outside_of_a_job_is_alone() -> None:
+    with Reducer() as reducer:
+        assert reducer.sum({"n": 2.0}) == {"n": 2.0}
+
+
+def test_a_store_stands_for_its_type() -> None:
+    with Reducer(kvstore=kv.create("device")) as reducer:
+        assert reducer.sum({"n": 2.0}) == {"n": 2.0}
+
+
+def test_the_old_name_of_its_argument_warns() -> None:
+    with pytest.warns(DeprecationWarning, match="kind= is now kvstore="):
+        reducer = Reducer(kind="local")
+    assert reducer.sum({"n": 2.0}) == {"n": 2.0}
+    reducer.close()
+
+
 def test_outside_a_job_a_dist_reducer_says_what_to_run() -> None:
     with pytest.raises(kv.ConfigError, match=r"launch\.py"):
         Reducer("dist_async")

@@ -195,7 +195,7 @@ def test_what_cannot_be_is_refused():
         SplitBatchSampler(8, 2, last_batch="pad")
     with pytest.raises(UsageError, match="epoch=-1"):
         SplitSampler(8).set_epoch(-1)
-    with pytest.raises(UsageError, match="taken=9 is more than the 8"):
+    with pytest.raises(UsageError, match="taken=9 must be at most 8"):
         SplitSampler(8).state_dict(9)
     with pytest.raises(UsageError, match="split evenly"):
         SplitSampler(2, 3, even_size=True)

@@ -1,4 +1,4 @@
-"""Partial synchronisation, after SINGA's ``DistOpt.backward_and_partial_update``: a chunk of the weights each step."""
+"""Partial synchronization: one chunk of the weights per step, after SINGA's ``backward_and_partial_update``."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ from kvstore import KVStore
 from workers.averaging.replicas import Replicas
 from workers.common.checks import at_least
 from workers.common.chunks import ChunkRange
+from workers.common.stores import AUTO
 
-CHUNK_BYTES = 8 << 20  # SINGA's threshold, 2 Mi elements of float32
+CHUNK_BYTES = 8 << 20  # SINGA's threshold: 2 Mi elements of float32
 
 
 class PartialSync(Replicas):
-    """After each step one chunk of the weights is averaged over workers; chunks take turns.
+    """Averages one chunk of the weights over workers after each step. Chunks take turns.
 
         sync = PartialSync(model, optimizer, "dist_sync", chunk_bytes=1 << 20)
         loss.backward()
         sync.step()
 
     A step first updates all parameters with this worker's own gradients. Then the weights of chunk number (step - 1)
-    modulo ``num_chunks`` become their mean over workers. That is what SINGA's code does, while its guide says that
-    gradients are averaged. Averaged weights forget what set them apart, so replicas are never more than
-    ``num_chunks`` - 1 local steps away from each other. If it were gradients, one step of ``num_chunks`` would agree,
-    and the differences of all others would add up for ever.
+    modulo ``num_chunks`` become their mean over workers. SINGA's code does the same, while its guide says that
+    gradients are averaged. With averaged weights, replicas are never more than ``num_chunks`` - 1 local steps apart.
+    With averaged gradients, their differences would add up without bound.
 
-    As in SINGA the last layers are in the first chunk. Other than there a value may be cut, so that no step sends more
-    than it is allowed to; buffers are averaged too; and parameters without a gradient have their turn, so that workers
-    average the same whichever gradients they have.
+    As in SINGA, the last layers are in the first chunk. Unlike there, a value may be cut, so that no step sends more
+    than ``chunk_bytes``; buffers are averaged too; and parameters without a gradient have their turn, so that all
+    workers average the same values.
 
-    With one chunk, and SGD, with momentum or without, the weights are those of synchronous training, up to rounding.
-    The optimizer's states are never averaged.
+    With one chunk and SGD, with or without momentum, the weights are those of synchronous training, up to rounding. The
+    optimizer's states are never averaged.
 
     Args:
-        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count, if the optimizer
-            has them; a parameter with several names counts once.
-        optimizer: any of ``torch.optim``, an instance with parameters of ``model``. Gradients are those of this
-            worker's batch; a loss that is a mean over it needs no other learning rate than with synchronous training.
-        kvstore: a synchronous store without optimizer, for this alone, or the name of one.
-        chunk_bytes: how much a step sends and receives at most, in bytes, apart from 64 for each worker; at least 8.
-            float16 travels as float32.
-        buffers: average floating-point buffers, such as batch-norm statistics, in their turn.
+        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count if the optimizer
+            has them. A parameter with several names counts once.
+        optimizer: an instance of ``torch.optim.Optimizer`` with parameters of ``model``. Gradients are those of this
+            worker's batch. A loss that is a mean over it needs the learning rate of synchronous training.
+        kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto``:
+            ``dist_sync`` in a job, ``device`` outside of one.
+        chunk_bytes: how much a step sends and receives at most, in bytes; at least 8. For each worker, 64 bytes are
+            added. float16 is sent as float32.
+        buffers: also average floating-point buffers, such as batch-norm statistics, in their turn.
 
     Raises:
-        UsageError: a wrong argument; the store updates, or serves another model.
+        UsageError: an argument is invalid; or the store updates, or serves another model.
         Mismatch: workers disagree on the chunk size or the model.
     """
 
@@ -54,7 +55,7 @@ class PartialSync(Replicas):
         self,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        kvstore: KVStore | str = "dist_sync",
+        kvstore: KVStore | str = AUTO,
         chunk_bytes: int = CHUNK_BYTES,
         buffers: bool = True,
     ) -> None:
@@ -63,7 +64,7 @@ class PartialSync(Replicas):
 
     @property
     def num_chunks(self) -> int:
-        """After how many steps every value has been averaged once."""
+        """The number of steps in which every value is averaged once."""
         return len(self._chunks)
 
     def _due(self, step: int) -> Sequence[ChunkRange]:

@@ -1,4 +1,4 @@
-"""Local SGD, or periodic averaging: weights are averaged over workers every few steps, not gradients in each.
+"""Periodic averaging, or local SGD: weights are averaged over workers every few steps, instead of gradients every step.
 
 Stich, "Local SGD converges fast and communicates little" (arXiv:1805.09767); with data of their own on the workers,
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data" (arXiv:1602.05629).
@@ -15,12 +15,13 @@ from kvstore import KVStore, UnknownName, UsageError
 from workers.averaging.replicas import Replicas
 from workers.common.checks import at_least
 from workers.common.chunks import ChunkRange
+from workers.common.stores import AUTO
 
 MOMENTUM = ("keep", "average", "reset")
 
 
 class PeriodicAveraging(Replicas):
-    """Every worker trains alone for ``sync_every`` steps; then all weights become their mean over workers.
+    """Every worker trains alone for ``sync_every`` steps. Then all weights become their mean over workers.
 
         averaging = PeriodicAveraging(model, optimizer, "dist_sync", sync_every=8)
         for batch in batches:
@@ -29,29 +30,29 @@ class PeriodicAveraging(Replicas):
             averaging.step()
         averaging.finish()
 
-    It sends a ``sync_every``-th of what synchronous training does. With ``sync_every`` 1, and SGD, with momentum or
-    without, the weights are those of synchronous training, up to rounding.
+    It sends a ``sync_every``-th of what synchronous training sends. With ``sync_every=1`` and SGD, with or without
+    momentum, the weights are those of synchronous training, up to rounding.
 
-    The deadline of the store is for a whole period: a worker may wait for the slowest one's ``sync_every`` steps.
+    The store's deadline must cover a whole period: a worker may wait for ``sync_every`` steps of the slowest.
 
     Args:
-        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count, if the optimizer
-            has them; a parameter with several names counts once.
-        optimizer: any of ``torch.optim``, an instance with parameters of ``model``; see ``PartialSync``.
-        kvstore: a synchronous store without optimizer, for this alone, or the name of one.
-        sync_every: how many steps a period has.
-        warmup_steps: average after each of so many first steps, when weights change fastest; periods begin after
-            them. This is post-local SGD (Lin et al., arXiv:1808.07217).
-        buffers: average floating-point buffers too, such as batch-norm statistics.
-        momentum: what becomes of the optimizer's states with an average. ``keep``: each worker's stay its own, at no
-            cost. ``average``: tensors of floats, but for step counts, are averaged too, as in Yu et al.
-            (arXiv:1905.03817); this sends once more the weights' size for SGD with momentum, twice for Adam, and needs
-            workers whose parameters get gradients alike. ``reset``: they are dropped at the end of a period, not
-            during warm-up, so that each begins as with a new optimizer; this is FedAvg. Not for Adagrad, which makes
-            its states but once.
+        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count if the optimizer
+            has them. A parameter with several names counts once.
+        optimizer: an instance of ``torch.optim.Optimizer`` with parameters of ``model``; see ``PartialSync``.
+        kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto``:
+            ``dist_sync`` in a job, ``device`` outside of one.
+        sync_every: the number of steps in a period.
+        warmup_steps: the number of first steps that each end with an average, because weights change fastest then.
+            Periods begin after them. This is post-local SGD (Lin et al., arXiv:1808.07217).
+        buffers: also average floating-point buffers, such as batch-norm statistics.
+        momentum: what an average does to the optimizer's states. ``keep``: each worker keeps its own, at no cost.
+            ``average``: float tensors except step counts are averaged too, as in Yu et al. (arXiv:1905.03817); this
+            sends the weights' size once more for SGD with momentum, twice for Adam, and needs gradients for the same
+            parameters on all workers. ``reset``: the states are dropped at the end of a period, but not during warm-up,
+            so that each period begins with a new optimizer; this is FedAvg. Adagrad cannot: it makes its states once.
 
     Raises:
-        UsageError: a wrong argument; the store updates, or serves another model.
+        UsageError: an argument is invalid; or the store updates, or serves another model.
         Mismatch: workers disagree on a setting or the model.
     """
 
@@ -59,7 +60,7 @@ class PeriodicAveraging(Replicas):
         self,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        kvstore: KVStore | str = "dist_sync",
+        kvstore: KVStore | str = AUTO,
         sync_every: int = 8,
         warmup_steps: int = 0,
         buffers: bool = True,
@@ -68,9 +69,12 @@ class PeriodicAveraging(Replicas):
         self._sync_every = at_least("sync_every", sync_every, 1)
         self._warmup_steps = at_least("warmup_steps", warmup_steps, 0)
         if momentum not in MOMENTUM:
-            raise UnknownName(f"no momentum={momentum!r}; choose from {', '.join(MOMENTUM)}")
+            raise UnknownName(f"unknown momentum={momentum!r}; choose from {', '.join(MOMENTUM)}")
         if momentum == "reset" and isinstance(optimizer, torch.optim.Adagrad):
-            raise UsageError("Adagrad makes its states but once; choose momentum='keep' or 'average'")
+            raise UsageError(
+                "momentum='reset' does not work with Adagrad, which makes its states only once; choose 'keep' or "
+                "'average'"
+            )
         self._momentum = momentum
         settings: dict[str, int | str] = {
             "sync_every": sync_every,

@@ -1,7 +1,7 @@
-"""Replicas: one model on all workers, each trained by an optimizer of its own, whose values are averaged now and then.
+"""Replicas: one model on all workers, trained by an optimizer on each, and averaged now and then.
 
-Before an average, workers show each other where they are (``common/gather.py``). So a worker that has finished can go
-on taking part until all have, and what does not fit together is an error before any weight has changed.
+Before an average, workers tell each other where they are (``common/gather.py``). So a worker that has finished can take
+part until all have finished, and a mismatch is an error before any weight has changed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-import kvstore as kv
 from kvstore import KVStore, Mismatch, UsageError
 from workers.common.chunks import ChunkRange, divide, read, write
 from workers.common.gather import Gather, digest
+from workers.common.stores import open_store
 from workers.common.values import buffers_of, describe, parameters_of
 
 STEPPING, FINISHING = 1, 2
@@ -26,9 +26,9 @@ class Mark(NamedTuple):
 
     Attributes:
         phase: ``STEPPING``, in a step, or ``FINISHING``, in ``finish``.
-        steps: how many it has made.
-        stale: whether it has made any since everything was averaged.
-        states: what stands for the optimizer's states that are averaged too; 0 for none.
+        steps: the number of steps it has made.
+        stale: whether it has made steps since everything was averaged.
+        states: a digest of the names of the optimizer states to average; 0 for none.
     """
 
     phase: int
@@ -44,15 +44,15 @@ class Replicas(ABC):
 
     Args:
         model: see ``values.parameters_of``.
-        optimizer: of this worker; it has all of its parameters.
-        kvstore: a synchronous store without optimizer, for this alone, or the name of one.
+        optimizer: this worker's optimizer.
+        kvstore: see the subclasses.
         buffers: average the floating-point buffers of ``model`` too.
         chunk_bytes: see ``chunks.divide``; None for all values in one chunk.
-        settings: what else must be the same on all workers, by name.
+        settings: settings that must be the same on all workers, by name.
 
     Raises:
         UsageError: see ``values.parameters_of`` and ``Gather``.
-        Mismatch: another worker has another model or other settings.
+        Mismatch: another worker has a different model or different settings.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Replicas(ABC):
         settings: Mapping[str, int | str],
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"optimizer is an instance of one in torch.optim here, not {type(optimizer).__name__}")
+            raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")
         self._optimizer = optimizer
         self._params = parameters_of(model, optimizer)
         self._buffers = buffers_of(model) if buffers else {}
         self._trained = self._in_optimizer()
-        self._store = kv.create(kvstore) if isinstance(kvstore, str) else kvstore
+        self._store = open_store(kvstore)
         self._chunks = divide(self._values(), chunk_bytes)
         self._all = [part for chunk in self._chunks for part in chunk]
         self._marks = Gather(self._store, "/marks", shared=False)
@@ -81,20 +81,20 @@ class Replicas(ABC):
         self._broadcast()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step of the optimizer, and average what is due; returns what the optimizer's ``step`` does."""
+        """Make one step of the optimizer, and average what is due. Returns the result of the optimizer's ``step``."""
         loss: float | None = self._optimizer.step() if closure is None else self._optimizer.step(closure)
         self.after_step()
         return loss
 
     def after_step(self) -> None:
-        """Count a step that the program has made itself, as with a ``GradScaler``, and average what is due.
+        """Count a step that the program has made itself, for example with a ``GradScaler``, and average what is due.
 
-        Also for a step that the program has left out: all workers call it equally often.
+        All workers call this equally often, also for steps that the program has skipped.
 
         Raises:
-            UsageError: the optimizer has got new parameters.
+            UsageError: the optimizer has new parameters.
             Mismatch: another worker is at another step.
-            KVStoreError: what the store raises. Values are written when all of an average have come, not before.
+            KVStoreError: an error of the store. Values are written only when the whole average has arrived.
         """
         self._steps += 1
         self._stale = True
@@ -104,10 +104,10 @@ class Replicas(ABC):
             self._average(due)
 
     def finish(self) -> None:
-        """Average everything that has changed: before an evaluation, a checkpoint, and at the end of training.
+        """Average everything that has changed: before an evaluation or a checkpoint, and at the end of training.
 
-        Every worker calls it. One that has made fewer steps than others takes part in their averages until they come
-        here too, as the others' equal. Training may go on afterwards.
+        Every worker calls this. A worker that has made fewer steps takes part in the others' averages, with the same
+        weight, until they call it too. Training may go on afterwards.
         """
         marks = self._meet(FINISHING)
         while going := [mark for mark in marks if mark.phase == STEPPING]:
@@ -119,63 +119,67 @@ class Replicas(ABC):
 
     @property
     def steps(self) -> int:
-        """How many steps have been made; after ``finish``, by the worker that has made most."""
+        """The number of steps made; after ``finish``, by the worker with most."""
         return self._steps
 
     @property
     def rounds(self) -> int:
-        """How many averages this worker has taken part in."""
+        """The number of averages this worker has taken part in."""
         return self._rounds
 
     # ---- what differs
 
     @abstractmethod
     def _due(self, step: int) -> Sequence[ChunkRange]:
-        """What is averaged after step number ``step``, counted from 1."""
+        """Return what is averaged after step number ``step``, counted from 1."""
 
     def _states(self) -> dict[str, torch.Tensor]:
-        """The optimizer's states that are averaged whenever everything is."""
+        """Return the optimizer's states that are averaged together with all weights."""
         return {}
 
     # ---- helpers
 
     def _agree(self, settings: Mapping[str, int | str]) -> None:
-        """Require that all workers have made the same."""
+        """Require that all workers have the same class, settings and model."""
         kind, model = type(self).__name__, digest(describe(self._values()))
         numbers = [digest(value) if isinstance(value, str) else value for value in settings.values()]
         rows = self._marks.exchange([digest(kind), model, *numbers])
-        for rank, (its_kind, its_model, *its) in enumerate(rows):
-            if its_kind != digest(kind):
-                raise Mismatch(f"worker {rank} has made something else than a {kind}")
-            for (name, value), number, other in zip(settings.items(), numbers, its, strict=False):
-                if other != number:
-                    theirs = "another" if isinstance(value, str) else f"{other}"
+        for rank, (their_kind, their_model, *their_numbers) in enumerate(rows):
+            if their_kind != digest(kind):
+                raise Mismatch(f"worker {rank} has made something else than a {kind}; all workers must make the same")
+            for (name, value), number, their_number in zip(settings.items(), numbers, their_numbers, strict=False):
+                if their_number != number:
+                    theirs = "another" if isinstance(value, str) else f"{their_number}"
                     raise Mismatch(f"workers disagree on {name}: {value} on this one, {theirs} on worker {rank}")
-            if its_model != model:
+            if their_model != model:
                 raise Mismatch(
-                    f"worker {rank} has another model, optimizer or setting of buffers: the names, shapes, dtypes and "
-                    "order of what is averaged must be the same on all"
+                    f"worker {rank} has another model, optimizer or setting of buffers: names, shapes, dtypes and "
+                    "order "
+                    "of the averaged values must be the same on all workers"
                 )
 
     def _meet(self, phase: int) -> list[Mark]:
-        """Wait for all workers; return where they are, by rank."""
+        """Wait for all workers; return their marks by rank."""
         if self._in_optimizer() != self._trained:
-            raise UsageError("the optimizer has got other parameters; make this anew, with a store of its own")
+            raise UsageError(
+                f"the optimizer's parameters have changed: make a new {type(self).__name__}, with its own store"
+            )
         states = describe(self._states())
         mine = Mark(phase, self._steps, self._stale, digest(states) if states else 0)
         marks = [Mark(*row[: len(mine)]) for row in self._marks.exchange(mine)]
         for rank, mark in enumerate(marks):
             if mark.states != mine.states:
                 raise Mismatch(
-                    f"worker {rank}'s optimizer has other states than this one's, so they cannot be averaged: some "
-                    "parameter has got no gradient yet, there or here; use momentum='keep'"
+                    f"worker {rank}'s optimizer has other states than this one's, so they cannot be averaged: a "
+                    "parameter "
+                    "has had no gradient yet on one of them; use momentum='keep'"
                 )
             if mark.phase == phase == STEPPING and mark.steps != mine.steps:
                 raise Mismatch(f"worker {rank} is at step {mark.steps}, this one at step {mine.steps}")
         return marks
 
     def _broadcast(self) -> None:
-        """Give all workers rank 0's values."""
+        """Give all workers the values of rank 0."""
         values = self._values()
         keys, mine = [part.key for part in self._all], [read(values[part.name], part) for part in self._all]
         self._store.init(keys, mine)
@@ -185,16 +189,16 @@ class Replicas(ABC):
             write(values[part.name], part, elements)
 
     def _average(self, parts: Sequence[ChunkRange]) -> None:
-        """Replace the values of ``parts``, and the states if these are all, by their mean over workers."""
+        """Replace the values of ``parts`` by their means over workers; the states too if ``parts`` is everything."""
         everything = len(parts) == len(self._all)
         values, states = self._values(), self._states() if everything else {}
         if states:
-            (its,) = divide(states, None)
-            new = [part for part in its if part.key not in self._known]
+            (state_parts,) = divide(states, None)
+            new = [part for part in state_parts if part.key not in self._known]
             if new:
                 self._store.init([part.key for part in new], [read(states[part.name], part) for part in new])
                 self._known.update(part.key for part in new)
-            values, parts = values | states, [*parts, *its]
+            values, parts = values | states, [*parts, *state_parts]
         mine = [read(values[part.name], part) for part in parts]
         sums = [torch.empty_like(elements) for elements in mine]
         self._store.pushpull([part.key for part in parts], mine, sums, copy=False)

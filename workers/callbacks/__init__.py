@@ -1,14 +1,21 @@
-"""Callbacks of ``fit``: what happens after batches and epochs; MXNet's ``callback``, with its names and its lines.
+"""Callbacks of ``fit``, after batches and epochs. MXNet's ``callback``, with its names and its log lines.
 
-A batch's callbacks are called with a ``BatchEndParam``, an epoch's with the epoch, the model, and its parameters and
-buffers by name. A callback that is an object may have more:
+lines     ``Speedometer`` and other log lines
+progress  a progress bar
+rates     learning rates by epoch, and torch's schedulers
+saving    checkpoints
+stopping  early stopping
+param     what a batch's callbacks are given
 
-- ``begin(run)`` is called before the first epoch, with what ``fit`` is made of (``workers/fitting/run.py``);
-- ``missed(batches)``, of a batch's callbacks, at the end of an epoch of which others have had more batches;
-- ``end()`` after the last epoch, whatever ended it;
-- what ``state_dict()`` returns goes into checkpoints, and to ``load_state_dict(state)`` when training is resumed.
+A batch's callbacks are called with a ``BatchEndParam``. An epoch's are called with the epoch, the model, its parameters
+and its buffers, both by name. A callback that is an object may have more methods:
 
-Of one moment they are called in the order given, but checkpoints are saved when all others have been called.
+- ``begin(run)``: called before the first epoch with the run (``workers/fitting/run.py``);
+- ``missed(batches)``, for a batch's callbacks: called at the end of an epoch in which other workers had more batches;
+- ``end()``: called after the last epoch, also when the run fails;
+- ``state_dict()`` and ``load_state_dict(state)``: the state goes into checkpoints, and comes back on resumption.
+
+Callbacks of one moment are called in the order given. Those that save checkpoints are called last.
 """
 
 from workers.callbacks.lines import LogValidationMetricsCallback, Speedometer, log_train_metric

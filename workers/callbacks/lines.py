@@ -1,4 +1,4 @@
-"""Lines in the log: speed and metrics, as MXNet has them."""
+"""MXNet's log lines: speed and metrics."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from workers.callbacks.param import BatchEndParam, log
 class Speedometer:
     """Logs a worker's speed, and the metric of its own batches, after every ``frequent`` batches.
 
-    As in MXNet the clock starts with the end of an epoch's first batch, so that what it waits for is not counted.
+    As in MXNet the clock starts when an epoch's first batch ends, so that its start-up time does not count.
 
     Args:
-        batch_size: samples in a batch of this worker.
-        frequent: how many batches between lines.
-        auto_reset: each line's metric is of the batches since the last one; otherwise, of the whole epoch so far.
+        batch_size: the samples in a batch of this worker.
+        frequent: the number of batches between lines.
+        auto_reset: whether each line's metric covers the batches since the last line; otherwise the epoch so far.
     """
 
     def __init__(self, batch_size: int, frequent: int = 50, auto_reset: bool = True) -> None:
@@ -25,12 +25,12 @@ class Speedometer:
         self._tic = 0.0
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Take note of a batch."""
+        """Count a batch, and log if it is time."""
         begun, self._last = 0 <= self._last < param.nbatch, param.nbatch
         if not begun:
             self._since, self._tic = param.nbatch, time.perf_counter()
         elif param.nbatch % self.frequent == 0:
-            pairs = param.eval_metric.get_name_value() if param.eval_metric else []  # waits for the device
+            pairs = param.eval_metric.get_name_value() if param.eval_metric else []  # this waits for the device
             now = time.perf_counter()
             speed = (param.nbatch - self._since) * self.batch_size / max(now - self._tic, 1e-9)
             shown = "".join(f"\t{name}={value:f}" for name, value in pairs)
@@ -41,7 +41,7 @@ class Speedometer:
 
 
 def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEndParam], None]:
-    """Return a callback that logs the metric every ``period`` batches, and begins it anew if ``auto_reset``."""
+    """Return a callback that logs the metric every ``period`` batches, and then resets it if ``auto_reset``."""
 
     def callback(param: BatchEndParam) -> None:
         if param.nbatch % period or param.eval_metric is None:
@@ -55,9 +55,9 @@ def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEn
 
 
 class LogValidationMetricsCallback:
-    """Logs the metric at the end of an evaluation; ``fit`` itself does, too."""
+    """Logs the metric at the end of an evaluation; ``fit`` itself also does."""
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Log it."""
+        """Log the metric."""
         for name, value in param.eval_metric.get_name_value() if param.eval_metric else []:
             log.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)

@@ -1,4 +1,4 @@
-"""A progress bar, where somebody can see it: on a terminal, with rich installed."""
+"""A progress bar, on a terminal with rich installed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class Counting(Protocol):
-    """What is needed of a run of ``fit``."""
+    """What the bar needs of a run of ``fit``."""
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch of this worker has; None if nobody knows."""
+        """The number of batches in an epoch of this worker; None if unknown."""
 
 
 class ProgressBar:
-    """Shows how far the epoch is; a ``batch_end_callback``. Log lines on standard error come above the bar.
+    """Shows the progress of the epoch; a ``batch_end_callback``. Log lines on standard error appear above the bar.
 
-    Where standard error is no terminal, or there is no rich, it shows nothing: MXNet's would fill logs with bars.
+    It shows nothing if standard error is not a terminal or rich is missing. (MXNet's bar fills log files.)
 
     Args:
-        total: how many batches an epoch has; None for as many as the training data says, if it does.
-        length: how wide the bar is, in characters.
+        total: the number of batches in an epoch; None for what the training data says, if it does.
+        length: the width of the bar, in characters.
     """
 
     def __init__(self, total: int | None = None, length: int = 80) -> None:
@@ -38,12 +38,12 @@ class ProgressBar:
         self._redirected: list[logging.StreamHandler[Any]] = []
 
     def begin(self, run: Counting) -> None:
-        """Be told how many batches there are."""
+        """Take the number of batches from the run."""
         if self.total is None:
             self.total = run.num_batches
 
     def __call__(self, param: BatchEndParam) -> None:
-        """One more batch."""
+        """Count a batch."""
         if self._progress is None:
             console = _terminal()
             if console is None:
@@ -54,7 +54,7 @@ class ProgressBar:
             self._progress.update(self._task, completed=done, total=self.total, description=title)
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._progress is None:
             return
         self._progress.stop()
@@ -69,7 +69,7 @@ class ProgressBar:
         self._progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
         handlers = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]
         self._redirected = [handler for handler in handlers if handler.stream is sys.stderr]
-        self._progress.start()  # which puts something in the place of sys.stderr that prints above the bar
+        self._progress.start()  # rich replaces sys.stderr by a stream that prints above the bar
         for handler in self._redirected:
             handler.setStream(sys.stderr)
         self._task = self._progress.add_task("", total=self.total)

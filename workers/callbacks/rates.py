@@ -1,4 +1,4 @@
-"""Learning rates of a run of ``fit``: by the epoch, or by one of torch's schedulers."""
+"""Learning rates in ``fit``: by epoch, or by one of torch's schedulers."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Rated(Protocol):
 
     @property
     def trainer(self) -> Any:
-        """What trains; see ``Trainer``."""
+        """The ``Trainer``."""
 
 
 class LearningRateScheduler:
     """Sets the learning rate of each epoch; an ``epoch_end_callback``, on every worker.
 
-    For a rate by the number of updates there is ``lr_scheduler`` among the optimizer's parameters.
+    For a rate by the number of updates, use ``lr_scheduler`` in ``optimizer_params``.
 
     Args:
-        schedule: from an epoch, counted from 0, to its learning rate.
+        schedule: a function from the epoch, counted from 0, to its learning rate.
     """
 
     def __init__(self, schedule: Callable[[int], float]) -> None:
@@ -38,39 +38,39 @@ class LearningRateScheduler:
         self._run: Rated | None = None
 
     def begin(self, run: Rated) -> None:
-        """Set the first epoch's."""
+        """Set the rate of the first epoch."""
         self._run = run
         run.trainer.set_learning_rate(self._schedule(run.epoch))
 
     def __call__(self, epoch: int, *_: Any) -> None:
-        """Set the next epoch's."""
+        """Set the rate of the next epoch."""
         if self._run is not None:
             self._run.trainer.set_learning_rate(self._schedule(epoch + 1))
 
 
 class TorchScheduler:
-    """Steps one of torch's learning rate schedulers whenever it is called; on every worker.
+    """Steps one of torch's learning-rate schedulers whenever it is called; on every worker.
 
         fit(..., epoch_end_callback=TorchScheduler(lambda optimizer: StepLR(optimizer, step_size=30)))
         fit(..., batch_end_callback=TorchScheduler(lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=10_000)))
         fit(..., eval_end_callback=TorchScheduler(lambda optimizer: ReduceLROnPlateau(optimizer, "max")))
 
-    So what it is given as says when it steps: after each epoch, batch or evaluation. As a ``batch_end_callback`` it
-    also makes, at the end of an epoch, the steps of batches that other workers have had more. Its state is in
-    checkpoints, so that a resumed run has the same rates to the bit.
+    The argument that it is passed as decides when it steps: after each epoch, batch or evaluation. As a
+    ``batch_end_callback`` it also catches up, at the end of an epoch, with workers that had more batches. Its state is
+    in checkpoints, so that a resumed run has the same rates to the bit.
 
     Args:
-        make: from an optimizer to the scheduler.
-        monitor: the name of the metric that ``ReduceLROnPlateau`` is told; None for the first there is.
+        make: a function from an optimizer to the scheduler.
+        monitor: the metric for ``ReduceLROnPlateau``, by name; None for the first metric.
 
     Raises:
-        UsageError: ``make`` is no function, or makes no scheduler.
+        UsageError: ``make`` is not a function, or does not make a scheduler.
     """
 
     def __init__(self, make: Callable[[torch.optim.Optimizer], Any], monitor: str | None = None) -> None:
         if not callable(make) or hasattr(make, "step"):
             raise UsageError(
-                "TorchScheduler takes a function that makes a scheduler for the optimizer that it is given, such as "
+                "TorchScheduler takes a function from an optimizer to a scheduler, such as "
                 f"lambda optimizer: StepLR(optimizer, 30), not {type(make).__name__}"
             )
         self._make, self._monitor = make, monitor
@@ -79,52 +79,59 @@ class TorchScheduler:
         self._loaded: tuple[Any, list[dict[str, Any]]] | None = None
 
     def begin(self, run: Rated) -> None:
-        """Make the scheduler, which sets the first rates."""
+        """Make the scheduler. It sets the first rates."""
         optimizer = run.trainer.optimizer
         self._scheduler, self._groups = self._make(optimizer), optimizer.param_groups
         if not all(callable(getattr(self._scheduler, name, None)) for name in ("step", "state_dict")):
-            raise UsageError(f"TorchScheduler's function has made no scheduler, but a {type(self._scheduler).__name__}")
+            raise UsageError(
+                f"TorchScheduler's function must return a scheduler, not a {type(self._scheduler).__name__}"
+            )
         if self._loaded is not None:
             state, groups = self._loaded
             try:
                 self._scheduler.load_state_dict(state)
                 for group, saved in zip(self._groups, groups, strict=True):
-                    group.update(saved)  # the new scheduler has begun with first rates
+                    group.update(saved)  # the new scheduler has set its first rates
             except (AttributeError, LookupError, TypeError, ValueError) as exc:
                 kind = type(self._scheduler).__name__
-                raise UsageError(f"the checkpoint's state is not that of such a {kind}: {exc!r}") from exc
+                raise UsageError(
+                    f"the checkpoint's state does not fit this {kind}: {exc!r}; make the scheduler as in the run "
+                    "that saved it"
+                ) from exc
             self._loaded = None
 
     def __call__(self, when: int | BatchEndParam, *_: Any) -> None:
-        """Make a step."""
+        """Step the scheduler."""
         if isinstance(self._scheduler, ReduceLROnPlateau):
             if not isinstance(when, BatchEndParam):
-                raise UsageError("ReduceLROnPlateau needs a metric: give it as eval_end_callback")
+                raise UsageError("ReduceLROnPlateau needs a metric: pass it as eval_end_callback")
             self._scheduler.step(when.value(self._monitor)[1])
         else:
             self._scheduler.step()
 
     def missed(self, batches: int) -> None:
-        """Make the steps of the batches that others have had more."""
+        """Make one step for each batch that this worker had less than others."""
         for _ in range(batches):
             self._scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler's state and the hyper-parameters that it has set, fit for JSON."""
-        groups = [{name: value for name, value in its.items() if name != "params"} for its in self._groups]
+        """Return the scheduler's state and the hyper-parameters that it has set, as JSON values."""
+        groups = [{name: value for name, value in group.items() if name != "params"} for group in self._groups]
         packed, tensors = bundle.pack([self._scheduler.state_dict(), groups])
         if tensors:
-            raise UsageError("the scheduler's state has tensors, which a checkpoint cannot hold; give it numbers")
+            raise UsageError(
+                "the scheduler's state has tensors, which a checkpoint cannot hold; create it with numbers"
+            )
         return {"bundle": base64.b64encode(packed).decode()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what ``state_dict`` returned, before ``begin``.
+        """Load what ``state_dict`` returned, before ``begin``.
 
         Raises:
-            UsageError: it is damaged.
+            UsageError: the state is damaged.
         """
         try:
             scheduler, groups = bundle.unpack(base64.b64decode(state["bundle"]), [])
         except (WireError, LookupError, TypeError, ValueError) as exc:
-            raise UsageError(f"the state of a scheduler is damaged: {exc!r}") from exc
+            raise UsageError(f"the scheduler's state is damaged: {exc!r}") from exc
         self._loaded = scheduler, groups

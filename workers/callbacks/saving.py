@@ -11,7 +11,7 @@ from workers.callbacks.param import BatchEndParam
 
 
 class Saving(Protocol):
-    """What checkpoints need of a run of ``fit``."""
+    """What these callbacks need of a run of ``fit``."""
 
     def save(self, prefix: str, epoch: int, batch: int = 0) -> None:
         """Write a checkpoint."""
@@ -28,7 +28,7 @@ class do_checkpoint:  # noqa: N801 - MXNet's name
         self._run: Saving | None = None
 
     def begin(self, run: Saving) -> None:
-        """Be told what to save."""
+        """Remember the run, which saves."""
         self._run = run
 
     def __call__(
@@ -43,7 +43,7 @@ class do_batch_checkpoint:  # noqa: N801 - beside MXNet's do_checkpoint
     """Saves a ``Checkpoint`` after every ``period`` batches of an epoch; a ``batch_end_callback``, on every worker.
 
     After batch 99 of epoch 2 that is ``prefix-0002-000100.safetensors`` and its companions. Old ones stay.
-    The training data needs a sampler that can go on within an epoch, such as ``SplitSampler``.
+    The training data needs a sampler that can continue within an epoch, such as ``SplitSampler``.
     """
 
     def __init__(self, prefix: str, period: int) -> None:
@@ -51,7 +51,7 @@ class do_batch_checkpoint:  # noqa: N801 - beside MXNet's do_checkpoint
         self._run: Saving | None = None
 
     def begin(self, run: Saving) -> None:
-        """Be told what to save."""
+        """Remember the run, which saves."""
         self._run = run
 
     def __call__(self, param: BatchEndParam) -> None:

@@ -1,4 +1,4 @@
-"""Early stopping: no more epochs when a metric has not got better for some."""
+"""Early stopping: training ends when a metric has not improved for some epochs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MODES = ("auto", "max", "min")
 
 
 class Stoppable(Protocol):
-    """What is needed of a run of ``fit``."""
+    """What early stopping needs of a run of ``fit``."""
 
     @property
     def evaluates(self) -> bool:
@@ -24,19 +24,19 @@ class Stoppable(Protocol):
 
 
 class EarlyStopping:
-    """Ends training when a metric of the evaluation has not got better for ``patience`` epochs.
+    """Ends training when a metric of the evaluation has not improved for ``patience`` epochs.
 
-    An ``eval_end_callback``. The metric is that of all workers, so all decide alike; and if any worker stops, all do.
+    An ``eval_end_callback``. The metric covers all workers, so all decide alike; if any worker stops, all stop.
 
     Args:
-        monitor: the metric's name, as it is printed; None for the first there is.
-        patience: how many epochs without a better value, from 1 on.
-        min_delta: by how much a value must be better to count.
-        mode: ``max`` if more is better, ``min`` if less is; ``auto`` takes ``max`` for accuracies, ``min`` for others.
+        monitor: the metric's name as it is printed; None for the first metric.
+        patience: the number of epochs without improvement, at least 1.
+        min_delta: the least difference that counts as an improvement.
+        mode: ``max`` if larger is better, ``min`` if smaller is. ``auto``: ``max`` for accuracies, ``min`` otherwise.
 
     Attributes:
-        best: the best value so far, and
-        best_epoch: its epoch, from 0; None before the first.
+        best: the best value so far; None before the first.
+        best_epoch: the epoch of the best value, from 0; None before the first.
     """
 
     def __init__(
@@ -54,20 +54,20 @@ class EarlyStopping:
         self._run: Stoppable | None = None
 
     def begin(self, run: Stoppable) -> None:
-        """Be told what to stop.
+        """Remember the run, which is to be stopped.
 
         Raises:
-            UsageError: it evaluates nothing.
+            UsageError: the run has no evaluation data.
         """
         if not run.evaluates:
-            raise UsageError("EarlyStopping looks at the evaluation: give eval_data")
+            raise UsageError("EarlyStopping watches the evaluation: pass eval_data")
         self._run = run
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Look at the end of an evaluation.
+        """Compare the metric at the end of an evaluation.
 
         Raises:
-            UnknownName: it has no metric of the name ``monitor``.
+            UnknownName: there is no metric ``monitor``.
         """
         name, value = param.value(self.monitor)
         if self._better(name, value):
@@ -76,17 +76,17 @@ class EarlyStopping:
         self._waited += 1
         if self._waited >= self.patience and self._run is not None:
             log.info(
-                "Epoch[%d] Early stopping: %s has not got better than %f for %d epochs",
+                "Epoch[%d] Early stopping: %s has not improved on %f for %d epochs",
                 *(param.epoch, name, math.nan if self.best is None else self.best, self._waited),
             )
             self._run.stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it remembers: numbers, fit for JSON."""
+        """Return the best value, its epoch and the count of epochs since, as JSON values."""
         return {"best": self.best, "best_epoch": self.best_epoch, "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what ``state_dict`` returned."""
+        """Load what ``state_dict`` returned."""
         best, epoch, waited = state["best"], state["best_epoch"], int(state["waited"])
         self.best = None if best is None else float(best)
         self.best_epoch = None if epoch is None else int(epoch)

@@ -1,1 +1,13 @@
-"""What the packages beside this one share: how values are named and cut, and what all workers agree on first."""
+"""What the packages beside this one share. No file here imports another.
+
+stores           the argument ``kvstore``: which store ``auto`` is
+gather           a few integers of every worker, for all: do they mean the same?
+buckets          which gradients travel in one message, and when
+hooks            tell of each gradient during backward
+chunks           values cut into chunks of bounded size
+values           an optimizer's parameters and a model's buffers, by name
+bundle           nested plain values with tensors, as msgpack
+tensors          what users hand in, as tensors
+checks           checks of arguments
+torch_internals  the internals of torch that are used here
+"""

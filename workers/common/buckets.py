@@ -1,23 +1,24 @@
-"""How gradients are divided into messages that go while backward still runs, and which may go. Pure.
+"""Buckets: which gradients share a message that is sent during backward, and which buckets are complete. Pure.
 
-Backward gives the gradients of the last layers first, so a bucket is a run of parameters from the end, as in torch's
-DistributedDataParallel. The division depends on sizes alone: every worker pushes the same lists of keys.
+Backward makes the gradients of the last layers first, so buckets are ranges of parameters from the end, as in torch's
+DistributedDataParallel. The division depends on sizes alone, so every worker pushes the same lists of keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-FIRST_BYTES = 1 << 20  # the first bucket is small, so that the first bytes leave early
-BUCKET_BYTES = 8 << 20  # large enough that a message's own cost does not count
+FIRST_BYTES = 1 << 20  # small, so that the first bytes leave early
+BUCKET_BYTES = 8 << 20  # large, so that the cost of a message does not matter
 
 
 def divide(sizes: Sequence[int], small: bool = False) -> list[range]:
     """Return the positions of parameters by bucket, in the order in which backward completes them.
 
+    A bucket is full when it has reached its size. A parameter larger than a bucket is not divided.
+
     Args:
-        sizes: of each parameter in bytes, in the order of registration. A bucket is full when it has reached its
-            size, so one that is larger than a bucket is not divided.
+        sizes: the size of each parameter in bytes, in the order of registration.
         small: make all buckets as small as the first.
     """
     buckets: list[range] = []
@@ -31,10 +32,10 @@ def divide(sizes: Sequence[int], small: bool = False) -> list[range]:
 
 
 class Progress:
-    """How far one step's gradients have come. A bucket goes when all of its gradients, and those before it, are there.
+    """The progress of one step. A bucket is sent when all of its gradients, and all earlier buckets, are complete.
 
     Args:
-        buckets: what ``divide`` has made.
+        buckets: the result of ``divide``.
     """
 
     def __init__(self, buckets: Sequence[range]) -> None:
@@ -42,13 +43,18 @@ class Progress:
         self._bucket_of = {position: number for number, bucket in enumerate(buckets) for position in bucket}
         self.restart()
 
+    @property
+    def buckets(self) -> int:
+        """The number of buckets."""
+        return len(self._buckets)
+
     def restart(self) -> None:
         """Begin a new step."""
         self._missing = [set(bucket) for bucket in self._buckets]
         self._gone = 0
 
     def arrive(self, position: int) -> list[range]:
-        """Note a gradient; return the buckets that go now."""
+        """Note a gradient; return the buckets to send now."""
         self._missing[self._bucket_of[position]].discard(position)
         before = self._gone
         while self._gone < len(self._buckets) and not self._missing[self._gone]:
@@ -56,10 +62,10 @@ class Progress:
         return self._buckets[before : self._gone]
 
     def gone(self, position: int) -> bool:
-        """Whether the gradient at ``position`` has gone with its bucket."""
+        """Whether the bucket of the gradient at ``position`` has been sent."""
         return self._bucket_of[position] < self._gone
 
     @property
     def complete(self) -> bool:
-        """Whether every bucket has gone."""
+        """Whether every bucket has been sent."""
         return self._gone == len(self._buckets)

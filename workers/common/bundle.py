@@ -1,7 +1,8 @@
-"""Bundles: nested plain values with tensors among them, as checked msgpack and a list of tensors; no code. Pure.
+"""Bundles: nested plain values and tensors, as checked msgpack and a list of tensors. No code is loaded. Pure.
 
 A value is ``None``, a bool, an integer of 64 bits, a float, a text, bytes, a tensor, or a list, tuple or dict of
-values. What msgpack has no word for goes as a list that begins with one; an ordinary list begins with ``list``.
+values. Containers and tensors are encoded as lists that begin with their type: ``list``, ``tuple``, ``dict``,
+``tensor``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DTYPES = {
 
 
 class Form(NamedTuple):
-    """What a tensor of a bundle is apart from its numbers; ``cpu`` says whether it lies on the CPU."""
+    """The dtype and shape of a tensor in a bundle, and whether it is on the CPU."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -38,37 +39,37 @@ def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:
     """Return ``value`` as msgpack, and its tensors, which are not copied.
 
     Args:
-        value: see the module.
+        value: a plain value; see the module.
 
     Raises:
-        UsageError: there is something else in it; the message says where and what.
+        UsageError: ``value`` contains something else. The message says what and where.
     """
     tensors: list[torch.Tensor] = []
 
-    def tree(it: Any, where: str, depth: int) -> Any:
+    def tree(node: Any, where: str, depth: int) -> Any:
         if depth > MAX_DEPTH:
-            raise UsageError(f"{where or 'the value'} is nested more than {MAX_DEPTH} deep")
-        if isinstance(it, np.generic):
-            it = it.item()
-        if it is None or isinstance(it, bool | str | bytes):
-            return it
-        if isinstance(it, int) and -(2**63) <= it < 2**63:
-            return int(it)
-        if isinstance(it, float):
-            return float(it)
-        if isinstance(it, torch.Tensor) and it.layout == torch.strided and it.dtype in DTYPES.values():
-            tensors.append(it)
-            return ["tensor", str(it.dtype).removeprefix("torch."), list(it.shape), it.is_cpu]
-        if isinstance(it, list | tuple):
-            word = "list" if isinstance(it, list) else "tuple"
-            return [word, *(tree(item, f"{where}[{number}]", depth + 1) for number, item in enumerate(it))]
-        if isinstance(it, dict):
+            raise UsageError(f"{where or 'the value'} is nested more than {MAX_DEPTH} deep; send a flatter one")
+        if isinstance(node, np.generic):
+            node = node.item()
+        if node is None or isinstance(node, bool | str | bytes):
+            return node
+        if isinstance(node, int) and -(2**63) <= node < 2**63:
+            return int(node)
+        if isinstance(node, float):
+            return float(node)
+        if isinstance(node, torch.Tensor) and node.layout == torch.strided and node.dtype in DTYPES.values():
+            tensors.append(node)
+            return ["tensor", str(node.dtype).removeprefix("torch."), list(node.shape), node.is_cpu]
+        if isinstance(node, list | tuple):
+            word = "list" if isinstance(node, list) else "tuple"
+            return [word, *(tree(item, f"{where}[{number}]", depth + 1) for number, item in enumerate(node))]
+        if isinstance(node, dict):
             pairs = [
-                [tree(key, where, depth + 1), tree(item, f"{where}[{key!r}]", depth + 1)] for key, item in it.items()
+                [tree(key, where, depth + 1), tree(item, f"{where}[{key!r}]", depth + 1)] for key, item in node.items()
             ]
             return ["dict", *pairs]
         raise UsageError(
-            f"{where or 'the value'} is {_describe(it)}, which cannot be sent: only plain values and dense tensors can"
+            f"{where or 'the value'} is {_describe(node)}: only plain values and dense tensors can be sent"
         )
 
     packed: bytes = msgpack.packb(tree(value, "", 0))
@@ -76,36 +77,40 @@ def pack(value: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def forms(packed: bytes) -> list[Form]:
-    """Return the form of each tensor of a bundle, in their order.
+    """Return the form of each tensor in a bundle, in order.
 
     Raises:
-        WireError: ``packed`` is no bundle.
+        WireError: ``packed`` is not a bundle.
     """
-    found: list[Form] = []
+    collected: list[Form] = []
 
     def note(form: Form) -> None:
-        found.append(form)
+        collected.append(form)
 
     _value(_read(packed), note, 0)
-    return found
+    return collected
 
 
 def unpack(packed: bytes, tensors: Sequence[torch.Tensor]) -> Any:
-    """Return the value; ``tensors`` are those that ``forms`` has asked for.
+    """Return the value of a bundle.
+
+    Args:
+        packed: the msgpack of ``pack``.
+        tensors: tensors of the forms that ``forms`` returns.
 
     Raises:
-        WireError: ``packed`` is no bundle, or the tensors are others.
+        WireError: ``packed`` is not a bundle, or the tensors do not fit.
     """
     left = list(tensors)
 
     def take(form: Form) -> torch.Tensor:
         if not left or (left[0].dtype, tuple(left[0].shape)) != (form.dtype, form.shape):
-            raise WireError("the tensors are not those of this bundle")
+            raise WireError("the tensors do not have the dtypes and shapes of this bundle")
         return left.pop(0)
 
     value = _value(_read(packed), take, 0)
     if left:
-        raise WireError("there are more tensors than this bundle has")
+        raise WireError("there are more tensors than in this bundle")
     return value
 
 
@@ -113,15 +118,15 @@ def _read(packed: bytes) -> Any:
     try:
         return msgpack.unpackb(packed, use_list=True, max_map_len=0, max_ext_len=0)
     except (ValueError, msgpack.UnpackException) as exc:
-        raise WireError(f"this is no bundle: {exc}") from None
+        raise WireError(f"not a bundle: {exc}") from None
 
 
 def _value(tree: Any, take: Callable[[Form], Any], depth: int) -> Any:
-    """The value that ``tree`` stands for, with what ``take`` gives for each tensor."""
+    """Return the value that ``tree`` encodes; ``take`` returns the tensor for each form."""
     if tree is None or isinstance(tree, bool | int | float | str | bytes):
         return tree
     if not isinstance(tree, list) or not tree or depth > MAX_DEPTH:
-        raise WireError("this is no bundle: a list in it does not say what it is, or it is too deep")
+        raise WireError("not a bundle: a list in it does not begin with its type, or it is too deep")
     word, items = tree[0], tree[1:]
     if word == "tensor":
         return take(_form(items))
@@ -130,10 +135,10 @@ def _value(tree: Any, take: Callable[[Form], Any], depth: int) -> Any:
     if word == "tuple":
         return tuple(_value(item, take, depth + 1) for item in items)
     if word != "dict" or not all(isinstance(pair, list) and len(pair) == 2 for pair in items):
-        raise WireError(f"this is no bundle: a list in it begins with {word!r:.40}")
+        raise WireError(f"not a bundle: a list in it begins with {word!r:.40}, not list, tuple, dict or tensor")
     pairs = [(_value(key, take, depth + 1), _value(item, take, depth + 1)) for key, item in items]
     if not all(isinstance(key, str | bytes | int | float | None) for key, _ in pairs):
-        raise WireError("this is no bundle: a key in it is no plain value")
+        raise WireError("not a bundle: a key in it is not a plain value")
     return dict(pairs)
 
 
@@ -145,10 +150,10 @@ def _form(items: list[Any]) -> Form:
                 size *= n
             if size <= MAX_BYTES:
                 return Form(DTYPES[dtype], tuple(shape), cpu)
-    raise WireError("this is no bundle: a tensor in it has no valid dtype and shape")
+    raise WireError("not a bundle: a tensor in it has an invalid dtype or shape")
 
 
-def _describe(it: Any) -> str:
-    if isinstance(it, torch.Tensor):
-        return f"a tensor of dtype {it.dtype} and layout {it.layout}"
-    return f"an integer of more than 64 bits, {it}" if isinstance(it, int) else f"of type {type(it).__name__}"
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of dtype {value.dtype} and layout {value.layout}"
+    return f"an integer of more than 64 bits, {value}" if isinstance(value, int) else f"of type {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Checks of arguments that several packages have."""
+"""Checks of arguments that several packages take."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ from typing import Any
 import numpy as np
 
 from kvstore import UsageError
+
+
+def on_off_auto(name: str, value: object) -> bool | None:
+    """Return True or False as given, and None for ``auto`` (or None).
+
+    Raises:
+        UsageError: ``value`` is something else; the message calls it ``name``.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if value == "auto":
+        return None
+    raise UsageError(f"{name}={value!r} must be True, False or 'auto'")
 
 
 def at_least(name: str, value: Any, least: int, most: int = 2**63 - 1) -> int:

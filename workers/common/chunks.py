@@ -1,7 +1,7 @@
-"""How values are cut into the chunks in which they travel, and what of a value travels. Pure.
+"""Values cut into chunks of bounded size, which are sent one by one. Pure.
 
-Where a chunk ends depends on names, shapes and dtypes alone, so all workers cut alike. Averages are made element by
-element, so a cut changes no result.
+The cuts depend only on names, shapes and dtypes, so all workers cut alike. Averages are made element by element, so
+cuts do not change results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class ChunkRange(NamedTuple):
-    """Elements ``start`` to ``stop`` of the value ``name``, in the order of its indices; ``whole`` if these are all."""
+    """Elements ``start`` to ``stop`` of the value ``name``, in index order; ``whole`` if these are all elements."""
 
     name: str
     start: int
@@ -22,22 +22,23 @@ class ChunkRange(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its key in the store."""
+        """The key in the store."""
         return self.name if self.whole else f"{self.name}[{self.start}:{self.stop}]"
 
 
 def wire_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return what values of ``dtype`` travel as: themselves, but for float16, whose sums could overflow."""
+    """Return the dtype in which values of ``dtype`` are sent: float32 for float16, whose sums could overflow."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
 def divide(values: Mapping[str, torch.Tensor], chunk_bytes: int | None) -> list[list[ChunkRange]]:
-    """Return the parts of each chunk: together every element once, the last value's first.
+    """Return the ranges of each chunk. Together they have every element once, the last value's first.
+
+    All chunks but the last are as full as elements allow. A value that does not fit continues in the next chunk.
 
     Args:
-        values: by name; empty ones are in no chunk.
-        chunk_bytes: of a chunk on the wire, at least one element's. All but the last are as full as elements allow; a
-            value that does not fit goes on in the next. None makes one chunk of all.
+        values: values by name. Empty ones are in no chunk.
+        chunk_bytes: the size of a chunk on the wire, at least one element; None for one chunk with everything.
     """
     chunks: list[list[ChunkRange]] = [[]]
     most = sum(tensor.numel() * 8 for tensor in values.values()) if chunk_bytes is None else chunk_bytes
@@ -58,13 +59,13 @@ def divide(values: Mapping[str, torch.Tensor], chunk_bytes: int | None) -> list[
 
 
 def read(value: torch.Tensor, part: ChunkRange) -> torch.Tensor:
-    """Return the elements of ``part`` as they travel: flat, contiguous, where possible over the memory of ``value``."""
+    """Return the elements of ``part`` as they are sent: flat, contiguous, over the memory of ``value`` if possible."""
     return value.detach().reshape(-1)[part.start : part.stop].to(wire_dtype(value.dtype)).contiguous()
 
 
 def write(value: torch.Tensor, part: ChunkRange, elements: torch.Tensor) -> None:
-    """Write ``elements``, of any floating dtype and device, into those of ``part``; they are rounded once."""
+    """Write ``elements``, of any floating dtype and device, to the range ``part``. They are rounded once."""
     flat = value.detach().reshape(-1)
     flat[part.start : part.stop].copy_(elements)
-    if not value.is_contiguous():  # then that was a copy
+    if not value.is_contiguous():  # then flat was a copy
         value.detach().copy_(flat.view(value.shape))

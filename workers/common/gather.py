@@ -1,6 +1,6 @@
-"""Gather: a few integers of every worker for all, so that workers find out whether they mean the same.
+"""``Gather``: an all-gather of a few integers, with which workers check that they agree.
 
-It goes through a store that sums. No codec touches integers.
+It uses a store that sums. Integers are never compressed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from kvstore import AlreadyInitialized, KVStore, Mismatch, UsageError
 
 NO_SUM = (
-    "this store does not sum what is pushed: it has an optimizer or updater; the optimizer stays in the worker here, "
-    "so pass a store on which set_optimizer has not been called"
+    "this store does not sum what is pushed: it has an optimizer or updater. The optimizer must stay in the worker: "
+    "pass a store on which set_optimizer has not been called"
 )
 
 
@@ -23,36 +23,36 @@ class Gather:
     """An all-gather: each worker adds its row to a table of zeros.
 
     Args:
-        store: synchronous, without an optimizer.
-        key: of the table; no name of a parameter begins with a slash.
-        width: integers of 64 bits in a row.
-        shared: a table that the store has already goes on being used; else the store must be for this alone.
+        store: a synchronous store without optimizer.
+        key: the key of the table. Names of parameters do not begin with a slash, so begin it with one.
+        width: the number of 64-bit integers in a row.
+        shared: whether the store may already have the table; otherwise the store must be for this alone.
 
     Raises:
-        UsageError: the store is asynchronous, or serves another already.
+        UsageError: the store is asynchronous, or already in use.
     """
 
     def __init__(self, store: KVStore, key: str, width: int = 8, *, shared: bool = True) -> None:
         require_sums(store.type)
         self._store, self._key, self._width = store, key, width
         try:
-            store.init(key, self._table() - 1)  # not 0, which an updater that adds would pass for
+            store.init(key, self._table() - 1)  # not 0: an updater that adds would go unnoticed
         except AlreadyInitialized:
             if not shared:
                 raise UsageError(
-                    "this store keeps another model in step already; make one more with kvstore.create"
+                    "this store already keeps another model in step; make a second one with kvstore.create"
                 ) from None
         except Mismatch as exc:  # an optimizer takes no integers
             raise UsageError(NO_SUM) from exc
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return the rows of all workers, by rank; every worker calls it.
+        """Return the rows of all workers, by rank. Every worker calls this.
 
         Args:
-            numbers: at most ``width``, the first of them not 0; the rest of the row is zeros.
+            numbers: this worker's row: at most ``width`` numbers, the first not 0. Zeros fill the rest.
 
         Raises:
-            UsageError: the store does something else than summing.
+            UsageError: the store does something else than sum.
         """
         table, mine = self._table(), [*numbers] + [0] * (self._width - len(numbers))
         table[self._store.rank] = torch.tensor(mine)
@@ -66,9 +66,9 @@ class Gather:
         return rows
 
     def mean(self, number: float) -> float:
-        """Return the mean of all workers' numbers, the same to the bit on all; the table is 2 wide."""
+        """Return the mean of all workers' numbers, with the same bits on all; ``width`` must be 2."""
         (bits,) = struct.unpack("<q", struct.pack("<d", number))
-        theirs = [struct.unpack("<d", struct.pack("<q", its))[0] for _, its in self.exchange([1, bits])]
+        theirs = [struct.unpack("<d", struct.pack("<q", their_bits))[0] for _, their_bits in self.exchange([1, bits])]
         return float(sum(theirs) / len(theirs))
 
     def _table(self) -> torch.Tensor:
@@ -76,7 +76,7 @@ class Gather:
 
 
 def require_sums(kind: str) -> None:
-    """Raise ``UsageError`` if a store of type ``kind`` updates for every push, so that it cannot sum."""
+    """Raise ``UsageError`` if a store of type ``kind`` updates for every push, and so cannot sum."""
     if "async" in kind or "ssp" in kind:
         raise UsageError(f"a {kind!r} store updates for every push; averages need 'dist_sync' or 'local'")
 

@@ -1,4 +1,4 @@
-"""Hooks that tell somebody, during backward, of each gradient that has been accumulated."""
+"""Hooks that tell a watcher, during backward, of each accumulated gradient."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Watcher(Protocol):
-    """Who is told."""
+    """What is told of gradients."""
 
     def arrive(self, position: int) -> None:
-        """Take note of the gradient of the parameter at ``position``."""
+        """Handle the gradient of the parameter at ``position``."""
 
 
 class Hooks:
-    """The hooks of parameters. They do not keep the watcher alive: with it they go.
+    """The hooks of parameters. They do not keep the watcher alive, and go with it.
 
     Args:
-        watcher: who is told, in the thread that runs the parameter's part of backward: one for each device.
+        watcher: the watcher. It is called in the thread that runs the parameter's part of backward, one per device.
         params: leaves, in the order of positions.
 
     Attributes:
-        resting: whether the watcher is to send nothing for now.
+        resting: whether the watcher should send nothing for now.
     """
 
     def __init__(self, watcher: Watcher, params: Sequence[torch.Tensor]) -> None:
@@ -40,7 +40,7 @@ class Hooks:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let ``resting`` be true in this block, for the watcher to act on."""
+        """Set ``resting`` in this block."""
         before, self.resting = self.resting, True
         try:
             yield
@@ -48,12 +48,12 @@ class Hooks:
             self.resting = before
 
     @property
-    def there(self) -> bool:
-        """Whether they have not been removed."""
+    def active(self) -> bool:
+        """Whether the hooks are in place."""
         return bool(self._handles)
 
     def remove(self) -> None:
-        """Tell nothing more."""
+        """Remove the hooks."""
         _remove(self._handles)
 
 

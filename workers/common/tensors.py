@@ -11,5 +11,5 @@ from kvstore.values import readable
 
 
 def to_tensor(value: Any) -> torch.Tensor:
-    """Return ``value`` as ``torch.as_tensor`` does, but also arrays of foreign byte order or negative strides."""
+    """Return ``value`` as a tensor, like ``torch.as_tensor``; also arrays of foreign byte order or negative strides."""
     return torch.as_tensor(readable(value) if isinstance(value, np.ndarray) else value)

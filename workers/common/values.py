@@ -1,4 +1,4 @@
-"""What is averaged when gradients are not: an optimizer's parameters and a model's buffers, by name. Pure."""
+"""The values that are averaged in place of gradients: parameters and buffers by name. Pure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from kvstore import UsageError
 
 
 class Buffer(NamedTuple):
-    """Where a module has a buffer; one that is assigned anew is another tensor."""
+    """A module's buffer by its attribute, because an assignment replaces the tensor."""
 
     owner: nn.Module
     attribute: str
 
     @property
     def tensor(self) -> torch.Tensor:
-        """It, as it is now."""
-        its: torch.Tensor = getattr(self.owner, self.attribute)
-        return its
+        """The current tensor."""
+        tensor: torch.Tensor = getattr(self.owner, self.attribute)
+        return tensor
 
 
 def parameters_of(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Return the parameters of ``optimizer`` by name, in the order of ``model``, each once.
 
     Args:
-        model: a module, or what ``named_parameters()`` gives, or a dict from name to parameter.
-        optimizer: its parameters count, whether they require a gradient now or not.
+        model: a module, the result of ``named_parameters()``, or a dict from name to parameter.
+        optimizer: the optimizer. Its parameters count even if they require no gradient now.
 
     Raises:
-        UsageError: the optimizer has a parameter that the model has not, a name is used twice, or there is nothing.
+        UsageError: the optimizer has a parameter that the model lacks; a name is used twice; or there are no
+            parameters.
     """
     names: dict[torch.Tensor, str] = {}
     for name, tensor in _named(model):
@@ -44,22 +45,22 @@ def parameters_of(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, tor
             "model, or the named_parameters(), that the optimizer was made for"
         )
     if not any(tensor.numel() for tensor in trained):
-        raise UsageError("there are no parameters to average")
+        raise UsageError("the optimizer has no parameters to average")
     return {name: tensor for tensor, name in names.items() if tensor in trained}
 
 
 def buffers_of(model: Any) -> dict[str, Buffer]:
-    """Return the floating-point buffers of ``model`` by name; none, if it is no module. Counts are left out."""
-    found: dict[str, Buffer] = {}
+    """Return the floating-point buffers of ``model`` by name; none if it is not a module. Counts are left out."""
+    buffers: dict[str, Buffer] = {}
     for prefix, module in model.named_modules() if isinstance(model, nn.Module) else ():
         for name, tensor in module.named_buffers(recurse=False):
             if tensor.is_floating_point():
-                found[f"{prefix}.{name}" if prefix else name] = Buffer(module, name)
-    return found
+                buffers[f"{prefix}.{name}" if prefix else name] = Buffer(module, name)
+    return buffers
 
 
 def describe(values: Mapping[str, torch.Tensor]) -> str:
-    """Return names, shapes and dtypes as a text that is the same for workers that can average."""
+    """Return names, shapes and dtypes as a text, which is equal on workers whose values match."""
     return "\n".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in values.items())
 
 
@@ -73,5 +74,5 @@ def _named(model: Any) -> Sequence[tuple[str, torch.Tensor]]:
             raise UsageError(f"pass a module, or its named_parameters(), not {type(item).__name__}")
         named.append((str(item[0]), item[1]))
     if len({name for name, _ in named}) < len(named):
-        raise UsageError("two parameters have the same name")
+        raise UsageError("two parameters have the same name; every parameter needs a name of its own")
     return named

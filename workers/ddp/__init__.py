@@ -1,6 +1,11 @@
 """Data-parallel training with a torch optimizer in every worker, after Needle's ``ddp`` and Horovod.
 
-The workers as a group (``init``, ``rank``, ``size``) are in ``workers/group.py``, which others use too.
+optimizer  ``DistributedOptimizer``
+averager   averages gradients during backward
+broadcast  one worker's parameters, optimizer state or object for all
+partition  ``partition_dataset``: a worker's part of a data set
+
+``init``, ``rank`` and ``size`` are in ``workers/group.py``.
 """
 
 from workers.ddp.broadcast import broadcast_object, broadcast_optimizer_state, broadcast_parameters

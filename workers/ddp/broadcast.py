@@ -1,7 +1,7 @@
-"""One worker's values for all: weights before training, an optimizer's state, plain objects. Horovod's names.
+"""Broadcasts of one worker's values: weights before training, an optimizer's state, plain objects. Horovod's names.
 
-A broadcast is an all-reduce to which everybody but one contributes zeros, of bytes, through a key of fixed size. So any
-worker can be the root, every bit arrives, and the servers keep nothing of what was sent but the last piece.
+A broadcast is an all-reduce of bytes to which all workers but the root contribute zeros, through keys of fixed size. So
+any worker can be the root, every bit arrives, and the servers keep only the last piece.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from workers import group
 from workers.common import bundle
 from workers.common.chunks import ChunkRange, divide
 from workers.common.gather import Gather, digest
+from workers.common.stores import AUTO
 from workers.common.values import describe
 
-SMALL, LARGE = 1 << 14, 1 << 22  # bytes of a piece
+SMALL, LARGE = 1 << 14, 1 << 22  # bytes in a piece
 
 
-def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | None = None) -> None:
-    """Give every worker the values of ``root_rank``, in place. Every worker calls it.
+def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | str | None = AUTO) -> None:
+    """Overwrite every worker's values with those of ``root_rank``. Every worker calls this.
 
     Args:
-        params: a module, whose parameters and buffers are meant; a ``state_dict()``; or what ``parameters()`` or
-            ``named_parameters()`` gives. Of any dtype and device.
-        root_rank: whose values count.
-        kvstore: a synchronous store without optimizer; None for that of ``init``.
+        params: a module, for its parameters and buffers; a ``state_dict()``; or the result of ``parameters()`` or
+            ``named_parameters()``. Any dtype and device.
+        root_rank: the worker whose values are sent.
+        kvstore: a synchronous store without optimizer; ``auto`` for that of ``init``.
 
     Raises:
-        UsageError: something that is no dense tensor; no such rank; before ``init``.
-        Mismatch: workers disagree on the root, or on names, shapes and dtypes; nothing has changed.
+        UsageError: a value is not a dense tensor; there is no such rank; or before ``init``.
+        Mismatch: workers disagree on the root, or on names, shapes and dtypes. Nothing has changed.
     """
     named = _named(params)
     for name, tensor in named.items():
@@ -46,16 +47,16 @@ def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | 
     relay.send(list(named.values()))
 
 
-def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | None = None) -> Any:
-    """Return the value of ``root_rank``. Every worker calls it; what the others pass does not count.
+def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | str | None = AUTO) -> Any:
+    """Return the value of ``root_rank``. Every worker calls this; the values of the others are ignored.
 
     Args:
-        value: plain: see ``workers/common/bundle.py``. Nothing is pickled. Tensors arrive on the CPU.
-        root_rank: whose value counts.
+        value: a plain value; see ``workers/common/bundle.py``. Nothing is pickled. Tensors arrive on the CPU.
+        root_rank: the worker whose value is sent.
         kvstore: as for ``broadcast_parameters``.
 
     Raises:
-        UsageError: the root's value has something else in it; no such rank; before ``init``.
+        UsageError: the root's value is not plain; there is no such rank; or before ``init``.
         Mismatch: workers disagree on the root.
     """
     relay = _Relay(kvstore, root_rank)
@@ -69,28 +70,28 @@ def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | None 
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int = 0, *, kvstore: KVStore | None = None
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, *, kvstore: KVStore | str | None = AUTO
 ) -> None:
-    """Give every worker's optimizer the state and the hyper-parameters of that of ``root_rank``.
+    """Give every worker's optimizer the state and the hyper-parameters of the optimizer of ``root_rank``.
 
-    Works for any optimizer whose state is plain values and dense tensors, before its first step too. A state that is on
-    the CPU there is so here; others come to their parameter's device.
+    Works for any optimizer whose state is plain values and dense tensors, also before its first step. State on the CPU
+    of the root stays on the CPU; other state goes to its parameter's device.
 
     Args:
-        optimizer: the same on all workers: the same groups of parameters of the same shapes.
-        root_rank: whose state counts.
+        optimizer: an optimizer of the same class on all workers, with the same groups of parameters of the same shapes.
+        root_rank: the worker whose state is sent.
         kvstore: as for ``broadcast_parameters``.
 
     Raises:
-        UsageError: the state has something else in it; no such rank; before ``init``.
-        Mismatch: workers disagree on the root, or have other optimizers; nothing has changed.
+        UsageError: the state has other values in it; there is no such rank; or before ``init``.
+        Mismatch: workers disagree on the root, or have different optimizers. Nothing has changed.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"optimizer is one of torch.optim, not {type(optimizer).__name__}")
+        raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")
     relay = _Relay(kvstore, root_rank)
-    params = [param for its in optimizer.param_groups for param in its["params"]]
+    params = [param for param_group in optimizer.param_groups for param in param_group["params"]]
     packed, tensors = _state(optimizer, params) if relay.root else (b"", [])
-    numbers = [len(its["params"]) for its in optimizer.param_groups]
+    numbers = [len(param_group["params"]) for param_group in optimizer.param_groups]
     relay.agree(
         f"{type(optimizer).__name__} {numbers} {describe({str(number): param for number, param in enumerate(params)})}"
     )
@@ -99,24 +100,27 @@ def broadcast_optimizer_state(
         relay.send(tensors)
         return
     parts = bundle.unpack(packed, [])
-    found = [[torch.zeros(form.shape, dtype=form.dtype) for form in bundle.forms(part)] for _, part in parts]
-    relay.send([tensor for its in found for tensor in its])
-    _load(optimizer, params, parts, found)
+    received = [[torch.zeros(form.shape, dtype=form.dtype) for form in bundle.forms(part)] for _, part in parts]
+    relay.send([tensor for part_tensors in received for tensor in part_tensors])
+    _load(optimizer, params, parts, received)
 
 
-# ---- an optimizer's state as a list of owners and their bundles: None for the groups, a number for each parameter
+# ---- an optimizer's state as pairs of owner and bundle; the owner is None for the groups, a number for a parameter
 
 
 def _state(optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:
     number_of = {id(param): number for number, param in enumerate(params)}
-    groups = [{name: value for name, value in its.items() if name != "params"} for its in optimizer.param_groups]
+    groups = [
+        {name: value for name, value in param_group.items() if name != "params"}
+        for param_group in optimizer.param_groups
+    ]
     owned = [(None, groups), *((number_of.get(id(owner), owner), value) for owner, value in optimizer.state.items())]
     parts: list[tuple[Any, bytes]] = []
     tensors: list[torch.Tensor] = []
     for owner, value in owned:
-        packed, its = bundle.pack(dict(value) if isinstance(value, Mapping) else value)
+        packed, packed_tensors = bundle.pack(dict(value) if isinstance(value, Mapping) else value)
         parts.append((owner, packed))
-        tensors += its
+        tensors += packed_tensors
     return bundle.pack(parts)[0], tensors
 
 
@@ -124,12 +128,12 @@ def _load(
     optimizer: torch.optim.Optimizer,
     params: Sequence[torch.Tensor],
     parts: Sequence[tuple[Any, bytes]],
-    found: Sequence[Sequence[torch.Tensor]],
+    received: Sequence[Sequence[torch.Tensor]],
 ) -> None:
-    """Put what has come into ``optimizer``; ``load_state_dict`` would round states to their weights' dtype."""
+    """Load the state into ``optimizer``. ``load_state_dict`` would round it to the dtype of the weights."""
     state: dict[Any, Any] = {}
     groups: list[dict[str, Any]] = []
-    for (owner, part), tensors in zip(parts, found, strict=True):
+    for (owner, part), tensors in zip(parts, received, strict=True):
         device = params[owner if isinstance(owner, int) else 0].device
         placed = [
             tensor if form.cpu else tensor.to(device) for form, tensor in zip(bundle.forms(part), tensors, strict=True)
@@ -152,34 +156,37 @@ class _Relay:
     """Sends one worker's bytes to all.
 
     Args:
-        kvstore: a synchronous store without optimizer; None for the group's.
-        root: whose.
+        kvstore: see ``broadcast_parameters``.
+        root: the rank of that worker.
 
     Raises:
         UsageError: no such rank; before ``init``.
     """
 
-    def __init__(self, kvstore: KVStore | None, root: int) -> None:
-        self._store = group.store() if kvstore is None else kvstore
+    def __init__(self, kvstore: KVStore | str | None, root: int) -> None:
+        if isinstance(kvstore, str) and kvstore != AUTO:
+            raise UsageError(f"kvstore={kvstore!r} must be a store, or 'auto' for that of workers.init()")
+        self._store = kvstore if isinstance(kvstore, KVStore) else group.store()
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self._store.num_workers:
-            raise UsageError(f"root_rank={root!r} is none of the {self._store.num_workers} workers, counted from 0")
+            raise UsageError(f"root_rank={root!r} must be the rank of a worker, 0 to {self._store.num_workers - 1}")
         self._root_rank = root
         self.root = root == self._store.rank
         self._gather = Gather(self._store, "/broadcast/marks", 2)
-        with suppress(AlreadyInitialized):  # by the broadcast before this one
+        with suppress(AlreadyInitialized):  # an earlier broadcast has made the keys
             sizes = (SMALL, LARGE)
             self._store.init([_key(size) for size in sizes], [torch.zeros(size, dtype=torch.uint8) for size in sizes])
 
     def agree(self, what: str) -> None:
-        """Require that all workers broadcast the same, ``what``, from the same root."""
+        """Require that all workers broadcast the same thing, described by ``what``, from the same root."""
         rows = self._gather.exchange([self._root_rank + 1, digest(what)])
-        for rank, (root, its) in enumerate(rows):
+        for rank, (root, theirs) in enumerate(rows):
             if root != self._root_rank + 1:
                 raise Mismatch(f"worker {rank} broadcasts from root_rank={root - 1}, this one from {self._root_rank}")
-            if its != digest(what):
+            if theirs != digest(what):
                 raise Mismatch(
-                    f"worker {rank} broadcasts something else: the names, shapes and dtypes must be the same on all "
-                    "workers, in the same order"
+                    f"worker {rank} broadcasts something else: names, shapes, dtypes and their order must be the "
+                    "same on "
+                    "all workers"
                 )
 
     def send_bytes(self, data: bytes) -> bytes:
@@ -196,7 +203,7 @@ class _Relay:
         if self._store.num_workers == 1:
             return
         flat = {str(number): _bytes_of(tensor) for number, tensor in enumerate(tensors)}
-        total = sum(its.numel() for its in flat.values())
+        total = sum(data.numel() for data in flat.values())
         size = SMALL if total <= SMALL else LARGE
         piece = self._store.empty(size, torch.uint8)
         for chunk in divide(flat, size):
@@ -208,9 +215,9 @@ class _Relay:
                 _copy(flat, chunk, piece, out=False)
         if not self.root:
             for number, tensor in enumerate(tensors):
-                its = flat[str(number)].view(tensor.dtype).view(tensor.shape)
-                if its.data_ptr() != tensor.data_ptr():
-                    tensor.detach().copy_(its)
+                value = flat[str(number)].view(tensor.dtype).view(tensor.shape)
+                if value.data_ptr() != tensor.data_ptr():
+                    tensor.detach().copy_(value)
 
 
 def _key(size: int) -> str:
@@ -218,18 +225,18 @@ def _key(size: int) -> str:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of ``tensor``, flat, on the CPU; over its memory where that can be."""
+    """Return the bytes of ``tensor``, flat, on the CPU; over its own memory if possible."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _copy(flat: Mapping[str, torch.Tensor], chunk: Sequence[ChunkRange], piece: torch.Tensor, *, out: bool) -> None:
-    """Copy the parts of ``chunk`` into ``piece``, back to back; or, not ``out``, from there."""
+    """Copy the ranges of ``chunk`` into ``piece``, back to back; if not ``out``, from ``piece`` back."""
     start = 0
     for part in chunk:
-        its = flat[part.name][part.start : part.stop]
-        there = piece[start : start + len(its)]
-        (there if out else its).copy_(its if out else there)
-        start += len(its)
+        elements = flat[part.name][part.start : part.stop]
+        slot = piece[start : start + len(elements)]
+        (slot if out else elements).copy_(elements if out else slot)
+        start += len(elements)
 
 
 def _named(params: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""DistributedOptimizer: any torch optimizer, made to step with gradients that are averaged over workers.
+"""``DistributedOptimizer``: any torch optimizer, with gradients that are averaged over workers.
 
-The name and the arguments are Horovod's (Sergeev and Del Balso, arXiv:1802.05799) and those of Needle's ``ddp``. Unlike
-theirs, gradients are averaged when ``backward`` returns (``gradients.py``), not in ``step``.
+Its name and arguments are those of Horovod (Sergeev and Del Balso, arXiv:1802.05799) and of Needle's ``ddp``. Unlike
+there, gradients are averages when ``backward`` returns (``averager.py``), not only in ``step``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from kvstore import AlreadyInitialized, KVStore, Mismatch, UnknownName, UsageErr
 from workers import group
 from workers.common.checks import at_least
 from workers.common.gather import Gather, digest
+from workers.common.stores import AUTO
 from workers.common.values import describe
-from workers.ddp.gradients import Gradients
+from workers.ddp.averager import GradientAverager
 
 Average, Sum = "average", "sum"
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Stands where the torch optimizer stood; the training loop stays as it is.
+    """Takes the place of a torch optimizer; the training loop stays as it is.
 
         workers.init()
         workers.broadcast_parameters(model)
@@ -33,33 +34,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
             loss_function(model(images), labels).backward()
             optimizer.step()
 
-    When ``backward`` returns, gradients are averages: clip them, unscale them with a ``GradScaler``, look at them;
-    every worker sees the same. Workers make the same number of backwards and steps; what a loss depends on may differ.
-    A parameter that got a gradient on some workers counts as zeros on the others; one that got none anywhere has none.
-    Where there was no backward, ``step`` averages whatever gradients there are.
+    When ``backward`` returns, gradients are averages: clip them, unscale them with a ``GradScaler``, inspect them;
+    every worker sees the same. All workers make the same number of backward passes and steps. What their losses depend
+    on may differ: a parameter with a gradient on some workers counts as zeros on the others, and a parameter without a
+    gradient anywhere keeps none. Without a backward pass, ``step`` averages whatever gradients there are.
 
-    Parameter groups and state are those of ``optimizer``, and so is everything else this does not have.
+    Parameter groups, state, and all attributes that this class lacks are those of ``optimizer``.
 
     Args:
         optimizer: any instance of ``torch.optim.Optimizer``.
-        named_parameters: ``model.named_parameters()``, for names in messages; all of the optimizer's, if any.
-        compression: how to compress what is sent, as for ``KVStore.set_gradient_compression``, or just its type; in a
-            group of one it does nothing.
-        backward_passes_per_step: gradients of so many backwards add up before they are averaged; a step may come
-            sooner.
+        named_parameters: ``model.named_parameters()``, for names in messages. If given, it has all of the optimizer's.
+        compression: how to compress what is sent: the type, or options for ``KVStore.set_gradient_compression``. It has
+            no effect in a group of one.
+        backward_passes_per_step: how many backward passes add up before gradients are averaged. A step may come sooner.
         op: ``average`` (``workers.Average``) or ``sum`` (``workers.Sum``) over the workers.
-        sparse_as_dense: send sparse gradients as dense ones, which they then are; else they are an error.
-        overlap: send while backward runs. False for programs with hooks that change gradients after they have been
-            accumulated.
-        kvstore: a synchronous store without optimizer, for this alone. None makes one in the group of ``init``.
+        sparse_as_dense: make sparse gradients dense; otherwise they are an error.
+        overlap: send while backward runs. Pass False if hooks change gradients after they have been accumulated.
+        kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto`` makes one
+            in the group of ``init``.
 
     Raises:
-        UsageError: no optimizer, no parameters, a wrong argument; or before ``init``.
-        UnknownName: no such ``op`` or ``compression``.
-        Mismatch: another worker has other parameters or arguments.
+        UsageError: an argument is invalid, or there are no parameters; or before ``init``.
+        UnknownName: there is no such ``op`` or ``compression``.
+        Mismatch: another worker has different parameters or arguments.
     """
 
-    _step_supports_amp_scaling = False  # GradScaler would tell this one, and not the one inside
+    _step_supports_amp_scaling = False  # GradScaler would pass its scale to this object, not to the inner optimizer
 
     def __init__(
         self,
@@ -71,12 +71,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         sparse_as_dense: bool = False,
         overlap: bool = True,
-        kvstore: KVStore | None = None,
+        kvstore: KVStore | str | None = AUTO,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"optimizer is an instance of one in torch.optim, not {type(optimizer).__name__}")
+            raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")
         if op not in (Average, Sum):
-            raise UnknownName(f"no op={op!r}; choose from {Average}, {Sum}")
+            raise UnknownName(f"unknown op={op!r}; choose from {Average}, {Sum}")
         self.optimizer = optimizer
         self._names = _names(optimizer, named_parameters)
         self._how: dict[str, Any] = {
@@ -86,9 +86,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "overlap": overlap,
         }
         self._skip = False
-        self._store = group.new_store() if kvstore is None else kvstore
+        self._store = group.store_for(kvstore)
         self._known: set[str] = set()
-        self._gradients: Gradients | None = None
+        self._gradients: GradientAverager | None = None
         if self._store.num_workers > 1:
             if compression is not None:
                 wanted = {"type": compression} if isinstance(compression, str) else compression
@@ -98,15 +98,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._gradients = self._watch()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step of the optimizer, with averaged gradients; returns what the optimizer's ``step`` does.
+        """Make one step of the optimizer with averaged gradients; return the result of the optimizer's ``step``.
 
         Args:
-            closure: evaluates the model anew and returns the loss. The optimizer gets the loss averaged over workers,
-                so that one that searches with it (LBFGS) goes the same way on all.
+            closure: evaluates the model again and returns the loss. The optimizer gets the loss averaged over workers,
+                so that a search along the loss (LBFGS) takes the same way on all of them.
 
         Raises:
-            UsageError: a parameter got a gradient that did not require one before; or as for ``synchronize``.
-            KVStoreError: what the store raises; the weights are as they were.
+            UsageError: a parameter that did not require a gradient before has one now; see also ``synchronize``.
+            KVStoreError: an error of the store. The weights have not changed.
         """
         if closure is None:
             if not self._skip:
@@ -119,24 +119,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return result
 
     def synchronize(self) -> None:
-        """Average what has not been: gradients that were made in ``no_sync``, or by fewer backwards than a step has.
+        """Average the gradients that are not averages yet: those of ``no_sync``, or of too few backward passes.
 
-        All workers call it. After an ordinary backward there is nothing left to do.
+        All workers call this. After an ordinary backward pass it does nothing.
         """
         if self._gradients is None:
             return
         for tensor in self._all():
             if tensor.grad is not None and tensor.numel() and id(tensor) not in self._watched:
                 raise UsageError(
-                    f"{self._name(tensor)!r} has a gradient now and did not require one when this optimizer was made: "
-                    "make it anew when parameters are unfrozen, on all workers"
+                    f"{self._name(tensor)!r} has a gradient, but required none when this DistributedOptimizer was "
+                    "made: "
+                    "after unfreezing parameters, make a new one on all workers"
                 )
         if not self._gradients.final:
             self._gradients.exchange()
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """``step`` in this block averages nothing; for programs that call ``synchronize`` before, as Horovod's do."""
+        """``step`` in this block averages nothing; for programs that call ``synchronize`` first, as in Horovod."""
         before, self._skip = self._skip, True
         try:
             yield
@@ -145,7 +146,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Average nothing for backwards in this block; the next one after it does, or ``step``."""
+        """Average nothing in this block; the next backward pass after it, or ``step``, averages instead."""
         if self._gradients is None:
             yield
             return
@@ -153,13 +154,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients, or set them to zero, as the optimizer does."""
+        """Drop all gradients, or set them to zero; see ``torch.optim.Optimizer.zero_grad``."""
         self.optimizer.zero_grad(set_to_none)
         if self._gradients is not None:
             self._gradients.step_over()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train more parameters; every worker calls it, between two steps."""
+        """Add parameters to the optimizer. Every worker calls this, between two steps."""
         if self._gradients is not None:
             self._gradients.require_between("add_param_group()")
         self.optimizer.add_param_group(param_group)
@@ -168,11 +169,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._gradients = self._watch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's; it is the same on all workers, and one without this class can load it."""
+        """Return the optimizer's state, the same on all workers; the bare optimizer can load it."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the optimizer's; on all workers alike, or before ``broadcast_optimizer_state``."""
+        """Load the optimizer's state; the same on all workers, or before ``broadcast_optimizer_state``."""
         self.optimizer.load_state_dict(state_dict)
 
     def reset_grad(self) -> None:
@@ -181,12 +182,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The optimizer's."""
+        """The optimizer's parameter groups."""
         return self.optimizer.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The optimizer's."""
+        """The optimizer's state."""
         return self.optimizer.state
 
     def __getattr__(self, name: str) -> Any:
@@ -199,34 +200,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     # ---- helpers
 
-    def _watch(self) -> Gradients:
-        """Agree with the other workers on what there is to average, and begin to."""
-        params = {self._name(its): its for its in self._all() if its.requires_grad and its.numel()}
+    def _watch(self) -> GradientAverager:
+        """Agree with the other workers on the parameters, and begin to watch them."""
+        params = {self._name(tensor): tensor for tensor in self._all() if tensor.requires_grad and tensor.numel()}
         if not params:
-            raise UsageError("no parameter of the optimizer requires a gradient")
-        self._watched = {id(its) for its in params.values()}
+            raise UsageError(
+                "no parameter of the optimizer requires a gradient; make DistributedOptimizer of one that is trained"
+            )
+        self._watched = {id(tensor) for tensor in params.values()}
         mine = [digest("DistributedOptimizer"), digest(describe(params)), self._how["passes"], self._how["average"] + 1]
         for rank, (_, theirs, passes, average) in enumerate(self._agreement.exchange(mine)):
             if theirs != mine[1]:
                 raise Mismatch(
-                    f"worker {rank}'s optimizer has other parameters: names, shapes, dtypes, their order and which "
+                    f"worker {rank}'s optimizer has different parameters: names, shapes, dtypes, their order and which "
                     "of them require a gradient must be the same on all workers"
                 )
             if [passes, average] != mine[2:]:
-                raise Mismatch(f"worker {rank} has another op, or backward_passes_per_step={passes}")
+                raise Mismatch(f"worker {rank} has a different op, or backward_passes_per_step={passes}")
         used = f"/used/{len(params)}"
-        values = {name: its.detach() for name, its in params.items()}
+        values = {name: tensor.detach() for name, tensor in params.items()}
         values[used] = torch.zeros(len(params), dtype=torch.int32)
         new = {key: value for key, value in values.items() if key not in self._known}
         try:
             self._store.init(list(new), list(new.values()))
         except AlreadyInitialized:
-            raise UsageError("this store has another model's keys; make one more with kvstore.create") from None
+            raise UsageError("this store has another model's keys; make a second one with kvstore.create") from None
         self._known.update(new)
-        return Gradients(params, self._store, used, **self._how)
+        return GradientAverager(params, self._store, used, **self._how)
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """Call ``closure``; return its loss, averaged, when the gradients are."""
+        """Call ``closure``; return its loss averaged over workers, when the gradients are averages too."""
         loss = closure()
         if self._gradients is None or self._skip:
             return loss
@@ -237,24 +240,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return torch.full_like(loss.detach(), mean) if isinstance(loss, torch.Tensor) else mean
 
     def _all(self) -> list[torch.Tensor]:
-        return [tensor for its in self.optimizer.param_groups for tensor in its["params"]]
+        return [tensor for param_group in self.optimizer.param_groups for tensor in param_group["params"]]
 
     def _name(self, tensor: torch.Tensor) -> str:
-        """The name that was given, or a number that stays."""
+        """Return the name that was given, or a number that stays the same."""
         return self._names.setdefault(tensor, f"parameter {len(self._names)}")
 
 
 def _names(optimizer: torch.optim.Optimizer, named: Any) -> dict[torch.Tensor, str]:
-    """Return the names of an optimizer's parameters; numbers, if none are given."""
-    tensors = [tensor for its in optimizer.param_groups for tensor in its["params"]]
+    """Return the names of an optimizer's parameters; numbers if no names are given."""
+    tensors = [tensor for param_group in optimizer.param_groups for tensor in param_group["params"]]
     if named is None:
         return {tensor: f"parameter {number}" for number, tensor in enumerate(tensors)}
     pairs = list(named.items() if isinstance(named, Mapping) else named)
     if not all(isinstance(item, tuple) and len(item) == 2 for item in pairs):
-        raise UsageError("named_parameters is what model.named_parameters() gives: pairs of a name and a parameter")
+        raise UsageError("named_parameters must be pairs of a name and a parameter, as model.named_parameters() gives")
     names = {tensor: str(name) for name, tensor in pairs}
     if len({name for name, _ in pairs}) < len(pairs):
-        raise UsageError("named_parameters has a name twice")
+        raise UsageError("named_parameters has a name twice; every parameter needs a name of its own")
     missing = sum(tensor not in names for tensor in tensors)
     if missing:
         raise UsageError(f"named_parameters lacks {missing} of the optimizer's {len(tensors)} parameters")

@@ -1,4 +1,4 @@
-"""partition_dataset: a worker's part of a torch data set, in batches; after Needle's ``ddp`` and torch's tutorials."""
+"""``partition_dataset``: a worker's part of a torch data set, in batches; after Needle's ``ddp``."""
 
 from __future__ import annotations
 
@@ -30,38 +30,44 @@ def partition_dataset(
 ) -> tuple[DataLoader[Any], int]:
     """Return batches of this worker's part of ``dataset``, and the size of a batch.
 
-    Over all workers every sample comes once in an epoch, in an order that is new in each epoch and the same again for
-    the same seed. All workers have the same number of batches, so that in step with the others none waits for one that
-    never comes; where parts differ by one sample, so does the size of a batch near the end. (Batches of one sample
-    cannot be smaller: there a shorter part gives its first sample twice.) The position is in
-    ``loader.batch_sampler.state_dict()``, as ``SplitBatchSampler`` has it.
+    Over all workers, every sample comes once in an epoch. Each epoch has another order, which the seed determines. All
+    workers have the same number of batches, so none waits for a step that the others never make. Where parts differ by
+    one sample, the size of a batch near the end differs too. (Batches of one sample cannot be smaller: there a shorter
+    part gives its first sample twice.) ``loader.batch_sampler.state_dict()`` is the position in the data; see
+    ``SplitBatchSampler``.
 
     Args:
-        dataset: has a length, and gives a sample for a number, as torch's map-style data sets do.
-        batch_size: of all workers together; each has ``batch_size // size`` samples in a batch.
-        device: where batches go; None leaves them on the CPU.
-        dtype: what floating-point numbers in them become, as torch, numpy or a name has it; None leaves them.
-        seed: of the division and of the order.
-        rank, size: which part of how many; those of the group by default.
+        dataset: a map-style data set of torch's: it has a length, and gives a sample for a number.
+        batch_size: the samples in a batch of all workers together; each worker's batch has ``batch_size // size``.
+        device: the device of the batches; None for the CPU.
+        dtype: the dtype of floating-point values, as torch, numpy or its name; None leaves them as they are.
+        seed: the seed of the division and of the order.
+        rank, size: which part of how many; None for those of the group.
+
+    Returns:
+        The loader, and the number of samples in one of its batches.
 
     Raises:
-        UsageError: no map-style data set, fewer samples than workers, or a batch of less than one; or before ``init``.
+        UsageError: the data set is not map-style; there are fewer samples, or a smaller batch, than workers; or before
+            ``init``.
     """
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise UsageError(f"a {type(dataset).__name__} cannot be divided: it needs __len__ and __getitem__")
+        raise UsageError(f"a {type(dataset).__name__} cannot be divided: pass a data set with __len__ and __getitem__")
     rank = group.rank() if rank is None else rank
     size = group.size() if size is None else size
     if batch_size // size < 1:
-        raise UsageError(f"batch_size={batch_size} is that of all {size} workers together: it must be at least {size}")
+        raise UsageError(
+            f"batch_size={batch_size} counts the samples of all {size} workers together: it must be at least {size}"
+        )
     if len(dataset) < size:
-        raise UsageError(f"{len(dataset)} samples cannot be divided between {size} workers")
+        raise UsageError(f"{len(dataset)} samples cannot be divided between {size} workers: there must be one for each")
     collate = partial(_collate, device, None if dtype is None else as_dtype(dtype))
     batches = EqualBatches(len(dataset), batch_size // size, size, rank, seed=seed)
     return DataLoader(dataset, batch_sampler=batches, collate_fn=collate), batch_size // size
 
 
 class EqualBatches(SplitBatchSampler):
-    """A ``SplitBatchSampler`` that keeps the last batch, with as many batches in every part."""
+    """A ``SplitBatchSampler`` that keeps the last batch and has the same number of batches in every part."""
 
     def _count(self, epoch: int) -> int:
         longest = -(-self._length // self._parts)
@@ -76,9 +82,9 @@ class EqualBatches(SplitBatchSampler):
 
 
 def batch_sizes(samples: int, batches: int, batch_size: int) -> list[int]:
-    """Return the sizes of so many batches: full ones, then one with the rest, which gets at least one sample.
+    """Return the sizes of ``batches`` batches: full ones, then one with the rest, which gets at least one sample.
 
-    The sum is ``samples``, or one more where ``batch_size`` is 1 and there is a batch too many.
+    The sum is ``samples``; or one more, if ``batch_size`` is 1 and there are more batches than samples.
     """
     sizes = [batch_size] * (batches - 1) + [samples - batch_size * (batches - 1)]
     if sizes[-1] == 0:
@@ -95,9 +101,9 @@ def _placed(batch: Any, device: torch.device | str | None, dtype: torch.dtype | 
     if isinstance(batch, torch.Tensor):
         return batch.to(device, dtype if batch.is_floating_point() else None)
     if isinstance(batch, dict):
-        return {name: _placed(its, device, dtype) for name, its in batch.items()}
+        return {name: _placed(element, device, dtype) for name, element in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_placed(its, device, dtype) for its in batch))
+        return type(batch)(*(_placed(element, device, dtype) for element in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(_placed(its, device, dtype) for its in batch)
+        return type(batch)(_placed(element, device, dtype) for element in batch)
     return batch

@@ -1,4 +1,10 @@
-"""DistOpt, SINGA's distributed optimizer: a step is a backward, a way to send its gradients, and an update."""
+"""``DistOpt``, after SINGA's: one call runs a backward pass, sends the gradients in some way, and updates.
+
+optimizer     ``DistOpt``
+communicator  who the workers are, and sums over them
+gradients     the optimizer's gradients in the order in which they are sent
+channel       an all-reduce through one store, compressed or not
+"""
 
 from workers.dist_opt.optimizer import DistOpt
 

@@ -1,4 +1,4 @@
-"""One way of summing over workers, for DistOpt: a store of its own, and how it compresses."""
+"""An all-reduce for ``DistOpt``, through its own store, compressed or not."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import torch
 from kvstore import KVStore, Unsupported
 from kvstore.codecs import Compressor, decode, parse
 
-# What comes back is a sum of what few workers have sent: all of it but zeros, exactly.
+# The sums on the way back are mostly zeros: everything else is sent, exactly.
 NOT_ZERO: Mapping[str, object] = {"type": "threshold", "threshold": 2.0**-126}
 
 
 class Channel:
-    """An all-reduce by key, of one kind: as values are, or compressed.
+    """An all-reduce by key, either plain or compressed.
 
-    A store in one process sends nothing, so it compresses nothing; here the values lose there what they would lose on
-    their way, so that a script that runs alone does what each of its workers would.
+    A store in one process sends nothing, and so compresses nothing. There, values lose here what compression would take
+    from them, so that a script gives the same results alone as in a job of one worker.
 
     Args:
-        store: synchronous, without optimizer, for this alone.
+        store: a synchronous store without optimizer, for this alone.
     """
 
     def __init__(self, store: KVStore) -> None:
         self.store = store
         self._known: set[str] = set()
-        self._alone: list[Compressor] = []  # one for each way of the wire that is not there
+        self._alone: list[Compressor] = []  # alone: a compressor for the way up, and one for the way back
         self._options: Mapping[str, object] | None = None
 
     def compress(self, options: Mapping[str, object], keep: bool = True) -> None:
@@ -34,7 +34,7 @@ class Channel:
 
         Args:
             options: see ``KVStore.set_gradient_compression``.
-            keep: go on with what earlier encodings have lacked; if False, or the options differ, it is dropped.
+            keep: keep the residuals of earlier encodings. They are dropped if this is False or the options differ.
         """
         if keep and options == self._options:
             return
@@ -43,14 +43,14 @@ class Channel:
             self.store.set_gradient_compression(None)
             self.store.set_gradient_compression(options)
         except Unsupported:
-            there = parse(options)
-            self._alone = [Compressor(way) for way in (there, there.pull) if way is not None]
+            upward = parse(options)
+            self._alone = [Compressor(way) for way in (upward, upward.pull) if way is not None]
 
     def sum(self, messages: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Replace values by their sums over workers, which all call this with the same keys, shapes and dtypes.
+        """Replace values by their sums over workers. All workers call this with the same keys, shapes and dtypes.
 
         Args:
-            messages: values by key; those that are to go together.
+            messages: values by key, one dict for each message.
         """
         for values in messages:
             new = [key for key in values if key not in self._known]
@@ -66,7 +66,7 @@ class Channel:
             ticket.wait()
 
     def broadcast(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Replace values by rank 0's; their keys are new."""
+        """Replace values by those of rank 0; their keys must be new."""
         self.store.broadcast(list(values), list(values.values()), list(values.values()))
         self._known.update(values)
 
@@ -78,11 +78,13 @@ class Channel:
 
 
 def fuse(sizes: Sequence[int], threshold: int) -> list[list[int]]:
-    """Return which values go together, by position: SINGA's fusion.
+    """Return the positions of the values that share a message: SINGA's fusion.
+
+    A value larger than the threshold gets a message of its own. Smaller ones gather, in order, until they are together
+    larger than the threshold.
 
     Args:
-        sizes: of each value in elements. One that is larger than the threshold goes alone; the others gather, in order,
-            until together they are larger.
+        sizes: the size of each value, in elements.
         threshold: in elements.
     """
     groups: list[list[int]] = []

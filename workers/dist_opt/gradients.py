@@ -1,4 +1,4 @@
-"""The gradients of an optimizer's parameters by position, in the order of backward, as DistOpt sends them. Pure."""
+"""An optimizer's gradients by position, in the order of backward, as ``DistOpt`` sends them. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from workers.common.values import describe
 from workers.dist_opt.channel import fuse
 
 
-class Gradients:
-    """Of one optimizer, whose last parameters come first: that is the order of backward, and of SINGA.
+class OptimizerGradients:
+    """The gradients of one optimizer. Its last parameters come first, which is the order of backward, and of SINGA.
 
     Args:
         opt: the optimizer.
 
     Attributes:
         params: its parameters.
-        trained: the positions of those that require a gradient.
+        trained: the positions of the parameters that require a gradient.
 
     Raises:
         UsageError: no parameter requires a gradient.
@@ -31,20 +31,22 @@ class Gradients:
         self.params = self._now()
         self.trained = _requiring(self.params)
         if not self.trained:
-            raise UsageError("the optimizer has no parameter that requires a gradient")
+            raise UsageError(
+                "the optimizer has no parameter that requires a gradient; give DistOpt one of a model that is trained"
+            )
 
     def describe(self) -> str:
-        """Return a text that is the same for workers whose parameters fit together."""
+        """Return a text that is equal on workers whose parameters match."""
         return describe({f"{i} {i in self.trained}": param for i, param in enumerate(self.params)})
 
     def compute(self, loss: torch.Tensor) -> None:
-        """Put the gradients of ``loss``, and of nothing else, where they belong.
+        """Compute the gradients of ``loss``; earlier gradients are dropped.
 
         Raises:
-            UsageError: not a loss; or the optimizer has got other parameters; or a gradient is sparse.
+            UsageError: ``loss`` is not a tensor; the optimizer's parameters have changed; or a gradient is sparse.
         """
         if not isinstance(loss, torch.Tensor):
-            raise UsageError(f"loss is a tensor that was computed from the parameters, not {type(loss).__name__}")
+            raise UsageError(f"loss must be a tensor that was computed from the parameters, not {type(loss).__name__}")
         self._require_same()
         for param in self.params:
             param.grad = None
@@ -52,10 +54,13 @@ class Gradients:
         self._require_dense()
 
     def read(self) -> tuple[dict[int, torch.Tensor], torch.Tensor]:
-        """Return them by position, zeros where there is none; and for every parameter 1 if there is one, or 0.
+        """Return the gradients by position, and which there are.
+
+        Returns:
+            The gradients, zeros where there is none; and for every parameter 1 if it has a gradient, else 0.
 
         Raises:
-            UsageError: the optimizer has got other parameters; or a gradient is sparse.
+            UsageError: the optimizer's parameters have changed; or a gradient is sparse.
         """
         self._require_same()
         self._require_dense()
@@ -66,15 +71,15 @@ class Gradients:
         return grads, torch.tensor([param.grad is not None for param in self.params], dtype=torch.int32)
 
     def put(self, grads: Mapping[int, torch.Tensor], present: torch.Tensor) -> None:
-        """Make these the gradients of which ``present`` is not 0; the others are None."""
+        """Set the gradients whose ``present`` is not 0, and drop the others."""
         for i, grad in grads.items():
             self.params[i].grad = grad if present[i] else None
 
     def groups(self, threshold: int) -> list[list[int]]:
-        """Return the positions of those that go together; see ``fuse``."""
+        """Return the positions of the gradients that share a message; see ``fuse``."""
         at_least("threshold", threshold, 0)
         fused = fuse([self.params[i].numel() for i in self.trained], threshold)
-        return [[self.trained[j] for j in its] for its in fused]
+        return [[self.trained[j] for j in group] for group in fused]
 
     def _now(self) -> list[torch.Tensor]:
         return [param for group in self._opt.param_groups for param in group["params"]][::-1]
@@ -83,24 +88,25 @@ class Gradients:
         params = self._now()
         if [*map(id, params)] != [*map(id, self.params)] or _requiring(params) != self.trained:
             raise UsageError(
-                "the optimizer has got other parameters, or requires_grad of one has changed; make this anew"
+                "the optimizer's parameters, or their requires_grad, have changed: make a new DistOpt, on all workers"
             )
 
     def _require_dense(self) -> None:
         for param in self.params:
             if param.grad is not None and param.grad.layout != torch.strided:
                 raise UsageError(
-                    f"the gradient of a parameter of shape {list(param.shape)} is sparse; use sparse=False"
+                    f"the gradient of a parameter of shape {list(param.shape)} is sparse: create its layer with "
+                    "sparse=False"
                 )
 
 
 def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return values as one flat tensor of float32, on the first one's device."""
+    """Return values as one flat float32 tensor, on the device of the first."""
     return torch.cat([value.reshape(-1).to(values[0].device, torch.float32) for value in values])
 
 
-def part(flat: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
-    """Write what ``joined`` would make, changed, back to ``values``."""
+def split_into(flat: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
+    """Write ``flat``, which has the layout of ``joined(values)``, back to ``values``."""
     start = 0
     for value in values:
         value.copy_(flat[start : start + value.numel()].view(value.shape))

@@ -1,4 +1,4 @@
-"""DistOpt: SINGA's distributed optimizer, for torch: backward, a way to send gradients, and an update, in one call."""
+"""``DistOpt``, after SINGA's: one call runs a backward pass, sends the gradients in some way, and updates."""
 
 from __future__ import annotations
 
@@ -11,63 +11,63 @@ import torch
 from kvstore import KVStore, Mismatch, UsageError
 from workers.common.chunks import wire_dtype
 from workers.common.gather import Gather, digest
+from workers.common.stores import AUTO
 from workers.dist_opt.channel import NOT_ZERO, Channel
 from workers.dist_opt.communicator import Communicator
-from workers.dist_opt.gradients import Gradients, joined, part
+from workers.dist_opt.gradients import OptimizerGradients, joined, split_into
 
 FUSED = 2097152  # elements; SINGA's default
 PRESENT = "present"
 
 
 class DistOpt(Communicator):
-    """Wraps an optimizer of torch; every worker has one, and all call the same methods in the same order.
+    """Wraps a torch optimizer. Every worker has one, and all call the same methods in the same order.
 
         sgd = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-5)
         sgd = DistOpt(sgd)
         loss = loss_function(model(x), y)
         sgd.backward_and_update(loss)
 
-    Methods, arguments and defaults are those of SINGA's ``opt.DistOpt``, and so is the arithmetic: gradients are summed
-    over workers and divided by their number, so a loss that is a mean needs no other learning rate. As there, each
-    ``backward_and_*`` computes gradients anew, whatever ``grad`` held, so there is nothing to set to zero.
+    Methods, arguments and defaults are those of SINGA's ``opt.DistOpt``. So is the arithmetic: gradients are summed
+    over workers and divided by their number, so a loss that is a mean needs no other learning rate. Each
+    ``backward_and_*`` computes new gradients, whatever ``grad`` held, so there is no need to set them to zero.
 
-    On construction every worker gets rank 0's parameters. A parameter that no worker's loss depends on is not updated;
-    one that some worker's does not depend on has a gradient of zeros there.
+    On construction every worker gets rank 0's parameters. A parameter that no worker's loss depends on is not updated.
+    If only some workers' losses depend on it, its gradient is zeros on the others.
 
-    Ways to send can be mixed. What is compressed has stores of its own, made at first use, so that what one way holds
-    back is not lost while another is used. In one process, which sends nothing, gradients become what they would
-    become on their way.
+    Ways to send can be mixed. Each compressed way has its own store, made at first use, so that its residuals are kept
+    while another way is used. In one process nothing is sent, but gradients lose what compression would take from them.
 
     Args:
         opt: any optimizer of ``torch.optim`` whose ``step`` needs no closure.
-        kvstore: the type of store to make, or a synchronous store without optimizer, for this alone, to use for all
-            that is not compressed. None for stores of the process's group (``workers.init``), which is joined if it
-            has not been.
-        other: none; SINGA's ``nccl_id`` and its like are refused, as who starts the processes tells each who it is.
+        kvstore: the type of the stores to make, or a synchronous store without optimizer, for this alone, which is used
+            for everything that is not compressed. ``auto``: stores of the process's group (``workers.init``), which is
+            joined if needed.
+        other: refused. SINGA's ``nccl_id``, ``local_rank`` and so on are not needed: the launcher sets the ranks.
 
     Attributes:
         opt: the optimizer, for learning-rate schedulers and ``state_dict``.
 
     Raises:
-        UsageError: not an optimizer, without parameters, a store that does not sum, or other arguments.
-        Mismatch: another worker has other parameters.
+        UsageError: ``opt`` is not an optimizer, or has no parameters; the store does not sum; or other arguments.
+        Mismatch: another worker has different parameters.
     """
 
-    def __init__(self, opt: torch.optim.Optimizer, kvstore: KVStore | str | None = None, **other: Any) -> None:
+    def __init__(self, opt: torch.optim.Optimizer, kvstore: KVStore | str | None = AUTO, **other: Any) -> None:
         if other:
             raise UsageError(
                 f"DistOpt takes opt and kvstore, and no {', '.join(other)}: launch.py, launcher.run, torchrun, mpirun "
-                "or srun starts the processes, and tells each which one it is"
+                "or srun starts the processes and sets their ranks"
             )
         if not isinstance(opt, torch.optim.Optimizer):
             raise UsageError(
-                "opt is an optimizer of torch, such as torch.optim.SGD(model.parameters(), lr=0.005), "
+                "opt must be a torch optimizer, such as torch.optim.SGD(model.parameters(), lr=0.005), "
                 f"not {type(opt).__name__}"
             )
         self.opt = opt
-        self._gradients = Gradients(opt)
+        self._gradients = OptimizerGradients(opt)
         super().__init__(kvstore)
-        self._turn = 0  # of which partition
+        self._turn = 0  # counts partial updates
         self._apart = False
         self._agree()
         self._plain.broadcast(self._weights(range(len(self._gradients.params))))
@@ -76,13 +76,13 @@ class DistOpt(Communicator):
         """Compute gradients, average them over workers, and update.
 
         Args:
-            loss: what the gradients are of, one element.
-            threshold: a gradient of more elements than this goes alone; smaller ones gather in one message until
-                together they have more. No result depends on it.
+            loss: the loss, one element.
+            threshold: a gradient of more elements than this gets a message of its own. Smaller ones share a message
+                until together they have more. Results do not depend on it.
 
         Raises:
-            UsageError: the optimizer has got other parameters, or a gradient is sparse.
-            KVStoreError: what the store raises; nothing has been updated then.
+            UsageError: the optimizer's parameters have changed, or a gradient is sparse.
+            KVStoreError: an error of the store. Nothing has been updated.
         """
         self._gradients.compute(loss)
         self.step(threshold)
@@ -98,18 +98,18 @@ class DistOpt(Communicator):
         clipping: bool = False,
         clip_Value: float = 100,  # noqa: N803 (SINGA's)
     ) -> None:
-        """The same, with gradients and their sums sent as float16.
+        """``backward_and_update`` with gradients and their sums sent as float16.
 
-        What rounding takes away goes with the next step, other than in SINGA; what is beyond float16's range, too.
+        Unlike in SINGA, rounding errors, and what exceeds the range of float16, are added to the next step's gradients.
 
         Args:
             loss: as for ``backward_and_update``.
             threshold: as for ``backward_and_update``.
-            clipping: whether to clip gradients before they are sent.
-            clip_Value: the magnitude to which the elements are clipped.
+            clipping: clip gradients before they are sent.
+            clip_Value: the magnitude to which elements are clipped.
 
         Raises:
-            UsageError: a gradient is infinite or NaN; otherwise as for ``backward_and_update``.
+            UsageError: a gradient is infinite or NaN; see also ``backward_and_update``.
         """
         if clipping and not 0 < clip_Value < math.inf:
             raise UsageError(f"clip_Value={clip_Value!r} must be positive and finite")
@@ -125,24 +125,24 @@ class DistOpt(Communicator):
     def backward_and_partial_update(self, loss: torch.Tensor, threshold: int = FUSED) -> None:
         """Update with this worker's own gradients, then replace one partition of the parameters by its mean.
 
-        Partitions take turns; the last layers' comes first. In between workers differ. To evaluate or save what they
-        have learned together, average all parameters, as SINGA's guide does at the beginning::
+        Partitions take turns, the last layers' first. In between, workers differ. To evaluate or save what they have
+        learned together, average all parameters, as SINGA's guide does at the start::
 
             for param in model.parameters():
                 sgd.all_reduce(param.data)
                 param.data /= sgd.world_size
 
-        The other ways to send do that by themselves, before their first update, with the optimizer's states too.
+        The other ways to send do that themselves before their first update, with the optimizer's states too.
         ``PartialSync`` cuts more evenly.
 
         Args:
             loss: as for ``backward_and_update``.
-            threshold: a parameter of more elements than this is a partition; smaller ones gather in one until together
-                they have more.
+            threshold: a parameter of more elements than this is a partition. Smaller ones share a partition until
+                together they have more.
 
         Raises:
             UsageError: as for ``backward_and_update``.
-            KVStoreError: what the store raises; the local update has been made then.
+            KVStoreError: an error of the store. The local update has been made.
         """
         partitions = self._gradients.groups(threshold)
         self._gradients.compute(loss)
@@ -163,60 +163,60 @@ class DistOpt(Communicator):
 
         Args:
             loss: as for ``backward_and_update``.
-            threshold: as for ``backward_and_update``; with ``topK`` the largest are those among gradients that go
-                together.
-            spars: which elements are sent: those of magnitude ``spars`` or more; with ``topK``, that part of all.
+            threshold: as for ``backward_and_update``. With ``topK``, the largest elements are chosen per message.
+            spars: the magnitude from which elements are sent; with ``topK``, the part of the elements to send.
             topK: see ``spars``.
-            corr: add what was not sent to the next step's gradients (error feedback). It is forgotten when ``spars`` or
-                ``corr`` change.
+            corr: add what was not sent to the next step's gradients (error feedback). The residuals are dropped when
+                ``spars`` or ``corr`` changes.
 
         Raises:
-            UsageError: ``spars`` is out of range, or a gradient is infinite or NaN; otherwise as for
-                ``backward_and_update``.
+            UsageError: ``spars`` is out of range, or a gradient is infinite or NaN; see also ``backward_and_update``.
         """
         if topK and not 0 < spars <= 1:
-            raise UsageError(f"spars={spars!r} is the part of the elements to send, above 0 and at most 1")
+            raise UsageError(f"spars={spars!r} must be the part of the elements to send, above 0 and at most 1")
         if not 1e-37 < spars < 1e37:
-            raise UsageError(f"spars={spars!r} is the magnitude from which elements are sent, a positive number")
+            raise UsageError(f"spars={spars!r} must be the magnitude from which elements are sent, from 1e-37 to 1e37")
         self._gradients.compute(loss)
         grads, present = self._gradients.read()
         groups = self._gradients.groups(threshold)
-        flats = [joined([grads[i] for i in its]) for its in groups]
+        flats = [joined([grads[i] for i in group]) for group in groups]
         channel = self._channel("topk" if topK else "threshold")
         which = {"type": "topk", "ratio": spars} if topK else {"type": "threshold", "threshold": spars}
         channel.compress({**which, "pull": NOT_ZERO}, keep=corr)
-        keys = [f"{its[0]}-{its[-1]}/{digest(str(its))}" for its in groups]
+        keys = [f"{group[0]}-{group[-1]}/{digest(str(group))}" for group in groups]
         channel.sum([{**dict(zip(keys, flats, strict=True)), PRESENT: present}])
-        for its, flat in zip(groups, flats, strict=True):
-            part(flat, [grads[i] for i in its])
+        for group, flat in zip(groups, flats, strict=True):
+            split_into(flat, [grads[i] for i in group])
         self._update(grads, present)
 
     backward_and_spars_update = backward_and_sparse_update  # its older name
 
     def step(self, threshold: int = FUSED) -> None:
-        """Average the gradients that are there, and update: for loops that call ``loss.backward()`` themselves.
+        """Average the current gradients, and update: for loops that call ``loss.backward()`` themselves.
 
-        They may be of several batches, or clipped; they stay until ``opt.zero_grad()``. Where there are none on any
-        worker, as after ``update``, this changes nothing.
+        Gradients may be of several batches, or clipped; they stay until ``opt.zero_grad()``. Parameters without a
+        gradient on any worker, as after ``update``, do not change.
         """
         self._average_and_update(self._plain, threshold, *self._gradients.read())
 
     def update(self, param: torch.Tensor, grad: torch.Tensor) -> None:
-        """Update one parameter with ``grad``, a sum over workers, divided by their number. Its ``grad`` is None then.
+        """Update one parameter with ``grad``, a sum over workers, divided by their number. This drops its ``grad``.
 
         Raises:
-            UsageError: the optimizer has no such parameter.
+            UsageError: the optimizer does not have the parameter.
         """
         params = self._gradients.params
-        if not any(its is param for its in params):
-            raise UsageError(f"the optimizer has no such parameter, of shape {list(param.shape)}")
-        kept = [None if its is param else its.grad for its in params]
+        if not any(other is param for other in params):
+            raise UsageError(
+                f"the optimizer has no such parameter, of shape {list(param.shape)}; pass one of opt.param_groups"
+            )
+        kept = [None if other is param else other.grad for other in params]
         mean = grad.detach() / self.world_size
-        for its in params:
-            its.grad = mean if its is param else None
+        for other in params:
+            other.grad = mean if other is param else None
         self.opt.step()
-        for its, its_grad in zip(params, kept, strict=True):
-            its.grad = its_grad
+        for other, kept_grad in zip(params, kept, strict=True):
+            other.grad = kept_grad
 
     def _agree(self) -> None:
         """Require that the store sums, and that all workers have the same parameters."""
@@ -224,14 +224,15 @@ class DistOpt(Communicator):
         for rank, (theirs, *_) in enumerate(Gather(self._store, "/marks", shared=False).exchange([mine])):
             if theirs != mine:
                 raise Mismatch(
-                    f"worker {rank}'s optimizer has other parameters than this one's: their order, shapes, dtypes and "
-                    "whether they require a gradient must be the same on all"
+                    f"worker {rank}'s optimizer has different parameters: shapes, dtypes, their order and which of "
+                    "them "
+                    "require a gradient must be the same on all workers"
                 )
 
     def _average_and_update(
         self, channel: Channel, threshold: int, grads: Mapping[int, torch.Tensor], present: torch.Tensor
     ) -> None:
-        messages = [{str(i): grads[i] for i in its} for its in self._gradients.groups(threshold)]
+        messages = [{str(i): grads[i] for i in group} for group in self._gradients.groups(threshold)]
         messages[-1][PRESENT] = present
         channel.sum(messages)
         self._update(grads, present)
@@ -242,7 +243,7 @@ class DistOpt(Communicator):
         self.opt.step()
 
     def _meet(self) -> None:
-        """After partial updates, make workers equal, momentum included: what is added to unequals leaves them so."""
+        """After partial updates, make workers equal, momentum included; equal updates would leave them different."""
         if self._apart:
             self._average({**self._weights(self._gradients.trained), **self._states()})
             self._apart, self._turn = False, 0
@@ -258,7 +259,7 @@ class DistOpt(Communicator):
         return {str(i): self._gradients.params[i].detach() for i in due}
 
     def _states(self) -> dict[str, torch.Tensor]:
-        """The optimizer's states but for counts of steps, which are the same everywhere."""
+        """Return the optimizer's states, without step counts, which are the same everywhere."""
         return {
             f"{i}/{name}": value
             for i in self._gradients.trained

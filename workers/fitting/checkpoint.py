@@ -1,15 +1,15 @@
-"""Checkpoints: all that a training needs to go on as if it had not stopped, in files that need no pickle.
+"""Checkpoints: everything that a training needs to continue as if it had not stopped, in files without pickle.
 
-Of ``Checkpoint("model", 3)``, after three epochs, or ``Checkpoint("model", 3, 100)``, after 100 batches more:
+The files of ``Checkpoint("model", 3)``, after three epochs, and of ``Checkpoint("model", 3, 100)``, 100 batches later:
 
     model-0003.safetensors     weights and buffers, by rank 0        model-0003-000100.safetensors
     model-0003.states          the optimizer's states, by rank 0     model-0003-000100.states
-    model-0003.states.1        what worker 1's compression lacks, where there is any
+    model-0003.states.1        the residuals of worker 1's compression, if there is any
     model-0003.worker.1        worker 1's random numbers, position in the data, own buffers, and callbacks
 
-Every file is written beside its place and then put there, the weights or a worker's own file last: who finds these
-finds its rank's part whole, and of one run even where there were files of another. To go on, every worker needs rank
-0's two files and its own: on several hosts, a folder that they share.
+Every file is written to a temporary file and then renamed. A rank's last file is the weights or its worker file: if
+that exists, the rank's part is whole, and from one run even if files of another run were there. To continue, every
+worker needs rank 0's two files and its own. On several hosts that takes a shared folder.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ class CheckpointError(UsageError):
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Raise ``CheckpointError`` for what goes wrong in the block with what ``path`` says; the package's errors stay."""
+    """Turn errors of the block into a ``CheckpointError`` that names ``path``; errors of this package pass through."""
     try:
         yield
     except KVStoreError:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as exc:
-        raise CheckpointError(f"{path}: damaged, or made for something else: {type(exc).__name__}: {exc}") from exc
+        raise CheckpointError(f"{path}: damaged, or made for another run: {type(exc).__name__}: {exc}") from exc
 
 
 def require_fields(path: Path, about: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
-    """Raise ``CheckpointError`` unless ``about``, read from ``path``, has fields of these kinds, and counts from 0."""
+    """Raise ``CheckpointError`` unless ``about``, from ``path``, has fields of these types; integers at least 0."""
     for name, kind in kinds.items():
         value = about.get(name)
         if type(value) is not kind or (isinstance(value, int) and value < 0):
-            raise CheckpointError(f"{path}: damaged: its {name} is no {kind.__name__} that was written there")
+            raise CheckpointError(f"{path}: damaged: its {name} is {value!r:.40}, not a valid {kind.__name__}")
 
 
-class States(Protocol):
-    """What is needed of ``Trainer``: its optimizer's states, to a file and back."""
+class HasStates(Protocol):
+    """What a checkpoint needs of a ``Trainer``: its optimizer's states, to a file and back."""
 
     def save_states(self, path: Path) -> None:
-        """Write them."""
+        """Write the states to ``path``."""
 
     def load_states(self, path: Path) -> None:
-        """Read them."""
+        """Read the states from ``path``."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Checkpoint:
     """The files of one moment of a training.
 
     Attributes:
-        prefix: what their names begin with; folders in it are made when they are needed.
-        epoch: how many epochs are done, so that the first checkpoint has number 1, as in MXNet.
-        batch: how many batches of the next epoch are done.
+        prefix: the beginning of the files' names. Folders in it are made when needed.
+        epoch: the number of finished epochs. So the first checkpoint has number 1, as in MXNet.
+        batch: the number of finished batches of the next epoch.
     """
 
     prefix: str
@@ -82,65 +82,65 @@ class Checkpoint:
 
     @property
     def weights(self) -> Path:
-        """The file of the weights and the buffers, in safetensors' format."""
+        """The file of the weights and buffers, in the safetensors format."""
         return self._path("safetensors")
 
     def states(self, rank: int = 0) -> Path:
-        """The file of the optimizer's states, and of what worker ``rank``'s compression lacks."""
+        """The file of the optimizer's states, and of the residuals of worker ``rank``'s compression."""
         return self._path("states" if rank == 0 else f"states.{rank}")
 
     def worker(self, rank: int) -> Path:
-        """The file of what worker ``rank`` alone knows."""
+        """The file of worker ``rank``'s own state."""
         return self._path(f"worker.{rank}")
 
     def begin(self, rank: int) -> None:
-        """Take away a part that was saved before, its last file first: it is saved anew, maybe without states."""
+        """Remove ``rank``'s part of an earlier save, its last file first, before saving again."""
         for path in (self.weights if rank == 0 else self.worker(rank), self.states(rank)):
             path.unlink(missing_ok=True)
 
     def save_weights(self, model: nn.Module, about: Mapping[str, Any] | None = None) -> None:
-        """Write the model's state, and ``about``, which is fit for JSON, as metadata.
+        """Write the model's state, with ``about`` (JSON) as metadata.
 
         Raises:
-            UsageError: the model's state is not tensors only.
+            UsageError: the model's state has other values than tensors.
         """
         tensors = model.state_dict()
         if odd := [name for name, value in tensors.items() if not isinstance(value, torch.Tensor)]:
-            raise UsageError(f"a checkpoint holds tensors, but this state of the model is none: {', '.join(odd)}")
+            raise UsageError(f"a checkpoint holds tensors only, but the model's state also has {', '.join(odd)}")
         _write(self.weights, tensors, {"format": WEIGHTS, **(about or {})})
 
     def load_weights(self, model: nn.Module) -> dict[str, Any]:
-        """Make the model what it was, before a ``Trainer`` is made of it; returns what was said ``about`` it.
+        """Load the model's state, before a ``Trainer`` is made for it; return what was saved as ``about``.
 
         Raises:
-            CheckpointError: there is no whole checkpoint.
-            Mismatch: it is another model's.
+            CheckpointError: the file is missing or damaged.
+            Mismatch: it belongs to another model.
         """
         tensors, about = _read(self.weights, WEIGHTS)
-        there = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        here = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-        for name in {**here, **there}:
-            if there.get(name) != here.get(name):
-                said = [f"{shapes[name]}" if name in shapes else "nothing" for shapes in (there, here)]
+        saved = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+        for name in {**wanted, **saved}:
+            if saved.get(name) != wanted.get(name):
+                said = [f"{shapes[name]}" if name in shapes else "nothing" for shapes in (saved, wanted)]
                 raise Mismatch(
-                    f"{self.weights}: this is another network's checkpoint: of {name!r} it has {said[0]}, and the "
-                    f"model {said[1]}; the model must be made as for the run that saved it"
+                    f"{self.weights}: another network's checkpoint: for {name!r} it has {said[0]}, and the model "
+                    f"{said[1]}; make the model as in the run that saved it"
                 )
         model.load_state_dict(tensors)
         return about
 
     def read_about(self) -> dict[str, Any]:
-        """Return what was said ``about`` the weights.
+        """Return what was saved as ``about`` with the weights.
 
         Raises:
-            CheckpointError: there is no whole checkpoint.
+            CheckpointError: the file is missing or damaged.
         """
         return _read(self.weights, WEIGHTS, names=())[1]
 
-    def save_states(self, trainer: States, rank: int = 0) -> bool:
-        """Write the optimizer's states; returns whether there was anything of this worker to keep.
+    def save_states(self, trainer: HasStates, rank: int = 0) -> bool:
+        """Write the optimizer's states; return whether this worker's file is needed.
 
-        Rank 0's states are everybody's. Another worker's file only matters for what its compression lacks.
+        Rank 0's states are those of all workers. Another worker's file is only needed for residuals of its compression.
         """
         path = self.states(rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,23 +150,23 @@ class Checkpoint:
         path.unlink()
         return False
 
-    def load_states(self, trainer: States, rank: int = 0) -> None:
-        """Make the trainer's optimizer remember what it did; every worker calls it.
+    def load_states(self, trainer: HasStates, rank: int = 0) -> None:
+        """Load the optimizer's states into ``trainer``. Every worker calls this.
 
         Raises:
             CheckpointError: the file is missing.
-            UsageError: it is damaged, or another optimizer's.
+            UsageError: it is damaged, or belongs to another optimizer.
         """
         path = self.states(rank) if self.states(rank).exists() else self.states()
         if not path.exists():
-            raise CheckpointError(f"{path}: missing; the optimizer cannot go on where it was")
+            raise CheckpointError(f"{path}: missing; without it the optimizer cannot continue")
         trainer.load_states(path)
 
     def save_worker(self, rank: int, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
-        """Write what worker ``rank`` alone knows: tensors, and what is fit for JSON.
+        """Write worker ``rank``'s own state: tensors, and ``about`` (JSON).
 
         Raises:
-            UsageError: something is not.
+            UsageError: ``about`` cannot be written as JSON.
         """
         _write(self.worker(rank), tensors, {"format": WORKER, **about})
 
@@ -174,7 +174,7 @@ class Checkpoint:
         """Return what ``save_worker`` wrote.
 
         Raises:
-            CheckpointError: there is no whole file.
+            CheckpointError: the file is missing or damaged.
         """
         return _read(self.worker(rank), WORKER)
 
@@ -187,8 +187,8 @@ def _write(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, 
     try:
         text = json.dumps(about)
     except (TypeError, ValueError) as exc:
-        raise UsageError(f"{path}: what a checkpoint says must be fit for JSON: {exc}") from exc
-    # Clones, because tied weights share memory, which safetensors refuses.
+        raise UsageError(f"{path}: the metadata of a checkpoint must be valid as JSON: {exc}") from exc
+    # Copies, because tied weights share memory, which safetensors refuses.
     copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as part:
@@ -203,7 +203,7 @@ def _read(
             tensors = {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
             about = json.loads((file.metadata() or {}).get("about", "{}"))
     except (OSError, SafetensorError) as exc:
-        raise CheckpointError(f"{path}: there is no whole checkpoint: {exc}") from exc
+        raise CheckpointError(f"{path}: missing or damaged: {exc}") from exc
     if not isinstance(about, dict) or about.pop("format", None) != wanted:
-        raise CheckpointError(f"{path}: this is not a file that Checkpoint wrote")
+        raise CheckpointError(f"{path}: not a file that Checkpoint wrote")
     return tensors, about

@@ -1,4 +1,4 @@
-"""Copies: one model on one or several devices of this process, each with its own part of every batch."""
+"""``Copies``: the model on one or several devices of this process, each with its part of every batch."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 class Averages(Protocol):
-    """What is needed of ``Reducer``: averages over all workers, which all of them call."""
+    """What ``Copies`` needs of a ``Reducer``: averages over all workers."""
 
     def average(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Each tensor, averaged in place."""
+        """Replace each tensor by its mean over workers."""
 
 
-class Part(NamedTuple):
-    """What came of one device's part of a batch.
+class BatchResult(NamedTuple):
+    """The result of one device's part of a batch.
 
     Attributes:
-        labels, outputs: as they were and as the model made them, without history.
-        loss: the mean over the part's samples.
-        samples: how many there are.
+        labels, outputs: the labels, and the model's outputs without autograd history.
+        loss: the mean over the samples of this part.
+        samples: the number of samples.
     """
 
     labels: Any
@@ -38,11 +38,11 @@ class Part(NamedTuple):
 
 
 class Copies:
-    """The copies. A ``Trainer`` keeps their parameters equal, and ``average_buffers`` the rest of them.
+    """The copies of a model. A ``Trainer`` keeps their parameters equal, and ``average_buffers`` their buffers.
 
     Args:
-        model: the first copy; it is moved to the first device.
-        devices: where the copies are; by default there is one, where the model is.
+        model: the first copy. It is moved to the first device.
+        devices: the devices of the copies; None for one copy, where the model is.
     """
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device | str] | None = None) -> None:
@@ -52,50 +52,54 @@ class Copies:
         self.models += [deepcopy(model).to(device) for device in self.devices[1:]]
 
     def named_parameters(self) -> Any:
-        """What a ``Trainer`` takes: names and parameters, or a list with these for each device."""
+        """Return pairs of name and parameter for a ``Trainer``; with several devices, a list of these for each."""
         named = [list(model.named_parameters()) for model in self.models]
         return named if len(named) > 1 else named[0]
 
     def train(self, mode: bool = True) -> None:
-        """Get ready for training; for evaluation if ``mode`` is False."""
+        """Put all copies into training mode, or into evaluation mode if ``mode`` is False."""
         for model in self.models:
             model.train(mode)
 
-    def backward(self, inputs: Any, labels: Any, loss_function: LossFunction) -> list[Part]:
+    def backward(self, inputs: Any, labels: Any, loss_function: LossFunction) -> list[BatchResult]:
         """Compute the gradients of the mean loss of each device's part of a batch.
 
-        They are scaled so that their mean over the devices is the gradient of the batch's mean loss.
+        Gradients are scaled so that their mean over devices is the gradient of the batch's mean loss.
 
         Raises:
-            UsageError: the batch has fewer samples than there are devices; or the loss is no scalar.
+            UsageError: the batch has fewer samples than there are devices; or the loss is not a scalar.
         """
         total, parts = samples_in(labels), []
         count = len(self.devices)
         if total < count:
-            raise UsageError(f"a batch of {total} samples cannot be split over {count} devices")
+            raise UsageError(
+                f"a batch of {total} samples cannot be split over {count} devices: each needs one at least"
+            )
         for number, (model, device) in enumerate(zip(self.models, self.devices, strict=True)):
             mine = slice(total * number // count, total * (number + 1) // count) if count > 1 else None
             x, y = to_device(inputs, device, mine), to_device(labels, device, mine)
             outputs = call(model, x)
             loss = loss_function(outputs, y)
             if loss.dim():
-                raise UsageError(f"the loss of a batch is a scalar, its samples' mean, not of shape {list(loss.shape)}")
+                raise UsageError(
+                    f"the loss of a batch must be a scalar, the mean over samples, not of shape {list(loss.shape)}"
+                )
             samples = samples_in(y)
             share = samples * count / total
             (loss if share == 1 else loss * share).backward()  # type: ignore[no-untyped-call]
-            parts.append(Part(y, _detached(outputs), loss.detach(), samples))
+            parts.append(BatchResult(y, _detached(outputs), loss.detach(), samples))
         return parts
 
     @torch.no_grad()
-    def forward(self, inputs: Any, labels: Any, loss_function: LossFunction) -> Part:
-        """Return what the first copy makes of a whole batch."""
+    def forward(self, inputs: Any, labels: Any, loss_function: LossFunction) -> BatchResult:
+        """Return the first copy's result for a whole batch."""
         x, y = to_device(inputs, self.devices[0]), to_device(labels, self.devices[0])
         outputs = call(self.models[0], x)
-        return Part(y, outputs, loss_function(outputs, y), samples_in(y))
+        return BatchResult(y, outputs, loss_function(outputs, y), samples_in(y))
 
     @torch.no_grad()
     def average_buffers(self, workers: Averages) -> None:
-        """Average the floating-point buffers, as batch normalisation has, over the devices and then the workers."""
+        """Average floating-point buffers, such as batch-norm statistics, over devices and then over workers."""
         copies = [
             {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
             for model in self.models
@@ -107,7 +111,7 @@ class Copies:
                 buffer.copy_(mean[name])
 
     def buffers(self) -> dict[str, torch.Tensor]:
-        """All buffers of all copies, by number and name."""
+        """Return all buffers of all copies, by number of the copy and name."""
         return {
             f"{number}.{name}": buffer
             for number, model in enumerate(self.models)
@@ -116,41 +120,41 @@ class Copies:
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """What the model makes of a batch's inputs: one tensor, several (tuple or list), or some by name (dict)."""
+    """Call ``model`` with a batch's inputs: one tensor, several (tuple or list), or several by name (dict)."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
 
 
 def to_device(value: Any, device: torch.device, part: slice | None = None) -> Any:
-    """The same tensors on ``device``, or only a ``part`` of each; numpy's arrays become tensors."""
+    """Return the tensors on ``device``, or a ``part`` of each. Numpy arrays become tensors."""
     if isinstance(value, Mapping):
-        return {name: to_device(each, device, part) for name, each in value.items()}
+        return {name: to_device(element, device, part) for name, element in value.items()}
     if isinstance(value, tuple | list):
-        return [to_device(each, device, part) for each in value]
+        return [to_device(element, device, part) for element in value]
     tensor = to_tensor(value)
     return (tensor if part is None else tensor[part]).to(device, non_blocking=True)
 
 
 def samples_in(labels: Any) -> int:
-    """How many samples a batch has: the length of its labels."""
+    """Return the number of samples in a batch: the length of its labels."""
     return next((len(leaf) for leaf in leaves(labels)), 0)
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """The tensors in what a batch consists of, in order."""
+    """Yield the tensors in a nested value, in order."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if not isinstance(value, tuple | list):
         yield value
         return
-    for each in value:
-        yield from leaves(each)
+    for element in value:
+        yield from leaves(element)
 
 
 def _detached(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _detached(each) for name, each in value.items()}
+        return {name: _detached(element) for name, element in value.items()}
     if isinstance(value, tuple | list):
-        return [_detached(each) for each in value]
+        return [_detached(element) for element in value]
     return value.detach() if isinstance(value, torch.Tensor) else value

@@ -1,4 +1,4 @@
-"""Where a training is in its data: epochs for whatever shuffles by epoch, and a place within one to go on from."""
+"""Where a training is in its data: the epoch, and a position within it to continue from."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ _SAMPLERS = ("batch_sampler", "sampler")
 
 
 class Position:
-    """Speaks to what decides the order of the data: the data itself, or its sampler or batch sampler.
+    """The position in data, kept by the part that decides the order: the data itself, its sampler or batch sampler.
 
     Args:
-        data: an iterable of batches, such as a ``DataLoader``. What of it has ``set_epoch`` is told the epochs; what
-            has ``state_dict`` and ``load_state_dict`` (as ``SplitSampler``) can go on within one.
+        data: an iterable of batches, such as a ``DataLoader``. Parts with ``set_epoch`` are told each epoch. A part
+            with ``state_dict`` and ``load_state_dict``, such as ``SplitSampler``, can continue within an epoch.
     """
 
     def __init__(self, data: Any) -> None:
         named = {"": data} | {name: getattr(data, name, None) for name in _SAMPLERS}
         inner = getattr(named["batch_sampler"], "sampler", None)
-        found = {id(part): part for part in (*named.values(), inner) if part is not None}
-        self._told = [part for part in found.values() if callable(getattr(part, "set_epoch", None))]
+        parts = {id(part): part for part in (*named.values(), inner) if part is not None}
+        self._told = [part for part in parts.values() if callable(getattr(part, "set_epoch", None))]
         stateful = {name: part for name, part in named.items() if _has_state(part)}
         self._stateful: Any
         name, self._stateful = next(iter(stateful.items()), ("", None))
-        # What it counts; nothing if that is the data's own business. A loader that makes no batches has its sampler's.
+        # The unit of the state's count; None if the data counts itself. Without batches, samples are batches.
         batched = named["batch_sampler"] is not None
         self._unit = None if name == "" else "samples" if name == "sampler" and batched else "batches"
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch; where it is already under way, its rest is what comes next."""
+        """Go to an epoch. If it is already under way, its rest comes next."""
         for part in self._told:
             part.set_epoch(epoch)
 
     def state(self, batches: int, samples: int) -> Any:
-        """Return where the data is after so many of the epoch, fit for JSON; None if nothing can say.
+        """Return the position as a JSON value; None if the data has no state.
 
         Args:
             batches, samples: how many of the epoch have been used; 0 at the end of an epoch.
@@ -48,33 +48,36 @@ class Position:
         return self._stateful.state_dict({"batches": batches, "samples": samples}[self._unit])
 
     def load(self, state: Any) -> None:
-        """Go to where ``state`` was called.
+        """Go to the position that ``state`` returned.
 
         Raises:
-            UsageError: nothing of the data can; or what the data raises if the state is not its own.
+            UsageError: the data has no state; or the data's own error if the state is not its own.
         """
         if state is None:
             return
         if self._stateful is None:
-            raise UsageError("the checkpoint knows a place in the data, but this data's sampler has no load_state_dict")
+            raise UsageError(
+                "the checkpoint has a position in the data, but this data's sampler has no load_state_dict; use "
+                "SplitSampler"
+            )
         self._stateful.load_state_dict(state)
 
     def require(self) -> None:
-        """Raise ``UsageError`` unless it can go on within an epoch."""
+        """Raise ``UsageError`` unless the data can continue within an epoch."""
         if self._stateful is None:
             raise UsageError(
-                "a checkpoint within an epoch needs data that can go on there: a DataLoader whose sampler or "
+                "a checkpoint within an epoch needs data that can continue there: a DataLoader whose sampler or "
                 "batch_sampler has state_dict and load_state_dict, such as workers.SplitSampler"
             )
 
     def is_over(self, epoch: int) -> bool:
-        """Whether nothing is left of an epoch that has begun."""
+        """Whether nothing is left of ``epoch``."""
         at = getattr(self._stateful, "epoch", epoch)
         return isinstance(at, int) and at > epoch
 
 
 def length(data: Any) -> int | None:
-    """How many batches an epoch has; None if the data does not say."""
+    """Return the number of batches in an epoch; None if unknown."""
     try:
         return len(data)
     except TypeError:
@@ -90,7 +93,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]
     what = f"{len(batch)} things" if isinstance(batch, tuple | list | Mapping) else type(batch).__name__
-    raise UsageError(f"a batch is a pair of inputs and labels, not {what}")
+    raise UsageError(f"a batch must be a pair of inputs and labels, not {what}")
 
 
 def _has_state(part: Any) -> bool:

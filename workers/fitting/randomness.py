@@ -1,4 +1,4 @@
-"""The random numbers that a program draws without saying from where: torch's, numpy's and Python's own."""
+"""The state of the global random number generators: torch's, numpy's and Python's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-_WORDS = 624  # of a Mersenne Twister, which all three are on the CPU
+_WORDS = 624  # in the state of a Mersenne Twister; all three are one on the CPU
 
 
 def state(devices: Iterable[torch.device]) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the state of all generators, those of CUDA ``devices`` included: tensors, and what is fit for JSON."""
+    """Return the state of all generators, including those of CUDA ``devices``: tensors, and JSON values."""
     tensors = {"torch": torch.get_rng_state()}
     for number, device in enumerate(devices):
         if device.type == "cuda":
@@ -24,27 +24,27 @@ def state(devices: Iterable[torch.device]) -> tuple[dict[str, torch.Tensor], dic
 
 
 def require(tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any], devices: Iterable[torch.device]) -> None:
-    """Look closely at what ``load`` is to take: neither numpy nor torch keeps a wrong one from reading past its memory.
+    """Check states before ``load``: with an invalid one, numpy and torch read past their memory.
 
     Raises:
-        LookupError, TypeError, ValueError, ArithmeticError, RuntimeError: they are no states of these generators.
+        LookupError, TypeError, ValueError, ArithmeticError, RuntimeError: a state is invalid.
     """
     torch.Generator().set_state(tensors["torch"])
-    left, _, place = struct.unpack_from("=iiQ", tensors["torch"].numpy().tobytes(), 8)  # behind the seed
-    if left + place != _WORDS + 1 and (left, place) != (1, 0):  # the other is a seed from which nothing was drawn
-        raise ValueError(f"torch's generator is at word {place}, and {left} are left")
+    left, _, place = struct.unpack_from("=iiQ", tensors["torch"].numpy().tobytes(), 8)  # after the seed
+    if left + place != _WORDS + 1 and (left, place) != (1, 0):  # (1, 0) is a seed from which nothing was drawn
+        raise ValueError(f"torch's generator is at word {place} with {left} left; they must add up to {_WORDS + 1}")
     for number, device in enumerate(devices):
         if device.type == "cuda" and f"cuda.{number}" in tensors:
             torch.Generator(device).set_state(tensors[f"cuda.{number}"])
     version, words, gauss = plain["python"]
-    random.Random(0).setstate((version, tuple(words), gauss))  # noqa: S311 - only looks at it
+    random.Random(0).setstate((version, tuple(words), gauss))  # noqa: S311 - only checks it
     if not isinstance(gauss, float | None):
-        raise TypeError("Python's next number is none")
+        raise TypeError(f"Python's next Gaussian number is {gauss!r:.20}, not a float or None")
     _require_numpy(**plain["numpy"])
 
 
 def load(tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any], devices: Iterable[torch.device]) -> None:
-    """Take what ``state`` returned, for the same devices; if it comes from a file, ``require`` has looked at it."""
+    """Load what ``state`` returned, for the same devices. Check states from files with ``require`` first."""
     torch.set_rng_state(tensors["torch"])
     for number, device in enumerate(devices):
         if device.type == "cuda" and f"cuda.{number}" in tensors:
@@ -57,9 +57,9 @@ def load(tensors: Mapping[str, torch.Tensor], plain: Mapping[str, Any], devices:
 def _require_numpy(bit_generator: str, state: Mapping[str, Any], has_gauss: int, gauss: float) -> None:
     words, place = state["key"], state["pos"]
     if bit_generator != "MT19937" or len(words) != _WORDS or not all(_within(word, 2**32 - 1) for word in words):
-        raise ValueError("numpy's generator is no Mersenne Twister")
+        raise ValueError("numpy's generator must be a Mersenne Twister with 624 words of 32 bits")
     if not (_within(place, _WORDS) and _within(has_gauss, 1) and isinstance(gauss, float)):
-        raise ValueError(f"numpy's generator cannot be at word {place!r:.20}")
+        raise ValueError(f"numpy's generator has an invalid position: {place!r:.20}")
 
 
 def _within(value: Any, most: int) -> bool:
@@ -67,7 +67,7 @@ def _within(value: Any, most: int) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` with lists and numbers of Python in the place of numpy's."""
+    """Return ``value`` with Python lists and numbers in place of numpy's."""
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(element) for name, element in value.items()}
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

@@ -1,4 +1,4 @@
-"""Run: a training under way, epoch by epoch."""
+"""``TrainingRun``: a training in progress, epoch by epoch."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from kvstore.job.config import Config
 from workers.callbacks.param import BatchEndParam, log
 from workers.fitting import position
 from workers.fitting.archive import Archive
-from workers.fitting.called import Called
 from workers.fitting.checkpoint import Checkpoint
-from workers.fitting.copies import Copies, LossFunction, Part, leaves
+from workers.fitting.copies import BatchResult, Copies, LossFunction, leaves
 from workers.fitting.position import Position
+from workers.fitting.run_callbacks import RunCallbacks
 from workers.metrics import EvalMetric
 from workers.reducer import Reducer
 from workers.trainer import Trainer
 
 
-class Run:
-    """A training under way: what ``fit`` is made of, and what callbacks may look at.
+class TrainingRun:
+    """A training in progress. ``fit`` drives it, and callbacks may look at its attributes.
 
     Attributes:
-        model, trainer, store, reducer: what it trains, and with what; ``store`` may be None.
-        metric, validation_metric: of training and of evaluation.
-        rank, num_workers: this worker's number, and how many there are.
-        epoch: the epoch that is under way, from 0; batches, samples: how many of it this worker has used.
+        model, trainer, store, reducer: what is trained, and with what; ``store`` may be None.
+        metric, validation_metric: the metrics of training and of evaluation.
+        rank, num_workers: this worker's rank, and the number of workers.
+        epoch: the current epoch, from 0.
+        batches, samples: how many of the current epoch this worker has used.
         history: see ``fit``.
-        stopped: whether it ends with this epoch.
+        stopped: whether training ends with this epoch.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Run:
         loss: LossFunction,
         metric: EvalMetric,
         validation_metric: EvalMetric,
-        called: Called,
+        callbacks: RunCallbacks,
     ) -> None:
         self.model, self.trainer, self.store, self.reducer = copies.models[0], trainer, store, reducer
         self.metric, self.validation_metric = metric, validation_metric
@@ -52,12 +53,12 @@ class Run:
         self.history: list[dict[str, float]] = []
         self.stopped = False
         self._copies, self._train_data, self._eval_data, self._loss = copies, train_data, eval_data, loss
-        self._position, self._called = Position(train_data), called
-        self._archive = Archive(copies, trainer, self._position, called, self.rank, self.num_workers)
+        self._position, self._callbacks = Position(train_data), callbacks
+        self._archive = Archive(copies, trainer, self._position, callbacks, self.rank, self.num_workers)
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches an epoch of this worker has; None if the data does not say."""
+        """The number of batches in an epoch of this worker; None if unknown."""
         return position.length(self._train_data)
 
     @property
@@ -70,23 +71,23 @@ class Run:
         self.stopped = True
 
     def begin(self, epoch: int, resume: Checkpoint | None) -> None:
-        """Get ready for the first epoch; every worker calls it.
+        """Prepare the first epoch. Every worker calls this.
 
         Raises:
-            Mismatch: the workers are not at the same place.
+            Mismatch: the workers begin at different places.
         """
         self.epoch = epoch
         if resume:
             self.batches, self.samples = resume.batch, self._archive.load(resume, self.metric)
         self._archive.begin(self.reducer, epoch=epoch, batch=self.batches)
-        self._called.tell("begin", self)
+        self._callbacks.tell("begin", self)
 
     def end(self) -> None:
-        """Tell callbacks that it is over."""
-        self._called.tell("end")
+        """Tell the callbacks that training is over."""
+        self._callbacks.tell("end")
 
     def train_epoch(self) -> None:
-        """Train one epoch, or what is left of it, evaluate, and call the callbacks; every worker calls it."""
+        """Train one epoch, or the rest of it; evaluate; call the callbacks. Every worker calls this."""
         tic = time.perf_counter()
         if self.batches == 0:
             self.metric.reset()
@@ -110,22 +111,22 @@ class Run:
         self.history.append(values)
         epoch, self.epoch, self.batches, self.samples = self.epoch, self.epoch + 1, 0, 0
         params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
-        for callback in self._called.at("epoch"):
+        for callback in self._callbacks.at("epoch"):
             callback(epoch, self.model, params, buffers)
         self.stopped = self.reducer.sum({"stopped": float(self.stopped)})["stopped"] > 0
 
     def save(self, prefix: str, epoch: int, batch: int = 0) -> None:
-        """Write this worker's part of a checkpoint of this moment; every worker calls it.
+        """Write this worker's part of a checkpoint. Every worker calls this.
 
         Raises:
-            UsageError: within an epoch of data that cannot go on there.
+            UsageError: the checkpoint is within an epoch, and the data cannot continue there.
         """
         self._archive.save(Checkpoint(prefix, epoch, batch), self.batches, self.samples, self.metric)
 
     # ---- helpers
 
     def _left(self) -> Iterator[Any]:
-        """The batches of the epoch, or its rest."""
+        """Yield the batches of the epoch, or the rest of them."""
         if self.batches == 0:
             self._archive.go_on()
         if self.batches and self._position.is_over(self.epoch):
@@ -134,12 +135,13 @@ class Run:
         batches = iter(self._train_data)
         if batches is self._train_data and self.history:
             raise UsageError(
-                "train_data is an iterator, over after one epoch; pass what makes iterators, as a DataLoader or a list"
+                "train_data is an iterator, which ends after one epoch; pass an iterable, such as a DataLoader or a "
+                "list"
             )
-        self._archive.go_on()  # within an epoch: what began it drew from them, too
+        self._archive.go_on()  # within an epoch: iter() has drawn random numbers too
         yield from batches
 
-    def _step(self, inputs: Any, labels: Any) -> list[Part]:
+    def _step(self, inputs: Any, labels: Any) -> list[BatchResult]:
         self.trainer.zero_grad()
         parts = self._copies.backward(inputs, labels, self._loss)
         self.trainer.step()
@@ -147,10 +149,11 @@ class Run:
         return parts
 
     def _join(self, seconds: float) -> None:
-        """Let the others make the steps that this worker has no batches for, and take what came of them.
+        """Wait until workers with more batches have made their steps, and take the resulting weights.
 
         Args:
-            seconds: how long this worker's epoch has taken; it waits as long again, or until the store's deadline.
+            seconds: how long this worker's epoch has taken. The wait lasts as long at most, or the store's deadline if
+                that is longer.
         """
         if self.store is None or self.num_workers == 1:
             return
@@ -158,11 +161,13 @@ class Run:
         if self.trainer.update_on_kvstore:
             before = self.trainer.num_update
             self.trainer.join(timeout)
-            self._called.tell("missed", self.trainer.num_update - before, moment="batch")
+            self._callbacks.tell("missed", self.trainer.num_update - before, moment="batch")
             return
         self.store.join(timeout)
         told = self.reducer.sum({"batches": self.batches, "squares": self.batches**2})
-        if told["squares"] * self.num_workers != told["batches"] ** 2:  # equal only if all have had as many
+        if (
+            told["squares"] * self.num_workers != told["batches"] ** 2
+        ):  # equal only if all workers have had the same number
             raise UsageError(
                 f"worker {self.rank} has had {self.batches} batches of epoch {self.epoch}, and others another number: "
                 "with update_on_kvstore=False its weights are no longer theirs; give all as many, by even_size=True of "
@@ -182,15 +187,15 @@ class Run:
         return metric.get_name_value()
 
     def _call(self, moment: str, number: int, metric: EvalMetric, **more: Any) -> None:
-        callbacks = self._called.at(moment)
+        callbacks = self._callbacks.at(moment)
         if callbacks:
-            its = {"self": self, "model": self.model, "trainer": self.trainer, **more}
-            param = BatchEndParam(self.epoch, number, metric, its)
+            local_values = {"self": self, "model": self.model, "trainer": self.trainer, **more}
+            param = BatchEndParam(self.epoch, number, metric, local_values)
             for callback in callbacks:
                 callback(param)
 
 
-def _update(metric: EvalMetric, parts: Sequence[Part]) -> None:
+def _update(metric: EvalMetric, parts: Sequence[BatchResult]) -> None:
     labels = [label for part in parts for label in leaves(part.labels)]
     outputs = [output for part in parts for output in leaves(part.outputs)]
     losses = [part.loss.expand(part.samples) for part in parts]

@@ -1,8 +1,9 @@
-"""Values that are still on their way when a step ends: each module waits for its own, right before its forward pass.
+"""New values that have not arrived when a step ends: each module waits for its own, right before its forward pass.
 
-The first layers are needed first and the last ones much later, so the forward pass hides what backward could not (P3,
-Jayarajan et al. 2019; ByteScheduler, Peng et al. 2019). A parameter is its module's to wait for, if that is called at
-all, else that of the nearest module above it that is: ``MultiheadAttention`` uses its projection's weight itself.
+The first layers need their values first and the last layers much later, so the forward pass hides communication that
+backward could not hide (P3, Jayarajan et al. 2019; ByteScheduler, Peng et al. 2019). The module that owns a parameter
+waits for it. If that module is never called, the nearest called module above it waits: ``MultiheadAttention``, for one,
+uses its projection's weight itself.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from torch.utils.hooks import RemovableHandle
 
 from kvstore import UsageError
 from kvstore.ticket import Ticket
+from workers.common.torch_internals import is_compiled
 
 
 class Arrivals:
-    """The values that one model's parameters are to have.
+    """The values that are on their way to one model's parameters.
 
-    Its hooks keep it alive, for whoever uses the model next must have the values, with or without a trainer.
+    The model's hooks keep this object alive: whoever uses the model next must get the values, also without a trainer.
 
     Args:
-        model: whose forward passes wait.
+        model: the model whose forward passes wait.
         tensors: the parameters, by position.
-        share: let a parameter's ``data`` become the value; see ``write``.
+        share: replace a parameter's ``data`` by the value, without a copy; see ``write``.
     """
 
     def __init__(self, model: nn.Module, tensors: Sequence[torch.Tensor], share: bool) -> None:
@@ -46,30 +48,30 @@ class Arrivals:
         return position in self._pending
 
     def begin(self) -> None:
-        """Let modules wait from now on: those that have been called so far."""
+        """Make modules wait from now on; only those that have been called so far."""
         self._remove()
         positions = {tensor: position for position, tensor in enumerate(self._tensors)}
         own: dict[nn.Module, list[int]] = {}
         below: dict[nn.Module, list[int]] = {}
         for above, module in _lineages(self._model):
-            its = [positions[param] for param in module.parameters(recurse=False) if param in positions]
+            held = [positions[param] for param in module.parameters(recurse=False) if param in positions]
             line = [other for other in (*above, module) if other in self._called]
-            if its and line:
-                own.setdefault(line[-1], []).extend(its)
+            if held and line:
+                own.setdefault(line[-1], []).extend(held)
                 for other in line:
-                    below.setdefault(other, []).extend(its)
-        for module, its in below.items():
-            wait = _Hook(partial(self._wait, own.get(module, ()), its))
+                    below.setdefault(other, []).extend(held)
+        for module, held in below.items():
+            wait = _Hook(partial(self._wait, own.get(module, ()), held))
             self._handles.append(module.register_forward_pre_hook(wait))
         settle = _Hook(lambda *_: self.settle())
         self._handles += [
             module.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
             for module in self._model.modules()
         ]
-        self.covered = frozenset(position for its in own.values() for position in its)
+        self.covered = frozenset(position for held in own.values() for position in held)
 
     def expect(self, ticket: Ticket, values: Mapping[int, torch.Tensor]) -> None:
-        """Note that parameters are to have these values, by position, when ``ticket`` is done."""
+        """Note that parameters get these values, by position, when ``ticket`` is done."""
         for position, value in values.items():
             self._pending[position] = ticket, value
 
@@ -77,14 +79,14 @@ class Arrivals:
         """Return when the parameters at ``positions`` have their values.
 
         Raises:
-            KVStoreError: what has gone wrong with them; they are expected still.
+            KVStoreError: the push or pull failed. The values are still expected.
         """
         if not self._pending:
             return
         for position in positions:
-            found = self._pending.get(position)
-            if found is not None:
-                ticket, value = found
+            pending = self._pending.get(position)
+            if pending is not None:
+                ticket, value = pending
                 ticket.wait()
                 del self._pending[position]
                 write(self._tensors[position], value, self._share)
@@ -94,7 +96,7 @@ class Arrivals:
         self.take(list(self._pending))
 
     def close(self) -> None:
-        """Return when all have theirs, and wait for no more."""
+        """Wait for all values, then remove the hooks."""
         try:
             self.settle()
         finally:
@@ -104,7 +106,7 @@ class Arrivals:
         self._called.add(module)
 
     def _wait(self, own: Collection[int], below: Collection[int], module: nn.Module, _: Any) -> None:
-        # Without gradients some modules use the parameters of others, as torch's TransformerEncoderLayer does.
+        # Without gradients some modules use their children's parameters themselves, as torch's TransformerEncoderLayer.
         self.take(own if module.training and torch.is_grad_enabled() else below)
 
     def _remove(self) -> None:
@@ -113,7 +115,7 @@ class Arrivals:
 
 
 class _Hook:
-    """A module's hook. In copies of the module it does nothing: they have nothing to wait for."""
+    """A module's hook. Copies of the module get a hook that does nothing, as they have nothing to wait for."""
 
     def __init__(self, act: Callable[..., None] | None = None) -> None:
         self._act = act
@@ -130,31 +132,30 @@ def require_waiting(model: Any, tensors: Sequence[torch.Tensor], updates_there: 
     """Raise ``UsageError`` unless the forward passes of ``model`` can wait for ``tensors``.
 
     Args:
-        model: what the user has given.
-        tensors: a trainer's parameters.
-        updates_there: whether a dist store updates them, of one device.
+        model: the argument ``wait_in_forward``.
+        tensors: the trainer's parameters.
+        updates_there: whether a dist store updates them, and they are on one device.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"wait_in_forward is the model, a torch.nn.Module, not {type(model).__name__}")
-    if any(map(_compiled, model.modules())):
+        raise UsageError(f"wait_in_forward must be the model, a torch.nn.Module, not {type(model).__name__}")
+    if any(map(is_compiled, model.modules())):
         raise UsageError(
-            "wait_in_forward needs modules that are called one by one, and those of a compiled model are not"
+            "wait_in_forward needs modules that are called one by one, and a compiled model calls none: pass it "
+            "uncompiled"
         )
     if not updates_there:
-        raise UsageError("wait_in_forward needs a dist store that updates, and one device a process")
+        raise UsageError(
+            "wait_in_forward needs a dist store that updates (update_on_kvstore=True) and one device per process"
+        )
     theirs = set(model.parameters())
     if not any(tensor in theirs for tensor in tensors):
-        raise UsageError("wait_in_forward is a model that has none of the trainer's parameters")
-
-
-def _compiled(module: nn.Module) -> bool:
-    """Whether ``torch.compile``, ``Module.compile`` or ``torch.jit`` has made one program of it and all below it."""
-    compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-    return compiled or isinstance(module, torch.jit.ScriptModule)
+        raise UsageError(
+            "wait_in_forward: this model has none of the trainer's parameters; pass the model that is trained"
+        )
 
 
 def write(tensor: torch.Tensor, value: torch.Tensor, share: bool) -> None:
-    """Give ``tensor`` a value that has come; with ``share``, one on the CPU becomes it instead of a copy of it."""
+    """Give ``tensor`` the value that arrived: by a copy, or with ``share`` and on the CPU by replacing its ``data``."""
     if share and tensor.is_cpu:
         tensor.data = value
     else:
@@ -164,7 +165,7 @@ def write(tensor: torch.Tensor, value: torch.Tensor, share: bool) -> None:
 def _lineages(
     module: nn.Module, above: tuple[nn.Module, ...] = ()
 ) -> Iterable[tuple[tuple[nn.Module, ...], nn.Module]]:
-    """Yield each module under ``module``, itself included, with all that lead to it; one with two ways, twice."""
+    """Yield each module under ``module``, itself included, with the modules above it; once per path to it."""
     yield above, module
     for child in module.children():
         yield from _lineages(child, (*above, module))

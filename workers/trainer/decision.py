@@ -1,4 +1,4 @@
-"""Where a Trainer's updates happen: Gluon's table. And whether gradients are pushed during backward."""
+"""Where a Trainer's updates happen, by Gluon's table, and whether gradients are pushed during backward."""
 
 from __future__ import annotations
 
@@ -13,40 +13,47 @@ from kvstore import AlreadyInitialized, KVStore, UsageError
 from kvstore.job.config import Config
 from kvstore.store.registry import Builtin, find
 from workers.common.buckets import divide
+from workers.common.stores import store_type
 from workers.trainer.arrivals import require_waiting
 from workers.trainer.overlap import Overlap
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import Rates
 
-_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # the stores that have a Trainer's optimizer
+_updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer
 
 
 def opened(store: KVStore | str | None, check_finite: bool) -> KVStore | None:
-    """Return a new store if ``store`` is the name of one; those that kvstore has itself check values if asked to."""
+    """Return the store to use: a new one for a type of store. ``check_finite`` applies to kvstore's own types only."""
     if not isinstance(store, str):
         return store
-    checks = {"check_finite": True} if check_finite and isinstance(find(store), Builtin) else {}
-    return kv.create(store, **checks)
+    name = store_type(store)
+    checks = {"check_finite": True} if check_finite and isinstance(find(name), Builtin) else {}
+    return kv.create(name, **checks)
 
 
 def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple[KVStore | None, bool]:
-    """Return the store to use, if any, and whether it updates.
+    """Return the store to use, or None, and whether it updates.
 
     Args:
-        made: the store that there is.
-        wanted: what the user has said; None leaves it to the table.
+        made: the store, or None.
+        wanted: the argument ``update_on_kvstore``; None leaves the decision to the table.
         one_device: whether this process trains on one device only.
 
     Raises:
-        UsageError: an async store that is not to update; or several devices without a store.
+        UsageError: ``update_on_kvstore=False`` for an async store; or several devices without a store.
     """
     if made is None and not one_device:
-        raise UsageError("several devices need a store to sum their gradients; pass kvstore='device'")
+        raise UsageError(
+            "several devices need a store to sum their gradients, and kvstore=None is none: pass kvstore='device'"
+        )
     if made is None:
         return None, False
     is_async = any(word in made.type for word in ("async", "ssp"))
     if wanted is False and is_async:
-        raise UsageError(f"a {made.type!r} store updates for every push; update_on_kvstore=False cannot be")
+        raise UsageError(
+            f"update_on_kvstore=False does not work with a {made.type!r} store, which updates for every push: use "
+            "'dist_sync'"
+        )
     if wanted is not None:
         return made, wanted
     if is_async:
@@ -57,22 +64,28 @@ def decide(made: KVStore | None, wanted: bool | None, one_device: bool) -> tuple
 
 
 def require_free(store: KVStore) -> None:
-    """Raise ``UsageError`` if ``store`` updates for a Trainer: it has one optimizer, with one set of numbers."""
+    """Raise ``UsageError`` if ``store`` already updates for a Trainer; a store has one optimizer."""
     if store in _updating:
-        raise UsageError("this store updates for another Trainer already; make one more with kvstore.create")
+        raise UsageError("this store already updates for another Trainer; make a second store with kvstore.create")
 
 
 def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) -> None:
-    """Give all workers rank 0's ``weights``, as the values of ``store``, and note whether it updates these from now on.
+    """Make rank 0's ``weights`` the values of ``store`` and of all workers.
+
+    Args:
+        store: the trainer's store.
+        keys, weights: of the parameters.
+        updates: whether the store updates the weights from now on.
 
     Raises:
-        UsageError: it has values of some of these names.
+        UsageError: the store already has values under some of these keys.
     """
     try:
         store.broadcast(keys, weights, weights)
     except AlreadyInitialized as exc:
         raise UsageError(
-            f"this store has another model's values: {exc.args[0].partition(';')[0]}; make one more with kvstore.create"
+            f"this store has another model's values: {exc.args[0].partition(';')[0]}; make a second one with "
+            "kvstore.create"
         ) from None
     if updates:
         _updating.add(store)
@@ -88,27 +101,29 @@ def overlapping(
     share_gradients: bool,
     forward: nn.Module | None,
 ) -> Overlap | None:
-    """Return what pushes the gradients of ``params`` during backward, if anything is to.
+    """Return the ``Overlap`` that pushes the gradients of ``params`` during backward, or None.
 
     Args:
+        params: the parameters.
+        store: the trainer's store, or None.
         rates: the hyper-parameters, if the store updates.
-        wanted: what the user has said; None leaves it to what there is.
+        wanted: the argument ``overlap``; None decides by store and model.
         share_weights, share_gradients: see ``Trainer``.
-        forward: the model whose modules are to wait for the values, if any are.
+        forward: the argument ``wait_in_forward``.
 
     Raises:
-        UsageError: what is wanted cannot be.
+        UsageError: the arguments contradict each other or the store.
     """
     firsts = [param.tensors[0] for param in params]
     one_device = len(params[0].tensors) == 1
     dist = store is not None and store.type.startswith("dist") and one_device
     if wanted and (store is None or not one_device):
-        raise UsageError("overlap=True needs a store, and one device a process")
+        raise UsageError("overlap=True needs a store, and one device per process")
     if forward is not None:
         require_waiting(forward, firsts, updates_there=dist and rates is not None)
         if wanted is False or share_gradients:
-            raise UsageError("wait_in_forward goes neither with overlap=False nor with share_gradients=True")
-    # What a module waits for is a bucket.
+            raise UsageError("wait_in_forward works neither with overlap=False nor with share_gradients=True")
+    # Modules wait for whole buckets, so these are small with ``forward``.
     buckets = divide([first.numel() * first.element_size() for first in firsts], small=forward is not None)
     if store is None or not one_device or (len(buckets) == 1 and forward is None):
         return None

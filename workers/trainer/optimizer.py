@@ -1,4 +1,4 @@
-"""A Trainer as torch's schedulers and GradScaler know an optimizer."""
+"""A trainer in the form of a torch optimizer, for torch's schedulers and GradScaler."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, Protocol
 import torch
 
 from kvstore import UsageError
+from workers.common.torch_internals import multiply
 
 
 class Trains(Protocol):
-    """What a Trainer does for its optimizer."""
+    """What ``TrainerOptimizer`` needs of a trainer."""
 
     def step(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
         """Make a step."""
@@ -19,26 +20,25 @@ class Trains(Protocol):
     def zero_grad(self) -> None:
         """Drop all gradients."""
 
-    def overflows(self, here: bool) -> bool:
+    def overflows(self, overflowed: bool) -> bool:
         """Whether gradients have overflowed on any worker."""
 
 
 class TrainerOptimizer(torch.optim.Optimizer):
-    """The optimizer of a Trainer, wherever it runs, for what wants one of torch's::
+    """A trainer's optimizer, for code that expects a torch optimizer::
 
         scheduler = torch.optim.lr_scheduler.OneCycleLR(trainer.optimizer, max_lr=0.1, total_steps=1000)
         scaler.step(trainer.optimizer)
 
-    What is written into ``param_groups`` is used from the next step on, on the servers too. Its state is
-    ``Trainer.save_states``'s to write.
+    What is written into ``param_groups`` takes effect with the next step, on the servers too. ``Trainer.save_states``
+    writes its state.
 
     Args:
-        trainer: whose steps it makes.
-        groups: the param_groups.
+        trainer: the trainer whose ``step`` is called.
+        groups: the ``param_groups``.
     """
 
-    _opt_called = False  # torch's schedulers ask whether a step was made before their first one
-    # GradScaler then leaves it to ``step`` to skip, which all workers must do together.
+    # With this, GradScaler leaves skipping to ``step``, where all workers decide together.
     _step_supports_amp_scaling = True
 
     def __init__(self, trainer: Trains, groups: list[dict[str, Any]]) -> None:
@@ -54,22 +54,22 @@ class TrainerOptimizer(torch.optim.Optimizer):
         batch_size: int | None = None,
         ignore_stale_grad: bool = False,
     ) -> Any:
-        """Make the Trainer's step; after ``GradScaler.step``, if no worker's gradients have overflowed.
+        """Make the trainer's step. Called by ``GradScaler.step``, skip it if any worker's gradients have overflowed.
 
         Args:
-            closure: computes the loss and its gradients, before the step.
+            closure: computes the loss and its gradients; called before the step.
             batch_size, ignore_stale_grad: see ``Trainer.step``.
 
         Returns:
-            What ``closure`` returns.
+            The result of ``closure``.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found = getattr(self, "found_inf", None)
-        if found is not None:
-            if self._trainer.overflows(bool(found.item())):
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None:
+            if self._trainer.overflows(bool(found_inf.item())):
                 return loss
             scale = getattr(self, "grad_scale", None)
             if scale is not None:
@@ -82,17 +82,19 @@ class TrainerOptimizer(torch.optim.Optimizer):
         self._trainer.zero_grad()
 
     def state_dict(self) -> Any:
-        """Not here: the state may be on servers."""
-        raise UsageError("the optimizer's state is where updates are made; trainer.save_states(path) writes it")
+        """Raise ``UsageError``: the state may be on the servers."""
+        raise UsageError("this optimizer's state is where updates are made; write it with trainer.save_states(path)")
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Not here: the state may be on servers."""
-        raise UsageError("the optimizer's state is where updates are made; trainer.load_states(path) reads it")
+        """Raise ``UsageError``: the state may be on the servers."""
+        raise UsageError("this optimizer's state is where updates are made; read it with trainer.load_states(path)")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Not here after construction: a Trainer's parameters are all in its store."""
+        """Raise ``UsageError`` after construction: all parameters of a trainer are in its store."""
         if hasattr(self, "_trainer"):
-            raise UsageError("a Trainer's parameters are given when it is made; make another Trainer for others")
+            raise UsageError(
+                "a Trainer's parameters are fixed when it is made; make another Trainer for more parameters"
+            )
         super().add_param_group(param_group)
 
     def _unscale(self, scale: torch.Tensor) -> None:
@@ -100,5 +102,5 @@ class TrainerOptimizer(torch.optim.Optimizer):
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for grad in grads:
             by_device.setdefault(grad.device, []).append(grad)
-        for device, its in by_device.items():
-            torch._foreach_mul_(its, scale.double().reciprocal().float().to(device))
+        for device, on_device in by_device.items():
+            multiply(on_device, scale.double().reciprocal().float().to(device))

@@ -1,12 +1,13 @@
-"""Communication while backward runs: gradients are pushed as they come, and a step waits for what is missing.
+"""Communication while backward runs: gradients are pushed as they come, and a step waits for the rest.
 
-A push cannot be taken back, so everything it depends on must be final when backward has made the gradient: the
-gradient itself, the factor it is scaled by, the learning rate. The first steps are therefore only watched. If something
-changes between backward and the end of one, pushing early would be wrong for this program, and never begins. Where a
-later step differs from those, it raises; it never makes a different update in silence.
+A push cannot be taken back. So everything it depends on must be final when backward has made the gradient: the gradient
+itself, the factor it is scaled by, the learning rate. The first ten steps are therefore only watched. If something
+changes between backward and the end of one of them, pushing early would be wrong for this program, and never begins.
+Either outcome is logged once. If a later step differs from the watched ones, it raises an error; it never makes a
+different update in silence.
 
-Values that come back are held until the step, or until the forward passes after it: backward may still read the
-weights, and so may the program.
+New values are held back until the step, or until the forward passes after it, because backward and the program may
+still read the old weights.
 """
 
 from __future__ import annotations
@@ -24,27 +25,28 @@ from kvstore import DeadlineExceeded, KVStore, KVStoreError, UsageError
 from kvstore.ticket import Ticket, claim
 from workers.common.buckets import Progress
 from workers.common.hooks import Hooks
+from workers.common.torch_internals import write_count
 from workers.trainer.arrivals import Arrivals, write
 from workers.trainer.parameters import Parameter
 from workers.trainer.rates import Rates, Snapshot, changed
 
 log = logging.getLogger(__name__)
 
-WATCHED_STEPS = 10  # GANs have turns of several steps, some of which run backward through what others train
+WATCHED_STEPS = 10  # GANs alternate every few steps, and some steps run backward through what others train
 INSTEAD = "run that backward() under `with trainer.no_sync():`, or pass overlap=False to Trainer"
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A gradient as it was when it was pushed, or, while watching, would have been."""
+class GradientRecord:
+    """A gradient at the moment of its push; while watching, at the moment when it would have been pushed."""
 
     grad: torch.Tensor
     version: int  # torch counts the writes to a tensor
     norm: torch.Tensor | None  # also finds writes that torch does not count, through .data or numpy
 
     def still(self, grad: torch.Tensor | None) -> bool:
-        """Whether ``grad`` is it, unchanged."""
-        if grad is None or grad is not self.grad or grad._version != self.version:
+        """Whether ``grad`` is this gradient, unchanged."""
+        if grad is None or grad is not self.grad or write_count(grad) != self.version:
             return False
         return self.norm is None or torch.equal(_norm(grad), self.norm)
 
@@ -54,15 +56,16 @@ class Step:
     """What has happened since the last step.
 
     Attributes:
-        seen: by position, the gradients of buckets that have gone.
-        pushed: tickets, with the values that come back, by position; none where they go straight to where they belong.
-        streams: those on which gradients were computed.
-        rates: the hyper-parameters with which the first bucket went, where the store updates.
-        refused: what kept the store from taking a push.
-        objection: what a watched step has shown against pushing early.
+        seen: by position, the gradients of the buckets that have been pushed.
+        pushed: a ticket for each push, with the values that it brings, by position; no values where the store writes
+            them into the parameters itself.
+        streams: the CUDA streams on which gradients were computed.
+        rates: the hyper-parameters of the first push, if the store updates.
+        refused: the error with which the store refused a push.
+        objection: why pushing early would have been wrong in this watched step.
     """
 
-    seen: dict[int, Seen] = field(default_factory=dict)
+    seen: dict[int, GradientRecord] = field(default_factory=dict)
     pushed: list[tuple[Ticket, dict[int, torch.Tensor]]] = field(default_factory=list)
     streams: set[torch.cuda.Stream] = field(default_factory=set)
     rates: Snapshot | None = None
@@ -71,19 +74,18 @@ class Step:
 
 
 class Overlap:
-    """Pushes the gradients of parameters, one device's, from hooks that run during backward.
+    """Pushes the gradients of one device's parameters from hooks that run during backward.
 
-    The parameters do not keep it alive: with it go its hooks.
+    The parameters do not keep this object alive; its hooks go with it.
 
     Args:
-        params: whose gradients; they are leaves.
-        buckets: their positions, see ``buckets.divide``.
-        store: where to push, and to pull from.
-        rates: the hyper-parameters to update with, if the store updates; else it sums, and neither they nor the factor
-            matter here.
-        share: let the parameters' ``data`` become the values that come back, where that saves a copy.
-        asked: begin after the first step, whatever was seen in it, so that what does not fit is an error.
-        forward: the model whose modules wait for their parameters' values, if steps are not to; the store updates then.
+        params: the parameters, all leaves.
+        buckets: their positions by bucket; see ``buckets.divide``.
+        store: the store for pushes and pulls.
+        rates: the hyper-parameters, if the store updates. If it only sums, neither they nor the factor matter here.
+        share: replace the parameters' ``data`` by new values where that saves a copy.
+        asked: begin after the first step whatever it was like, so that a program that does not fit gets an error.
+        forward: the model whose modules wait for new values instead of the steps; only for a store that updates.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Overlap:
         self._asked = asked
         self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
         self._progress = Progress(buckets)
-        self._rescale: float | None = None  # that of watched steps
+        self._rescale: float | None = None  # the factor of the watched steps
         self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
         self._step = Step()
         self._hooks = Hooks(self, self._tensors)
@@ -116,21 +118,21 @@ class Overlap:
         return self._hooks.paused()
 
     def finish(self, rescale: float | None = None, *, lasting: bool = True, left_out: Collection[int] = ()) -> None:
-        """Push what has not been pushed, and return when the parameters have their new values, or the gradients sums.
+        """Push the rest; return when the parameters have their new values, or the gradients are sums.
 
-        If forward passes wait for the values, they need not be there yet. Whether it raises or not, the step is over:
-        what has been pushed stays pushed.
+        If forward passes wait for the values, this does not. The step is over even if this raises: what has been pushed
+        stays pushed.
 
         Args:
             rescale: the factor of this step's gradients; None for sums.
-            lasting: the next step will have the same.
-            left_out: positions of parameters that no worker has a gradient of, and that stay as they are.
+            lasting: whether the next step has the same factor.
+            left_out: positions of parameters that no worker has a gradient of. They are not updated.
 
         Raises:
-            UsageError: a parameter has no gradient; or what had been pushed was not final.
-            KVStoreError: what the store raises.
+            UsageError: a parameter has no gradient, or a gradient has changed after its push.
+            KVStoreError: an error of the store.
         """
-        self.synchronize()  # some may not have been used
+        self.synchronize()  # modules that were not called have not waited
         try:
             grads = {
                 position: param.gradients()[0]
@@ -139,14 +141,19 @@ class Overlap:
             }
             self._require_final(grads, rescale, lasting)
             self._exchange(grads, rescale)
-            if self._watching and self._hooks.there:
+            if self._watching and self._hooks.active:
                 self._judge(rescale)
         finally:
             self._progress.restart()
             self._step = Step()
 
+    @property
+    def begun(self) -> bool:
+        """Whether gradients are pushed during backward now: the first steps, which are only watched, are over."""
+        return self._hooks.active and not self._watching
+
     def require_between_steps(self, what: str) -> None:
-        """Raise ``UsageError`` if some of a step's gradients have been pushed, and others not."""
+        """Raise ``UsageError`` if some of a step's gradients have been pushed and others have not."""
         if self._step.seen:
             self._object(f"{what} between backward() and step(): some gradients have been pushed already")
 
@@ -156,7 +163,7 @@ class Overlap:
             self._arrivals.settle()
 
     def close(self) -> None:
-        """Remove the hooks; ``finish`` pushes everything from now on, and waits for it."""
+        """Remove the hooks. From now on ``finish`` pushes everything, and waits for it."""
         self._hooks.remove()
         arrivals, self._arrivals = self._arrivals, None
         if arrivals is not None:
@@ -165,13 +172,13 @@ class Overlap:
     # ---- during backward
 
     def arrive(self, position: int) -> None:
-        """Take note that the gradient of a parameter has been accumulated."""
+        """Handle the gradient of the parameter at ``position``, which backward has just accumulated."""
         with self._lock:
             key = self._params[position].key
             if self._arrivals is not None and position in self._arrivals:
                 raise UsageError(
-                    f"{key!r} was used before its new value was there, outside of the forward pass of its module; call "
-                    "trainer.synchronize() before, or leave wait_in_forward out"
+                    f"{key!r} was used outside of its module's forward pass, before its new value had arrived: call "
+                    "trainer.synchronize() first, or leave wait_in_forward out"
                 )
             if self._progress.gone(position):
                 self._object(f"a second backward() before step() adds to the gradient of {key!r}, pushed by the first")
@@ -194,20 +201,20 @@ class Overlap:
                 return
             grads.append(grad)
         for position, grad in zip(bucket, grads, strict=True):
-            self._step.seen[position] = Seen(grad, grad._version, _norm(grad) if self._watching else None)
+            self._step.seen[position] = GradientRecord(grad, write_count(grad), _norm(grad) if self._watching else None)
         if self._rates is not None and self._step.rates is None:
             self._step.rates = self._rates.apply()
         if self._watching or self._step.refused is not None:
             return
         try:
             self._push(bucket, grads, self._rescale)
-        except KVStoreError as exc:  # whoever calls step() expects it there
+        except KVStoreError as exc:  # raised by step(), whose caller expects it
             self._step.refused = exc
 
     # ---- in step
 
     def _require_final(self, grads: Mapping[int, torch.Tensor], rescale: float | None, lasting: bool) -> None:
-        """Object to what has changed since gradients were pushed."""
+        """Object to whatever has changed since gradients were pushed."""
         for name, before in changed(self._step.rates, self._rates.apply()) if self._rates is not None else ():
             words = "learning rate" if name == "lr" else name
             self._object(f"the {words} changed between backward() and step(), from {before}")
@@ -235,12 +242,12 @@ class Overlap:
         pushed = {position for _, held in self._step.pushed for position in held}
         missing = [position for position in grads if position not in pushed]
         later = None if self._watching else self._arrivals
-        # Whatever has become of the first pushes, the others follow: workers must agree on how often they have pushed.
+        # Even if the first pushes failed, the others follow: workers must agree on how often they have pushed.
         if missing and later is not None:
             self._push(missing, [grads[position] for position in missing], rescale)
         elif missing:
-            its = [grads[position] for position in missing], [outs[position] for position in missing]
-            self._pushpull(missing, *its, {}, rescale, copy=not self._share)
+            lists = [grads[position] for position in missing], [outs[position] for position in missing]
+            self._pushpull(missing, *lists, {}, rescale, copy=not self._share)
         if later is not None:
             for ticket, held in self._step.pushed:
                 later.expect(ticket, held)
@@ -252,18 +259,20 @@ class Overlap:
                 write(outs[position], value, self._share)
 
     def _judge(self, rescale: float | None) -> None:
-        """Begin, or never begin, by what watched steps have shown; one without hooks shows nothing."""
+        """Decide, after a watched step, whether to begin, to go on watching, or never to begin."""
         if self._step.objection is not None and not self._asked:
             log.info("gradients will not be pushed during backward: %s", self._step.objection)
             self.close()
         elif self._asked or self._progress.complete:
             self._to_watch -= 1
             self._rescale = rescale
-            if self._arrivals is not None and not self._watching:
-                self._arrivals.begin()
+            if not self._watching:
+                log.info("gradients are pushed during backward from now on, in %d messages", self._progress.buckets)
+                if self._arrivals is not None:
+                    self._arrivals.begin()
 
     def _push(self, positions: Collection[int], grads: Sequence[torch.Tensor], rescale: float | None) -> None:
-        """Push gradients, and hold what comes back."""
+        """Push gradients, and hold the values that come back."""
         held = {
             position: torch.empty(grad.shape, dtype=grad.dtype) for position, grad in zip(positions, grads, strict=True)
         }
@@ -279,7 +288,7 @@ class Overlap:
         *,
         copy: bool,
     ) -> None:
-        for ticket, _ in self._step.pushed:  # what has failed is raised at the end of the step, not by the next call
+        for ticket, _ in self._step.pushed:  # an error is raised at the end of the step, not by the next call
             if claim(ticket).error is not None:
                 with suppress(KVStoreError):
                     ticket.wait()
@@ -296,12 +305,12 @@ def _norm(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _settle(tickets: Sequence[Ticket]) -> None:
-    """Wait for all; raise the first error, and let none be raised by a later call."""
+    """Wait for all tickets; raise the first error, and keep later calls from raising the others."""
     first: KVStoreError | None = None
     for ticket in tickets:
         try:
             ticket.wait()
-        except DeadlineExceeded as exc:  # the others would take as long
+        except DeadlineExceeded as exc:  # the others would take as long again
             raise first or exc from None
         except KVStoreError as exc:
             first = first or exc

@@ -1,4 +1,4 @@
-"""The parameters that a Trainer trains: what torch models give, as one list by key, with a tensor per device. Pure."""
+"""A trainer's parameters: what torch models give, as one list by key with a tensor per device. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Parameter:
     """One parameter.
 
     Attributes:
-        key: its key in the store.
+        key: the key in the store.
         tensors: one per device.
-        group: the position of its group.
-        names: all names that it has in the model: tied weights have several, of which the first is the key.
+        group: the position of the parameter's group.
+        names: all names in the model. Tied weights have several; the first is the key.
     """
 
     key: Key
@@ -32,29 +32,29 @@ class Parameter:
     names: tuple[Key, ...] = ()
 
     def gradients(self) -> list[torch.Tensor]:
-        """The gradients, one per device.
+        """Return the gradients, one per device.
 
         Raises:
-            UsageError: there are none; the message says what that usually means.
+            UsageError: a device has none. The message says what that usually means.
         """
         grads = [tensor.grad for tensor in self.tensors]
         if any(grad is None for grad in grads):
             raise UsageError(
                 f"parameter {self.key!r} has no gradient: call backward() before step(), and leave out parameters "
-                "that the loss does not depend on; if it depends on others at every step, pass ignore_stale_grad=True"
+                "that the loss does not depend on; if that differs from step to step, pass ignore_stale_grad=True"
             )
         return [grad for grad in grads if grad is not None]
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a Trainer was given: parameters, and the hyper-parameters of their groups (None: there are no groups)."""
+    """A trainer's parameters, and the hyper-parameters of their groups; None if no groups were given."""
 
     params: list[Parameter]
     groups: list[dict[str, Any]] | None = None
 
     def by_key(self, factors: Mapping[Key, float]) -> dict[Key, float]:
-        """Return factors that were given by any name of a parameter by its key."""
+        """Return ``factors`` by key; they may be given by any name of a parameter."""
         keys = {name: param.key for param in self.params for name in param.names}
         return {keys.get(name, name): factor for name, factor in factors.items()}
 
@@ -63,24 +63,28 @@ def collect(params: Any) -> Collected:
     """Return the trainable parameters in ``params``, each once.
 
     Args:
-        params: what ``model.named_parameters()`` or ``model.parameters()`` gives, a dict from name to tensor, or a
-            list of torch's parameter groups: dicts with ``params``, one of these, and hyper-parameters; or a list with
+        params: the result of ``model.named_parameters()`` or ``model.parameters()``; a dict from name to tensor; a list
+            of torch's parameter groups, dicts with ``params`` (one of the above) and hyper-parameters; or a list with
             one of all these for each device, whose n-th parameters belong together.
 
     Raises:
-        UsageError: no parameters, a model in their place, a name twice, a tensor in two groups, or devices whose
-            parameters differ.
+        UsageError: there are no parameters, or a model in their place; a name is used twice; a tensor is in two groups;
+            or the devices' parameters differ.
     """
     replicas = [_groups(replica) for replica in _replicas(params)]
     first = _listed(replicas[0])
     if not first:
-        raise UsageError("there are no parameters that require a gradient")
+        raise UsageError(
+            "no parameters that require a gradient: pass model.named_parameters() of a model that is trained"
+        )
     others = [_listed(replica) for replica in replicas[1:]]
     for other in others:
-        if [(*_shape(its), its.group, its.names) for its in other] != [(*_shape(p), p.group, p.names) for p in first]:
-            raise UsageError("the devices' models have different parameters")
+        if [_signature(param) for param in other] != [_signature(param) for param in first]:
+            raise UsageError(
+                "the devices' models have different parameters: names, shapes, groups and their order must be the same"
+            )
     together = [
-        Parameter(same[0].key, tuple(its.tensors[0] for its in same), same[0].group, same[0].names)
+        Parameter(same[0].key, tuple(param.tensors[0] for param in same), same[0].group, same[0].names)
         for same in zip(first, *others, strict=True)
     ]
     options = [options for options, _ in replicas[0]]
@@ -91,7 +95,7 @@ def grouped(collected: Collected, optimizer: torch.optim.Optimizer) -> Collected
     """Return ``collected`` with the parameter groups of ``optimizer``.
 
     Raises:
-        UsageError: a parameter is in none of them.
+        UsageError: a parameter is in none of the groups.
     """
     position = {id(tensor): i for i, group in enumerate(optimizer.param_groups) for tensor in group["params"]}
     params: list[Parameter] = []
@@ -103,7 +107,7 @@ def grouped(collected: Collected, optimizer: torch.optim.Optimizer) -> Collected
 
 
 def own_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs in ``group`` from the defaults of ``optimizer``."""
+    """Return the hyper-parameters of ``group`` that differ from the defaults of ``optimizer``."""
     return {
         name: value for name, value in group.items() if name in optimizer.defaults and value != optimizer.defaults[name]
     }
@@ -124,41 +128,42 @@ def _replicas(params: Any) -> list[Any]:
 
 
 def _groups(replica: Any) -> list[tuple[dict[str, Any] | None, Named]]:
-    """The parameters of one device by group, with the groups' options; None for those that are in no group."""
+    """Return one device's parameters by group, with the group's options; None as options if there are no groups."""
     if _is_model(replica):
         raise UsageError("a Trainer takes a model's parameters, not the model: pass model.named_parameters()")
     listed = [replica] if isinstance(replica, Mapping) else list(replica)
     if not listed or not all(map(_is_group, listed)):
         return [(None, _named(replica if isinstance(replica, Mapping) else listed, 0))]
-    found: list[tuple[dict[str, Any] | None, Named]] = []
+    groups: list[tuple[dict[str, Any] | None, Named]] = []
     count = 0
     for group in listed:
-        its = group["params"]
-        named = _named([its] if isinstance(its, torch.Tensor) else its, count)
+        params = group["params"]
+        named = _named([params] if isinstance(params, torch.Tensor) else params, count)
         count += len(named)
-        found.append(({key: value for key, value in group.items() if key not in ("params", "param_names")}, named))
-    return found
+        groups.append(({key: value for key, value in group.items() if key not in ("params", "param_names")}, named))
+    return groups
 
 
 def _listed(groups: Sequence[tuple[object, Named]]) -> list[Parameter]:
-    """The parameters of one device that require a gradient, each once."""
+    """Return one device's parameters that require a gradient, each once."""
     names: dict[torch.Tensor, list[Key]] = {}
-    of: dict[torch.Tensor, int] = {}
+    group_of: dict[torch.Tensor, int] = {}
     for position, (_, named) in enumerate(groups):
         for key, tensor in named:
             if not tensor.requires_grad:
                 continue
-            if of.setdefault(tensor, position) != position:
-                raise UsageError(f"parameter {key!r} is in two groups")
+            if group_of.setdefault(tensor, position) != position:
+                raise UsageError(f"parameter {key!r} is in two parameter groups; leave it in one")
             names.setdefault(tensor, []).append(key)
-    every = [name for its in names.values() for name in its]
-    if len(set(every)) < len(every):
-        raise UsageError("two parameters have the same name")
-    return [Parameter(its[0], (tensor,), of[tensor], tuple(its)) for tensor, its in names.items()]
+    all_names = [name for aliases in names.values() for name in aliases]
+    if len(set(all_names)) < len(all_names):
+        raise UsageError("two parameters have the same name; every parameter needs a name of its own")
+    return [Parameter(aliases[0], (tensor,), group_of[tensor], tuple(aliases)) for tensor, aliases in names.items()]
 
 
-def _shape(param: Parameter) -> tuple[Key, torch.Size]:
-    return param.key, param.tensors[0].shape
+def _signature(param: Parameter) -> tuple[Any, ...]:
+    """What must be the same for the parameters of two devices that belong together."""
+    return param.key, param.tensors[0].shape, param.group, param.names
 
 
 def _is_model(item: Any) -> bool:
@@ -179,6 +184,8 @@ def _named(replica: Iterable[Any] | Mapping[Any, torch.Tensor], first: int) -> N
     for number, item in enumerate(items, first):
         key, tensor = item if _is_named(item) else (number, item)
         if not isinstance(tensor, torch.Tensor):
-            raise UsageError(f"a parameter is a tensor, or a (name, tensor) pair, not {type(item).__name__}")
+            raise UsageError(
+                f"a parameter must be a tensor, or a pair of a name and a tensor, not {type(item).__name__}"
+            )
         named.append((key, tensor))
     return named

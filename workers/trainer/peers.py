@@ -1,4 +1,4 @@
-"""What a Trainer must know of all workers before a step: flags, and the norm of the gradient they have together."""
+"""What a trainer asks the other workers before a step: flags, and the norm of the summed gradient."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from workers.trainer.parameters import Parameter, stale
 
 
 class Peers:
-    """Sums over all workers, beside the training; collective, but where every push is an update of its own.
+    """Sums over all workers, beside the training.
+
+    Its methods are collective: all workers call them. Where every push is an update (``dist_async``, ``dist_ssp``),
+    each worker decides alone, and nothing is sent.
 
     Args:
-        store: the training's; None for a process alone.
+        store: the trainer's store; None for a process alone.
     """
 
     def __init__(self, store: KVStore | None) -> None:
         self._store = store
         self._companion: KVStore | None = None
         self._known: set[str] = set()
-        self._joined = False  # whether all have, since ``join`` was last over
+        self._joined = False  # whether this worker has joined since the last ``join`` of all ended
 
     @property
     def alone(self) -> bool:
@@ -31,37 +34,42 @@ class Peers:
         return store is None or store.num_workers == 1 or any(word in store.type for word in ("async", "ssp"))
 
     def count(self, name: str, flags: Sequence[bool]) -> list[int]:
-        """Return on how many workers each flag is set."""
+        """Return the number of workers on which each flag is set."""
         numbers = torch.tensor([float(flag) for flag in flags])
         if not self.alone:
             self._sum({name: [numbers]})
         return [int(number) for number in numbers.tolist()]
 
     def left_out(self, params: Sequence[Parameter]) -> list[int]:
-        """Return the positions of parameters that no worker has a gradient of; where another has one, make zeros."""
+        """Return the positions of parameters without a gradient on any worker; zeros where another has one."""
         without = set(stale(params))
-        there = self.count("gradients", [position not in without for position in range(len(params))])
-        for param, count in zip(params, there, strict=True):
+        counts = self.count("gradients", [position not in without for position in range(len(params))])
+        for param, count in zip(params, counts, strict=True):
             for tensor in param.tensors if count else ():
                 if tensor.grad is None:
                     tensor.grad = torch.zeros_like(tensor)
-        return [position for position, count in enumerate(there) if not count]
+        return [position for position, count in enumerate(counts) if not count]
 
     def norm(self, grads: Sequence[Sequence[torch.Tensor]], norm_type: float) -> torch.Tensor:
-        """Return the norm of the sum of gradients over all devices and workers, on the first one's device.
+        """Return the norm of the sum of gradients over all devices and workers.
 
         Args:
-            grads: for each parameter its gradients, one per device; left as they are.
+            grads: for each parameter its gradients, one per device. They do not change.
             norm_type: see ``torch.nn.utils.clip_grad_norm_``.
+
+        Returns:
+            A tensor without dimensions, on the device of the first gradient.
         """
-        if self.alone and all(len(its) == 1 for its in grads):
-            sums = [its[0] for its in grads]
+        if self.alone and all(len(per_device) == 1 for per_device in grads):
+            sums = [per_device[0] for per_device in grads]
         elif self.alone:
-            sums = [torch.stack([grad.to(its[0].device) for grad in its]).sum(0) for its in grads]
+            sums = [torch.stack([grad.to(per_device[0].device) for grad in per_device]).sum(0) for per_device in grads]
         else:
-            copies = {f"grad/{number}": [grad.clone() for grad in its] for number, its in enumerate(grads)}
+            copies = {
+                f"grad/{number}": [grad.clone() for grad in per_device] for number, per_device in enumerate(grads)
+            }
             self._sum(copies)
-            sums = [its[0] for its in copies.values()]
+            sums = [per_device[0] for per_device in copies.values()]
         norms: list[torch.Tensor] = [torch.linalg.vector_norm(total, norm_type).to(sums[0].device) for total in sums]
         total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
         return total
@@ -76,14 +84,14 @@ class Peers:
         return int(numbers.max())
 
     def announce_join(self) -> None:
-        """Take part in no more sums, for now: as ``join``, but return at once, so that the training's can be joined."""
+        """Leave the sums like ``join``, but return at once, so that the trainer's store can be joined next."""
         if self._store is not None and not self.alone and not self._joined:
-            with suppress(DeadlineExceeded):  # it has been said all the same
+            with suppress(DeadlineExceeded):  # the announcement has been made all the same
                 self._beside(self._store).join(0)
                 self._joined = True
 
     def join(self, timeout: float | None = None) -> None:
-        """Return when no other worker will ask for a sum of those who go on; see ``KVStore.join``."""
+        """Return when all workers have joined, so that none asks for another sum; see ``KVStore.join``."""
         if self._store is not None and not self.alone and not self._joined:
             self._beside(self._store).join(timeout)
         self._joined = False
@@ -105,7 +113,7 @@ class Peers:
         companion.pushpull(list(tensors), list(tensors.values()))
 
     def close(self) -> None:
-        """End the use of what was made for it."""
+        """Close the store that was made for the sums."""
         if self._companion is not None:
             self._companion.close()
             self._companion, self._known = None, set()

@@ -1,4 +1,4 @@
-"""The hyper-parameters that a Trainer updates with now, as torch's ``param_groups``, and their way to who updates."""
+"""The current hyper-parameters, as torch's ``param_groups``, and how they reach the store or process that updates."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _NOT_NUMBERS = ("params", "initial_lr", "lr_mult", "wd_mult")
 
 
 class Loaded(NamedTuple):
-    """What a file says: how many updates were made, and the hyper-parameters of each group."""
+    """What a file of states holds: the number of updates made, and the hyper-parameters of each group."""
 
     num_update: int
     groups: Snapshot
 
 
-class Updates(Protocol):
-    """Who updates: a store, or this process."""
+class TakesHyperparameters(Protocol):
+    """What updates: a store, or this process."""
 
     def set_hyperparameters(
         self,
@@ -37,25 +37,25 @@ class Updates(Protocol):
         groups: Sequence[Mapping[str, Any]] = (),
         **others: Any,
     ) -> None:
-        """Use these from the next update on."""
+        """Use these hyper-parameters from the next update on."""
 
 
 class Rates:
-    """What schedulers write and updates read.
+    """The hyper-parameters that schedulers write and updates read.
 
     Args:
-        groups: torch's ``param_groups``, all hyper-parameters in each; whoever writes into them sets what is used next.
-        optimizer: what who updates was told; with as many groups, or with none where there is one.
-        where: who updates.
-        schedule: gives the learning rate by the number of the update; MXNet's ``lr_scheduler``.
-        num_update: number of updates made before.
+        groups: torch's ``param_groups``, with all hyper-parameters in each. What is written into them is used next.
+        optimizer: the description that ``where`` has; it has as many groups, or none if there is one.
+        where: what updates.
+        schedule: MXNet's ``lr_scheduler``: from the number of an update to its learning rate.
+        num_update: the number of updates made before.
     """
 
     def __init__(
         self,
         groups: list[dict[str, Any]],
         optimizer: Optimizer,
-        where: Updates,
+        where: TakesHyperparameters,
         schedule: Schedule | None = None,
         num_update: int = 0,
     ) -> None:
@@ -65,39 +65,45 @@ class Rates:
         self._where = where
         self._schedule = schedule
         self._names = [name for name in groups[0] if name not in _NOT_NUMBERS]
-        # The groups whose rate is the optimizer's, not one of their own.
+        # The groups that follow the optimizer's learning rate.
         own = ["lr" in group.hyper for group in optimizer.groups] or [False]
-        self._following = [group for group, its in zip(groups, own, strict=True) if not its]
+        self._following = [group for group, has_own in zip(groups, own, strict=True) if not has_own]
         if schedule is not None and len(self._following) < len(groups):
             raise UsageError(
-                "an lr_scheduler sets one learning rate, and a group has its own: give that lr_mult instead of lr, or "
-                "use a scheduler of torch's with trainer.optimizer"
+                "an lr_scheduler sets one learning rate, but a parameter group has its own: give the group lr_mult "
+                "instead of lr, or use one of torch's schedulers with trainer.optimizer"
             )
         self._scheduled: float | None = None
-        # Learning rates are always told, so that workers which disagree about them get an error.
-        self._applied = [{name: value for name, value in its.items() if name != "lr"} for its in self._now()]
+        # Learning rates are always sent, so that workers which disagree on them get an error.
+        self._applied = [{name: value for name, value in group.items() if name != "lr"} for group in self._now()]
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the groups that have none of their own; else the first group's."""
+        """The rate of the groups without a rate of their own; if there are none, the first group's."""
         if self._schedule is not None:
             return float(self._schedule(self.num_update))
         return float((self._following or self.groups)[0]["lr"])
 
     def set_learning_rate(self, lr: float) -> None:
-        """Use ``lr`` from the next update on, for all groups that have none of their own.
+        """Use ``lr`` from the next update on, for all groups without a rate of their own.
 
         Raises:
-            UsageError: all have, or a schedule decides.
+            UsageError: all groups have their own, or a schedule sets the rate.
         """
         if self._schedule is not None:
-            raise UsageError("the lr_scheduler sets the learning rate; leave it out to set it yourself")
+            raise UsageError("the lr_scheduler sets the learning rate; leave lr_scheduler out to set it yourself")
         if not self._following:
-            raise UsageError("every group has its own learning rate: set trainer.optimizer.param_groups[i]['lr']")
+            raise UsageError(
+                "every parameter group has its own learning rate: set trainer.optimizer.param_groups[i]['lr']"
+            )
         self._set(finite("learning_rate", lr))
 
     def rescale(self, batch_size: int | None, parts: int) -> float:
-        """Return what the sum of ``parts`` gradients is multiplied by; None for a batch says that each is a mean.
+        """Return the factor for the sum of gradients.
+
+        Args:
+            batch_size: the samples of all workers and devices; None if each gradient is already a mean.
+            parts: the number of gradients in the sum.
 
         Raises:
             UsageError: a ``batch_size`` that is not positive.
@@ -107,10 +113,13 @@ class Rates:
         return self._optimizer.rescale_grad / (parts if batch_size is None else batch_size)
 
     def apply(self) -> Snapshot:
-        """Tell who updates what has changed; return all that the next update uses."""
+        """Send what has changed to ``where``; return all hyper-parameters of the next update."""
         if self._schedule is not None:
             if self._scheduled is not None and any(group["lr"] != self._scheduled for group in self.groups):
-                raise UsageError("the lr_scheduler of optimizer_params and something else both set the learning rate")
+                raise UsageError(
+                    "both the lr_scheduler of optimizer_params and something else set the learning rate: keep one of "
+                    "them"
+                )
             self._scheduled = finite("learning_rate", self._schedule(self.num_update + 1))
             self._set(self._scheduled)
         now = self._now()
@@ -131,20 +140,26 @@ class Rates:
         return json.dumps({"num_update": self.num_update, "groups": self._now()})
 
     def read(self, text: str, path: str) -> Loaded:
-        """Return the hyper-parameters of ``text``, which comes from ``path``, as far as they are numbers; for ``take``.
+        """Return the hyper-parameters in ``text``, as far as they are numbers; for ``take``.
+
+        Args:
+            text: what ``save`` returned.
+            path: the file that it comes from, for messages.
 
         Raises:
-            UsageError: it is not what ``save`` has made for such groups.
+            UsageError: ``save`` did not return it for such groups.
         """
         try:
-            found = json.loads(text)
-            num_update, groups = int(found["num_update"]), [dict(group) for group in found["groups"]]
+            saved = json.loads(text)
+            num_update, groups = int(saved["num_update"]), [dict(group) for group in saved["groups"]]
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as exc:
             raise UsageError(f"the hyper-parameters in {path} are damaged: {exc}") from None
         if not 0 <= num_update < 2**53:
             raise UsageError(f"the hyper-parameters in {path} are damaged: {num_update} updates")
         if len(groups) != len(self.groups):
-            raise UsageError(f"{path} is of a run with {len(groups)} parameter groups, and here are {len(self.groups)}")
+            raise UsageError(
+                f"{path} is from a run with {len(groups)} parameter groups, but this trainer has {len(self.groups)}"
+            )
         fresh = [
             {name: _renewed(name, mine[name], theirs.get(name)) for name in self._names}
             for mine, theirs in zip(self.groups, groups, strict=True)
@@ -152,7 +167,7 @@ class Rates:
         return Loaded(num_update, fresh)
 
     def take(self, loaded: Loaded) -> None:
-        """Go on with these hyper-parameters."""
+        """Continue with these hyper-parameters."""
         for mine, theirs in zip(self.groups, loaded.groups, strict=True):
             mine.update(theirs)
         self.num_update, self._scheduled = loaded.num_update, None
@@ -166,19 +181,19 @@ class Rates:
 
 
 def _renewed(name: str, mine: Any, theirs: Any) -> Any:
-    """``theirs``, from a file, if it can stand in the place of ``mine``; else ``mine``."""
+    """Return ``theirs``, from a file, if it has the type of ``mine``; else ``mine``."""
     if type(theirs) in (int, float) and type(mine) in (int, float):
         return finite(name, theirs)
     if isinstance(mine, tuple) and isinstance(theirs, list):
-        return tuple(each if each is None else finite(name, each) for each in theirs)
+        return tuple(element if element is None else finite(name, element) for element in theirs)
     return mine
 
 
 def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, Any], Schedule | None, int]:
-    """Return what a store's ``set_optimizer`` takes for ``optimizer_params``, the schedule, and updates made before.
+    """Split ``optimizer_params`` into options for ``set_optimizer``, the schedule, and the updates made before.
 
     Raises:
-        UsageError: an ``lr_scheduler`` that is none, or a ``begin_num_update`` that is no count.
+        UsageError: ``lr_scheduler`` cannot be called with a number, or ``begin_num_update`` is not a count.
     """
     options = dict(given)
     schedule, begun = options.pop("lr_scheduler", None), options.pop("begin_num_update", 0)
@@ -190,8 +205,8 @@ def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, 
     if schedule is not None:
         if isinstance(schedule, torch.optim.lr_scheduler.LRScheduler) or not callable(schedule):
             raise UsageError(
-                "lr_scheduler is a function of the number of the update, as workers.schedules has them; one of torch's "
-                "is made for trainer.optimizer and steps by itself"
+                f"lr_scheduler is a {type(schedule).__name__}, but must be a function of the number of the update, "
+                "as in workers.schedules; make one of torch's schedulers with trainer.optimizer instead"
             )
         lr = options.pop("learning_rate", options.pop("lr", None))
         if lr is not None and hasattr(schedule, "base_lr"):
@@ -206,13 +221,13 @@ def settings(collected: Collected, given: Mapping[str, Any]) -> tuple[dict[str, 
 
 
 def changed(before: Snapshot | None, after: Snapshot) -> list[tuple[str, Any]]:
-    """Return what differs: names, and the values before."""
+    """Return the names that differ, with their values before."""
     pairs = [] if before is None else zip(before, after, strict=True)
     return [(name, old[name]) for old, new in pairs for name, value in new.items() if value != old[name]]
 
 
 def param_groups(optimizer: Optimizer, params: Sequence[Parameter]) -> list[dict[str, Any]]:
-    """Return torch's ``param_groups`` for a description: the tensors of each group, and all its hyper-parameters."""
+    """Return torch's ``param_groups`` for an optimizer: each group's tensors and all its hyper-parameters."""
     return [
         {
             "params": [tensor for param in params if param.group == position for tensor in param.tensors],

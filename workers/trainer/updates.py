@@ -1,4 +1,4 @@
-"""Updates in the worker: every device's parameters in place, each device with an optimizer state of its own."""
+"""Updates in the worker, in place. Each device has its own optimizer state."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from workers.trainer.parameters import Parameter
 
 
 class LocalUpdates:
-    """An optimizer for parameters that live here; devices with the same gradients stay the same.
+    """Updates the parameters of this process. Devices with equal gradients keep equal parameters.
 
     Args:
-        params: what to update.
-        optimizer: how.
-        check_finite: refuse gradients that are NaN or infinite.
+        params: the parameters.
+        optimizer: the description of the optimizer.
+        check_finite: refuse gradients with NaN or infinite elements.
     """
 
     def __init__(self, params: Sequence[Parameter], optimizer: Optimizer, check_finite: bool = False) -> None:
@@ -42,7 +42,7 @@ class LocalUpdates:
         groups: Sequence[Mapping[str, Any]] = (),
         **others: Any,
     ) -> None:
-        """Use these from the next update on; see ``KVStore.set_hyperparameters``."""
+        """Use these hyper-parameters from the next update on; see ``KVStore.set_hyperparameters``."""
         changes = self._updaters[0].optimizer.changes(others, groups)
         for updater in self._updaters:
             updater.lr = updater.lr if learning_rate is None else finite("learning_rate", learning_rate)
@@ -50,14 +50,14 @@ class LocalUpdates:
             updater.changes = {**updater.changes, **changes}
 
     def update(self, rescale_grad: float, left_out: Collection[int] = ()) -> None:
-        """Update with the parameters' gradients times ``rescale_grad``; the gradients stay as they are.
+        """Update with the gradients times ``rescale_grad``. The gradients do not change.
 
         Args:
             rescale_grad: the factor.
-            left_out: positions of parameters that stay as they are.
+            left_out: positions of parameters that are not updated.
 
         Raises:
-            NotFinite: a gradient is NaN or infinite, and that is checked; nothing has been updated.
+            NotFinite: ``check_finite`` is set, and a gradient has NaN or infinite elements. Nothing has been updated.
         """
         self._made += 1
         params = [param for position, param in enumerate(self._params) if position not in left_out]
@@ -68,29 +68,29 @@ class LocalUpdates:
             updater.rescale_grad = rescale_grad
             updater.update(
                 [
-                    (param.key, param.tensors[device].detach(), its[device].clone())
-                    for param, its in zip(params, grads, strict=True)
+                    (param.key, param.tensors[device].detach(), per_device[device].clone())
+                    for param, per_device in zip(params, grads, strict=True)
                 ]
             )
 
     def _require_finite(self, params: Sequence[Parameter], grads: Sequence[Sequence[torch.Tensor]]) -> None:
-        for param, its in zip(params, grads, strict=True):
-            if not all(map(all_finite, its)):
+        for param, per_device in zip(params, grads, strict=True):
+            if not all(map(all_finite, per_device)):
                 raise NotFinite(
                     f"the gradient of {param.key!r} has NaN or infinite elements in update {self._made}, "
                     "which has not been made"
                 )
 
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
-        """Write the first device's state to ``path``."""
+        """Write the state of the first device to ``path``."""
         updater = self._updaters[0]
-        its = updater.states.of(param.key for param in self._params)
-        states_file.write(path, updater.optimizer.name, its, note=note)
+        saved = updater.states.of(param.key for param in self._params)
+        states_file.write(path, updater.optimizer.name, saved, note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
-        """Take the state from ``path``, on all devices."""
-        found, loaded = states_file.read(path)
-        states_file.require_optimizer(found, self._updaters[0].optimizer.name, path)
+        """Read the state from ``path``, for all devices."""
+        name, loaded = states_file.read(path)
+        states_file.require_optimizer(name, self._updaters[0].optimizer.name, path)
         states_file.require_keys(loaded, {param.key: spec_of(param.tensors[0]) for param in self._params}, path)
         for device, updater in enumerate(self._updaters):
             updater.states.load(loaded, {param.key: param.tensors[device].detach() for param in self._params})

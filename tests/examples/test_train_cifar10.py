@@ -1,0 +1,142 @@
+"""The script as a whole: in this process, as a process of its own, and as a job of two workers and two servers."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+
+import pytest
+import torch
+import train_cifar10
+from cifar import choice, resnet
+from cifar.download import UnavailableError
+from safetensors.torch import load_file
+from scripts import EXAMPLES, launch, lines_of, start
+
+SMALL = ("--dataset", "digits", "--num-examples", "64", "--batch-size", "16", "--disp-batches", "2")
+
+
+@pytest.fixture
+def run(monkeypatch, caplog):
+    """Run the script in this process; returns the lines it logs."""
+    caplog.set_level(logging.INFO)
+    monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
+
+    def run(*words):
+        caplog.clear()
+        monkeypatch.setattr(sys, "argv", ["train_cifar10.py", *map(str, words)])
+        train_cifar10.main()
+        return caplog.messages
+
+    return run
+
+
+def shapes(lines):
+    """The lines with their numbers taken out."""
+    return [re.sub(r"\d+\.\d+", "#", line) for line in lines]
+
+
+EPOCH = [
+    "Epoch[0] Batch [2]\tSpeed: # samples/sec\taccuracy=#",
+    "Epoch[0] Train-accuracy=#",
+    "Epoch[0] Time cost=#",
+    "Epoch[0] Validation-accuracy=#",
+]
+
+
+@pytest.mark.parametrize("store", ["local", "device"])
+def test_one_process_prints_the_labs_lines(run, store):
+    first, *lines = run(*SMALL, "--num-epochs", 1, "--kv-store", store)
+    assert first.startswith("start with arguments Namespace(network='resnet', num_layers=8, ")
+    assert shapes(lines) == EPOCH
+
+
+def test_it_reads_cifar10_where_that_is(run, cifar10_folder):
+    lines = run("--data-dir", cifar10_folder.parent, "--batch-size", 10, "--num-epochs", 1)
+    assert "CIFAR-10 is not available" not in "".join(lines)
+    assert re.fullmatch(r"Epoch\[0\] Validation-accuracy=0\.\d[05]0000", lines[-1])  # twentieths: there are 20 pictures
+
+
+def test_going_on_from_a_checkpoint_is_as_never_having_stopped(run, tmp_path):
+    options = (*SMALL, "--lr-step-epochs", 1)
+    run(*options, "--num-epochs", 2, "--model-prefix", tmp_path / "whole")
+    run(*options, "--num-epochs", 1, "--model-prefix", tmp_path / "parts")
+    lines = run(*options, "--num-epochs", 2, "--model-prefix", tmp_path / "parts", "--load-epoch", 1)
+    assert f'Saved checkpoint to "{tmp_path}/parts-0002.safetensors"' in lines
+    assert not any("Epoch[0]" in line for line in lines)
+    whole, parts = (load_file(tmp_path / f"{name}-0002.safetensors") for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys()
+    assert all(whole[name].equal(parts[name]) for name in whole)
+
+
+def test_d2ls_line_and_what_else_may_be_reported(run, monkeypatch, capsys):
+    small = resnet.build("resnet", 8)
+    monkeypatch.setattr(resnet, "build", lambda *which: small)  # its own takes long
+    lines = run(*SMALL, "--d2l", "--num-epochs", 1, "--top-k", 5)
+    assert shapes(lines)[-3:] == [f"Epoch[0] Validation-{name}=#" for name in ("accuracy", "top_k_accuracy_5", "loss")]
+    line = r"epoch 1, loss [\d.]+, train acc [\d.]+, test acc [\d.]+, time [\d.]+ sec, lr 0.1\n"
+    assert re.fullmatch(line, capsys.readouterr().out)
+
+
+def test_noise_is_trained_on_and_not_validated(run):
+    lines = run("--benchmark", 1, "--num-examples", 48, "--batch-size", 16, "--num-epochs", 1, "--monitor", 2)
+    epoch = [line for line in lines[1:] if not line.startswith("Batch: ")]
+    assert shapes(epoch) == EPOCH[1:3]
+    monitored = [line.split() for line in lines if line.startswith("Batch: ")]
+    assert {words[1] for words in monitored} == {"0", "2"}
+    assert ["Batch:", "0", "0.weight"] in [words[:3] for words in monitored]
+
+
+def test_reading_alone_trains_nothing(run):
+    assert shapes(run(*SMALL, "--test-io", 1)[1:]) == [f"Batch [{number}]\tSpeed: # samples/sec" for number in (1, 3)]
+
+
+def test_the_seed_decides_the_result(run, tmp_path):
+    def weights(name, seed):
+        run(*SMALL, "--num-epochs", 1, "--seed", seed, "--model-prefix", tmp_path / name)
+        return torch.cat([tensor.flatten() for tensor in load_file(tmp_path / f"{name}-0001.safetensors").values()])
+
+    assert weights("a", 5).equal(weights("b", 5))
+    assert not weights("a", 5).equal(weights("c", 6))
+
+
+def test_what_the_user_can_mend_is_one_line(run, tmp_path, monkeypatch):
+    def refuse(data_dir):
+        raise UnavailableError("no network")
+
+    monkeypatch.setattr(choice, "find_or_fetch", refuse)
+    with pytest.raises(SystemExit, match=r"^train_cifar10.py: error: no network$"):
+        run("--dataset", "cifar10")
+    with pytest.raises(SystemExit, match=r"^train_cifar10.py: error: no store 'carrier-pigeon'; choose from "):
+        run("--kv-store", "carrier-pigeon")
+    with pytest.raises(SystemExit, match=r"a-0001.safetensors: missing or damaged"):
+        run(*SMALL, "--model-prefix", tmp_path / "a", "--load-epoch", 1)
+
+
+@pytest.mark.long
+def test_as_a_program_from_its_own_folder():
+    process = start("train_cifar10.py", *SMALL, "--num-epochs", 1, "--kv-store", "local", cwd=EXAMPLES)
+    assert process.returncode == 0, process.stdout
+    assert shapes(process.stdout.splitlines()[1:]) == [f"INFO:root:{line}" for line in EPOCH]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("store", ["dist_sync", "dist_async"])
+def test_two_workers_and_two_servers_agree(tmp_path, store):
+    command = f"train_cifar10.py {' '.join(SMALL)} --num-epochs 2 --model-prefix model"
+    command += "" if store == "dist_sync" else f" --kv-store {store}"  # dist_sync is what a launched script takes
+    process = launch(command, workers=2, servers=2, cwd=tmp_path)
+    assert process.returncode == 0, process.stdout
+    lines = {rank: [line.removeprefix("INFO:root:") for line in lines_of(process, rank)] for rank in (0, 1)}
+    assert f"kv_store='{store}'" in lines[0][0]
+    accuracies = [[line for line in lines[rank] if "Validation-accuracy" in line] for rank in (0, 1)]
+    assert len(accuracies[0]) == 2
+    assert accuracies[0] == accuracies[1]
+    assert [line for line in lines[0] + lines[1] if "Saved" in line] == [
+        'Saved checkpoint to "model-0001.safetensors"',
+        'Saved checkpoint to "model-0002.safetensors"',
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"model-000{epoch}.{kind}" for epoch in (1, 2) for kind in ("safetensors", "states", "worker.0", "worker.1")
+    }

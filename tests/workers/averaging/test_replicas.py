@@ -1,0 +1,169 @@
+"""What all averages of weights share: steps, agreement, and the stores that will do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from models import backward, constant, network, same, together
+from threaded import ThreadedJob
+from torch import nn
+
+import kvstore as kv
+from kvstore.dist import DistStore
+from kvstore.store.local import LocalStore
+from workers import PartialSync, PeriodicAveraging
+
+SYNCHRONOUS = [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}]
+
+
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+def test_alone_it_is_torch_optim(kvstore: str) -> None:
+    model = network()
+    sync = PartialSync(model, torch.optim.SGD(model.parameters(), **SYNCHRONOUS[1]), kvstore, chunk_bytes=64)
+    for step in range(5):
+        backward(model, step, 0, 1)
+        sync.step()
+    sync.finish()
+    same(model, together(1, 5, SYNCHRONOUS[1]), atol=0)
+
+
+def test_a_closure_is_passed_on() -> None:
+    param, optimizer = constant(1)
+    sync = PartialSync({"w": param}, optimizer, "local")
+    assert sync.step() is None
+    assert sync.step(lambda: 2.5) == 2.5
+    assert (param[0].item(), sync.steps) == (-2, 2)
+
+
+def test_a_program_may_step_by_itself() -> None:
+    param, optimizer = constant(1)
+    sync = PartialSync({"w": param}, optimizer, "local")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    scaler.scale(torch.ones(()))
+    scaler.step(optimizer)
+    scaler.update()
+    sync.after_step()
+    assert (param[0].item(), sync.steps, sync.rounds) == (-1, 1, 1)
+
+
+def test_wrong_arguments() -> None:
+    param, optimizer = constant(1)
+    with pytest.raises(kv.UsageError, match=r"an instance of torch\.optim\.Optimizer, not str"):
+        PartialSync({"w": param}, "sgd", "local")  # type: ignore[arg-type]
+    with pytest.raises(kv.UnknownName, match="no store 'disc'"):
+        PartialSync({"w": param}, optimizer, "disc")
+    with pytest.raises(kv.ConfigError, match=r"launch\.py"):
+        PartialSync({"w": param}, optimizer, "dist_sync")
+    value = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(kv.UsageError, match="complex64 cannot be stored"):
+        PartialSync({"w": value}, torch.optim.SGD([value]), "local")
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda store: store.set_optimizer("sgd", learning_rate=0.1),
+        lambda store: store.set_optimizer("adam"),
+        lambda store: store.set_updater(lambda key, pushed, stored: stored.add_(pushed)),
+    ],
+)
+def test_a_store_that_updates(prepare: Any) -> None:
+    text = "does not sum what is pushed: it has an optimizer or updater"
+    store, (param, optimizer) = kv.create("local"), constant(1)
+    prepare(store)
+    with pytest.raises(kv.UsageError, match=text):
+        PartialSync({"w": param}, optimizer, store)
+    store = kv.create("local")
+    sync = PartialSync({"w": param}, optimizer, store)
+    prepare(store)
+    with pytest.raises(kv.UsageError, match=text):
+        sync.step()
+    assert param[0].item() == -1, "no average has been made"
+
+
+@pytest.mark.parametrize("who", ["all", "rank 0"])
+def test_servers_that_update(pair: ThreadedJob, who: str) -> None:
+    def work(store: DistStore) -> None:
+        if who == "all" or store.rank == 0:
+            store.set_optimizer("sgd", learning_rate=0.1)
+        store.barrier()
+        param, optimizer = constant(1)
+        with pytest.raises(kv.UsageError, match="set_optimizer has not been called"):
+            PartialSync({"w": param}, optimizer, store)
+
+    pair.run(work)
+
+
+def test_a_store_that_is_asynchronous(pair: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        param, optimizer = constant(1)
+        with pytest.raises(kv.UsageError, match="'dist_async' store updates for every push; averages need 'dist_sync'"):
+            PartialSync({"w": param}, optimizer, store)
+
+    pair.run(work, mode="async")
+
+
+def test_a_store_serves_one_model() -> None:
+    store, (param, optimizer) = kv.create("local"), constant(1)
+    PartialSync({"w": param}, optimizer, store)
+    with pytest.raises(kv.UsageError, match=r"keeps another model in step; make a second one with kvstore\.create"):
+        PartialSync({"w": param}, optimizer, store)
+
+
+def test_workers_that_disagree(pair: ThreadedJob) -> None:
+    def fails(text: str, make: Any) -> None:
+        def work(store: DistStore) -> None:
+            with pytest.raises(kv.Mismatch, match=text.format(other=1 - store.rank)):
+                make(store.rank, store, *constant(1))
+
+        pair.run(work)
+
+    fails(
+        r"disagree on chunk_bytes: \d+ on this one, \d+ on worker {other}",
+        lambda rank, store, param, optimizer: PartialSync({"w": param}, optimizer, store, 16 + rank),
+    )
+    fails(
+        r"worker {other} has another model, optimizer or setting of buffers",
+        lambda rank, store, param, optimizer: PartialSync({f"w{rank}": param}, optimizer, store),
+    )
+    fails(
+        r"worker {other} has made something else than a P",
+        lambda rank, store, param, optimizer: (PartialSync, PeriodicAveraging)[rank]({"w": param}, optimizer, store),
+    )
+
+
+def test_new_parameters_are_not_forgotten() -> None:
+    param, optimizer = constant(1)
+    sync = PartialSync({"w": param}, optimizer, "local")
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(kv.UsageError, match="parameters have changed: make a new PartialSync"):
+        sync.step()
+
+
+def test_weights_change_only_when_all_of_an_average_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, (param, optimizer) = LocalStore(), constant(1)
+    sync = PartialSync({"w": param}, optimizer, store)
+    pushpull = store._pushpull
+
+    def fail(values: dict[Any, Any], *rest: Any) -> Any:
+        if "w" in values:
+            raise kv.DeadlineExceeded("late")
+        return pushpull(values, *rest)
+
+    monkeypatch.setattr(store, "_pushpull", fail)
+    with pytest.raises(kv.DeadlineExceeded):
+        sync.step()
+    assert param.tolist() == [-1] * 10
+
+
+def test_workers_at_different_steps_are_told(pair: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        param, optimizer = constant(1)
+        sync = PartialSync({"w": param}, optimizer, store)
+        sync._steps += store.rank  # as after an error that one worker has caught
+        with pytest.raises(kv.Mismatch, match=f"worker {1 - store.rank} is at step {2 - store.rank}, this one at"):
+            sync.step()
+
+    pair.run(work)

@@ -1,0 +1,247 @@
+"""Gradients that are averages when backward returns: of which backwards, of which parameters, of which dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from averaged import alone, batch, halve, loss_of, network, pair, same, sgd
+from threaded import ThreadedJob
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import kvstore as kv
+import workers
+from kvstore.dist import DistStore
+from workers import DistributedOptimizer
+
+
+@pytest.fixture(autouse=True)
+def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.common.buckets.FIRST_BYTES", 64)
+    monkeypatch.setattr("workers.common.buckets.BUCKET_BYTES", 200)
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3, 4])
+def test_gradients_of_several_backwards_add_up(cluster: ThreadedJob, passes: int) -> None:
+    """Of three backwards a step, however many the optimizer has been told of."""
+
+    def thrice(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        loss_of(model, step + 50, rank).backward()
+        loss_of(model, step + 60, rank).backward()
+        optimizer.step()
+
+    same(pair(cluster, thrice, backward_passes_per_step=passes)[0], alone(thrice))
+
+
+def test_backwards_in_no_sync_send_nothing(cluster: ThreadedJob) -> None:
+    def twice(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
+        optimizer.zero_grad()
+        if rank is None:
+            loss_of(model, step, rank).backward()
+        else:
+            with optimizer.no_sync():
+                loss_of(model, step, rank).backward()
+            assert optimizer._gradients is not None
+            assert not optimizer._gradients.final
+        if step % 2:  # else it is for step to send
+            loss_of(model, step + 50, rank).backward()
+        optimizer.step()
+
+    same(pair(cluster, twice)[0], alone(twice))
+
+
+def test_a_sum(cluster: ThreadedJob) -> None:
+    def summed(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
+        optimizer.zero_grad()
+        (loss_of(model, step, rank) * (2 if rank is None else 1)).backward()
+        optimizer.step()
+
+    same(pair(cluster, summed, op=workers.Sum)[0], alone(summed))
+
+
+def test_nothing_is_added_to_a_sum(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        model = network()
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1), kvstore=store, op="sum")
+        loss_of(model, 0, store.rank).backward()
+        model.zero_grad()
+        loss_of(model, 1, store.rank).backward()  # adds to nothing
+        with pytest.raises(kv.UsageError, match=r"a second backward.. adds to the gradient of"):
+            loss_of(model, 2, store.rank).backward()
+        optimizer.zero_grad()
+        loss_of(model, 2, store.rank).backward()
+
+    cluster.run(work)
+
+
+class Branches(nn.Module):
+    """Each worker's loss depends on a part; nobody's on one of the layers; two share a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.both, self.first, self.second, self.nobody = (nn.Linear(6, 6) for _ in range(4))
+        self.last = nn.Linear(6, 6)
+        self.last.weight = self.both.weight
+        self.empty = nn.Parameter(torch.zeros(0, 3))
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, x: torch.Tensor, rank: int | None) -> torch.Tensor:
+        hidden = self.both(x).tanh()
+        losses = [self.last(branch(hidden)).square().mean() for branch in (self.first, self.second)]
+        return sum(losses) / 2 if rank is None else losses[rank]
+
+
+def branch_step(model: Any, optimizer: Any, step: int, rank: int | None) -> None:
+    optimizer.zero_grad()
+    model(batch(step)[0], rank).backward()
+    optimizer.step()
+
+
+def test_what_got_a_gradient_on_one_worker_counts_as_zeros_on_the_other(cluster: ThreadedJob) -> None:
+    one, _ = pair(cluster, branch_step, build=Branches)
+    same(one, alone(branch_step, build=Branches))
+    assert one.nobody.weight.grad is None  # weight decay would have changed it
+    assert torch.equal(one.nobody.weight, Branches().nobody.weight)
+
+
+def test_a_worker_whose_loss_depends_on_nothing_takes_part(cluster: ThreadedJob) -> None:
+    def idle(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
+        optimizer.zero_grad()
+        if rank != 1:
+            (loss_of(model, step, 0) * (1 if rank == 0 else 0.5)).backward()
+        optimizer.step()
+
+    same(pair(cluster, idle)[0], alone(idle))
+
+
+def test_gradients_that_no_backward_has_made_are_averaged_by_step(cluster: ThreadedJob) -> None:
+    def by_hand(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
+        for param in model.parameters():
+            param.grad = torch.full_like(param, 2.0 if rank is None else 1.0 + 2 * rank)
+        optimizer.step()
+
+    same(pair(cluster, by_hand)[0], alone(by_hand))
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-12), (torch.bfloat16, 0.03), (torch.float16, 0.004)])
+def test_other_dtypes(cluster: ThreadedJob, dtype: torch.dtype, atol: float) -> None:
+    def build() -> nn.Module:
+        return network(dtype)
+
+    same(pair(cluster, build=build)[0], alone(build=build), atol)
+
+
+def test_a_mean_of_float16_may_come_from_a_sum_that_float16_cannot_hold(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> torch.Tensor | None:
+        param = nn.Parameter(torch.zeros(2, dtype=torch.float16))
+        optimizer = DistributedOptimizer(torch.optim.SGD([param], lr=0.0), kvstore=store)
+        (param * 60000.0).sum().backward()
+        optimizer.step()
+        return param.grad
+
+    for grad in cluster.run(work):
+        assert torch.equal(grad, torch.full((2,), 60000.0, dtype=torch.float16))
+
+
+def test_dtypes_and_layouts_mixed(cluster: ThreadedJob) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(4, 2).double())
+        return model.to(memory_format=torch.channels_last)
+
+    def do(model: Any, optimizer: Any, step: int, rank: int | None) -> None:
+        optimizer.zero_grad()
+        x = batch(step, rank)[0][:, :3, None, None].expand(-1, -1, 2, 2).contiguous(memory_format=torch.channels_last)
+        model[2](model[1](model[0](x)).double()).square().mean().backward()
+        optimizer.step()
+
+    same(pair(cluster, do, build=build)[0], alone(do, build=build))
+
+
+def embedding() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(20, 4, sparse=True))
+
+
+def look_up(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
+    optimizer.zero_grad()
+    model(batch(step, rank)[1]).square().mean().backward()
+    optimizer.step()
+
+
+def test_sparse_gradients_are_dense_or_an_error(cluster: ThreadedJob) -> None:
+    def dense(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.3)
+
+    same(pair(cluster, look_up, dense, embedding, sparse_as_dense=True)[0], alone(look_up, dense, embedding))
+    with pytest.raises(kv.UsageError, match=r"gradient of 'parameter 0' is sparse: pass sparse_as_dense=True"):
+        pair(cluster, look_up, dense, embedding)
+
+
+def test_a_backward_inside_of_a_backward(cluster: ThreadedJob) -> None:
+    def checkpointed(model: Any, optimizer: Any, step: int, rank: int | None) -> None:
+        optimizer.zero_grad()
+        x, y = batch(step, rank)
+        hidden = checkpoint(model[1:4], model[0](x), use_reentrant=True)
+        nn.functional.cross_entropy(model[4](hidden), y).backward()
+        optimizer.step()
+
+    same(pair(cluster, checkpointed)[0], alone(checkpointed))
+
+
+def test_a_hook_that_changes_a_gradient_that_has_gone_is_an_error(cluster: ThreadedJob) -> None:
+    def halved(overlap: bool) -> Callable[[DistStore], torch.Tensor | None]:
+        def work(store: DistStore) -> torch.Tensor | None:
+            param = nn.Parameter(torch.ones(100))
+            optimizer = DistributedOptimizer(torch.optim.SGD([param], lr=1), kvstore=store, overlap=overlap)
+            param.register_post_accumulate_grad_hook(halve)
+            (param * (1 + store.rank)).sum().backward()
+            optimizer.step()
+            return param.grad
+
+        return work
+
+    with pytest.raises(kv.UsageError, match=r"gradient of 'parameter 0' changed after it was sent; pass overlap=False"):
+        cluster.run(halved(True))
+    for grad in cluster.run(halved(False)):
+        assert torch.equal(grad, torch.full((100,), 0.75))
+
+
+def test_two_optimizers_whose_backwards_come_in_another_order_do_not_wait_for_each_other(cluster: ThreadedJob) -> None:
+    """Which of them hears of a backward first depends on the graph, which is another on each worker."""
+
+    def work(session: Any) -> list[torch.Tensor]:
+        params = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+        stores = [DistStore(session), DistStore(session)]
+        optimizers = [
+            DistributedOptimizer(torch.optim.SGD([param], lr=1), kvstore=store)
+            for param, store in zip(params, stores, strict=True)
+        ]
+        outer, inner = params if session.rank else reversed(params)
+        ((inner * 2).tanh() * outer).sum().backward()
+        for optimizer, store in zip(optimizers, stores, strict=True):
+            optimizer.step()
+            store.close()
+        return [param.detach() for param in params]
+
+    one, two = cluster.run_sessions(work)
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, two, strict=True))
+
+
+def test_it_lets_go_of_the_parameters(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        model = network()
+        inner = sgd(model.parameters())
+        DistributedOptimizer(inner, kvstore=store)
+        loss_of(model, 0, store.rank).backward()
+        pushes = store.statistics().pushes
+        loss_of(model, 0, store.rank).backward()
+        assert store.statistics().pushes == pushes
+
+    cluster.run(work)

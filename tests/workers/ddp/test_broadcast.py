@@ -1,0 +1,224 @@
+"""Broadcasts: every bit of the root's, whoever that is; optimizers' states of every kind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from threaded import ThreadedJob
+from torch import nn
+
+import kvstore as kv
+import workers
+from kvstore.dist import DistStore
+from workers import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=2, servers=2) as cluster:
+        yield cluster
+
+
+DTYPES = [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64, torch.uint8]
+
+
+def values(rank: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    found = {str(dtype): (torch.randn(3, 5, generator=generator) * 9).to(dtype) for dtype in DTYPES}
+    found["nan"] = torch.tensor([float("nan"), -0.0, float("inf")]) if rank else torch.ones(3)
+    found["none"], found["one"] = torch.zeros(0, 4), torch.tensor(3.5 + rank)
+    found["strided"] = torch.randn(4, 6, generator=generator).t()
+    found["last"] = torch.randn(1, 3, 4, 4, generator=generator).to(memory_format=torch.channels_last)
+    found["large"] = torch.randn(1_200_000, generator=generator)  # more than a piece
+    return found
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def test_every_bit_of_every_dtype_arrives_from_any_root(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        for root in (1, 0):
+            mine = values(store.rank)
+            memory = [tensor.data_ptr() for tensor in mine.values()]
+            broadcast_parameters(mine, root, kvstore=store)
+            assert [tensor.data_ptr() for tensor in mine.values()] == memory
+            for name, theirs in values(root).items():
+                assert bits(mine[name]) == bits(theirs), name
+
+    cluster.run(work)
+
+
+def test_a_module_gets_its_buffers_too(cluster: ThreadedJob) -> None:
+    models = [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)) for _ in range(2)]
+    models[0][1].running_mean.fill_(7)  # type: ignore[operator, union-attr]
+    models[1].requires_grad_(False)
+    cluster.run(lambda store: broadcast_parameters(models[store.rank], kvstore=store))
+    mine, theirs = (model.state_dict() for model in models)
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_parameters_may_come_as_a_list_or_as_pairs(cluster: ThreadedJob) -> None:
+    models = [nn.Linear(2, 2) for _ in range(2)]
+
+    def work(store: DistStore) -> None:
+        broadcast_parameters(models[store.rank].parameters(), kvstore=store)
+        broadcast_parameters(models[store.rank].named_parameters(), kvstore=store)
+
+    cluster.run(work)
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "text"),
+    [
+        (lambda mine: broadcast_parameters([torch.zeros(3)], **mine), "worker . broadcasts something else"),
+        (lambda mine: broadcast_parameters([torch.zeros(2)], 1, **mine), "worker . broadcasts from root_rank="),
+        (lambda mine: broadcast_object(1, **mine), "worker . broadcasts something else"),
+    ],
+)
+def test_workers_that_disagree_are_told(cluster: ThreadedJob, theirs: Callable[[Any], Any], text: str) -> None:
+    def work(store: DistStore) -> None:
+        call = theirs if store.rank else lambda mine: broadcast_parameters([torch.zeros(2)], **mine)
+        with pytest.raises(kv.Mismatch, match=text):
+            call({"kvstore": store})
+
+    cluster.run(work)
+
+
+def test_what_cannot_be_broadcast_is_refused() -> None:
+    workers.init()
+    try:
+        with pytest.raises(kv.UsageError, match="'a' cannot be broadcast: it is int"):
+            broadcast_parameters({"a": 3})
+        with pytest.raises(kv.UsageError, match="'0' cannot be broadcast"):
+            broadcast_parameters([torch.eye(2).to_sparse()])
+        with pytest.raises(kv.UsageError, match="root_rank=1 must be the rank of a worker, 0 to 0"):
+            broadcast_parameters([torch.zeros(1)], 1)
+        with pytest.raises(kv.UsageError, match="optimizer must be an instance of"):
+            broadcast_optimizer_state(3)  # type: ignore[arg-type]
+        broadcast_parameters(nn.Linear(2, 2))  # alone there is nothing to do
+        broadcast_optimizer_state(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1))
+        assert broadcast_object({"a": 1}) == {"a": 1}
+    finally:
+        workers.shutdown()
+
+
+def test_a_store_with_an_optimizer_will_not_do(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        with pytest.raises(kv.KVStoreError, match=r"floating point only|does not sum"):
+            broadcast_parameters([torch.zeros(2)], kvstore=store)
+
+    cluster.run(work)
+
+
+def test_nor_will_one_that_does_something_else_than_summing() -> None:
+    store = kv.create("local")
+    store.set_updater(lambda key, pushed, stored: stored.add_(pushed))
+    with pytest.raises(kv.UsageError, match="this store does not sum what is pushed"):
+        broadcast_parameters([torch.zeros(2)], kvstore=store)
+
+
+def test_plain_objects(cluster: ThreadedJob) -> None:
+    value = {"epoch": 3, "best": (0.5, None), "names": ["a"], "order": torch.arange(5)}
+
+    def work(store: DistStore) -> Any:
+        return broadcast_object(value if store.rank == 1 else print, 1, kvstore=store)
+
+    for theirs in cluster.run(work):
+        assert torch.equal(theirs.pop("order"), torch.arange(5))
+        assert theirs == {"epoch": 3, "best": (0.5, None), "names": ["a"]}
+
+
+MAKERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1),
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, lr=torch.tensor(0.1), betas=(0.8, 0.9), amsgrad=True),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.1),
+    "rprop": lambda params: torch.optim.Rprop(params),
+    "lbfgs": lambda params: torch.optim.LBFGS(params, history_size=3),
+    "asgd": lambda params: torch.optim.ASGD(params),
+}
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    x = torch.linspace(-1, 1, 12).view(4, 3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_an_optimizer_goes_on_as_the_roots(cluster: ThreadedJob, steps: int) -> None:
+    for make in MAKERS.values():
+        torch.manual_seed(0)
+        root = nn.Linear(3, 2)
+        other = copy.deepcopy(root)
+        models = [other, root]
+        optimizers = [make(other.parameters()), make(root.parameters())]
+        train(root, optimizers[1], steps)
+        optimizers[1].param_groups[0]["lr"] = 0.05
+        train(other, optimizers[0], 3 - steps)  # has state where the root has none
+
+        def work(store: DistStore, models: Any = models, optimizers: Any = optimizers) -> None:
+            broadcast_parameters(models[store.rank], 1, kvstore=store)
+            broadcast_optimizer_state(optimizers[store.rank], 1, kvstore=store)
+
+        cluster.run(work)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            assert optimizer.param_groups[0]["lr"] == 0.05
+            train(model, optimizer, 2)
+        assert torch.equal(root.weight, other.weight), optimizers[0]
+
+
+class Odd(torch.optim.Optimizer):
+    """Its state is of other dtypes than its weights, and of every kind."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1.0, "betas": (0.9, 0.99), "flag": None})
+
+    def fill(self) -> None:
+        for param in self.param_groups[0]["params"]:
+            self.state[param] = {
+                "master": param.detach().double() / 3,
+                "n": 2,
+                "none": None,
+                "past": [torch.ones(2), 3],
+            }
+        self.state["all"] = {"step": torch.tensor(4)}  # type: ignore[index]
+
+
+def test_states_keep_their_dtypes(cluster: ThreadedJob) -> None:
+    params = [nn.Parameter(torch.ones(3, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizers = [Odd([param]) for param in params]
+    optimizers[0].fill()
+    optimizers[0].param_groups[0]["flag"] = "on"
+    cluster.run(lambda store: broadcast_optimizer_state(optimizers[store.rank], kvstore=store))
+    its = optimizers[1].state[params[1]]
+    assert torch.equal(its["master"], torch.ones(3).double() / 3)
+    assert (its["n"], its["none"], its["past"][1]) == (2, None, 3)
+    assert optimizers[1].state["all"]["step"] == 4  # type: ignore[index]
+    assert optimizers[1].param_groups[0]["betas"] == (0.9, 0.99)
+    assert optimizers[1].param_groups[0]["flag"] == "on"
+    assert optimizers[1].param_groups[0]["params"][0] is params[1]
+
+
+def test_other_optimizers_are_told(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        groups: Any = [{"params": [nn.Parameter(torch.ones(2))]} for _ in range(1 + store.rank)]
+        with pytest.raises(kv.Mismatch, match="something else"):
+            broadcast_optimizer_state(torch.optim.SGD(groups, lr=1), kvstore=store)
+
+    cluster.run(work)

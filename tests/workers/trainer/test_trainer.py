@@ -1,0 +1,262 @@
+"""Trainer: steps, alone, on several devices and on several workers, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from threaded import ThreadedJob
+from torch import nn
+from trained import HOWS, backward, batch, network, on_devices, plain_run, same, weights
+
+import kvstore as kv
+from kvstore.dist import DistStore
+from kvstore.member.session import Session
+from workers import Trainer
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_alone_it_is_torch_optim(how: dict[str, Any]) -> None:
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    model = network()
+    trainer = Trainer(model.named_parameters(), "sgd", options, **how)
+    for step in range(5):
+        backward(model, *batch(step))
+        trainer.step()
+    same(model, plain_run(5, **options))
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_a_batch_size_divides_the_gradient_of_a_sum(how: dict[str, Any]) -> None:
+    model = network()
+    trainer = Trainer(model.parameters(), "sgd", {"learning_rate": 0.1}, **how)
+    for step in range(3):
+        backward(model, *batch(step), reduction="sum")
+        trainer.step(12)
+    same(model, plain_run(3, lr=0.1))
+
+
+@pytest.mark.parametrize("how", HOWS[1:], ids=str)
+def test_two_devices_do_as_one_with_both_batches(how: dict[str, Any]) -> None:
+    models = [network(0), network(1)]
+    options = {"lr": 0.1, "momentum": 0.9}
+    trainer = Trainer([model.named_parameters() for model in models], "sgd", options, **how)
+    same(*models, atol=0)  # the first one's weights count
+    for step in range(4):
+        data, labels = batch(step)
+        for model, part in zip(models, (slice(0, 6), slice(6, 12)), strict=True):
+            backward(model, data[part], labels[part])
+        trainer.step()
+        same(*models, atol=0)
+    same(models[0], plain_run(4, **options))
+
+
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_two_workers_do_as_one_with_both_batches(cluster: ThreadedJob, update_on_kvstore: bool) -> None:
+    options = {"lr": 0.1, "momentum": 0.9}
+
+    def work(store: DistStore) -> nn.Module:
+        model = models[store.rank]
+        trainer = Trainer(model.named_parameters(), "sgd", options, store, update_on_kvstore)
+        for step in range(4):
+            data, labels = (half[6 * store.rank : 6 * store.rank + 6] for half in batch(step))
+            backward(model, data, labels)
+            trainer.step()
+        return model
+
+    models = [network(0), network(1)]
+    one, two = cluster.run(work)
+    same(one, two, atol=0)
+    same(one, plain_run(4, **options))
+
+
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_gluon_step_on_several_workers(cluster: ThreadedJob, update_on_kvstore: bool) -> None:
+    """MXNet's nightly test: every worker's gradient is its rank + 1, so w == 1 - n(n+1)/2."""
+
+    def work(store: DistStore) -> list[float]:
+        (param,) = weights(1.0)
+        trainer = Trainer({"w": param}, "sgd", {"learning_rate": 1.0}, store, update_on_kvstore)
+        param.grad = torch.full((2,), store.rank + 1.0)
+        trainer.step(1)
+        return param.tolist()
+
+    assert cluster.run(work) == [[-2.0, -2.0]] * 2
+
+
+def test_an_async_store_updates_for_every_worker(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> list[float]:
+        (param,) = weights(1.0)
+        trainer = Trainer({"w": param}, "sgd", {"learning_rate": 1.0}, store)
+        param.grad = torch.full((2,), store.rank + 1.0)
+        trainer.step(1)
+        store.barrier()
+        param.grad = torch.zeros(2)
+        trainer.step(1)
+        return param.tolist()
+
+    assert cluster.run(work, mode="async") == [[-2.0, -2.0]] * 2
+
+
+def test_gluons_own_numbers_on_two_devices() -> None:
+    """MXNet's test_trainer: gradients of one on two devices, lr 1, momentum 0.5."""
+    params = weights(0.0, 0.0)
+    trainer = Trainer(on_devices(params), "sgd", {"learning_rate": 1.0, "momentum": 0.5})
+    for expected in (-2, -5):
+        for param in params:
+            param.grad = torch.ones(2)
+        trainer.step(1)
+        assert [param.tolist() for param in params] == [[expected] * 2] * 2
+
+
+def test_allreduce_grads_and_then_update() -> None:
+    params = weights(0.0, 0.0)
+    trainer = Trainer(on_devices(params), "sgd", {"learning_rate": 1.0}, "device", update_on_kvstore=False)
+    for i, param in enumerate(params):
+        param.grad = torch.full((2,), float(i))
+    trainer.allreduce_grads()
+    assert [param.grad.tolist() for param in params if param.grad is not None] == [[1, 1], [1, 1]]
+    for param in params:
+        assert param.grad is not None
+        param.grad.clamp_(max=0.5)
+    trainer.update(1)
+    assert [param.tolist() for param in params] == [[-0.5, -0.5]] * 2
+
+
+def test_without_a_store_there_is_nothing_to_sum() -> None:
+    (param,) = weights(0.0)
+    trainer = Trainer([param], "sgd", {"learning_rate": 1.0}, None)
+    param.grad = torch.ones(2)
+    trainer.allreduce_grads()
+    trainer.update()
+    assert param.tolist() == [-1, -1]
+
+
+def test_on_the_store_the_two_halves_of_a_step_are_one() -> None:
+    trainer = Trainer(on_devices(weights(0.0, 0.0)), "sgd")
+    with pytest.raises(kv.UsageError, match=r"allreduce_grads\(\) is for update_on_kvstore=False"):
+        trainer.allreduce_grads()
+    with pytest.raises(kv.UsageError, match=r"update\(\) is for update_on_kvstore=False"):
+        trainer.update(1)
+
+
+def test_zero_grad() -> None:
+    params = weights(0.0, 0.0)
+    trainer = Trainer(on_devices(params), "sgd")
+    for param in params:
+        param.grad = torch.ones(2)
+    trainer.zero_grad()
+    assert [param.grad for param in params] == [None, None]
+
+
+@pytest.mark.parametrize("update_on_kvstore", [True, False])
+def test_states_of_a_dist_store(cluster: ThreadedJob, update_on_kvstore: bool, tmp_path: Path) -> None:
+    def work(session: Session) -> None:
+        params = weights(1.0, 1.0)
+        stores = [DistStore(session) for _ in params]
+        trainers = [
+            Trainer([param], "adam", {"lr": 0.1}, store, update_on_kvstore)
+            for param, store in zip(params, stores, strict=True)
+        ]
+
+        def steps(i: int, count: int) -> None:
+            for _ in range(count):
+                params[i].grad = torch.full((2,), 0.5)
+                trainers[i].step()
+
+        steps(0, 2)
+        steps(1, 2)
+        path = tmp_path / f"s{session.rank * (not update_on_kvstore)}"
+        if session.rank == 0 or not update_on_kvstore:
+            trainers[0].save_states(path)
+        stores[0].barrier()
+        trainers[1].load_states(path)
+        steps(0, 2)
+        steps(1, 2)
+        assert torch.equal(*params)
+
+    cluster.run_sessions(work)
+
+
+def test_a_parameter_without_a_gradient() -> None:
+    params = {"used": nn.Parameter(torch.zeros(1)), "unused": nn.Parameter(torch.zeros(1))}
+    for how in HOWS:
+        trainer = Trainer(params, "sgd", **how)
+        params["used"].grad = torch.ones(1)
+        with pytest.raises(kv.UsageError, match=r"'unused' has no gradient: call backward\(\) before step\(\)"):
+            trainer.step()
+        assert params["used"].item() == 0
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_size_is_positive(batch_size: int) -> None:
+    (param,) = weights(0.0)
+    trainer = Trainer([param], "sgd")
+    param.grad = torch.ones(2)
+    with pytest.raises(kv.UsageError, match="must be positive"):
+        trainer.step(batch_size)
+    assert param.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((([],)), kv.UsageError, "no parameters"),
+        ((weights(0.0), "sdg"), kv.UnknownName, "no optimizer 'sdg'"),
+        ((weights(0.0), "sgd", {"momentun": 1}), kv.UnknownName, "no hyper-parameter 'momentun'"),
+        ((weights(0.0), "sgd", {"rescale_grad": "half"}), kv.UsageError, "rescale_grad='half' is not a finite number"),
+        ((weights(0.0), "sgd", None, "disc"), kv.UnknownName, "no store 'disc'"),
+        ((weights(0.0), "sgd", None, "dist_sync"), kv.ConfigError, "launch.py"),
+    ],
+)
+def test_wrong_arguments(arguments: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        Trainer(*arguments)
+
+
+def test_workers_with_different_batch_sizes_are_told(cluster: ThreadedJob) -> None:
+    def work(store: DistStore) -> None:
+        (param,) = weights(0.0)
+        trainer = Trainer({"w": param}, "sgd", None, store)
+        param.grad = torch.ones(2)
+        with pytest.raises(kv.Mismatch, match=r"disagree on the rescale_grad .*'w': 1 on worker 0, 0\.5 on worker 1"):
+            trainer.step(1 + store.rank)
+
+    cluster.run(work)
+
+
+def test_the_weights_of_rank_zero_count(cluster: ThreadedJob) -> None:
+    for mode in ("sync", "async"):
+
+        def work(store: DistStore) -> list[list[float]]:
+            params = weights(5.0 + store.rank, 7.0)
+            Trainer(on_devices(params), "sgd", None, store)
+            return [param.tolist() for param in params]
+
+        assert cluster.run(work, mode=mode) == [[[5, 5], [5, 5]]] * 2
+
+
+@pytest.mark.parametrize(
+    "share", [{"share_gradients": True}, {"share_weights": True}, {"share_gradients": True, "share_weights": True}]
+)
+def test_memory_that_is_shared_gives_the_same_weights(share: dict[str, bool]) -> None:
+    def train(store: Any, **options: bool) -> list[torch.Tensor]:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 40), torch.nn.ReLU(), torch.nn.Linear(40, 3))
+        for number, param in enumerate(model.parameters()):  # threads share torch's own generator
+            torch.nn.init.normal_(param, std=0.3, generator=torch.Generator().manual_seed(number))
+        trainer = Trainer(model.named_parameters(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, store, **options)
+        for step in range(5):
+            batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + store.rank))
+            trainer.zero_grad()
+            model(batch).square().mean().backward()
+            trainer.step()
+        return [param.detach().clone() for param in model.parameters()]
+
+    results = []
+    for options in ({}, share):
+        with ThreadedJob(2, 2, bigarray_bound=2**40) as cluster:
+            results.append(cluster.run(lambda store, options=options: train(store, **options)))
+    for plain, shared in zip(*results, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(plain, shared, strict=True))

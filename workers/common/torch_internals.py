@@ -1,0 +1,65 @@
+"""The internals of torch that this package uses: one function each, which says what is missing if torch changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from kvstore import Unsupported
+
+
+def write_count(tensor: torch.Tensor) -> int:
+    """Return how many in-place writes to ``tensor`` torch has counted; writes through ``.data`` or numpy do not count.
+
+    Raises:
+        Unsupported: this version of torch does not count them.
+    """
+    try:
+        return tensor._version
+    except AttributeError:
+        raise Unsupported(
+            f"torch {torch.__version__} has no Tensor._version, which shows whether a gradient has changed; use a "
+            "version that has it, or Trainer with overlap=False"
+        ) from None
+
+
+def multiply(tensors: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
+    """Multiply tensors of one device in place; in one kernel where torch can."""
+    at_once = getattr(torch, "_foreach_mul_", None)
+    if at_once is not None:
+        at_once(tensors, factor)
+        return
+    for tensor in tensors:
+        tensor.mul_(factor)
+
+
+def after_backward(act: Callable[[], None]) -> None:
+    """Call ``act`` when the backward pass that runs now has ended; DistributedDataParallel and FSDP do the same.
+
+    Raises:
+        Unsupported: this version of torch offers no such callback.
+    """
+    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+    queue = getattr(engine, "queue_callback", None)
+    if queue is None:
+        raise Unsupported(
+            f"torch {torch.__version__} has no callback for the end of backward, which DistributedOptimizer needs; use "
+            "a version that has it, or workers.Trainer"
+        )
+    queue(act)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile``, ``Module.compile`` or ``torch.jit`` has compiled ``module`` with all its parts."""
+    compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return compiled or isinstance(module, torch.jit.ScriptModule)
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Tell torch's schedulers that ``optimizer`` has made a step; without it they warn that none came before theirs.
+
+    A version of torch that looks elsewhere warns without need; nothing else depends on it.
+    """
+    optimizer._opt_called = True  # type: ignore[attr-defined]

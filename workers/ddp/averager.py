@@ -1,0 +1,254 @@
+"""Gradients averaged over workers while backward runs, and final when it returns, as in torch's DDP.
+
+Li et al., "PyTorch Distributed: experiences on accelerating data parallel training" (arXiv:2006.15704). Whatever a
+program does between backward and the step, it does with averages: clipping, a GradScaler's search for infinities, a
+second backward that adds to them. So all workers decide alike.
+
+Buckets are sent in a fixed order, each when all of its gradients are there. Gradients that are missing when backward
+ends are sent as zeros. A last small message counts the workers that have each gradient: a parameter that got no
+gradient anywhere keeps none.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+
+from kvstore import KVStore, UsageError
+from kvstore.ticket import Ticket
+from workers.common.buckets import Progress, divide
+from workers.common.hooks import Hooks
+from workers.common.torch_internals import after_backward, write_count
+
+REMEDY = "pass overlap=False to DistributedOptimizer, so that nothing is sent before backward has ended"
+
+
+@dataclass
+class Sent:
+    """The messages of one backward so far.
+
+    Attributes:
+        grads: by position, the gradient that was sent and its write count; None for zeros.
+        sums: by position, the values that come back.
+        counts: by position, the number of workers with a gradient; None while backward runs.
+        tickets: the tickets of the pushes.
+        streams: the CUDA streams on which gradients were computed.
+    """
+
+    grads: dict[int, tuple[torch.Tensor, int] | None] = field(default_factory=dict)
+    sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    counts: torch.Tensor | None = None
+    tickets: list[Ticket] = field(default_factory=list)
+    streams: set[torch.cuda.Stream] = field(default_factory=set)
+
+
+class GradientAverager:
+    """Makes the gradients of parameters the same on all workers when a backward pass ends.
+
+    The parameters do not keep this object alive; its hooks go with it.
+
+    Args:
+        params: leaves by name, of any floating dtype and device; in the same order on all workers.
+        store: a synchronous store without optimizer, for this alone. The names are already keys in it.
+        used: the key of one 32-bit integer per parameter.
+        average: whether to average; otherwise gradients are summed.
+        passes: how many backward passes add up before the last one sends the sum.
+        sparse_as_dense: make sparse gradients dense; otherwise they are an error.
+        overlap: send while backward runs; otherwise when it ends.
+    """
+
+    def __init__(
+        self,
+        params: dict[str, torch.Tensor],
+        store: KVStore,
+        used: str,
+        *,
+        average: bool,
+        passes: int,
+        sparse_as_dense: bool,
+        overlap: bool,
+    ) -> None:
+        self._names, self._tensors = list(params), list(params.values())
+        self._store, self._used = store, used
+        self._average = average
+        self._passes = passes
+        self._sparse_as_dense = sparse_as_dense
+        self._overlap = overlap
+        self._buckets = divide([tensor.numel() * tensor.element_size() for tensor in self._tensors])
+        self._progress = Progress(self._buckets)
+        self._sent = Sent()
+        self._last: dict[int, torch.Tensor] = {}  # gradients that have been summed since the last step
+        self._pass = 0  # backward passes since gradients were last sent
+        self._running = self._final = False
+        self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
+        self._hooks = Hooks(self, self._tensors)
+
+    @property
+    def final(self) -> bool:
+        """Whether all gradients that backward has made so far are averages."""
+        return self._final
+
+    def step_over(self) -> None:
+        """Begin a new step: the gradients have been used, or dropped."""
+        self._final, self._pass = False, 0
+        self._last.clear()
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Send nothing during backward passes in this block."""
+        return self._hooks.paused()
+
+    def require_between(self, what: str) -> None:
+        """Raise ``UsageError`` if gradients are on their way; ``what`` is the caller, for the message."""
+        if self._sent.grads:
+            raise UsageError(f"{what} was called during backward(); call it between two steps")
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self._hooks.remove()
+
+    def exchange(self) -> None:
+        """Send the rest; return when every gradient is the average, or the sum. All workers call this.
+
+        Raises:
+            UsageError: a gradient is sparse, or has changed since it was sent.
+            KVStoreError: an error of the store. No gradient has changed.
+        """
+        self._send()
+        self._receive()
+
+    # ---- during backward
+
+    @torch.no_grad()
+    def arrive(self, position: int) -> None:
+        """Handle the gradient of the parameter at ``position``, which backward has just accumulated."""
+        # Queued by each hook: torch drops the queue of a backward that fails.
+        _at_end(self, GradientAverager.end)
+        with self._lock:
+            tensor = self._tensors[position]
+            if self._last.get(position) is tensor.grad is not None:
+                raise UsageError(
+                    f"a second backward() adds to the gradient of {self._names[position]!r}, which is already a sum "
+                    "over workers: call zero_grad() before, or pass backward_passes_per_step"
+                )
+            self._running, self._final = True, False
+            if self._progress.gone(position):
+                raise UsageError(
+                    f"the gradient of {self._names[position]!r} came twice: in one backward(), or because an earlier "
+                    "one "
+                    f"failed; {REMEDY}"
+                )
+            if tensor.is_cuda:
+                self._sent.streams.add(torch.cuda.current_stream(tensor.device))
+            if self._overlap and self._due:
+                for bucket in self._progress.arrive(position):
+                    self._push(bucket)
+
+    def end(self) -> None:
+        """Handle the end of a backward pass."""
+        if not self._running:
+            return
+        self._running = False
+        if self._due:
+            self._send()
+            _at_end(
+                self, GradientAverager._receive
+            )  # after all others have sent, so that none waits for another's turn
+        elif not self._hooks.resting:
+            self._pass += 1
+
+    @torch.no_grad()
+    def _send(self) -> None:
+        """Push the gradients that have not been pushed."""
+        for bucket in self._buckets:
+            if bucket.start not in self._sent.grads:
+                self._push(bucket)
+        flags = [self._sent.grads[position] is not None for position in range(len(self._tensors))]
+        self._sent.counts = torch.tensor(flags, dtype=torch.int32)
+        self._sent.tickets.append(self._store.pushpull(self._used, self._sent.counts, wait=False))
+
+    @torch.no_grad()
+    def _receive(self) -> None:
+        """Wait for the sums and write them, if any are on their way."""
+        sent, self._sent = self._sent, Sent()
+        self._progress.restart()
+        if sent.counts is None:
+            return
+        self._pass = 0
+        for ticket in sent.tickets:
+            ticket.wait()
+        for position, record in sent.grads.items():
+            if record is None:
+                continue
+            grad, count = record
+            if grad is not self._tensors[position].grad or write_count(grad) != count:
+                raise UsageError(f"the gradient of {self._names[position]!r} changed after it was sent; {REMEDY}")
+        for position, total in sent.sums.items():
+            if sent.counts[position]:
+                self._write(self._tensors[position], total)
+        self._final = True
+        if not self._average:
+            self._last = {n: tensor.grad for n, tensor in enumerate(self._tensors) if tensor.grad is not None}
+
+    @property
+    def _due(self) -> bool:
+        return not self._hooks.resting and self._pass + 1 >= self._passes
+
+    def _push(self, bucket: range) -> None:
+        for stream in self._sent.streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        values: list[torch.Tensor] = []
+        for position in bucket:
+            tensor, grad = self._tensors[position], self._gradient(position)
+            self._sent.grads[position] = None if grad is None else (grad, write_count(grad))
+            values.append(torch.zeros_like(tensor, device="cpu") if grad is None else self._scaled(grad))
+        sums = {n: torch.empty(value.shape, dtype=value.dtype) for n, value in zip(bucket, values, strict=True)}
+        self._sent.sums |= sums
+        keys = [self._names[position] for position in bucket]
+        order = -self._buckets.index(bucket)
+        ticket = self._store.pushpull(keys, values, list(sums.values()), order, wait=False, copy=False)
+        self._sent.tickets.append(ticket)
+
+    def _gradient(self, position: int) -> torch.Tensor | None:
+        tensor, name = self._tensors[position], self._names[position]
+        if tensor.grad is not None and tensor.grad.layout != torch.strided:
+            if not self._sparse_as_dense:
+                raise UsageError(
+                    f"the gradient of {name!r} is sparse: pass sparse_as_dense=True to send it as a dense one, or "
+                    "create "
+                    "its layer with sparse=False"
+                )
+            tensor.grad = tensor.grad.to_dense()
+        return tensor.grad
+
+    def _scaled(self, grad: torch.Tensor) -> torch.Tensor:
+        """What is sent. float16 is divided first: a sum may exceed its range, 65504, where the mean does not."""
+        return grad / self._store.num_workers if self._average and grad.dtype == torch.float16 else grad.detach()
+
+    def _write(self, tensor: torch.Tensor, total: torch.Tensor) -> None:
+        if tensor.grad is None:
+            tensor.grad = torch.empty_like(tensor)
+        grad = tensor.grad.detach()
+        if not self._average or grad.dtype == torch.float16:
+            grad.copy_(total)
+        elif grad.is_cpu:
+            torch.div(total, self._store.num_workers, out=grad)
+        else:
+            grad.copy_(total)
+            grad.div_(self._store.num_workers)
+
+
+def _at_end(gradients: GradientAverager, what: Callable[[GradientAverager], None]) -> None:
+    """Call ``what`` when the current backward pass has ended."""
+    me = weakref.ref(gradients)
+
+    def call() -> None:
+        averager = me()
+        if averager is not None:
+            what(averager)
+
+    after_backward(call)
