@@ -185,7 +185,8 @@ def test_an_interface_that_a_host_has_not(over_ssh: Site, hosts: Hosts, walled: 
     options = ("--interface", "own0", "--host-ip", hosts.outside)
     run = over_ssh.launch(*hostfile(over_ssh, *hosts.addresses[:2]), *options, "-n", "2", "-s", "1", "true")
     said = refused(run)
-    assert f"{hosts.addresses[0]}: cannot choose an address for this host: --interface own0: no interface with that name" in said
+    why = "cannot choose an address for this host: --interface own0: no interface with that name"
+    assert f"{hosts.addresses[0]}: {why}" in said
 
 
 def test_a_changed_host_key_is_refused(over_ssh: Site, hosts: Hosts) -> None:
