@@ -1,4 +1,4 @@
-"""What a launcher says when it cannot start a job, and when a job has failed that a script had started."""
+"""The errors of launchers: a job that cannot be started, and a job of `launcher.run` that has failed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ NOT_FOUND = 127
 
 
 class LaunchError(Exception):
-    """The job cannot be started as described; nothing of it is running.
+    """The job cannot be started. None of its processes is running.
 
-    The message is for the user: what was wrong, and what would work. It never holds the value of an environment
-    variable. `exit_code` is what launch.py exits with.
+    The message is for the user: what was given, what is valid, what to do. It never holds the value of an environment
+    variable, which may be a secret.
+
+    Args:
+        message: the text.
+        exit_code: what launch.py exits with.
     """
 
     def __init__(self, message: str, exit_code: int = USAGE) -> None:
@@ -20,14 +24,14 @@ class LaunchError(Exception):
 
 
 class WorkerFailed(Exception):
-    """A process of a job has failed, and the job with it; nothing of it is running.
+    """A process of a job has failed, and so the job. None of its processes is running.
 
-    It is raised by `launcher.run`, or is the cause of what that raises if a worker has raised something else.
+    `launcher.run` raises it. If a worker has raised an exception, `launcher.run` raises that, with this as its cause.
 
     Args:
-        process: which: `worker 1`, `server 0`, `scheduler`.
-        how: in words: `was killed by SIGKILL`, `raised ValueError: no data`.
-        details: the traceback there, if there is one.
+        process: the name of the process: `worker 1`, `server 0`, `scheduler`.
+        how: what happened to it: `was killed by SIGKILL`, `raised ValueError: no data`.
+        details: the traceback in that process, if there is one.
     """
 
     def __init__(self, process: str, how: str, details: str = "") -> None:

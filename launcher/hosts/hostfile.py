@@ -1,8 +1,8 @@
-"""Hostfiles: text in, hosts out. Pure, but for `read`.
+"""Reads hostfiles. No I/O, but for `read`.
 
-A line is `[user@]host[:port] [slots=N]`. Blank lines and what follows a `#` are ignored; an IPv6 address with a port
-goes in brackets. A number below 1024 behind the colon is taken for slots, as in SINGA's and MPICH's `host:4`: sshd
-listens elsewhere, but for 22.
+A line is `[user@]host[:port] [slots=N]`. Blank lines, and what follows a `#`, are ignored. An IPv6 address with a port
+is in brackets. After the colon, a number below 1024 other than 22 is a number of slots, as in SINGA's and MPICH's
+`host:4`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from launcher.errors import LaunchError
 
-FIRST_PORT = 1024  # numbers below it are slots
+FIRST_PORT = 1024  # smaller numbers are slots
 SSH_PORT = 22
 MAX_SLOTS = 1024
 _LINE = re.compile(
@@ -23,7 +23,7 @@ _LINE = re.compile(
     r"(?::(?P<number>[0-9]{1,9}))?(?P<options>(?:\s+[\w-]+=\S*)*)"
 )
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
-# As OpenSSH: ssh may put the name into a command of the user's configuration, which a shell executes.
+# As in OpenSSH: ssh may put the name into a command of the user's configuration, which a shell executes.
 _USER = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\";&<>|(){}]*(?<!\\)")
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 
@@ -33,10 +33,10 @@ class Host:
     """A host to run on.
 
     Args:
-        name: its name or address, or what ssh's configuration calls it.
-        user: who to be there; whom ssh chooses if empty.
-        port: where its sshd listens; where ssh thinks if 0.
-        slots: how many workers it takes; None if nothing is said of it.
+        name: its name, its address, or its name in ssh's configuration.
+        user: the user to log in as; empty for ssh's choice.
+        port: the port of its sshd; 0 for ssh's choice.
+        slots: the number of workers that it takes; None if the hostfile does not say.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Host:
 
     @property
     def here(self) -> bool:
-        """Whether it is this machine, and needs no ssh."""
+        """Whether it is this machine, which needs no ssh."""
         return self.name in _HERE and not self.port and not self.user
 
 
@@ -54,7 +54,7 @@ def read(path: str) -> list[Host]:
     """The hosts in a file.
 
     Raises:
-        LaunchError: it cannot be read, or a line of it not understood.
+        LaunchError: the file cannot be read, or a line is not valid.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -64,10 +64,10 @@ def read(path: str) -> list[Host]:
 
 
 def parse(lines: Iterable[str], path: str = "the hostfile") -> list[Host]:
-    """The hosts in these lines, each once; slots of a host that is named again are added up.
+    """The hosts in these lines, each once. If a host is named again, its slots are added up.
 
     Raises:
-        LaunchError: a line makes no sense, or there is none; the message names the file and the line.
+        LaunchError: a line is not valid, or there is no host. The message names the file and the line.
     """
     hosts: dict[tuple[str, str, int], Host] = {}
     for number, line in enumerate(lines, 1):
@@ -98,7 +98,7 @@ def _host(text: str) -> Host:
             ipaddress.IPv6Address(name)
         except ValueError:
             raise ValueError(f"{name!r} is not an IPv6 address") from None
-        if not _NAME.fullmatch(name.partition("%")[2] or "_"):  # its interface, which Python takes as it is
+        if not _NAME.fullmatch(name.partition("%")[2] or "_"):  # Python does not check the interface
             raise ValueError(f"{name!r} is not an IPv6 address")
     elif not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not a host name")
@@ -115,7 +115,7 @@ def _host(text: str) -> Host:
             raise ValueError(f"port {port} is out of range: 1 to 65535")
     for option in match["options"].split():
         what, _, value = option.partition("=")
-        if what in ("max_slots", "max-slots"):  # Open MPI's, which matter to none but mpirun
+        if what in ("max_slots", "max-slots"):  # Open MPI's, which only mpirun reads
             continue
         if what != "slots":
             raise ValueError(f"{what!r} is not an option of a host; valid: slots")

@@ -1,7 +1,7 @@
-"""Which process of a job runs on which host. Pure.
+"""Chooses the host of each process of a job. No I/O.
 
-Slots are for workers. Where no slots are given, the workers are spread evenly. Servers go in turn to the hosts that
-have workers, and take no slots there; with hosts of their own they fill these as workers do.
+Slots are for workers. Hosts without a number of slots share the remaining workers evenly. Servers go in turn to the
+hosts that have workers, and take no slots there. If servers have hosts of their own, they fill these as workers do.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from launcher.job.description import Job
 
 
 def place(job: Job, hosts: Sequence[Host], server_hosts: Sequence[Host] | None = None) -> dict[Host, list[Member]]:
-    """Where each worker and server of a job goes; the scheduler stays with launch.py.
+    """Choose a host for each worker and server. The scheduler runs beside launch.py.
 
     Args:
-        job: how many there are, and whether to fill hosts or to take them in turn.
-        hosts: those in the hostfile.
-        server_hosts: those for servers alone, if they have their own.
+        job: the numbers of workers and servers, and the placement.
+        hosts: the hosts in the hostfile.
+        server_hosts: the hosts for servers; None for the hosts that have workers.
 
     Returns:
-        The hosts that get anything, in their order, each with its members, servers first.
+        The hosts that have members, in their order, each with its members, servers first.
 
     Raises:
         LaunchError: there are more workers, or servers, than slots.
@@ -57,7 +57,7 @@ def _spread(count: int, hosts: Sequence[Host], policy: str, role: Role) -> list[
 
 
 def _room(count: int, hosts: Sequence[Host]) -> list[int]:
-    """How many each host takes: its slots, or, where it does not say, an even share of what is left."""
+    """The number of processes for each host: its slots or, if not given, an even share of the remaining processes."""
     said = sum(host.slots for host in hosts if host.slots is not None)
     silent = sum(host.slots is None for host in hosts)
     share, more = divmod(max(0, count - said), silent) if silent else (0, 0)

@@ -1,4 +1,4 @@
-"""The address by which others reach this host, and whether theirs answer: many at once, within a deadline."""
+"""The address by which other hosts reach this one, and whether their addresses answer."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Target = tuple[str, str, int]
 
 
 def address(*, host: str = "", interface: str = "", toward: str = "") -> Address:
-    """What `choose` chooses; its errors speak of options, which the user has given, and not of variables.
+    """Choose an address as `kvstore.job.address.choose` does. Errors name options of launch.py instead of variables.
 
     Raises:
-        LaunchError: nothing fits.
+        LaunchError: this host has no such address.
     """
     try:
         return choose(host=host, interface=interface, toward=toward)
@@ -31,10 +31,14 @@ def address(*, host: str = "", interface: str = "", toward: str = "") -> Address
 
 
 def unreachable(targets: Iterable[Target], seconds: float) -> list[tuple[str, str]]:
-    """Connect to every (name, address, port), and hang up.
+    """Connect to all targets at once, and disconnect.
+
+    Args:
+        targets: (name, address, port) of each.
+        seconds: the time limit for all.
 
     Returns:
-        Those that did not answer, each with the reason.
+        (name, reason) of those that did not answer.
     """
     failures: list[tuple[str, str]] = []
     sockets: dict[int, socket.socket] = {}
@@ -44,7 +48,7 @@ def unreachable(targets: Iterable[Target], seconds: float) -> list[tuple[str, st
             sock.setblocking(False)
             try:
                 code = sock.connect_ex((address, port))
-            except (OSError, ValueError, TypeError):  # another host may say what it likes
+            except (OSError, ValueError, TypeError):  # another host has sent the address, which may be anything
                 sock.close()
                 failures.append((name, f"{address[:40]!r} is not an address"))
                 continue
@@ -72,7 +76,7 @@ def listener(address: str) -> socket.socket:
     """A socket that listens at a free port of an address of this host.
 
     Raises:
-        OSError: it is none.
+        OSError: this host does not have the address.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""The command lines of ssh and rsync. Pure."""
+"""The command lines of ssh and rsync. No I/O."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from launcher.hosts.hostfile import Host
 from launcher.job.cluster import Cluster
 
 CONNECT_S = 8
-# No questions: nobody is there to answer. A host that is cut off is noticed within nine seconds. What the user's
-# configuration wants for people at a terminal would keep the connection from us, or from ending with the job.
+# ssh must not ask, because nobody answers. It notices within 9 s that a host is cut off. Settings of the user's
+# configuration that are for terminals would keep the agent's streams from us, or the connection open after the job.
 _OPTIONS = (
     "BatchMode=yes",
     f"ConnectTimeout={CONNECT_S}",
@@ -24,7 +24,7 @@ _OPTIONS = (
 
 
 def ssh(cluster: Cluster, host: Host) -> list[str]:
-    """How to reach a host; its name and a command are still to be added. The user's options come first, and so win."""
+    """The words of ssh before the host name and the command. The user's options come first, and so take precedence."""
     argv = ["ssh", "-T", "-x"]
     if cluster.ssh_config is not None:
         argv += ["-F", cluster.ssh_config]
@@ -38,12 +38,12 @@ def ssh(cluster: Cluster, host: Host) -> list[str]:
 
 
 def remote_command(cluster: Cluster, host: Host, argv: Sequence[str]) -> list[str]:
-    """Run these words on a host, in the user's login shell there."""
+    """The words that run a command on a host, in the user's login shell."""
     return [*ssh(cluster, host), "--", host.name, f"exec {shlex.join(argv)}"]
 
 
 def rsync(cluster: Cluster, host: Host, source: str, target: str) -> list[str]:
-    """Copy the content of a directory into another on a host."""
+    """The words that copy the content of a directory into a directory on a host."""
     argv = ["rsync", "-az", "-s"]
     if cluster.sync_gitignore:
         argv += ["--exclude=/.git", "--filter=:- .gitignore"]

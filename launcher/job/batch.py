@@ -1,4 +1,4 @@
-"""A job as text, for cluster managers that queue it: it holds secrets, and travels on standard input alone."""
+"""A job as text, for cluster managers that queue it. The text holds secrets and must only go to standard input."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def dumps(job: Job, environ: Mapping[str, str], end: str) -> str:
     """One line of ASCII.
 
     Args:
-        job: what to run.
-        environ: the caller's environment, of which the job's variables go along: not every site passes them on.
-        end: a file that is there, to write the exit code to: a manager may say it late, when a host does not answer it.
+        job: the job.
+        environ: the caller's environment. The text has the variables that the job passes on, because not every site
+            does so itself.
+        end: an existing file for the exit code. A manager may report the code late, if a host does not answer it.
     """
     fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(Job)}
     fields["cluster"] = dataclasses.asdict(job.cluster)
@@ -30,10 +31,13 @@ def dumps(job: Job, environ: Mapping[str, str], end: str) -> str:
 
 
 def loads(text: str) -> tuple[Job, dict[str, str], str]:
-    """What `dumps` has been given: the job, its variables of the caller's environment, and a file for its exit code.
+    """Read a text of `dumps`.
+
+    Returns:
+        The job, the variables of the caller's environment, and the file for the exit code.
 
     Raises:
-        LaunchError: it is none.
+        LaunchError: the text is not one of `dumps`.
     """
     try:
         fields, variables, end = json.loads(text)

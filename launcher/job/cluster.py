@@ -1,4 +1,4 @@
-"""Where a job runs and how it gets there: what some kinds of cluster want to know and others do not."""
+"""The options that only some launchers take: hosts, network, resources. No I/O."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ PLACEMENTS = ("fill", "round-robin")
 
 @dataclass(frozen=True)
 class Cluster:
-    """Options of launch.py; each kind of cluster takes some of them, and the others must be left as they are.
+    """Options of launch.py that depend on the launcher. Each launcher takes some; the others must keep their defaults.
 
     Args:
-        hostfile: a file with the hosts to run on.
-        server_hosts: a file with the hosts of the servers, if those are not to be beside workers.
-        placement: fill a host's slots before the next host's, or take the hosts in turn.
-        sync_dst_dir: where to copy the working directory on each host; the job runs there. A local job ignores it.
-        sync_exclude: patterns of files that are not copied, as rsync's --exclude knows them.
-        sync_gitignore: whether to leave out what .gitignore files name, and .git.
+        hostfile: a file with the hosts of the workers.
+        server_hosts: a file with the hosts of the servers; None for the hosts that have workers.
+        placement: `fill` uses all slots of a host before the next host; `round-robin` takes the hosts in turn.
+        sync_dst_dir: the directory on each host to copy the working directory to; the job runs there. A local job
+            ignores it.
+        sync_exclude: patterns of files that are not copied, in the syntax of rsync's --exclude.
+        sync_gitignore: whether to leave out .git and the files that .gitignore files name.
         ssh_config: a configuration file for ssh.
-        ssh_option: options for ssh, as its -o takes them.
-        python: the interpreter on the hosts; the path of launch.py's own if empty.
-        host_ip: the address of this machine, by which the hosts reach it.
-        interface: the network interface whose address to use, on every host.
-        encryption: whether links between hosts are encrypted, and only members can make them.
-        job_name: how the cluster's tools show the job.
+        ssh_option: options for ssh, in the syntax of its -o.
+        python: the path of the interpreter on the hosts; if empty, that of launch.py's interpreter.
+        host_ip: the address by which the hosts reach this machine.
+        interface: the network interface whose address every host uses.
+        encryption: whether links between hosts are encrypted and only members can open them.
+        job_name: the name of the job in the cluster's tools.
         queue: the queue or partition.
-        time: how long the job may take, as the cluster writes it.
-        worker_cores, server_cores: processors for each process of that role.
-        worker_memory, server_memory: memory for each, as 500m or 4g.
-        gpus_per_worker: GPUs for each worker.
-        cluster_option: words for the cluster's own command, as they are.
+        time: the time limit, in the cluster's notation.
+        worker_cores, server_cores: the number of cores for each process of that role; 0 for the default.
+        worker_memory, server_memory: the memory for each process of that role, such as 500m or 4g.
+        gpus_per_worker: the number of GPUs for each worker; 0 for no request.
+        cluster_option: words that are passed to the cluster's command unchanged.
         image: the container image.
         namespace: the Kubernetes namespace.
-        yarn_jar: YARN's distributed shell.
+        yarn_jar: the path of YARN's distributed shell.
     """
 
     hostfile: str | None = None
@@ -62,10 +63,10 @@ class Cluster:
     yarn_jar: str = ""
 
     def given(self) -> list[str]:
-        """The fields that are not at their defaults."""
+        """The names of the fields that differ from their defaults."""
         return [field.name for field in fields(self) if getattr(self, field.name) != field.default]
 
 
 def option(field: str) -> str:
-    """What a field is called on the command line."""
+    """The command-line option of a field."""
     return "--no-encryption" if field == "encryption" else f"--{field.replace('_', '-')}"

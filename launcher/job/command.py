@@ -1,7 +1,7 @@
-"""The user's command, turned into the words that are executed. Pure.
+"""Turns the user's command into the words that are executed. No I/O.
 
-A command comes as separate words, which are executed as they are, or as one string. A string goes to the shell only if
-it needs one: without it there is a process less to signal, and the exit status is the program's own.
+A command of several words is executed as it is. A command of one string goes to the shell only if it needs one. Without
+a shell there is one process less to signal, and the exit status is that of the program.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from launcher.errors import LaunchError
 SHELL = "/bin/sh"
 PYTHONS = ("python", "python3")
 
-# Anything the shell would act upon. Inside quotes these are harmless, and the shell gets them right as well.
+# Characters that a shell interprets. In quotes it does not, and then the shell is harmless, too.
 _META = frozenset("|&;<>()$`*?[]{}!#~\n\r")
 _ASSIGNMENT = re.compile(r"\s*[A-Za-z_][A-Za-z0-9_]*=")
-# Commands that exist only inside a shell, so that "exit 7" means what it says.
+# Commands that exist only in a shell, such as "exit 7".
 # fmt: off
 _BUILTINS = frozenset([
     ".", ":", "break", "cd", "command", "continue", "eval", "exec", "exit", "export", "read", "readonly", "return",
@@ -29,13 +29,15 @@ _BUILTINS = frozenset([
 
 
 def argv_of(command: Sequence[str], python: str) -> tuple[str, ...]:
-    """The words to execute for `command`, where `python` as its first word is the interpreter of that path.
+    """The words to execute for a command.
 
-    Inside a shell string, and behind words such as `env` or `timeout`, `python` is found on PATH instead; the launcher
-    puts `shim(python)` there.
+    Args:
+        command: the command: one string, or several words.
+        python: the interpreter to run if the first word is `python` or `python3`. In a shell command, and after words
+            such as `env` or `timeout`, the shell finds `python` on PATH, where the launcher puts `shim(python)`.
 
     Raises:
-        LaunchError: the command is empty, or a string whose quotes do not match.
+        LaunchError: the command is empty, or its quotes do not match.
     """
     words = _split(command[0]) if len(command) == 1 else list(command)
     if not words or not words[0]:
@@ -46,7 +48,7 @@ def argv_of(command: Sequence[str], python: str) -> tuple[str, ...]:
 
 
 def shim(python: str) -> str:
-    """A script that is `python`. A symbolic link would not do: it would hide the virtual environment from it."""
+    """A script that runs an interpreter, which would not find its virtual environment through a symbolic link."""
     return f'#!{SHELL}\nexec {shlex.quote(python)} "$@"\n'
 
 

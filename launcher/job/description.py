@@ -1,4 +1,4 @@
-"""What the user asked for, before anything is known about where it will run."""
+"""The job that the user has asked for, before it is known where each process will run. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstore.job.contract import COMPUTED
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 
-# A typing error must not become a fork bomb.
+# A typing error must not start a million processes.
 MAX_PER_ROLE = 1024
 
 # The variables by which members of a job, and its agents, find each other. Nobody may set them by option.
@@ -27,18 +27,19 @@ class Job:
     """One distributed job, the same for every kind of cluster.
 
     Args:
-        num_workers: how many copies of `command` to run.
-        num_servers: how many servers to run beside the one scheduler.
-        command: the user's command, as it stood on the command line: one quoted string, or separate words.
-        env_server: variables for the servers alone.
-        env_worker: variables for the workers alone.
-        env_names: variables of the caller's environment that go along to every process. A local job inherits them all;
-            clusters that start processes elsewhere send just these.
-        cluster: where it runs.
-        server_argv: what the scheduler and the servers run, if it is not ours; `DMLC_ROLE` tells them which they are.
+        num_workers: the number of workers; each runs `command`.
+        num_servers: the number of servers. A job has one scheduler.
+        command: the user's command as given on the command line: one quoted string, or separate words.
+        env_server: environment variables for the servers only.
+        env_worker: environment variables for the workers only.
+        env_names: names of variables to pass from the caller's environment to every process. A local job inherits all
+            of them; other launchers pass only these.
+        cluster: where the job runs.
+        server_argv: the command of the scheduler and the servers, if not `python -m servers`. `DMLC_ROLE` tells the
+            process which of them it is.
 
     Raises:
-        LaunchError: the description makes no sense.
+        LaunchError: a number is out of range, the command is empty, or a variable is reserved.
     """
 
     num_workers: int

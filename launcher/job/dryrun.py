@@ -1,4 +1,4 @@
-"""What `launch.py --dry-run` shows of environments and commands. Pure, and without a secret."""
+"""How `launch.py --dry-run` shows environments and commands, without any secret. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from launcher.job.description import Job
 from launcher.job.tasks import Rendezvous, member_variables, members, words
 
 HIDDEN = "..."
-# The values of these are computed and harmless; of no others does anybody here know what they hold.
+# The launcher computes these values, and none is a secret. Any other value may be one.
 _SHOWN = frozenset(
     setting.name
     for setting in (
@@ -22,28 +22,28 @@ _SHOWN = frozenset(
 
 
 def variables(env: Mapping[str, str]) -> str:
-    """An environment as a shell would be given it, with every value hidden that may be a secret."""
+    """An environment in shell syntax. Every value that may be a secret is hidden."""
     return " ".join(f"{name}={shlex.quote(value) if name in _SHOWN else HIDDEN}" for name, value in sorted(env.items()))
 
 
 def command(argv: Iterable[str]) -> str:
-    """A command as one would type it."""
+    """A command in shell syntax."""
     return shlex.join(argv)
 
 
 def task(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> str:
-    """One process, a line: who it is, its variables, its command."""
+    """One process as a line: its name, its variables, its command."""
     return f"{role} {rank}: {variables(member_variables(job, at, role, rank))} {command(words(job, role, python))}"
 
 
 def elsewhere(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> str:
-    """The same as a comment, of one that inherits nothing but what the job passes on."""
+    """One process on another host as a comment. It inherits only the variables that the job passes on."""
     named = dict.fromkeys(job.env_names, "") | member_variables(job, at, role, rank)
     return f"#   {role} {rank}: {variables(named)} {command(words(job, role, python))}"
 
 
 def tasks(job: Job, kind: str, python: str) -> str:
-    """The processes of a job whose places a manager decides, as comments, a line each."""
+    """The processes of a job whose hosts a manager chooses, as comments, one line each."""
     at = Rendezvous("(this machine)", 0, "(the job)", kind, "(the host)")
     there = [(role, rank) for role, rank in members(job) if role != "scheduler"]
     return "\n".join(elsewhere(job, at, role, rank, python) for role, rank in there)

@@ -1,4 +1,4 @@
-"""The processes of a job and the environment of each. Pure: a job and an address in, tasks out.
+"""The processes of a job, and the environment of each. No I/O.
 
 `kvstore.job.contract` has what a process must know of its job. `member_variables` adds the user's variables, and
 `render` makes whole environments for processes that inherit the caller's.
@@ -17,9 +17,9 @@ from launcher.errors import LaunchError
 from launcher.job.command import argv_of
 from launcher.job.description import Job
 
-# Every process of a job carries this, so that even one that has left its session can be found at the end.
+# Every process of a job has this variable, so that it is found at the end even if it has left its session.
 MARK = settings.JOB.name
-AGENT = settings.AGENT.name  # the same, of those that one agent has started
+AGENT = settings.AGENT.name  # likewise, for the processes that one agent has started
 LOCAL_RANK, LOCAL_SIZE = settings.LOCAL_RANK.name, settings.LOCAL_SIZE.name
 ROOT_FD = settings.ROOT_FD.name
 
@@ -30,12 +30,12 @@ class Rendezvous:
 
     Args:
         uri: the scheduler's host, or `ipc://` and a path.
-        port: its port; 0 where the uri says all.
-        mark: names the job, among all jobs of this machine.
-        cluster: the kind of launcher.
-        node_host: the address at which each process can be reached, where it is the same for all.
-        fd: a socket that listens at uri and port, which the scheduler inherits under this number.
-        keyring: the members' keys, where links are encrypted.
+        port: the scheduler's port; 0 with `ipc://`.
+        mark: the name of the job, unique on this machine.
+        cluster: the launcher.
+        node_host: the address of all processes, if they have the same one.
+        fd: a socket that listens at uri and port; the scheduler inherits it under this number.
+        keyring: the members' keys, if links are encrypted.
     """
 
     uri: str
@@ -47,7 +47,7 @@ class Rendezvous:
     keyring: Keyring | None = None
 
     def contract(self, job: Job) -> Contract:
-        """What the members of that job are told."""
+        """What the members of a job are told."""
         root_fd = -1 if self.fd is None else self.fd
         return Contract(
             job.num_workers, job.num_servers, self.uri, self.port, self.mark, self.cluster, root_fd, self.keyring
@@ -56,13 +56,14 @@ class Rendezvous:
 
 @dataclass(frozen=True)
 class Task:
-    """One process to start. Its environment is kept out of its repr: it may hold secrets.
+    """One process to start.
 
     Args:
-        role, rank: which member of the job it is.
+        role, rank: the member of the job.
         argv: the words to execute.
-        env: its environment; for a task on another host, what is added to the environment there.
-        host: where it runs, if not here.
+        env: its environment, which is not part of the repr because it may hold secrets. For a task on another host,
+            the variables to add to the environment there.
+        host: the host where it runs, if not this one.
     """
 
     role: Role
@@ -73,25 +74,25 @@ class Task:
 
     @property
     def name(self) -> str:
-        """How it is called in output: `worker 0`, `scheduler`."""
+        """Its name in output: `worker 0`, `scheduler`."""
         return member_name(self.role, self.rank)
 
     @property
     def title(self) -> str:
-        """How it is called in errors: `worker 0 on node7`."""
+        """Its name in errors: `worker 0 on node7`."""
         return f"{self.name} on {self.host}" if self.host else self.name
 
 
 @dataclass(frozen=True)
 class HostEnvironment:
-    """What processes on this machine inherit, and what rendering needs to know about it.
+    """What processes on a host inherit from it.
 
     Args:
-        environ: the environment that is there.
-        python: the interpreter that `python` means in a command.
-        cores: how many processors the job may share.
-        shims: a directory that goes first on the PATH of workers, where `python` is found.
-        source_root: where the packages are, if they are not installed; it goes last on PYTHONPATH.
+        environ: the environment variables.
+        python: the interpreter that `python` in a command stands for.
+        cores: the number of cores that the job shares.
+        shims: the directory with `python` that goes first on the PATH of workers.
+        source_root: the directory of the packages, if they are not installed; it goes last on PYTHONPATH.
     """
 
     environ: Mapping[str, str] = field(repr=False)
@@ -107,7 +108,7 @@ def members(job: Job) -> list[Member]:
 
 
 def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
-    """What a member's environment has beside what it inherits: the user's variables for its role, and the contract."""
+    """The variables of a member beside those that it inherits: the user's for its role, and the contract."""
     env = {} if at.node_host is None else {settings.NODE_HOST.name: at.node_host}
     env.update({"server": job.env_server, "worker": job.env_worker}.get(role, {}))
     env.update(at.contract(job).variables(role, rank))
@@ -115,18 +116,23 @@ def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[st
 
 
 def passed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of the caller's environment that go along to processes elsewhere.
+    """The variables of the caller's environment that processes on other hosts get.
 
-    These are the ones that the job names, and the transport, which must be the same everywhere.
+    These are the ones that the job names, and the transport, which must be the same in all processes.
     """
     return {name: environ[name] for name in (*job.env_names, settings.TRANSPORT.name) if name in environ}
 
 
 def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
-    """What a member of that role runs, where `python` is the interpreter of that path.
+    """The words that a member of a role executes.
+
+    Args:
+        job: the job.
+        role: the role.
+        python: the interpreter that `python` in the command stands for.
 
     Raises:
-        LaunchError: the command cannot be understood.
+        LaunchError: the command is empty, or its quotes do not match.
     """
     if role == "worker":
         return argv_of(job.command, python)
@@ -134,7 +140,7 @@ def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
 
 
 def our_servers(python: str) -> tuple[str, ...]:
-    """What the scheduler and the servers run if the job does not say otherwise."""
+    """The words that the scheduler and the servers execute by default."""
     return processes.words(python, "servers")
 
 
@@ -144,14 +150,14 @@ def environment(
     """The whole environment of a process.
 
     Args:
-        around: where it starts.
-        role: what it will be.
-        siblings: how many of that role share the machine.
-        variables: what it gets beside what it inherits.
-        gpus: how many each worker gets, by its local rank; 0 leaves the choice to the program.
+        around: what it inherits from its host.
+        role: its role.
+        siblings: the number of processes of that role on the host.
+        variables: the variables that it gets beside those that it inherits.
+        gpus: the number of GPUs for each worker, chosen by its local rank; 0 leaves the choice to the program.
 
     Raises:
-        LaunchError: there are not so many.
+        LaunchError: CUDA_VISIBLE_DEVICES lists too few GPUs.
     """
     env = dict(around.environ)
     env.pop(ROOT_FD, None)
@@ -170,7 +176,7 @@ def environment(
             )
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + gpus])
 
-    # A process per rank shares the machine: unless told, none takes more than its part of the cores.
+    # All ranks of a host share its cores: by default each process takes its part.
     if role != "scheduler":
         env.setdefault(settings.OMP_NUM_THREADS.name, str(max(1, around.cores // max(1, siblings))))
     if around.shims is not None and role == "worker":
@@ -179,10 +185,10 @@ def environment(
 
 
 def render(job: Job, at: Rendezvous, around: HostEnvironment) -> list[Task]:
-    """Every process of a job on one machine, in the order in which to start them.
+    """Every process of a job on this machine, in the order in which to start them.
 
     Raises:
-        LaunchError: the command cannot be understood.
+        LaunchError: the command is empty or its quotes do not match, or there are too few GPUs.
     """
     siblings = {"worker": job.num_workers, "server": job.num_servers, "scheduler": 1}
     return [

@@ -1,4 +1,4 @@
-"""One process of a job, its two pipes, and how it ended."""
+"""One child process, its two pipes, and how it ended."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from launcher.supervision.exits import Exit
 
 
 class Program(Protocol):
-    """What to execute; a task is one."""
+    """What a child executes. A task is one."""
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
 
     @property
     def argv(self) -> Sequence[str]:
-        """Its words."""
+        """The words to execute."""
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Its environment."""
+        """The whole environment."""
 
 
 class Child:
-    """A task that is being started, the leader of a session of its own.
+    """A child process that leads a session of its own.
 
-    Its process exists from construction on, and runs the program from `execute` on.
+    The process exists from construction on. It executes its program at `execute`.
 
-    It is not reaped when it exits, only at `reap`: until then its pid, which names its process group and its session,
-    cannot be given to another process.
+    It is reaped at `reap`, not when it exits. Until then no other process can get its pid, which is also the number of
+    its process group and of its session.
 
     Args:
-        task: what to run.
-        keeper_fd: the keeper's pipe, which the process tells of itself before it executes its program; -1 for none.
-        pass_fds: the file descriptors that it inherits besides its standard streams.
-        stdin: its standard input; nothing if None.
+        task: the program to execute.
+        keeper_fd: the keeper's pipe, to which the process writes its pid before it executes the program; -1 for none.
+        pass_fds: the file descriptors that it inherits beside its standard streams.
+        stdin: its standard input; None for /dev/null.
 
     Raises:
-        LaunchError: there can be no more processes; the message names the program.
+        LaunchError: the process cannot be created. The message names the program.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Child:
                 task.env,
                 pass_fds=pass_fds,
                 keeper_fd=keeper_fd,
-                # Not the caller's: several workers cannot share a terminal's input, nor read it from their own session.
+                # Workers cannot share the terminal's input, nor read it from sessions of their own.
                 stdin=subprocess.DEVNULL if stdin is None else stdin,
                 stdout=out[1],
                 stderr=err[1],
@@ -80,10 +80,10 @@ class Child:
         self._process = self._tied.process
 
     def execute(self) -> None:
-        """Run the program. If that fails, the child has exited.
+        """Execute the program. If that fails, the child exits.
 
         Raises:
-            LaunchError: the program cannot be executed; the message names it.
+            LaunchError: the program cannot be executed. The message names it.
         """
         try:
             self._tied.execute()
@@ -92,7 +92,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process, its process group and its session."""
+        """The number of its process, its process group and its session."""
         return self._process.pid
 
     def poll(self) -> Exit | None:
@@ -102,10 +102,10 @@ class Child:
         return self.exit
 
     def reap(self) -> None:
-        """Let go of an exited process. Its group and session must be empty, or they can no longer be addressed."""
+        """Reap an exited process. After that its group and session cannot be addressed, so they must be empty."""
         self._process.poll()
         if self._process.returncode is None:
-            self._process.returncode = -signal.SIGKILL  # it does not die; there is nothing more to wait for
+            self._process.returncode = -signal.SIGKILL  # it survives SIGKILL, and is given up
 
     def _poll(self) -> Exit | None:
         if sys.platform == "darwin":  # where waitid is missing before 3.13: reaped at once
@@ -118,7 +118,7 @@ class Child:
 
 
 def cannot_start(task: Program, error: OSError) -> LaunchError:
-    """What to tell the user when a program cannot be executed, with the exit code that a shell would give."""
+    """The error for a program that cannot be executed, with the exit code of a shell."""
     program = task.argv[0]
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         if Path(program).is_file():

@@ -1,4 +1,4 @@
-"""Tasks as children of this process: the crew of a job on one machine, and of an agent on its own."""
+"""The crew of a local job, and of an agent: tasks as children of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.processes.guard import Guard
 from launcher.supervision.crew import Sink
 
 _READ = 1 << 16
-_PIPE_HOLDS = 1 << 20  # at most, by Linux's default limit
+_PIPE_HOLDS = 1 << 20  # at most, by the default limit of Linux
 
 
 @dataclass
@@ -31,9 +31,9 @@ class Children:
     """Runs tasks on this machine; see `Crew`.
 
     Args:
-        tasks: what to run, in this order, by index.
-        guard: sends signals to them, and kills them if this process dies.
-        pass_fds: file descriptors for some of the tasks, by index.
+        tasks: the tasks by index, in the order in which to start them.
+        guard: signals them, and kills them if this process dies.
+        pass_fds: the file descriptors that a task inherits, by index.
     """
 
     def __init__(
@@ -60,36 +60,36 @@ class Children:
             child.execute()
 
     def collect(self) -> None:
-        """Notice who has exited."""
+        """Report the tasks that have exited."""
         if (note := self._guard.recheck()) is not None:
             self._sink.say(note)
         for index, child in self._children.items():
             if child.exit is None and (how := child.poll()) is not None:
                 for stream in self._streams[index]:
-                    self._drain(stream)  # its last words come before the news of it
+                    self._drain(stream)  # all of its output is reported before its exit
                 self._sink.exited(index, how)
 
     def reading(self, wanted: bool) -> None:
-        """Take what they write, or let them wait."""
+        """Read their output, or let them wait."""
         if wanted == self._reading:
             return
         self._reading = wanted
-        for stream in (one for pair in self._streams.values() for one in pair if not one.closed):
+        for stream in (stream for pair in self._streams.values() for stream in pair if not stream.closed):
             if wanted:
                 self._register(stream)
             else:
                 self._selector.unregister(stream.source)
 
     def signal(self, signum: int) -> None:
-        """Send a signal to all of them, and to what they have started."""
+        """Send a signal to all of them, and to the processes that they have started."""
         self._guard.signal(signum)
 
     def leftovers(self) -> bool:
-        """Whether any of those lives."""
+        """Whether any of those processes is alive."""
         return self._guard.leftovers()
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill what is alive."""
         self._guard.kill()
         for index, child in self._children.items():
             child.reap()
@@ -102,10 +102,10 @@ class Children:
         self._selector.register(stream.source, selectors.EVENT_READ, partial(self._read, stream))
 
     def _read(self, stream: _Stream) -> int:
-        """Take what one pipe holds, up to a limit.
+        """Read from a pipe once.
 
         Returns:
-            How much that was; 0 also if there will be no more.
+            The number of bytes; 0 if there are none now, and at the end.
         """
         if stream.closed:
             return 0
@@ -120,7 +120,7 @@ class Children:
         return len(data)
 
     def _drain(self, stream: _Stream) -> None:
-        """Read all that was in a pipe when its process exited; a grandchild may be filling it still, without end."""
+        """Read what was in a pipe when its process exited; no more, because a grandchild may write for ever."""
         total = 0
         while total <= _PIPE_HOLDS and (count := self._read(stream)):
             total += count

@@ -1,4 +1,4 @@
-"""launch.py's side of the keeper: starts it, tells it, and sends it away."""
+"""The keeper as its parent sees it: starts it, tells it of processes, and dismisses it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ GOODBYE_S = 1.0
 
 
 class Guard:
-    """Sees to it that a job does not outlive launch.py.
+    """Ensures that no process of a job outlives launch.py, or an agent.
 
-    If the keeper itself dies, another takes its place and is told all; after MAX_RESTARTS somebody means it, and the
-    job goes on with the parent-death signal alone.
+    If the keeper dies, the guard starts another one and tells it of all processes. After MAX_RESTARTS it gives up, and
+    the job goes on with the parent-death signal alone.
 
     Args:
-        directory: the job's, to be removed if launch.py cannot.
-        mark: what the job's processes carry in their environment.
-        variable: as the value of this.
-        job: the job's name, by which to find the memory that they have shared; the mark if None.
+        directory: the job's directory, which the keeper removes if this process cannot.
+        mark: the value of `variable` in the environment of the job's processes.
+        variable: the environment variable that marks the job's processes.
+        job: the name of the job, which is part of the names of its shared memory; the mark if None.
     """
 
     def __init__(self, directory: Path, mark: str, *, variable: str = MARK, job: str | None = None) -> None:
@@ -40,21 +40,22 @@ class Guard:
         self._start()
 
     def fileno(self) -> int:
-        """The pipe to the keeper, for a new process, which tells the keeper of itself before it executes its program.
+        """The pipe to the keeper, or -1 if there is none any more.
 
-        So there is no moment at which a program runs that the keeper does not know. -1 if there is no keeper any more.
+        A new process writes its pid to it before it executes its program. So no program runs that the keeper does not
+        know of.
         """
         return self._pipe
 
     def add(self, pid: int) -> None:
-        """A child runs, which has announced itself."""
+        """Note a child, which has told the keeper of itself."""
         self.sessions.add(pid)
 
     def recheck(self) -> str | None:
         """Replace the keeper if it has died.
 
         Returns:
-            What to tell the user, if it had.
+            What to tell the user; None if the keeper is alive.
         """
         if self._process is None or self._process.poll() is None:
             return None
@@ -72,21 +73,21 @@ class Guard:
         keeper.signal_all(self.sessions, self.mark, signum)
 
     def leftovers(self) -> bool:
-        """Whether anything of the job is known to live. Always false where there is no /proc."""
+        """Whether any process of the job is alive. Always false on systems without /proc."""
         try:
             return bool(keeper.strays(self.sessions, self.mark))
         except OSError:
-            return False  # `kill` tells of it, if that does not pass
+            return False  # `kill` reports it, if it lasts
 
     def kill(self) -> None:
-        """Leave nothing of the job alive."""
+        """Kill every process of the job."""
         try:
             keeper.kill_all(self.sessions, self.mark, patience=1.0)
-        except OSError as error:  # no reason to lose the job's exit code
+        except OSError as error:  # the exit code of the job matters more
             print(f"launch.py: cannot see whether processes of the job are left: {error.strerror}", file=sys.stderr)
 
     def dismiss(self) -> None:
-        """The job is over, its processes are gone, its directory too: send the keeper away."""
+        """Dismiss the keeper. The job's processes and its directory must be gone."""
         if self._process is None:
             return
         self._tell(b"bye\n")
@@ -101,14 +102,14 @@ class Guard:
         read, self._pipe = os.pipe()
         try:
             self._process = subprocess.Popen(
-                # Isolated: the user's PYTHONPATH and sitecustomize are for the job.
+                # Isolated: PYTHONPATH and sitecustomize are the user's, for the job.
                 [sys.executable, "-I", keeper.__file__, str(self._directory), self.mark, self._job],
                 stdin=read,
-                # It must hold neither the terminal nor the pipe that somebody reads launch.py's output from.
+                # It must not keep the terminal open, nor the pipe that launch.py's output goes to.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                # Inside another job: that one's end must leave this keeper alone to do its work.
+                # If this is part of another job, the end of that one must not kill this keeper.
                 env={name: value for name, value in os.environ.items() if name != self._variable},
                 start_new_session=True,
             )
@@ -116,7 +117,7 @@ class Guard:
             os.close(read)
 
     def _tell(self, line: bytes) -> None:
-        # A dead keeper is noticed by recheck(), which repeats everything.
+        # recheck() notices that the keeper is dead, and tells the next one.
         with suppress(BrokenPipeError):
             os.write(self._pipe, line)
 

@@ -1,4 +1,4 @@
-"""A job's private directory, whose name is the job's mark: sockets, and what else must not outlive it."""
+"""A job's private directory. Its name is the job's mark. It holds sockets, and whatever must not outlive the job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOCK = "lock"
 class JobDir:
     """A directory that only this user can enter, and that is removed with the job.
 
-    Its maker holds a lock in it. By that and by the pid in its name, a later job recognises it as left behind.
+    Its maker holds a lock in it. If the lock is free and the process in its name is dead, a later job removes it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,10 +33,10 @@ class JobDir:
 
     @classmethod
     def make(cls, parent: Path | None = None) -> JobDir:
-        """A new one, in the directory for temporary files or, where that has too long a name, in /tmp.
+        """Make a directory, in `parent`, or in /tmp if sockets there would have too long a name.
 
         Raises:
-            LaunchError: there is no place for it.
+            LaunchError: it cannot be made.
         """
         root = temporary_root(parent)
         sweep(root)
@@ -46,7 +46,7 @@ class JobDir:
             raise LaunchError(str(error), exit_code=1) from None
 
     def shims(self, python: str) -> Path:
-        """A directory for PATH, in which `python` and `python3` are the given interpreter."""
+        """Make a directory for PATH, in which `python` and `python3` are an interpreter, and return it."""
         directory = self.path / "bin"
         directory.mkdir(mode=0o700)
         for name in PYTHONS:
@@ -56,7 +56,7 @@ class JobDir:
         return directory
 
     def remove(self) -> None:
-        """Remove it with all that is in it, and the memory that the job has shared. Twice is fine."""
+        """Remove the directory, and the shared memory of the job. May be called again."""
         shutil.rmtree(self.path, ignore_errors=True)
         remove_shared(self.path.name)
         if self._lock >= 0:
@@ -68,7 +68,7 @@ def sweep(parent: Path) -> list[Path]:
     """Remove the directories of this user's jobs whose launcher is dead.
 
     Returns:
-        Those removed.
+        The removed directories.
     """
     removed = []
     for path in parent.glob(f"kvstore-{os.getuid()}-*"):
@@ -98,7 +98,7 @@ def _alive(pid: int) -> bool:
 
 
 def _locked(path: Path) -> bool:
-    """Whether a launcher holds it, perhaps one in another container, whose pids are not ours."""
+    """Whether a launcher holds the lock. It may be in another container, with other pids."""
     with suppress(OSError):
         fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -1,15 +1,16 @@
-"""The process that outlives launch.py, when that is killed, by as long as it takes to end what it had started.
+"""The keeper: a process that ends a job's processes if launch.py, or an agent, is killed.
 
-launch.py holds the other end of the keeper's standard input, and so does each child until it executes its program:
+Its parent holds the other end of the keeper's standard input, and so does each child until it executes its program.
+They write lines:
 
-    PID     a process has started, in a session and process group of its own, both called PID
-    bye     the job is over and nothing is left; the keeper leaves
+    PID     a process has started; its session and its process group have the number PID, too
+    bye     the job is over and no process is left; the keeper exits
 
-If the input ends without a goodbye then launch.py is gone. Nothing else could have told: SIGKILL cannot be caught. A
-parent-death signal ends the children, but not theirs.
+If the input ends without `bye`, the parent is dead. This is the only way to tell, because SIGKILL cannot be caught. A
+parent-death signal ends the children, but not the processes that they have started.
 
-This file is run by its path, with nothing but the standard library, so that neither the working directory nor
-PYTHONPATH decides what it imports. The launcher imports it for `strays`, `signal_all` and `remove_shared`.
+This file is run by its path and imports only the standard library. So neither the working directory nor PYTHONPATH
+decides what it imports. The launcher imports it for `strays`, `signal_all` and `remove_shared`.
 """
 
 from __future__ import annotations
@@ -31,14 +32,13 @@ _SHARED = Path("/dev/shm")  # noqa: S108 (files are only removed)
 
 
 def strays(sessions: Collection[int], mark: str) -> dict[int, int]:
-    """The living processes of a job: pid -> process group.
+    """The processes of a job that are alive: pid -> process group. Linux only; empty on other systems.
 
-    A process belongs to the job if it is in one of its sessions, whatever its process group (`timeout` makes its own),
-    or if `mark` (`NAME=value`) is in the environment with which it was started, whatever its session. Linux only; empty
-    elsewhere.
+    A process belongs to the job if its session is one of `sessions`, or if the environment that it was started with has
+    `mark` (`NAME=value`). Its process group does not matter: programs such as `timeout` make their own.
 
     Raises:
-        OSError: /proc cannot be read: too many files are open.
+        OSError: /proc cannot be read, because too many files are open.
     """
     found: dict[int, int] = {}
     if not sys.platform.startswith("linux"):
@@ -56,12 +56,12 @@ def strays(sessions: Collection[int], mark: str) -> dict[int, int]:
             if int(session) in sessions or sought in (process / "environ").read_bytes().split(b"\0"):
                 found[int(entry.name)] = int(group)
         except (OSError, ValueError):
-            continue  # it has gone, or is somebody else's
+            continue  # it has exited, or belongs to another user
     return found
 
 
 def signal_all(sessions: Collection[int], mark: str, signum: int) -> None:
-    """Send a signal to every process of a job, once to each; to those of its sessions if others cannot be found."""
+    """Send a signal once to every process of a job. If /proc cannot be read, only its process groups get it."""
     for group in sessions:
         try:
             os.killpg(group, signum)
@@ -79,10 +79,14 @@ def signal_all(sessions: Collection[int], mark: str, signum: int) -> None:
 
 
 def kill_all(sessions: Collection[int], mark: str, patience: float = PATIENCE_S) -> None:
-    """Send SIGKILL until nothing is left of a job, because processes fork while one looks; or until patience ends.
+    """Send SIGKILL until no process of a job is left, because processes may fork meanwhile; for `patience` at most.
+
+    Args:
+        sessions, mark: see `strays`.
+        patience: in seconds.
 
     Raises:
-        OSError: what is left cannot be found out; all that is known was killed.
+        OSError: /proc cannot be read. The job's process groups have been killed.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -98,12 +102,12 @@ def kill_all(sessions: Collection[int], mark: str, patience: float = PATIENCE_S)
 
 
 def remove_shared(job: str) -> None:
-    """Remove the memory that the processes of a job have shared, and that those that were killed have left.
+    """Remove the shared memory of a job, which processes that were killed have left.
 
-    What cannot be found, because too many files are open, is for the user's next job to sweep.
+    If it cannot be listed, because too many files are open, the user's next job removes it.
 
     Args:
-        job: the value of its mark, which kvstore makes a part of the files' names as it is.
+        job: the name of the job, which is part of the names of the files.
     """
     ours = re.compile(rf"kvstore-{os.getuid()}-{re.escape(job)}-[0-9]+-[0-9a-f]+\.[0-9]+")
     paths: list[Path] = []
@@ -116,10 +120,10 @@ def remove_shared(job: str) -> None:
 
 
 def watch(fd: int) -> set[int] | None:
-    """Follow what launch.py says until it leaves.
+    """Read lines until the end.
 
     Returns:
-        None if it said goodbye, else the sessions that it has left behind.
+        None after `bye`, else the sessions of the processes that the parent has left.
     """
     sessions: set[int] = set()
     buffer = b""
@@ -133,7 +137,7 @@ def watch(fd: int) -> set[int] | None:
 
 
 def main(directory: str, mark: str, job: str) -> int:
-    """Wait; if launch.py dies, kill what it had started and remove the job's directory and shared memory."""
+    """Wait. If the parent dies, kill the job's processes, and remove its directory and its shared memory."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
     sessions = watch(sys.stdin.fileno())

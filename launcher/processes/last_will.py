@@ -1,4 +1,4 @@
-"""What is done if this process dies without a goodbye: what it had asked others to run must not outlive it."""
+"""A command that runs if this process dies, to cancel what it has asked a cluster manager to run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-# Waits for a line; if the input ends without one, whoever held it is dead.
+# If the input ends without a line, the process that held it is dead.
 _WAIT = "if read -r line; then exit 0; fi"
 _GOODBYE_S = 1.0
 
 
 class LastWill:
-    """Executed by a process of its own, in a session of its own.
+    """A command that a process in a session of its own runs when this process dies, unless it is revoked.
 
     Args:
-        argv: a command to run; no secrets, it can be seen. None if empty.
-        remove: files and directories that go after that.
+        argv: the command; empty for none. Other users can see it, so it must not hold secrets.
+        remove: files and directories to remove afterwards.
     """
 
     def __init__(self, argv: Sequence[str] = (), remove: Sequence[Path] = ()) -> None:
@@ -34,7 +34,7 @@ class LastWill:
         )
 
     def revoke(self) -> None:
-        """The job is over; twice is fine."""
+        """The job is over. May be called again."""
         if self._process.stdin is None or self._process.stdin.closed:
             return
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What this machine has: processors, and room for open files."""
+"""This machine: its cores, the limit of open files, the standard streams."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _SPARE_FILES = 64
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def require_files(count: int) -> None:
-    """See to it that this process may have so many files open, beside those that every process has.
+    """Check that this process may open so many files, beside those that every process opens.
 
     Raises:
-        LaunchError: it may not.
+        LaunchError: the limit is too low.
     """
     needed, allowed = count + _SPARE_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if allowed != resource.RLIM_INFINITY and needed > allowed:
@@ -32,7 +32,7 @@ def require_files(count: int) -> None:
 
 
 def open_standard_streams() -> None:
-    """If one is closed, the next pipe would get its number, and our output would go there."""
+    """Open those that are closed. Otherwise a pipe would get the number, and output would go there."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

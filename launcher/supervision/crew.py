@@ -1,7 +1,7 @@
-"""What supervises a job and what runs its tasks, as each sees the other; and how both wait.
+"""The interface between a supervisor and the crews that run a job's tasks, and how both wait.
 
-A crew runs some of a job's tasks: as children of this process (`processes.children`), or through agents on other hosts
-(`agents.fleet`). Whoever started it is its sink, and hears what becomes of them.
+A crew runs some of a job's tasks: as children of this process (`processes.children`), through agents on other hosts
+(`agents.fleet`), or as pods (`kinds.pods.crew`). It reports their output and exits to its sink.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from launcher.supervision.exits import Exit
 
 
 def turn(selector: selectors.BaseSelector, seconds: float) -> bool:
-    """Wait so long for something to be ready, and call what is to be called then.
+    """Wait until something is ready, for so many seconds at most, and call the callables of what is ready.
 
     Returns:
-        Whether something was.
+        Whether anything was ready.
     """
     ready = selector.select(seconds)
     for key, _ in ready:
@@ -26,39 +26,39 @@ def turn(selector: selectors.BaseSelector, seconds: float) -> bool:
 
 
 class Sink(Protocol):
-    """Takes what a crew has to tell. Tasks go by their index in the job."""
+    """Takes what a crew reports. A task is identified by its index in the job."""
 
     def output(self, index: int, number: int, data: bytes) -> None:
-        """A task has written to standard output (1) or error (2); no bytes mean that it will write there no more."""
+        """A task has written to standard output (1) or error (2). Empty data is the end of that stream."""
 
     def exited(self, index: int, how: Exit) -> None:
-        """A task has ended; its last words have come before."""
+        """A task has ended. All of its output has been reported before."""
 
     def say(self, text: str) -> None:
-        """Something that the user should know."""
+        """Show a line to the user."""
 
 
 class Crew(Protocol):
-    """Runs tasks. What it waits for is in the selector, with a callable as the key's data, to be called when ready."""
+    """Runs tasks. It registers what it waits for with the selector; a key's data is the callable to call when ready."""
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
         """Start every task.
 
         Raises:
-            LaunchError: one cannot be started. Those before it run until `close`.
+            LaunchError: a task cannot be started. Tasks started before it run until `close`.
         """
 
     def collect(self) -> None:
-        """Look after the tasks: a child may have exited, or a second have passed."""
+        """Check on the tasks. Called when a child may have exited, and regularly."""
 
     def reading(self, wanted: bool) -> None:
-        """Whether to take what the tasks write; else they will have to wait once their pipes are full."""
+        """Whether to read the tasks' output. While it is not read, tasks block when their pipes are full."""
 
     def signal(self, signum: int) -> None:
-        """Send a signal to every process of the crew."""
+        """Send a signal to all processes of the crew."""
 
     def leftovers(self) -> bool:
-        """Whether anything lives that the crew has started, or that its tasks have."""
+        """Whether any process is alive that the crew or one of its tasks has started."""
 
     def close(self) -> None:
-        """Leave nothing alive, and hand over the last output. May be called again."""
+        """Kill what is alive, and report the last output. May be called again."""

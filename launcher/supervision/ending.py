@@ -1,4 +1,4 @@
-"""When and how a job ends. Pure: exits, signals and the time go in, actions come out.
+"""When a job ends, and how. No I/O: exits, signals and the time go in, actions come out.
 
     RUNNING ──a process fails──────────────► WINDOW ──1.5 s, or no worker left──┐
        │                                                                       ▼
@@ -6,17 +6,17 @@
        │                                                                       ▲
        └──a signal to launch.py────────────────────────────────────────────────┘
 
-WINDOW: the survivors are left alone, so that they can raise an error that names the dead one, and print it.
-LINGER: the servers and the scheduler have seen the last worker go, and leave by themselves.
-TERMINATING: everything has been sent SIGTERM. KILLING: and SIGKILL. From any of these the job is OVER when every
-process has exited and none of them has left another behind. The first failure decides the exit code; being ended by
-launch.py is no failure.
+WINDOW: the survivors have time to raise an error that names the failed process, and to print it.
+LINGER: the servers and the scheduler have seen the last worker leave, and have time to exit by themselves.
+TERMINATING: all processes have been sent SIGTERM. KILLING: all have been sent SIGKILL.
 
-The scheduler exits with 0 when every worker has left the job, and only then; so do the servers, at its word. Workers
-may be there still, for as long as they like: they have closed their stores and go on by themselves, or take their time
-to exit, which with torch is seconds on a busy machine. But a server that exits with 0 while the scheduler and workers
-stay has not been told to, and has failed them. A server or scheduler that exits with JOB_FAILED_EXIT says that somebody
-else has failed: whoever that is gets the time to exit first, and the blame.
+From each of these phases the job is OVER when all of its processes have exited, including those that its processes have
+started. The first failure decides the exit code. A process that launch.py has ended has not failed.
+
+The scheduler exits with 0 when every worker has left the job. It then tells the servers to exit. Workers may go on
+after that: they have closed their stores, or they need time to exit, which with torch is seconds on a busy machine. A
+server that exits with 0 while the scheduler and workers run was not told to, and has failed. A server or scheduler that
+exits with JOB_FAILED_EXIT reports that another process has failed. That process has time to exit, and gets the blame.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from launcher.supervision.exits import Exit
 
 
 class Phase(enum.Enum):
-    """How far the job is; see the top of this file."""
+    """The phases of a job, which the top of this file describes."""
 
     RUNNING = "running"
     WINDOW = "window"
@@ -44,17 +44,17 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class EndingLimits:
-    """How long, in seconds, each phase may last. Once it is known who has failed, their sum over any path is under 5.
+    """How long each phase may last, in seconds. Once the failed process is known, any path takes less than 5 s.
 
     Args:
-        window: for survivors of a failure to say so.
-        linger: for servers and scheduler to leave after the last worker.
-        patience: for the scheduler to follow a server that left with 0 before the workers did.
-        blame: for whoever has failed to exit when a server or the scheduler says that somebody has: an interpreter with
-            torch in it takes seconds to end on a busy machine.
+        window: for the survivors of a failure to report it.
+        linger: for the servers and the scheduler to exit after the last worker.
+        patience: for the scheduler to exit after a server that has exited with 0 before the workers.
+        blame: for the failed process to exit after a server or the scheduler has reported a failure. An interpreter
+            that has loaded torch takes seconds to exit on a busy machine.
         grace: between SIGTERM and SIGKILL, after a failure or a signal.
-        short_grace: the same, when all workers have exited with 0.
-        kill: after SIGKILL, for the kernel to be done with it.
+        short_grace: the same if all workers have exited with 0.
+        kill: for the kernel to end a process after SIGKILL.
     """
 
     window: float = 1.5
@@ -68,14 +68,14 @@ class EndingLimits:
 
 @dataclass(frozen=True)
 class Say:
-    """Print a line of launch.py's own."""
+    """Print a line to the user."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Tell:
-    """Let the job know which of its processes failed."""
+    """Report a failed process to the scheduler."""
 
     task: Task
     how: str
@@ -90,15 +90,15 @@ class Kill:
 
 Action = Say | Tell | Kill
 
-# How a process has failed that only says that another has.
+# What is said of a process that has exited with JOB_FAILED_EXIT if no other has failed visibly.
 UNNAMED = "ended because the job had failed"
 
 
 class Ending:
-    """Follows one job to its end.
+    """The state machine of one job's end.
 
-    Report every exit to `exited` and every signal to `signalled`, call `tick` after that and whenever `deadline` has
-    passed, and do what they return.
+    The caller reports exits to `exited` and signals to `signalled`, calls `tick` afterwards and when `deadline` has
+    passed, and performs the actions that these return.
     """
 
     def __init__(self, tasks: Sequence[Task], limits: EndingLimits | None = None) -> None:
@@ -108,17 +108,17 @@ class Ending:
         self._limits = limits or EndingLimits()
         self._tasks = tasks
         self._running = set(range(len(tasks)))
-        self._early: int | None = None  # the first server to leave while scheduler and workers ran
-        self._told: int | None = None  # the first process to say that another has failed
+        self._early: int | None = None  # the first server that has exited while the scheduler and workers ran
+        self._told: int | None = None  # the first process that has reported the failure of another
 
     @property
     def over(self) -> bool:
-        """Nothing of the job is left."""
+        """Whether no process of the job is left."""
         return self.phase is Phase.OVER
 
     @property
     def all_exited(self) -> bool:
-        """Every process that was started has exited; what those have started may still be there."""
+        """Whether all tasks have exited. Processes that they have started may be alive."""
         return not self._running
 
     def exited(self, index: int, how: Exit, now: float) -> list[Action]:
@@ -139,7 +139,7 @@ class Ending:
                 return self._fail_unnamed(self._told, now)
             self._enter(Phase.LINGER, now + self._limits.linger)
         elif self._told is not None:
-            return []  # whoever has failed has its time still
+            return []  # the failed process still has time to exit
         elif not self._left("scheduler"):
             self._early = self.deadline = None
         elif self._tasks[index].role == "server" and self._early is None:
@@ -148,11 +148,11 @@ class Ending:
         return []
 
     def signalled(self, signum: int, now: float) -> list[Action]:
-        """launch.py has received a signal that asks it to end."""
+        """launch.py has received a signal that asks it to exit."""
         if self.phase in (Phase.RUNNING, Phase.LINGER):
             self.exit_code = 128 + signum
         elif self.phase in (Phase.TERMINATING, Phase.KILLING, Phase.OVER):
-            # Somebody is in a hurry. Service managers repeat SIGTERM without being so.
+            # A second Ctrl-C means now. A second SIGTERM does not: service managers repeat it.
             return self._kill(now) if signum == signal.SIGINT and self.phase is Phase.TERMINATING else []
         return self._terminate(now, self._limits.grace)
 
@@ -161,8 +161,7 @@ class Ending:
 
         Args:
             now: the time.
-            leftovers: whether processes of the job are there besides those that were started; asked only when those
-                have all exited.
+            leftovers: whether processes are alive that tasks have started; called only when all tasks have exited.
         """
         if self.over:
             return []
@@ -198,7 +197,7 @@ class Ending:
         return [Say(f"{task.title} {how}"), Tell(task, how)]
 
     def _fail_unnamed(self, told: int, now: float) -> list[Action]:
-        """Nobody has exited as if it had failed, but the job has: its processes have said why."""
+        """The job has failed, though no process has exited so. Their output says why."""
         return self._fail(told, UNNAMED, 1, now)
 
     def _terminate(self, now: float, grace: float) -> list[Action]:

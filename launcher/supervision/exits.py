@@ -9,13 +9,13 @@ _SIGNALS = frozenset(map(int, signal.Signals))
 
 
 def signal_name(signum: int) -> str:
-    """`SIGKILL` for 9; `signal 42` for those that have no name."""
+    """The name of a signal: `SIGKILL` for 9, `signal 42` if it has none."""
     return signal.Signals(signum).name if signum in _SIGNALS else f"signal {signum}"
 
 
 @dataclass(frozen=True)
 class Exit:
-    """How a process ended: with a code, by a signal, or out of sight, which `text` tells about."""
+    """How a process ended: with a code, by a signal, or, on another host, as `text` says."""
 
     code: int = 0
     signum: int = 0
@@ -23,7 +23,7 @@ class Exit:
 
     @property
     def status(self) -> int:
-        """As a shell would report it: 128 + N for death by signal N."""
+        """The exit status in a shell: 128 + N after signal N."""
         return 128 + self.signum if self.signum else self.code
 
     def __str__(self) -> str:
@@ -31,6 +31,6 @@ class Exit:
             return self.text
         if self.signum:
             return f"was killed by {signal_name(self.signum)}"
-        # A shell reports so that the program it ran was killed.
+        # A shell exits so if its program was killed.
         hint = f" (128 + {signal_name(self.code - 128)})" if self.code - 128 in _SIGNALS else ""
         return f"exited with code {self.code}{hint}"

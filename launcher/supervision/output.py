@@ -1,4 +1,4 @@
-"""The output of many processes, made one: whole lines, each with the name of its process, and nothing lost."""
+"""Merges the output of many processes: whole lines, each with the name of its process, and no byte lost."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from collections.abc import Mapping
 
 from kvstore.job.settings import NO_COLOR
 
-# A line is held until it is whole; beyond this it is cut, or one process could fill the memory.
+# The longest line, in bytes. A longer one is split, or one process could fill the memory.
 MAX_LINE = 16 << 20
-# What a pipe that is writable takes without blocking.
+# What a writable pipe takes without blocking, in bytes.
 _CHUNK = 4096
 
 _SEGMENT = re.compile(rb"([^\r\n]*)(\r\n|\r|\n|\Z)")
-# Cyan, green, magenta, yellow, blue, and their bright kin: red is for errors, black and white are backgrounds.
-_COLOURS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
+# Cyan, green, magenta, yellow, blue, and the bright ones. Red is for errors, black and white are backgrounds.
+_COLORS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
 
 
 class Prefixer:
-    """Puts a prefix before each line of one stream. Bytes in, whole lines out.
+    """Puts a prefix before each line of one stream. Bytes go in, whole lines come out.
 
-    A carriage return ends a line as a newline does, so that progress bars, which rewrite their line, come out as lines;
-    the empty ones among these are dropped.
+    A carriage return ends a line, as a newline does. So a progress bar, which rewrites its line, comes out as lines.
+    Empty lines of this kind are dropped.
     """
 
     def __init__(self, prefix: bytes) -> None:
         self._prefix = prefix
         self._partial: list[bytes] = []
         self._held = 0
-        self._after_return = False  # the line that a newline would end has been ended already
+        self._after_return = False  # a carriage return has ended the line that a newline would end now
 
     def feed(self, data: bytes) -> bytes:
         """The lines that `data` completes."""
@@ -49,7 +49,7 @@ class Prefixer:
         return lines if self._held <= MAX_LINE else lines + self.finish()
 
     def finish(self) -> bytes:
-        """The last line, if it lacked its newline."""
+        """The last line, if it has no newline."""
         rest = b"".join(self._partial)
         self._partial, self._held = [], 0
         return self._prefixed(rest) if rest else b""
@@ -79,10 +79,10 @@ class Prefixer:
 
 
 class Outlet:
-    """Two file descriptors, standard output and error, and one queue for both.
+    """Writes to standard output and standard error from one queue.
 
-    One queue, because both may be the same terminal: a line is written whole before the next begins. `pump` never
-    blocks, so that a reader who is slow, or has stopped the terminal, cannot keep launch.py from ending a job.
+    Both may be the same terminal, so each line is written whole before the next one begins. `pump` never blocks: a slow
+    reader, or a stopped terminal, does not keep launch.py from ending a job.
     """
 
     def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
@@ -93,13 +93,13 @@ class Outlet:
         self._never_blocks = {fd for fd in (stdout, stderr) if _is_file(fd)}
 
     def put(self, fd: int, lines: bytes) -> None:
-        """Queue whole lines for one of the two."""
+        """Queue whole lines for a descriptor."""
         if lines and fd not in self.broken:
             self._queue.append((fd, memoryview(lines)))
             self.pending += len(lines)
 
     def pump(self) -> None:
-        """Write what can be written now. A descriptor that fails is in `broken` from then on: its lines are lost."""
+        """Write what can be written now. After an error a descriptor is in `broken`, and its lines are dropped."""
         while self._queue:
             fd, data = self._queue[0]
             free = fd in self._never_blocks
@@ -126,16 +126,16 @@ class Outlet:
         return self._queue[0][0] if self._queue else None
 
 
-def prefix(name: str, index: int, colour: bool) -> bytes:
-    """What stands before each line of the process called `name`, the job's `index`-th."""
-    if not colour:
+def prefix(name: str, index: int, color: bool) -> bytes:
+    """The prefix of the lines of a process: its name, in a color that its index in the job selects."""
+    if not color:
         return f"[{name}] ".encode()
-    # It begins with a reset: the line before may have left a colour of its own.
-    return f"\x1b[0;{_COLOURS[index % len(_COLOURS)]}m[{name}]\x1b[0m ".encode()
+    # It begins with a reset, because the line before may have set a color.
+    return f"\x1b[0;{_COLORS[index % len(_COLORS)]}m[{name}]\x1b[0m ".encode()
 
 
-def wants_colour(fd: int, environ: Mapping[str, str]) -> bool:
-    """Whether `fd` is a terminal that shows colours, to somebody who wants them (https://no-color.org)."""
+def wants_color(fd: int, environ: Mapping[str, str]) -> bool:
+    """Whether a descriptor is a terminal with colors, and the user wants them (https://no-color.org)."""
     return not environ.get(NO_COLOR.name) and environ.get("TERM") != "dumb" and os.isatty(fd)
 
 

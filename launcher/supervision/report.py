@@ -1,4 +1,4 @@
-"""Telling a job which of its processes has ended, as a supervisor says it."""
+"""Reports a failed process to the scheduler of its job."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from launcher.job.tasks import Task
 
 
 def report(task: Task, how: str) -> None:
-    """Tell the scheduler of `task`'s job that it has ended; see `kvstore.bootstrap.report.tell`.
+    """Tell the scheduler of a job that a process has ended; see `kvstore.bootstrap.report.tell`.
 
     Args:
-        task: the process that failed.
-        how: in words: "exited with code 7".
+        task: the failed process.
+        how: what happened to it: "exited with code 7".
     """
     tell(task.env, task.role, task.rank, how)

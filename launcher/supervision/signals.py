@@ -1,4 +1,4 @@
-"""Signals as something to wait for beside pipes, instead of something that interrupts."""
+"""Signals as events of a selector, instead of interrupts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 from types import FrameType
 from typing import Any
 
-# What asks launch.py to end, and what tells it that a child has.
+# The signals that ask launch.py to exit, and the one that reports the exit of a child.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHILD = signal.SIGCHLD
 
 
 class SignalQueue:
-    """Collects signals while it is entered; readable when there are some. Main thread only."""
+    """Collects signals while it is entered. A selector finds it readable when there are any. Main thread only."""
 
     def __init__(self) -> None:
         self._read, self._write = socket.socketpair()
@@ -50,4 +50,4 @@ class SignalQueue:
 
 
 def _leave_it_to_the_queue(signum: int, frame: FrameType | None) -> None:
-    """A handler must be there, or the signal does what it does by default."""
+    """Do nothing. Without a handler, the signal would have its default effect."""

@@ -1,4 +1,4 @@
-"""The loop around a job: starts its tasks, passes their output on, and ends them as `Ending` says."""
+"""The loop of a job: it starts the tasks, relays their output, and ends them as `Ending` decides."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from launcher.job.tasks import Task
 from launcher.supervision.crew import Crew, turn
 from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Say, Tell
 from launcher.supervision.exits import Exit
-from launcher.supervision.output import Outlet, Prefixer, prefix, wants_colour
+from launcher.supervision.output import Outlet, Prefixer, prefix, wants_color
 from launcher.supervision.signals import CHILD, SignalQueue
 
-# Called when a process has failed, with how ("exited with code 7"), while the others still run.
+# Called with the first process that fails, and how ("exited with code 7"), while the others still run.
 OnFailure = Callable[[Task, str], None]
 
 _HIGH_WATER = 4 << 20
@@ -28,14 +28,14 @@ class Supervisor:
 
     Args:
         tasks: all of them.
-        crews: who runs them, in the order in which to start.
-        signals: entered already.
-        on_failure: told of the first failure, once. It is called in the loop, so it must return soon.
+        crews: the crews that run them, in the order in which to start.
+        signals: the signals, already entered.
+        on_failure: called once with the first failure. It is called in the loop, so it must return soon.
         environ: the caller's environment, for NO_COLOR.
-        limits: how long an ending may take.
-        selector: one that the crews wait with already; its own if None.
-        outlet: where output goes; to standard output and error if None.
-        name: who speaks, in lines that are no process's.
+        limits: how long the phases of an ending may last.
+        selector: a selector that the crews use already; None for a new one.
+        outlet: where output goes; None for standard output and error.
+        name: the prefix of the supervisor's own lines.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Supervisor:
         self._ending = Ending(tasks, limits)
         self._outlet = Outlet() if outlet is None else outlet
         self._name = name
-        self._colour = {fd: wants_colour(fd, environ) for fd in (self._outlet.stdout, self._outlet.stderr)}
+        self._color = {fd: wants_color(fd, environ) for fd in (self._outlet.stdout, self._outlet.stderr)}
         self._lines: dict[tuple[int, int], Prefixer] = {}
         self._own_selector = selector is None
         self._selector = selectors.DefaultSelector() if selector is None else selector
@@ -66,14 +66,14 @@ class Supervisor:
         self._reading = True
         self._waiting_for: int | None = None
         self._collected = time.monotonic()
-        self._hurry = False  # a signal has asked us to end: output that nobody takes is given up soon
+        self._hurry = False  # after a signal: output that nobody reads is dropped soon
         self._muted = False  # standard output has failed
 
     def start(self) -> None:
         """Start every task.
 
         Raises:
-            LaunchError: one cannot be started. Those before it run until `close`.
+            LaunchError: a task cannot be started. Tasks started before it run until `close`.
         """
         for crew in self._crews:
             crew.start(self._selector, self)
@@ -93,7 +93,7 @@ class Supervisor:
             self._wait()
 
     def close(self) -> None:
-        """Kill what is left, and print what it had said."""
+        """Kill what is alive, and print the last output."""
         for crew in self._crews:
             crew.close()
         self._flush()
@@ -101,20 +101,20 @@ class Supervisor:
             self._selector.close()
 
     def output(self, index: int, number: int, data: bytes) -> None:
-        """Print whole lines of what a task writes; see `Sink`."""
+        """Print the whole lines of a task's output; see `Sink`."""
         target = self._outlet.stdout if number == 1 else self._outlet.stderr
         lines = self._lines.get((index, number))
         if lines is None:
-            lines = Prefixer(prefix(self._tasks[index].name, index, self._colour[target]))
+            lines = Prefixer(prefix(self._tasks[index].name, index, self._color[target]))
             self._lines[index, number] = lines
         self._outlet.put(target, lines.feed(data) if data else lines.finish())
 
     def exited(self, index: int, how: Exit) -> None:
-        """Let the ending know; see `Sink`."""
+        """Tell the ending; see `Sink`."""
         self._perform(self._ending.exited(index, how, time.monotonic()))
 
     def say(self, text: str) -> None:
-        """Print a line of our own; see `Sink`."""
+        """Print a line of the supervisor's own; see `Sink`."""
         self._outlet.put(self._outlet.stderr, f"{self._name}: {text}\n".encode(errors="surrogateescape"))
 
     def _leftovers(self) -> bool:
@@ -127,7 +127,7 @@ class Supervisor:
             if signum != CHILD:
                 self._hurry = True
                 self._perform(self._ending.signalled(signum, time.monotonic()))
-        # Without a signal too: one may get lost, and crews on other hosts live by the second.
+        # Also without a signal: one may be lost, and crews on other hosts have deadlines.
         if CHILD in received or time.monotonic() >= self._collected + _CHECK_S or not ready:
             self._collected = time.monotonic()
             for crew in self._crews:
@@ -154,7 +154,7 @@ class Supervisor:
                     self.say(f"could not tell the others that {action.task.name} {action.how}: {error}")
 
     def _balance(self) -> None:
-        """Read from the processes only as fast as our own output is taken; see to it that we are told when it is."""
+        """Read from the processes only as fast as the output can be written, and wait until it can be written."""
         reading = self._outlet.pending < _HIGH_WATER
         if reading != self._reading:
             self._reading = reading
@@ -169,7 +169,7 @@ class Supervisor:
         self._give_up_on_broken_output()
 
     def _give_up_on_broken_output(self) -> None:
-        """Nobody reads standard output any more (`| head`): end as a program that writes there itself would."""
+        """End as by SIGPIPE if standard output has no reader any more (`| head`)."""
         error = self._outlet.broken.get(self._outlet.stdout)
         if error is not None and not self._muted:
             self._muted = True
@@ -179,7 +179,7 @@ class Supervisor:
                 self.say(f"cannot write to standard output: {error.strerror}; the job goes on without it")
 
     def _flush(self) -> None:
-        """Write out the rest. A slow reader is waited for, unless a signal has told us to end."""
+        """Write out the rest. Wait for a slow reader, but not long after a signal."""
         deadline = time.monotonic() + _FLUSH_S
         while True:
             self._outlet.pump()

@@ -191,15 +191,15 @@ def test_a_grandchild_that_keeps_the_pipe_is_not_waited_for(start: Start) -> Non
     assert launched.family() == {}
 
 
-@pytest.mark.parametrize(("no_color", "colours"), [("", 1), ("1", 0)])
-def test_colours_on_a_terminal(start: Start, no_color: str, colours: int) -> None:
+@pytest.mark.parametrize(("no_color", "colors"), [("", 1), ("1", 0)])
+def test_colors_on_a_terminal(start: Start, no_color: str, colors: int) -> None:
     ours, theirs = pty.openpty()
     launched = start("-n", "1", "echo hi", env={"NO_COLOR": no_color, "TERM": "xterm"}, stdout=theirs)
     os.close(theirs)
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         seen = terminal.read(100)
         assert launched.wait() == 0
-    assert seen.count(b"\x1b[0m hi\r\n") == colours
+    assert seen.count(b"\x1b[0m hi\r\n") == colors
     assert b"[worker 0]" in seen
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.supervision import output
-from launcher.supervision.output import Outlet, Prefixer, prefix, wants_colour
+from launcher.supervision.output import Outlet, Prefixer, prefix, wants_color
 
 P = b"[x] "
 
@@ -64,18 +64,18 @@ def test_a_line_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_prefixes() -> None:
-    assert prefix("worker 0", 3, colour=False) == b"[worker 0] "
-    assert prefix("worker 0", 0, colour=True) == b"\x1b[0;36m[worker 0]\x1b[0m "
-    assert len({prefix("x", index, colour=True) for index in range(20)}) == 10
+    assert prefix("worker 0", 3, color=False) == b"[worker 0] "
+    assert prefix("worker 0", 0, color=True) == b"\x1b[0;36m[worker 0]\x1b[0m "
+    assert len({prefix("x", index, color=True) for index in range(20)}) == 10
 
 
 @pytest.mark.parametrize(
     ("environ", "wanted"), [({}, True), ({"NO_COLOR": ""}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
 )
-def test_colours_are_for_terminals_and_those_who_want_them(environ: dict[str, str], wanted: bool) -> None:
+def test_colors_are_for_terminals_and_those_who_want_them(environ: dict[str, str], wanted: bool) -> None:
     ours, theirs = pty.openpty()
     try:
-        assert wants_colour(theirs, environ) is wanted
+        assert wants_color(theirs, environ) is wanted
     finally:
         os.close(ours)
         os.close(theirs)
