@@ -84,6 +84,7 @@ def test_the_python_blocks_print_what_they_say(notebook: Path) -> None:
             assert said.getvalue() == block.output, f"the block in line {block.line}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "block", [pytest.param(b, id=b.code.split("#")[0].strip()) for b in BLOCKS if b.language == "sh"]
 )

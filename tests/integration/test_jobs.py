@@ -30,6 +30,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.long
 def test_rounds_are_right_and_everything_ends_soon_after_the_workers(tmp_path: Path) -> None:
     script = """
         import numpy as np
@@ -182,7 +183,7 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path, shm: s
             store.pushpull("w", np.full(3, value, np.float32), out=weight)
             assert (weight == 2 * value).all(), weight
         """
-    with job(tmp_path, script, KVSTORE_SHM=shm) as running:
+    with job(tmp_path, script, servers=1, KVSTORE_SHM=shm) as running:
         assert running.wait() == 0, running.output
 
 

@@ -59,7 +59,7 @@ def test_a_worker_that_dies_while_another_has_joined(tmp_path: Path) -> None:
             if weight[0] == 1:                                        # a round without worker 1
                 print("alone", flush=True)
     """
-    with job(tmp_path, script) as running:
+    with job(tmp_path, script, servers=1) as running:
         running.until(running.said("alone"), "a round without worker 1")
         (victim,) = running.members("worker", 0)
         os.kill(victim, signal.SIGKILL)
