@@ -94,7 +94,7 @@ class ThreadedJob:
         self.limit_s = limit_s
         self.exit_codes: dict[str, int] = {}
         self._threads: list[threading.Thread] = []
-        self._sessions: list[Session] = []
+        self.sessions: list[Session] = []
 
     def config(self, role: str, rank: int = -1) -> Config:
         """What a member of the job is configured with."""
@@ -121,18 +121,18 @@ class ThreadedJob:
                 lambda config=config_of, endpoint=endpoint: run_server(config, self.ends(config), endpoint),
             )
         threads = [
-            threading.Thread(target=self._join, args=(rank,), name=f"worker {rank} joins")
+            threading.Thread(target=self.join, args=(rank,), name=f"worker {rank} joins")
             for rank in range(self.workers)
         ]
         for thread in threads:
             thread.start()
         _await(threads, self.limit_s)
-        self._sessions.sort(key=lambda session: session.rank)
-        assert len(self._sessions) == self.workers, "not all workers could join"
+        self.sessions.sort(key=lambda session: session.rank)
+        assert len(self.sessions) == self.workers, "not all workers could join"
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        for session in self._sessions:
+        for session in self.sessions:
             session.leave()
         alive = _await(self._threads, self.limit_s)
         assert not alive, f"still running: {alive}"
@@ -160,33 +160,34 @@ class ThreadedJob:
                 results[rank] = work(session)
             except BaseException as exc:
                 errors.append(exc)
-                for other in self._sessions:
+                for other in self.sessions:
                     if other is not session:
                         other.client.fail(failed)
 
         failed = KVStoreError("another worker of this test has failed")
         threads = [
             threading.Thread(target=call, args=(rank, session), name=f"worker {rank}")
-            for rank, session in enumerate(self._sessions)
+            for rank, session in enumerate(self.sessions)
         ]
         for thread in threads:
             thread.start()
         alive = _await(threads, self.limit_s)
-        for session in self._sessions:
+        for session in self.sessions:
             if session.client.failure is failed:
                 session.client.failure = None  # the job is as good as before, for other tests
         if errors:  # one may have failed before it had made its store, and the other after that
-            most = max(session.stores for session in self._sessions)
-            for session in self._sessions:
+            most = max(session.stores for session in self.sessions)
+            for session in self.sessions:
                 session.stores = most
         if errors:
             raise errors[0]
         assert not alive, f"hanging: {alive}"
         return results
 
-    def _join(self, rank: int) -> None:
+    def join(self, rank: int) -> None:
+        """Let a worker join; what its thread does."""
         config = self.config("worker", rank)
-        self._sessions.append(Session(config, self.ends(config)).join())
+        self.sessions.append(Session(config, self.ends(config)).join())
 
     def _start(self, name: str, target: Callable[[], int]) -> None:
         def run() -> None:

@@ -89,7 +89,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._transport = make_transport()
         self._scheduler = self._transport.connect(root)
-        self._thread = threading.Thread(target=self._run, name=f"heartbeat of {node}", daemon=True)
+        self._thread = threading.Thread(target=self.run, name=f"heartbeat of {node}", daemon=True)
 
     def start(self) -> None:
         """Start the pulse, then the thread. When this returns, the caller may enter C at once and stay there."""
@@ -107,7 +107,14 @@ class Heartbeat:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _run(self) -> None:
+    def join(self, timeout: float) -> bool:
+        """Wait until the thread has ended, for at most ``timeout`` seconds; return whether it has."""
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def run(self) -> None:
+        """Beat until stopped, or until the scheduler is lost, and close the link. What the thread does."""
         try:
             self._beat()
         except Exception as exc:  # a dead heartbeat must be as loud as a dead scheduler

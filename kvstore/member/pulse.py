@@ -65,6 +65,11 @@ class PulseProcess:
         return cast("IO[bytes]", self._process.stdin)
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
     def ended(self) -> bool:
         """Whether it has ended by itself."""
         return self._process.poll() is not None

@@ -55,6 +55,7 @@ class Session:
         stores: how many stores this process has made.
         worker_keys: for a server: the public keys that workers have proved, by rank; empty on links without keys.
         flushes: what is called before this process leaves.
+        left: whether it has left.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Session:
         self._faults: dict[int, list[KVStoreError]] = {}
         self._asked: Operation | None = None
         self._heartbeat: Heartbeat | None = None
-        self._left = False
+        self.left = False
 
     def join(self) -> Session:
         """Join the job; return this session. If anything but an ``Exception`` ends the call, call it again to go on.
@@ -163,6 +164,10 @@ class Session:
                 self._heartbeat.stop()
             self.client.close(linger=1.0)
 
+    def heartbeat_ended(self, timeout: float) -> bool:
+        """Wait until this process beats no more, for at most ``timeout`` seconds; return whether it is so."""
+        return self._heartbeat is None or self._heartbeat.join(timeout)
+
     @property
     def rank(self) -> int:
         """This member's rank within its role."""
@@ -182,9 +187,9 @@ class Session:
 
     def leave(self, error: str | None = None) -> None:
         """Leave the job: in order, or because of ``error``, which then fails the job. May be called again."""
-        if self._left:
+        if self.left:
             return
-        self._left = True
+        self.left = True
         text = error if error is None else error[:MAX_REASON]
         try:
             if self.client.failure is None:
@@ -256,7 +261,7 @@ def shared(config: Config) -> Session:
             except Exception as exc:
                 place.__exit__(type(exc), exc, exc.__traceback__)
                 raise
-            atexit.register(_leave_at_exit)
+            atexit.register(leave_at_exit)
         place, session = _joining
         try:
             session.join()
@@ -286,7 +291,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _leave_at_exit() -> None:
+def leave_at_exit() -> None:
     """Leave in order. If the script died of an exception, tell the job instead of letting it wait."""
     if _joining is not None:
         place, session = _joining

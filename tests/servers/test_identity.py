@@ -307,7 +307,7 @@ def test_a_report_with_the_key_of_the_lost_or_of_the_scheduler_is_heard():
             transport = ZmqTransport(keys=job.keys[name])
             transport.send(transport.connect(job.places["scheduler"]), encode(Lost("worker", 0, "exited with code 7")))
             try:
-                until(lambda job=job: job._sessions[1].client.failure is not None, "the other worker to be told")
+                until(lambda job=job: job.sessions[1].client.failure is not None, "the other worker to be told")
             finally:
                 transport.close()
         assert job.exit_codes["server 0"] != 0
@@ -328,7 +328,7 @@ def test_over_plain_links_a_forger_draws_no_answer_away():
             return out.tolist()
 
         def forge() -> None:
-            session = job._sessions[0]
+            session = job.sessions[0]
             links = session.client._links
             until(lambda: any(r.peer == b"server 0" and r.gone for r in links.outstanding), "the worker to wait")
             (request,) = [r for r in links.outstanding if r.peer == b"server 0"]

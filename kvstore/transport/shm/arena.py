@@ -22,6 +22,7 @@ import weakref
 from bisect import bisect_right, insort
 from collections import deque
 from ctypes import addressof, c_char
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,24 @@ POLL_S = 0.001
 PRUNE = 16  # cells of one block from which on it is worth looking which are free
 
 Bytes = npt.NDArray[np.uint8]
+
+
+class ArenaUsage(NamedTuple):
+    """How much of an arena is in use.
+
+    Attributes:
+        chunks: the sizes of its chunks, in bytes.
+        blocks: how many blocks there are, free ones of a size that was used included.
+        free: how many bytes are free.
+        references: how many references are out.
+        free_cells: how many more there may be.
+    """
+
+    chunks: tuple[int, ...]
+    blocks: int
+    free: int
+    references: int
+    free_cells: int
 
 
 class _BlockView(weakref.ref[Bytes]):
@@ -140,6 +159,15 @@ class Arena:
         cells = self._cells
         with self._lock:
             return place[2].lent or any(cells[cell] for cell in place[2].cells)
+
+    def usage(self) -> ArenaUsage:
+        """Return how much is in use, after taking back all that no peer reads any more."""
+        with self._lock:
+            self._same(0)
+            self._regain()
+            chunks = tuple(map(len, self._chunks))
+            blocks = self._blocks
+            return ArenaUsage(chunks, len(blocks.all()), blocks.free, len(self._sent), len(self._free_cells))
 
     def drain(self, timeout: float) -> None:
         """Wait until all living readers have received what was sent, for at most ``timeout`` seconds."""

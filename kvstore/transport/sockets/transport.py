@@ -78,6 +78,10 @@ class SocketTransport(Heap):
     Args:
         places: the kind of sockets.
         limits: what peers may cost that have made a link and have not been admitted.
+
+    Attributes:
+        strangers: those peers.
+        courier: connects, and sends what did not leave at once.
     """
 
     def __init__(self, places: Places, limits: StrangerLimits | None = None) -> None:
@@ -88,13 +92,13 @@ class SocketTransport(Heap):
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._numbers = itertools.count()
         self._links: dict[Peer, Link] = {}  # those that this side has made, and the admitted ones
-        self._strangers = Strangers(self._selector, self._arrive, limits or StrangerLimits())  # the others
+        self.strangers = Strangers(self._selector, self._arrive, limits or StrangerLimits())  # the others
         self._handed_at = 0.0  # when ``recv`` last returned a message
         # For whom this thread works at strangers' cost, and since when, in the processor's time.
         self._bill: tuple[Peer, float] | None = None
         self._received: deque[tuple[Peer, Frames]] = deque()
         self._changed = threading.Condition()  # also guards what is sent, and which sockets links have
-        self._courier = Courier(self._links, self._changed, partial(places.addresses, wait=True), self._begin)
+        self.courier = Courier(self._links, self._changed, partial(places.addresses, wait=True), self._begin)
         self._look_at = 0.0
         self._closed = False
 
@@ -106,7 +110,7 @@ class SocketTransport(Heap):
         """
         listener, endpoint = self._places.listen(endpoint)
         listener.setblocking(False)
-        self._strangers.listen(listener)
+        self.strangers.listen(listener)
         return endpoint
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
@@ -120,28 +124,28 @@ class SocketTransport(Heap):
         link = Link(peer, endpoint)
         addresses = self._places.addresses(endpoint, wait=False)
         with self._changed:
-            self._courier.start()
+            self.courier.start()
             self._links[peer] = link
             made = link.dial(addresses, time.monotonic()) if addresses else None
             if made is not None:
                 self._begin(link, made)
             if link.waits:
-                self._courier.call()
+                self.courier.call()
         return peer
 
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Send ``frames``. The courier sends later what does not fit now, so the buffers must not change."""
         link = self._links.get(peer)
         if link is None:
-            if peer in self._strangers.links:
-                self._strangers.answer(peer, packed(frames))
+            if peer in self.strangers.links:
+                self.strangers.answer(peer, packed(frames))
             return
         if self._closed or link.lost:  # the caller asks again, in order, when it is told that the link was lost
             return
         parts = packed(frames)
         with self._changed:
             if not link.put(parts, priority):
-                self._courier.call()
+                self.courier.call()
 
     def gathers(self, peer: Peer) -> bool:
         """True: one system call takes many buffers."""
@@ -161,7 +165,7 @@ class SocketTransport(Heap):
             self._look(now)
         deadline = now + timeout
         while not self._received and not self._closed:
-            until = min(deadline, self._strangers.opens_at)
+            until = min(deadline, self.strangers.opens_at)
             events = self._selector.select(max(0.0, until - now))
             rung = visited = False
             if timeout and not events:
@@ -170,12 +174,12 @@ class SocketTransport(Heap):
                 if key.fileobj is self._bell:
                     rung = True
                     self._bell.silence()
-                elif key.data is self._strangers:
+                elif key.data is self.strangers:
                     visited = True
                 else:
                     self._read(key.data)
             now = time.monotonic()
-            if visited or self._strangers.links or self._strangers.opens_at <= now:
+            if visited or self.strangers.links or self.strangers.opens_at <= now:
                 now = self._see_to_strangers(visited, now)
             if not self._received and (rung or now >= deadline):
                 return None
@@ -185,14 +189,14 @@ class SocketTransport(Heap):
         if not frames:
             self._links[peer].lost = False
         self._handed_at = now
-        if peer in self._strangers.links:
+        if peer in self.strangers.links:
             self._bill = peer, time.thread_time()
         return peer, frames
 
     def admit(self, peer: Peer) -> None:
         """Take messages of any length from ``peer``, and charge them to no stranger."""
         self._settle(time.monotonic())  # what is done for a member from now on is not done for a stranger
-        link = self._strangers.admit(peer)
+        link = self.strangers.admit(peer)
         if link is None or link.socket is None:
             return
         link.known()
@@ -208,13 +212,13 @@ class SocketTransport(Heap):
         if self._bill is None:
             self._bill = peer, time.thread_time() - (time.monotonic() - self._handed_at)
         self._received = deque(entry for entry in self._received if entry[0] != peer)
-        self._strangers.drop(peer)
+        self.strangers.drop(peer)
         if link is not None:
             self._lose(link)
 
     def gone(self, peer: Peer) -> bool:
         """Whether a link that the other side has made was lost."""
-        return peer not in self._links and peer not in self._strangers.links
+        return peer not in self._links and peer not in self.strangers.links
 
     def identity(self, peer: Peer) -> str:
         """Empty: there are no keys."""
@@ -228,11 +232,11 @@ class SocketTransport(Heap):
         """Drop all links at once."""
         self._closed = True
         with self._changed:  # the courier must not be at what is closed; this thread may hold it already
-            self._courier.abandon()
+            self.courier.abandon()
             for sock in [link.socket for link in self._links.values()]:
                 if sock is not None:
                     sock.close()
-            self._strangers.close()
+            self.strangers.close()
         with suppress(RuntimeError):  # in the end it is not held
             while True:
                 self._changed.release()
@@ -249,11 +253,11 @@ class SocketTransport(Heap):
             while any(link.queue for link in self._links.values()) and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             self._closed = True
-        self._courier.stop()
+        self.courier.stop()
         while self._on_way() and time.monotonic() < deadline:
             time.sleep(_ARRIVING_S)
         self._selector.close()
-        self._strangers.close()
+        self.strangers.close()
         for link in self._links.values():
             if link.socket is not None:
                 link.socket.close()
@@ -277,7 +281,7 @@ class SocketTransport(Heap):
         """Charge strangers for what this thread has done for them."""
         if self._bill is not None:
             peer, since = self._bill
-            self._strangers.spend(peer, time.thread_time() - since, now)
+            self.strangers.spend(peer, time.thread_time() - since, now)
             self._bill = None
 
     def _arrive(self, made: socket.socket) -> Link | None:
@@ -291,14 +295,14 @@ class SocketTransport(Heap):
 
     def _see_to_strangers(self, visited: bool, now: float) -> float:
         """Hear strangers if it is time, and drop silent ones; return the time afterwards."""
-        if self._strangers.opens_at <= now:
-            self._strangers.open()
+        if self.strangers.opens_at <= now:
+            self.strangers.open()
         if visited:
-            message = self._strangers.attend(now)
+            message = self.strangers.attend(now)
             if message is not None:
                 self._received.append(message)
             now = time.monotonic()
-        self._strangers.dismiss(now)
+        self.strangers.dismiss(now)
         return now
 
     def _read_anyway(self) -> None:
@@ -340,8 +344,8 @@ class SocketTransport(Heap):
             link.lose(time.monotonic())
             if not link.endpoint:
                 del self._links[link.peer]
-            if self._courier.needed:  # to dial again, and it may wait for the socket that has gone
-                self._courier.call()
+            if self.courier.needed:  # to dial again, and it may wait for the socket that has gone
+                self.courier.call()
 
     def _begin(self, link: Link, made: socket.socket) -> None:
         """Begin to use a connection that this side has made."""

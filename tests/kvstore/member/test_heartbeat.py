@@ -19,7 +19,9 @@ INTERVAL, LIMIT = 1.0, 5.0
 class Scheduler:
     """Plays the far end: after each beat ``answer`` says what comes back, and may stop the heartbeat."""
 
-    def __init__(self, answer: Callable[[int], list[Any]], beside: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[int], list[Any]], beside: Callable[[], Any] | None = None, limit_s: float = LIMIT
+    ) -> None:
         self.answer = answer
         self.beats: list[tuple[float, Message]] = []
         self.inbox: list[Any] = []
@@ -34,14 +36,17 @@ class Scheduler:
             "inproc://scheduler",
             Node("worker", 3, 1),
             INTERVAL,
-            LIMIT,
+            limit_s,
             lambda: self.now,
-            Listener(self.notices.append, self.lost.append, lambda: self.back.append(self.now)),
+            Listener(lambda notice: self.on_notice(notice), self.lost.append, lambda: self.back.append(self.now)),
             beside,
         )
 
+    def on_notice(self, notice: Message) -> None:
+        self.notices.append(notice)
+
     def run(self) -> None:
-        self.heartbeat._run()
+        self.heartbeat.run()
         assert self.closed
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> bytes:
@@ -71,15 +76,15 @@ class Scheduler:
         self.closed = True
 
 
-def until(count: int, then: Callable[[int], list[Any]] = lambda n: [Alive()]) -> Scheduler:
+def until(count: int, then: Callable[[int], list[Any]] = lambda n: [Alive()], limit_s: float = LIMIT) -> Scheduler:
     """A scheduler that answers as ``then`` says and ends the heartbeat at its beat number ``count``."""
 
     def answer(number: int) -> list[Any]:
         if number == count:
-            played.heartbeat._stop.set()
+            played.heartbeat.stop()
         return then(number)
 
-    played = Scheduler(answer)
+    played = Scheduler(answer, limit_s=limit_s)
     return played
 
 
@@ -160,25 +165,22 @@ def test_stop_ends_the_thread_at_once_and_may_come_twice():
     heartbeat = Heartbeat(network.transport, "inproc://scheduler", node, 1000.0, 5000.0, lambda: 0.0, listener)
     heartbeat.start()
     heartbeat.stop()
-    assert not heartbeat._thread.is_alive()
+    assert heartbeat.join(0)
     heartbeat.stop()
 
 
 def test_it_may_be_stopped_from_its_own_thread():
     played = Scheduler(lambda n: [Stop()])
     heartbeat = played.heartbeat
-    played.notices = []
-    heartbeat._listener = Listener(lambda notice: heartbeat.stop(), print)
+    played.on_notice = lambda notice: heartbeat.stop()  # type: ignore[method-assign]
     heartbeat.start()
-    heartbeat._thread.join(10)
-    assert not heartbeat._thread.is_alive()
+    assert heartbeat.join(10)
     assert played.closed
 
 
 def test_silence_makes_the_link_anew_until_the_scheduler_is_heard_again():
     silent = range(4, 10)
-    played = until(14, lambda n: [] if n in silent and n < 10 else [Alive()])
-    played.heartbeat._limit_s = 100.0
+    played = until(14, lambda n: [] if n in silent and n < 10 else [Alive()], limit_s=100.0)
     played.run()
     assert played.lost == []
     assert played.dialled == 1 + 1, "at the beginning, and after silence for more than three beats"
@@ -187,8 +189,7 @@ def test_silence_makes_the_link_anew_until_the_scheduler_is_heard_again():
 
 
 def test_it_goes_on_making_the_link_anew():
-    played = Scheduler(lambda n: [Alive()] if n == 1 else [])
-    played.heartbeat._limit_s = 20.0
+    played = Scheduler(lambda n: [Alive()] if n == 1 else [], limit_s=20.0)
     played.run()
     assert played.dialled == 1 + int(20.0 // (max(REDIAL_S, 3 * INTERVAL) + INTERVAL))
     assert played.back == []
@@ -216,7 +217,7 @@ def test_what_beats_beside_it_is_started_again_if_it_ends_and_ends_with_it():
         if number == 3:
             started[0].ended = True
         if number == 6:
-            played.heartbeat._stop.set()
+            played.heartbeat.stop()
         return [Alive()]
 
     played = Scheduler(answer, beside)
@@ -231,7 +232,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(caplog: pytest.LogCaptu
 
     def answer(number: int) -> list[Any]:
         if number == 12:
-            played.heartbeat._stop.set()
+            played.heartbeat.stop()
         return [Alive()]
 
     played = Scheduler(answer, beside)

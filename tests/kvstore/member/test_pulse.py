@@ -72,7 +72,7 @@ from kvstore.member.pulse import PulseProcess
 from kvstore.wire import Node
 
 process = PulseProcess(Config(root=sys.argv[1], heartbeat_s=0.05), Node("worker", 3, 1))
-print(process._process.pid, flush=True)
+print(process.pid, flush=True)
 time.sleep(1000)
 """
 

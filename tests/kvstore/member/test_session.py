@@ -124,7 +124,7 @@ def test_who_falls_silent_is_named_to_all_survivors(silent: str):
             if session.rank == 0:
                 cluster.silence(silent)
             if silent == f"worker {session.rank}":
-                return outcome(lambda: session._heartbeat._thread.join(LONG) or session.check(0))
+                return outcome(lambda: session.heartbeat_ended(LONG) and session.check(0))
             return outcome(store.barrier if session.rank else lambda: store.pushpull("w", torch.zeros(10)).wait())
 
         results = cluster.run_sessions(work)
@@ -230,7 +230,7 @@ def test_a_worker_that_gave_up_joining_may_come_back():
     """The scheduler would count it as there for ever, and refuse its next attempt."""
 
     class Hasty(ThreadedJob):
-        def _join(self, rank: int) -> None:
+        def join(self, rank: int) -> None:
             if rank == 0:
                 hasty = dataclasses.replace(self.config("worker", 0), timeout_s=0.05, patience_s=0.05)
                 with pytest.raises(DeadlineExceeded, match=r"waits for .*worker 1"):
@@ -238,7 +238,7 @@ def test_a_worker_that_gave_up_joining_may_come_back():
                 given_up.set()
             else:
                 assert given_up.wait(LONG)
-            super()._join(rank)
+            super().join(rank)
 
     given_up = threading.Event()
     with Hasty(2, 1) as cluster:
@@ -269,9 +269,9 @@ def test_a_server_waits_on_while_the_scheduler_lives(caplog: pytest.LogCaptureFi
         def config(self, role: str, rank: int = -1) -> Config:
             return dataclasses.replace(super().config(role, rank), timeout_s=0.05 if role == "server" else LONG)
 
-        def _join(self, rank: int) -> None:
+        def join(self, rank: int) -> None:
             assert waited.wait(LONG)
-            super()._join(rank)
+            super().join(rank)
 
     cluster = Patient(1, 1)
     warn = client.log.warning
@@ -427,20 +427,20 @@ def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ThreadedJob
         monkeypatch.setattr(links, "links", cluster.ends)
         session = sessions.shared(cluster.config("worker"))
         assert sessions.shared(cluster.config("worker")) is session, "one for the whole process"
-        assert hooks == [sessions._leave_at_exit]
+        assert hooks == [sessions.leave_at_exit]
         return session
 
     yield make
-    assert sessions._shared is None or sessions._shared[1]._left
+    assert sessions._shared is None or sessions._shared[1].left
 
 
 class Alone(ThreadedJob):
     """A cluster whose only worker the test makes."""
 
-    def _join(self, rank: int) -> None:
+    def join(self, rank: int) -> None:
         self.make(self)  # type: ignore[attr-defined]
         assert sessions._shared is not None
-        self._sessions.append(sessions._shared[1])
+        self.sessions.append(sessions._shared[1])
 
 
 def alone(make: Callable[[ThreadedJob], Session]) -> Alone:
@@ -451,10 +451,10 @@ def alone(make: Callable[[ThreadedJob], Session]) -> Alone:
 
 def test_at_exit_pushes_take_effect_and_the_member_leaves_in_order(shared_in):
     with alone(shared_in) as cluster:
-        store = DistStore(cluster._sessions[0])
+        store = DistStore(cluster.sessions[0])
         store.init("w", torch.zeros(1))
         ticket = store.push("w", torch.ones(1))
-        sessions._leave_at_exit()
+        sessions.leave_at_exit()
         assert ticket.done()
     assert set(cluster.exit_codes.values()) == {0}
 
@@ -464,7 +464,7 @@ def test_at_exit_after_an_exception_the_job_is_told(
 ):
     with alone(shared_in) as cluster:
         monkeypatch.setattr(sys, "last_value", ZeroDivisionError("division by zero"), raising=False)
-        sessions._leave_at_exit()
+        sessions.leave_at_exit()
     assert set(cluster.exit_codes.values()) == {JOB_FAILED_EXIT}
     assert "the job has failed: worker 0 failed: ZeroDivisionError: division by zero" in caplog.text
 
@@ -473,19 +473,19 @@ def test_at_exit_in_a_shell_an_old_exception_is_not_the_end(shared_in, monkeypat
     with alone(shared_in) as cluster:
         monkeypatch.setattr(sys, "last_value", ValueError("an hour ago"), raising=False)
         monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-        sessions._leave_at_exit()
+        sessions.leave_at_exit()
     assert set(cluster.exit_codes.values()) == {0}
 
 
 def test_at_exit_a_push_that_failed_is_said_and_fails_the_job(shared_in, capsys: pytest.CaptureFixture[str]):
     with alone(shared_in) as cluster:
-        store = DistStore(cluster._sessions[0])
+        store = DistStore(cluster.sessions[0])
 
         def flush(_timeout: float) -> None:
             raise ServerError("it broke")
 
         store._session.flushes[:] = [flush]
-        sessions._leave_at_exit()
+        sessions.leave_at_exit()
     assert "at exit: ServerError: it broke" in capsys.readouterr().err
     assert set(cluster.exit_codes.values()) == {JOB_FAILED_EXIT}
 
@@ -497,8 +497,8 @@ def test_at_exit_a_push_that_others_hold_up_does_not_fail_the_job(shared_in):
             assert timeout == sessions.EXIT_GRACE_S
             raise DeadlineExceeded("not yet")
 
-        cluster._sessions[0].flushes[:] = [flush]
-        sessions._leave_at_exit()
+        cluster.sessions[0].flushes[:] = [flush]
+        sessions.leave_at_exit()
     assert set(cluster.exit_codes.values()) == {0}
 
 
@@ -509,9 +509,9 @@ def test_a_forked_child_has_no_session(shared_in, monkeypatch: pytest.MonkeyPatc
             child.setattr(os, "getpid", lambda: pid + 1)
             with pytest.raises(ConfigError, match="this process was forked from a member"):
                 sessions.shared(cluster.config("worker"))
-            sessions._leave_at_exit()
-        assert not cluster._sessions[0]._left, "and does not end its parent's"
-        sessions._leave_at_exit()
+            sessions.leave_at_exit()
+        assert not cluster.sessions[0].left, "and does not end its parent's"
+        sessions.leave_at_exit()
 
 
 def test_outside_a_job_there_is_no_session():
@@ -565,4 +565,4 @@ def test_leaving_without_the_schedulers_answer_says_so_and_goes(
         stop.set()
         thread.join()
     assert "left the job without the scheduler's answer: leaving the job is not done after 0.05 s" in caplog.text
-    assert not session._heartbeat._thread.is_alive()
+    assert session.heartbeat_ended(0)

@@ -53,11 +53,8 @@ def test_nothing_is_used_again_before_everybody_has_let_go(steps):
             view = pair.mapped.view(*reference)
             assert bytes(view) == bytes([number]) * length
         view = memory = part = mine = sent = held = None
-        total = sum(len(chunk) for chunk in owner._chunks)
-        with owner._lock:
-            owner._same(0)
-            owner._regain()
-        assert (owner._blocks.free, len(owner._free_cells), owner._sent) == (total, CELLS, {})
+        usage = owner.usage()
+        assert (usage.free, usage.free_cells, usage.references) == (sum(usage.chunks), CELLS, 0)
         owner.close()
         reader.close()
 
@@ -67,8 +64,8 @@ def test_memory_is_reused_and_does_not_grow(pair: Pair):
         memory = pair.owner.allocate(20_000)
         view = pair.carry(memory)
         del memory, view
-    assert len(pair.owner._chunks) == 1
-    assert len(pair.owner._blocks.all()) == 1
+    usage = pair.owner.usage()
+    assert (len(usage.chunks), usage.blocks) == (1, 1)
 
 
 def test_a_block_that_is_sent_again_and_again_keeps_few_cells(pair: Pair):
@@ -131,7 +128,7 @@ def test_threads_share_an_arena(pair: Pair):
     for thread in threads:
         thread.join()
     assert not errors
-    assert sum(len(chunk) for chunk in pair.owner._chunks) <= 1 << 18
+    assert sum(pair.owner.usage().chunks) <= 1 << 18
 
 
 def test_views_outlive_the_arena_on_both_sides(pair: Pair, directory: Path):
@@ -174,9 +171,9 @@ def test_where_there_is_little_room_chunks_are_smaller(make: Make, monkeypatch: 
     monkeypatch.setattr(arenas, "FIRST_CHUNK", 16 << 20)
     monkeypatch.setattr(arenas, "room", lambda: (4 << 20, 4 << 20))
     arena.allocate(100)
-    assert len(arena._chunks[0]) == 2 << 20
+    assert arena.usage().chunks == (2 << 20,)
     arena.allocate(3 << 20)
-    assert len(arena._chunks[1]) == 3 << 20
+    assert arena.usage().chunks == (2 << 20, 3 << 20)
 
 
 def test_the_memory_that_a_killed_reader_held_comes_back(make: Make, begin: Begin):
@@ -202,11 +199,11 @@ input()
     process.stdin.flush()
     assert process.stdout.readline() == "held\n"
     owner.allocate(10_000)
-    assert len(owner._blocks.all()) == 5
+    assert owner.usage().blocks == 5
     assert reader.lives()
     process.kill()
     process.wait()
     assert not reader.lives()
     owner.allocate(60_000)
-    assert len(owner._chunks) == 1, "what the dead held is used before more is taken"
+    assert len(owner.usage().chunks) == 1, "what the dead held is used before more is taken"
     owner.drain(20.0)

@@ -102,7 +102,7 @@ def test_who_takes_nothing_of_what_is_sent_is_dropped_and_what_waited_is_freed(
     monkeypatch.setattr(links, "STALLED_S", 0.1)
     listener.send(received[0], [b"another"])  # nobody has waited for so long yet, and the courier does not look
     with listener._changed:
-        listener._courier.call()
+        listener.courier.call()
     until(lambda: listener.recv(0.02) is None and listener.gone(received[0]), "the link to be dropped")
     assert not answers
     while other.recv(LONG) != (link, []):

@@ -130,7 +130,7 @@ def test_a_stranger_is_taken_one_message_at_a_time_and_what_follows_waits_until_
         other.send(link, frames)
     first = listener.recv(LONG)
     assert first is not None
-    assert listener._strangers.links.keys() == {first[0]}
+    assert listener.strangers.links.keys() == {first[0]}
     assert first[1] == messages[0]
     listener.admit(first[0])
     listener.admit(first[0])
@@ -165,7 +165,7 @@ def test_a_stranger_who_reads_no_answers_is_dropped(kind: Kind):
 
         until(dropped, "what has not been read to be too much", step=0)
         until(lambda: ended(made), "the end")
-    assert not listener._courier.needed
+    assert not listener.courier.needed
 
 
 # ---- how much of the time they get
@@ -225,7 +225,7 @@ def test_newcomers_wait_too(slow: Clock, kind: Kind):
     hear(listener)
     second = connected(kind, [b"here"])
     assert listener.recv(0.0) is None
-    assert not listener._strangers.links, "it has not even been let in"
+    assert not listener.strangers.links, "it has not even been let in"
     slow.now += 10.5
     hear(listener)
     first.close()
@@ -251,7 +251,7 @@ def test_what_a_message_takes_is_at_the_cost_of_strangers_if_it_is_refused_and_g
     if refused:
         listener.refuse(received[0])
     assert listener.recv(0.0) is None
-    assert (listener._strangers.opens_at < math.inf) == refused
+    assert (listener.strangers.opens_at < math.inf) == refused
     made.close()
 
 

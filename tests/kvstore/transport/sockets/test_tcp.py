@@ -155,7 +155,7 @@ def test_closing_does_not_wait_for_a_name_to_be_resolved(
     transport.connect("tcp://node-7.example:1")
     assert asked.wait(LONG)
     transport.close()
-    thread = transport._courier._thread
+    thread = transport.courier._thread
     assert thread is not None
     assert thread.is_alive()
     go_on.set()
@@ -264,7 +264,7 @@ def test_a_real_connection_has_what_was_chosen(new: Callable[..., TcpTransport])
     listener, other = new(congestion="reno"), new(congestion="reno")
     other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])
     assert hear(listener) == [b"hello"]
-    (ours,), (theirs,) = other._links.values(), listener._strangers.links.values()
+    (ours,), (theirs,) = other._links.values(), listener.strangers.links.values()
     for link in (ours, theirs.link):
         assert link.socket is not None
         name = link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)

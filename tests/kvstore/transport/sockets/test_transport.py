@@ -18,7 +18,7 @@ def test_what_fits_leaves_in_the_call_that_sends_it(ends: tuple[SocketTransport,
     received = listener.recv(LONG)
     assert received is not None
     listener.send(received[0], [b"head", b"x" * 1000])
-    assert not listener._courier.needed, "no thread was needed"
+    assert not listener.courier.needed, "no thread was needed"
     assert other.recv(LONG) is not None
 
 
