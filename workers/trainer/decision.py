@@ -17,7 +17,7 @@ from workers.common.stores import store_type
 from workers.trainer.arrivals import require_waiting
 from workers.trainer.overlap import Overlap
 from workers.trainer.parameters import Parameter
-from workers.trainer.rates import Rates
+from workers.trainer.rates import TrainerRates
 
 _updating: weakref.WeakSet[KVStore] = weakref.WeakSet()  # stores that have a Trainer's optimizer
 
@@ -94,7 +94,7 @@ def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) ->
 def overlapping(
     params: Sequence[Parameter],
     store: KVStore | None,
-    rates: Rates | None,
+    rates: TrainerRates | None,
     *,
     wanted: bool | None,
     share_weights: bool,

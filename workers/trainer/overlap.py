@@ -28,7 +28,7 @@ from workers.common.hooks import Hooks
 from workers.common.torch_internals import write_count
 from workers.trainer.arrivals import Arrivals, write
 from workers.trainer.parameters import Parameter
-from workers.trainer.rates import Rates, Snapshot, changed
+from workers.trainer.rates import TrainerRates, Snapshot, changed
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Overlap:
         buckets: Sequence[range],
         store: KVStore,
         *,
-        rates: Rates | None,
+        rates: TrainerRates | None,
         share: bool,
         asked: bool,
         forward: nn.Module | None = None,

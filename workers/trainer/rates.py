@@ -40,7 +40,7 @@ class TakesHyperparameters(Protocol):
         """Use these hyper-parameters from the next update on."""
 
 
-class Rates:
+class TrainerRates:
     """The hyper-parameters that schedulers write and updates read.
 
     Args:

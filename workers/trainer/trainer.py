@@ -24,7 +24,7 @@ from workers.trainer.optimizer import TrainerOptimizer
 from workers.trainer.parameter_lists import ParameterLists
 from workers.trainer.parameters import collect, grouped, stale
 from workers.trainer.peers import Peers
-from workers.trainer.rates import Rates, param_groups, settings
+from workers.trainer.rates import TrainerRates, param_groups, settings
 from workers.trainer.updates import LocalUpdates
 
 
@@ -126,7 +126,7 @@ class Trainer:
             self._where = self._store
             require_free(self._store)
             self._store.set_optimizer(optimizer, **options)
-        self._rates = Rates(param_groups(described, self._params), described, self._where, schedule, begun)
+        self._rates = TrainerRates(param_groups(described, self._params), described, self._where, schedule, begun)
         self._optimizer: TrainerOptimizer | None = None
         self._peers, self._summed = Peers(self._store), SummedGradients()
         self._lists = ParameterLists(self._params, self._store if share_gradients else None)
