@@ -1,4 +1,4 @@
-"""What the command lines of several examples have in common."""
+"""Types and defaults that several command lines share."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from kvstore.job.config import Config
 
 
 def default_store() -> str:
-    """`dist_sync` for a process that was started as one of several, `local` for one that runs by itself."""
+    """Return `dist_sync` in a job, and `local` outside of one."""
     return "dist_sync" if Config.from_env().in_job else "local"
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse an integer of at least 1."""
     number = natural(text)
     if not number:
         raise argparse.ArgumentTypeError("must be 1 or more")
@@ -21,7 +21,7 @@ def positive(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """A whole number from 0 on."""
+    """Parse an integer of at least 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     return int(text)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What a slow worker costs, and what stores that do not wait for it save: accuracy over time.
+"""What a slow worker costs, and how much stores save that do not wait for it: accuracy over time.
 
     python async_stragglers.py --plot stragglers.png
     python async_stragglers.py --modes dist_sync dist_ssp:staleness=10
 
-It starts a job on this machine for each kind of store: workers that train on scikit-learn's digits, of which the last
-one is five times as slow as the others. To be about waiting and not about this machine's cores, the network is small
-and a batch takes a fixed time: what the computation leaves of it is slept, as if each worker had a device of its own.
+It starts a job on this machine for each type of store. The workers train on scikit-learn's digits, and the last one is
+five times as slow as the others. The network is small, and workers sleep so that every batch takes the same time, as if
+each had its own device. So the results are about waiting and not about this machine's cores.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ MODES = (
 
 
 @dataclass
-class Seen:
-    """What one worker has seen.
+class WorkerReport:
+    """The report of one worker.
 
     Attributes:
-        curve: of rank 0, seconds since the start and the validation accuracy then.
-        steps: how many batches it has learned from.
-        busy: the median of the seconds that it has really computed for a batch.
-        staleness: how often what it read was so many pushes ahead of the slowest worker's.
-        late: how many of its arrays came when their round was over.
-        ended: of rank 0, whether it has told all to stop.
+        curve: for rank 0, pairs of seconds since the start and validation accuracy.
+        steps: the number of batches it has trained on.
+        busy: the median time of computation per batch, in seconds.
+        staleness: how often the values it read were so many pushes ahead of the slowest worker.
+        late: the number of its arrays that came after their round had ended.
+        ended: for rank 0, whether it has told all workers to stop.
     """
 
     curve: list[tuple[float, float]] = field(default_factory=list)
@@ -71,9 +71,9 @@ class Seen:
 
 
 class LastStep:
-    """What rank 0 tells all: after which step to stop. With a quorum of 1 its word is enough, and nobody waits for it.
+    """The step after which all workers stop, announced by rank 0.
 
-    A round's sum stands for all workers, so each word is said once and counts for all of them.
+    With a quorum of 1, rank 0's push is a whole round, and no worker waits. The round's sum stands for all workers.
     """
 
     def __init__(self) -> None:
@@ -81,33 +81,33 @@ class LastStep:
         self._store.init("last", torch.zeros(1))
 
     def say(self, step: int) -> None:
-        """Stop after `step`; returns when all who ask are told so."""
+        """Announce the last step; return when every worker that asks gets it."""
         self._store.push("last", torch.tensor([step / self._store.num_workers])).wait()
 
     def is_over(self, step: int) -> bool:
-        """Whether `step` was the last."""
+        """Whether `step` was the last step."""
         told = torch.empty(1)
         self._store.pull("last", out=told)
         return 0 < round(float(told)) <= step
 
 
 def main() -> None:
-    """Run a job for each mode, and print what came of it; what the user can mend ends the program with one line."""
+    """Run a job for each mode, and print the results. Errors that the user can fix are printed in one line."""
     args = parse()
     try:
         if args.plot:
             results.require_plots()
-        found: dict[str, list[Seen]] = {}
+        by_mode: dict[str, list[WorkerReport]] = {}
         for mode in args.modes:
-            found[mode] = launcher.run(train, (mode, args), num_workers=args.num_workers, num_servers=1)
-            seconds, accuracy = found[mode][0].curve[-1]
+            by_mode[mode] = launcher.run(train, (mode, args), num_workers=args.num_workers, num_servers=1)
+            seconds, accuracy = by_mode[mode][0].curve[-1]
             print(f"{mode}: validation accuracy {accuracy:.4f} after {seconds:.1f} s", flush=True)
-        report(args, found)
+        report(args, by_mode)
     except (DataError, results.PlotError, kv.KVStoreError, launcher.LaunchError) as exc:
         sys.exit(f"async_stragglers.py: error: {exc}")
 
 
-def train(mode: str, args: Namespace) -> Seen:
+def train(mode: str, args: Namespace) -> WorkerReport:
     """One worker's part: batch after batch, until rank 0 says that the accuracy is reached or the time is up."""
     kind, options = parse_setting(mode)
     in_step = kind == "dist_sync" and "quorum" not in options
@@ -122,7 +122,7 @@ def train(mode: str, args: Namespace) -> Seen:
     params = {"learning_rate": args.lr, "momentum": args.mom}
     trainer = Trainer(model.named_parameters(), "sgd", params, kvstore=store)
 
-    seen, busy = Seen(), []
+    seen, busy = WorkerReport(), []
     store.barrier()
     start = time.perf_counter()
     for step in count(1):
@@ -148,28 +148,28 @@ def train(mode: str, args: Namespace) -> Seen:
 
 
 def tensors(dataset: Dataset, images: Images) -> tuple[Tensor, Tensor]:
-    """Pictures as a network takes them, and their labels."""
+    """Return images as input of the network, and their labels."""
     return normalize(images.pixels, dataset.mean, dataset.std), images.labels
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, pictures: Tensor, labels: Tensor) -> float:
-    """The part of the pictures that the model gets right."""
+    """Return the fraction of images that the model classifies correctly."""
     return float((model(pictures).argmax(1) == labels).float().mean())
 
 
-def report(args: Namespace, found: dict[str, list[Seen]]) -> None:
-    """Print the table, and write the files that are wanted."""
-    rows = [row(args, mode, workers) for mode, workers in found.items()]
+def report(args: Namespace, by_mode: dict[str, list[WorkerReport]]) -> None:
+    """Print the table, and write the files of --csv and --plot."""
+    rows = [row(args, mode, workers) for mode, workers in by_mode.items()]
     print(results.table([{name: str(value) for name, value in row.items()} for row in rows]))
     if args.csv:
         results.write_csv(args.csv, rows)
     if args.plot:
-        plot(args, found)
+        plot(args, by_mode)
 
 
-def row(args: Namespace, mode: str, workers: Sequence[Seen]) -> dict[str, object]:
-    """A mode's line of the table."""
+def row(args: Namespace, mode: str, workers: Sequence[WorkerReport]) -> dict[str, object]:
+    """Return the row of a mode in the table."""
     reached = [seconds for seconds, accuracy in workers[0].curve if accuracy >= args.target]
     staleness = sum((seen.staleness for seen in workers), Counter[int]())
     return {
@@ -187,10 +187,10 @@ def row(args: Namespace, mode: str, workers: Sequence[Seen]) -> dict[str, object
     }
 
 
-def plot(args: Namespace, found: dict[str, list[Seen]]) -> None:
-    """Draw accuracy over time, and how stale what workers read was."""
+def plot(args: Namespace, by_mode: dict[str, list[WorkerReport]]) -> None:
+    """Plot accuracy over time, and the staleness of what workers read."""
     figure, (curves, staleness) = results.figure(2)
-    for number, (mode, workers) in enumerate(found.items()):
+    for number, (mode, workers) in enumerate(by_mode.items()):
         style: Any = {"color": f"C{number % 10}", "label": mode}
         curves.plot(*zip(*workers[0].curve, strict=True), **style)
         counts = sum((seen.staleness for seen in workers), Counter[int]())
@@ -210,7 +210,7 @@ def plot(args: Namespace, found: dict[str, list[Seen]]) -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
-    """The options in `argv`, by default the program's own; a wrong one ends the program with a message."""
+    """Parse `argv`, by default the program's arguments. An invalid option ends the program with a message."""
     parser = argparse.ArgumentParser(
         description="Accuracy over time with one slow worker, for each kind of store, on handwritten digits",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

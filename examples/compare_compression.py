@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What compressing gradients costs in accuracy, and what it saves: one network, trained once for each way.
+"""What compressing gradients costs in accuracy, and how much it saves: one network, trained once for each way.
 
     launch.py -n 2 -s 2 --launcher local "python compare_compression.py --plot compression.png"
     launch.py -n 2 -s 2 --launcher local "python compare_compression.py --codecs fp32 2bit topk:ratio=0.05,momentum=0.9"
 
-Everything but the compression is as in `make demo`: a residual network of 8 layers on scikit-learn's digits, the same
-first weights and the same batches. Each way has a store of its own, whose statistics say how many bytes really went.
+Everything but the compression is as in `make demo`: a residual network of 8 layers on scikit-learn's digits, with the
+same initial weights and the same batches. Each way has its own store, whose statistics count the bytes that were sent.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from torch.nn import functional
 import kvstore as kv
 from workers import Reducer, Trainer
 
-# The gradients of this network are mostly of 0.002 to 0.02, an element; thresholds have that unit. One bit an element
-# stands for +1 or -1: so the loss is multiplied until gradients are of that order, and updates are divided. Ways that
-# hold back much for later do without the momentum of the servers' optimizer; see docs/compression.md.
+# Elements of this network's gradients are mostly 0.002 to 0.02; thresholds have that unit. With 1bit an element is +1
+# or -1, so the loss is scaled up until gradients are of that order, and updates are scaled down. Ways that hold back
+# much for later steps do without the momentum of the servers' optimizer; see docs/compression.md.
 CODECS = {
     "fp32": "none",
     "fp16": "fp16",
@@ -63,10 +63,10 @@ class Way:
     """A way to compress.
 
     Attributes:
-        name: what the table calls it.
-        compression: what the store is told.
-        scale: what the loss is multiplied by, and the update divided by.
-        lr, mom: of the optimizer.
+        name: the name in the table.
+        compression: the options for the store.
+        scale: the factor of the loss; updates are divided by it.
+        lr, mom: learning rate and momentum of the optimizer.
     """
 
     name: str
@@ -78,10 +78,13 @@ class Way:
 
 @dataclass
 class Result:
-    """What came of it: after each epoch, the accuracy, and the bytes that rank 0 has pushed and pulled so far.
+    """The result of a way: after each epoch, the accuracy, and the bytes that rank 0 has pushed and pulled so far.
 
     Attributes:
-        plain: how many bytes would have been pushed without compression, and as many pulled.
+        way: the way to compress.
+        plain: the bytes that would be pushed without compression; as many would be pulled.
+        seconds: how long the training took.
+        accuracy, pushed, pulled: a value for each epoch.
     """
 
     way: Way
@@ -92,7 +95,7 @@ class Result:
     pulled: list[int] = field(default_factory=list)
 
     def row(self) -> dict[str, object]:
-        """Its line of the table."""
+        """Return the row in the table."""
         return {
             "codec": self.way.name,
             "accuracy": self.accuracy[-1],
@@ -105,28 +108,28 @@ class Result:
 
 
 def main() -> None:
-    """Train in each way, and print what came of it; what the user can mend ends the program with one line."""
+    """Train in each way, and print the results. Errors that the user can fix are printed in one line."""
     args = parse()
     try:
         if args.plot:
             results.require_plots()
         dataset = first(digits.read_dataset(), args.num_examples)
-        found = []
+        outcomes = []
         with Reducer("dist_sync") as reducer:
             for way in args.codecs:
                 with kv.create("dist_sync") as store:
-                    found.append(train(args, way, dataset, store, reducer))
+                    outcomes.append(train(args, way, dataset, store, reducer))
                     rank = store.rank
                 if rank == 0:
-                    print(f"{way.name}: validation accuracy {found[-1].accuracy[-1]:.4f}", flush=True)
+                    print(f"{way.name}: validation accuracy {outcomes[-1].accuracy[-1]:.4f}", flush=True)
         if rank == 0:
-            report(args, found)
+            report(args, outcomes)
     except (DataError, results.PlotError, kv.KVStoreError) as exc:
         sys.exit(f"compare_compression.py: error: {exc}")
 
 
 def train(args: Namespace, way: Way, dataset: Dataset, store: kv.KVStore, reducer: Reducer) -> Result:
-    """One worker's part of one training."""
+    """Run one worker's part of one training."""
     place = {"rank": store.rank, "workers": store.num_workers}
     batches = TrainBatches(dataset, args.batch_size, seed=args.seed, **place)
     torch.manual_seed(args.seed)
@@ -160,13 +163,13 @@ def train(args: Namespace, way: Way, dataset: Dataset, store: kv.KVStore, reduce
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
-    """What batch normalization has seen, means and variances; each worker has seen its own pictures."""
+    """Return the means and variances of batch normalization; they differ by worker, as its images do."""
     return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
 
 
 @torch.no_grad()
 def validate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """How many pictures there are in `batches`, and how many of them the model gets right."""
+    """Return the number of images in `batches`, and how many of them the model classifies correctly."""
     counts = {"right": 0.0, "count": 0.0}
     for pictures, labels in batches:
         counts["right"] += float((model(pictures).argmax(1) == labels).sum())
@@ -174,20 +177,20 @@ def validate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict
     return counts
 
 
-def report(args: Namespace, found: Sequence[Result]) -> None:
-    """Print the table, and write the files that are wanted."""
-    rows = [result.row() for result in found]
+def report(args: Namespace, outcomes: Sequence[Result]) -> None:
+    """Print the table, and write the files of --csv and --plot."""
+    rows = [result.row() for result in outcomes]
     print(results.table([{name: FORMATS.get(name, "{}").format(value) for name, value in row.items()} for row in rows]))
     if args.csv:
         results.write_csv(args.csv, rows)
     if args.plot:
-        plot(args.plot, found)
+        plot(args.plot, outcomes)
 
 
-def plot(path: Path, found: Sequence[Result]) -> None:
-    """Draw accuracy against bytes: where each way ends, and how it comes there."""
+def plot(path: Path, outcomes: Sequence[Result]) -> None:
+    """Plot accuracy against bytes: at the end, and after each epoch."""
     figure, (ends, curves) = results.figure(2)
-    for number, result in enumerate(found):
+    for number, result in enumerate(outcomes):
         style: Any = {"color": f"C{number % 10}", "marker": "os^v"[number // 10 % 4]}
         megabytes = [pushed / 1e6 for pushed in result.pushed]
         ends.plot(megabytes[-1:], result.accuracy[-1:], linestyle="", **style)
@@ -207,7 +210,7 @@ def plot(path: Path, found: Sequence[Result]) -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
-    """The options in `argv`, by default the program's own; a wrong one ends the program with a message."""
+    """Parse `argv`, by default the program's arguments. An invalid option ends the program with a message."""
     parser = argparse.ArgumentParser(
         description="Accuracy against bytes, for each way to compress gradients, on handwritten digits",
     )
@@ -230,7 +233,7 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
 
 
 def parse_way(text: str) -> Way:
-    """A name of `CODECS`, or a type of compression and its parameters, as `topk:ratio=0.05,momentum=0.9`."""
+    """Parse a name in `CODECS`, or a type of compression and its parameters: `topk:ratio=0.05,momentum=0.9`."""
     kind, numbers = parse_setting(CODECS.get(text, text))
     changed = {name: float(numbers.pop(name)) for name in ("scale", "lr", "mom") if name in numbers}
     return Way(text, {"type": kind, **numbers}, **changed)

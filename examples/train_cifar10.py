@@ -5,8 +5,9 @@
     launch.py -n 2 -s 2 --launcher local "python train_cifar10.py"
     launch.py -n 2 -s 2 --launcher local "python train_cifar10.py --d2l"
 
-What makes it distributed: a *store*, through which the processes exchange what they have learned, a *sampler*, which
-gives each its part of the pictures, and a *reducer*, for sums over all of them. The rest is `fit`, as MXNet's.
+Three objects make it distributed: a *store*, through which the processes exchange gradients and weights; a *sampler*,
+which gives each process its part of the images; and a *reducer*, for sums over all processes. The rest is `fit`, after
+MXNet's.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from workers import Checkpoint, Reducer, callbacks, fit, metrics
 
 
 def main() -> None:
-    """Train as the command line says; what the user can mend ends the program with one line."""
+    """Train as the command line says. Errors that the user can fix are printed in one line."""
     args = options.parse()
     logging.basicConfig(level=logging.INFO)
     logging.info("start with arguments %s", args)
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reducer: Reducer) -> None:
-    """One worker's part: learn from its own share of the pictures, in step with the others."""
+    """Run one worker: train on its share of the images, in step with the others."""
     batches, validation = read(args, store, reducer)
     if args.test_io:
         lines.test_io(batches, args.batch_size, args.disp_batches)
@@ -51,7 +52,7 @@ def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reduc
 
     torch.manual_seed(args.seed)
     model = resnet.build(args.network, args.num_layers, args.num_classes, getattr(torch, args.dtype))
-    torch.set_rng_state(seeded(args.seed, store.rank).get_state())  # from here on, each worker has its own
+    torch.set_rng_state(seeded(args.seed, store.rank).get_state())  # each worker draws its own from here on
 
     eval_metrics = ["accuracy"]
     if args.top_k:
@@ -86,7 +87,7 @@ def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reduc
 
 
 def read(args: Namespace, store: kv.KVStore, reducer: Reducer) -> tuple[Iterable[Any], Iterable[Any] | None]:
-    """This worker's batches to train on and to validate with; with --benchmark 1 noise, and none."""
+    """Return this worker's batches for training and validation; with --benchmark 1, noise and None."""
     if args.benchmark:
         return synthetic(args, store), None
     dataset = choice.load(args.dataset, args.data_dir, reducer, store.rank)

@@ -5,7 +5,7 @@
     launch.py -n 2 -s 2 --launcher local "python train_ddp.py"
 
 Four calls make a torch program distributed: ``init``, ``partition_dataset``, ``broadcast_parameters`` and
-``DistributedOptimizer``. The training loop is what it was.
+``DistributedOptimizer``. The training loop does not change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workers import Reducer
 
 
 def main() -> None:
-    """Train as the command line says; what the user can mend ends the program with one line."""
+    """Train as the command line says. Errors that the user can fix are printed in one line."""
     args = options.parse()
     try:
         train(args)
@@ -38,9 +38,9 @@ def main() -> None:
 
 
 def train(args: Namespace) -> None:
-    """One worker's part: learn from its own share of the pictures, in step with the others."""
+    """Run one worker: train on its share of the images, in step with the others."""
     rank, device = workers.init()
-    with Reducer("dist_sync" if workers.size() > 1 else "local") as reducer:
+    with Reducer() as reducer:
         data = choice.load(args.dataset, args.data_dir, reducer, rank)
         dataset = Pictures(data.train[: args.num_examples])
         train_set, _ = workers.partition_dataset(

@@ -5,8 +5,8 @@
     launch.py -n 2 -s 2 --launcher local "python train_lm.py"
     torchrun --nproc-per-node=2 train_lm.py
 
-The servers hold the weights and AdamW's state. Each worker learns from windows of its own, and clips its gradient
-before it is pushed.
+The servers hold the weights and AdamW's state. Each worker trains on its own windows of the text, and clips its
+gradient before the push.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workers import Reducer, Trainer
 
 
 def main() -> None:
-    """Train as the command line says; what the user can mend ends the program with one line."""
+    """Train as the command line says. Errors that the user can fix are printed in one line."""
     args = options.parse()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Reducer) -> None:
-    """One worker's part, in step with the others; rank 0 says how it goes."""
+    """Run one worker, in step with the others. Rank 0 logs the progress."""
     torch.manual_seed(args.seed)
     model = Transformer(len(corpus.characters), args.context, args.layers, args.heads, args.width)
     say = logging.info if store.rank == 0 else logging.debug
@@ -82,7 +82,7 @@ def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Redu
 
 @torch.no_grad()
 def validate(model: Transformer, corpus: text.Corpus, args: Namespace, store: kv.KVStore, reducer: Reducer) -> float:
-    """Bits per character on the held-out text, of which each worker takes a share; all get the same."""
+    """Return bits per character on the held-out text. Each worker evaluates a share; all get the same result."""
     place = {"rank": store.rank, "workers": store.num_workers}
     nats = characters = 0.0
     for inputs, targets in text.validation_batches(corpus.validation, args.batch_size, args.context, **place):

@@ -4,8 +4,8 @@
     python train_mnist.py
     launch.py -n 2 -s 2 --launcher local "python train_mnist.py --dist-option half"
 
-It is SINGA's script, with torch in the place of SINGA's tensors. `DistOpt` makes it distributed: it wraps the
-optimizer, says who this worker is, and sums whatever is to be summed.
+It is SINGA's script, with torch tensors. `DistOpt` makes it distributed: it wraps the optimizer, has the ranks, and
+sums arrays over workers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from workers import DistOpt
 
 
 def main() -> None:
-    """Train as the command line says; what the user can mend ends the program with one line."""
+    """Train as the command line says. Errors that the user can fix are printed in one line."""
     args = options.parser("Train a network on MNIST, or on handwritten digits where that is not").parse_args()
     try:
         train_mnist_cnn(args)
@@ -38,11 +38,11 @@ def main() -> None:
 
 
 def train_mnist_cnn(args: Namespace) -> float:
-    """One worker's part; returns the accuracy on pictures that no worker has trained on, after the last epoch."""
+    """Run one worker; return the accuracy on held-out images after the last epoch."""
     torch.manual_seed(args.seed)
     model = CNN()
     sgd = torch.optim.SGD(model.parameters(), lr=args.learning_rate, momentum=0.9, weight_decay=1e-5)
-    sgd = DistOpt(sgd)  # every worker has rank 0's weights now
+    sgd = DistOpt(sgd)  # all workers now have rank 0's weights
     dev = device(sgd)
     model.to(dev)
 
@@ -102,7 +102,7 @@ def train_mnist_cnn(args: Namespace) -> float:
 
 
 def own_batch_size(args: Namespace, world_size: int) -> int:
-    """How many pictures a worker has in each step."""
+    """Return the number of images of a worker in each step."""
     if not args.split_batch:
         return int(args.batch_size)
     if args.batch_size % world_size:
@@ -114,14 +114,14 @@ def own_batch_size(args: Namespace, world_size: int) -> int:
 
 
 def lr_scheduler(sgd: DistOpt, args: Namespace, steps: int) -> LRScheduler:
-    """What sets the learning rate in a run of so many steps: SINGA's script keeps one rate, a cosine ends at 0."""
+    """Return the scheduler for a run of `steps` steps: a constant rate, as SINGA's script has, or a cosine to 0."""
     if args.lr_schedule == "cosine":
         return CosineAnnealingLR(sgd.opt, max(1, steps))
     return ConstantLR(sgd.opt, factor=1)
 
 
 def update(sgd: DistOpt, loss: Tensor, args: Namespace) -> None:
-    """Backward, gradients to and from the other workers in the way that was chosen, and an update."""
+    """Run a backward pass, sum the gradients over workers in the chosen way, and update."""
     if args.dist_option == "plain":
         sgd.backward_and_update(loss, args.threshold)
     elif args.dist_option == "half":
@@ -135,19 +135,19 @@ def update(sgd: DistOpt, loss: Tensor, args: Namespace) -> None:
 
 
 def reduce_variable(variable: np.ndarray, dist_opt: DistOpt) -> np.ndarray:
-    """The sum of `variable` over all workers."""
+    """Return the sum of `variable` over all workers."""
     dist_opt.all_reduce(variable)
     dist_opt.wait()
     return variable
 
 
 def accuracy(pred: np.ndarray, target: np.ndarray) -> int:
-    """How many are right."""
+    """Return the number of correct predictions."""
     return int((pred.argmax(axis=1) == target.argmax(axis=1)).sum())
 
 
 def load_dataset(args: Namespace, sgd: DistOpt) -> Dataset:
-    """The data set that was asked for, the same on every worker; rank 0 says what it is."""
+    """Load the data set of `--dataset`, the same on every worker. Rank 0 prints its shapes."""
     paths = None if args.dataset == "digits" else find_mnist(args.data_dir)
     if args.dataset == "mnist" and paths is None:
         raise DataError(f"MNIST's four files are not all in {args.data_dir}; fetch them, or take --dataset digits")
@@ -163,7 +163,7 @@ def load_dataset(args: Namespace, sgd: DistOpt) -> Dataset:
 
 
 def device(sgd: DistOpt) -> torch.device:
-    """This worker's GPU, by its rank on this host, or the CPU where there is none."""
+    """Return this worker's GPU by its rank on the host, or the CPU if there is no GPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", sgd.rank_in_local % torch.cuda.device_count())

@@ -3,7 +3,7 @@
 
     python train_mnist_multiprocess.py 2
 
-SINGA's second way to launch. The training is that of `train_mnist.py`, and so are the options behind the number.
+This is SINGA's second way to launch. The training and its options are those of `train_mnist.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import launcher
 
 
 def main() -> None:
-    """Start as many workers as the command line says; what the user can mend ends the program with one line."""
+    """Start the workers of the command line. Errors that the user can fix are printed in one line."""
     parser = options.parser("Train a network on MNIST with several processes")
     parser.add_argument("num_workers", type=options.positive, help="how many workers")
     parser.add_argument(

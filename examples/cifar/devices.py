@@ -1,4 +1,4 @@
-"""The devices that the command line asks for."""
+"""The devices of the option ``--gpus``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 
 class DeviceError(Exception):
-    """A device that was asked for is not there."""
+    """A device of ``--gpus`` does not exist."""
 
 
 def find_devices(gpus: Sequence[int] | None) -> list[torch.device]:
-    """The CUDA devices of these numbers, or the CPU if there are none."""
+    """Return the CUDA devices with these numbers; the CPU if no numbers are given."""
     if not gpus:
         return [torch.device("cpu")]
-    there = torch.cuda.device_count()
-    if missing := [number for number in gpus if number >= there]:
-        what = f"only CUDA devices 0 to {there - 1}" if there else "no CUDA device"
+    available = torch.cuda.device_count()
+    if missing := [number for number in gpus if number >= available]:
+        what = f"only CUDA devices 0 to {available - 1}" if available else "no CUDA device"
         wrong = ",".join(map(str, missing))
         raise DeviceError(f"--gpus {wrong}: torch {torch.__version__} sees {what}; without --gpus the CPU is used")
     return [torch.device("cuda", number) for number in gpus]

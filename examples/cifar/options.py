@@ -27,7 +27,7 @@ DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options in `argv`, by default the program's own; a wrong one ends the program with a message."""
+    """Parse `argv`, by default the program's arguments. An invalid option ends the program with a message."""
     parser = argparse.ArgumentParser(
         description="Train a residual network on CIFAR-10, or on handwritten digits where that cannot be had",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

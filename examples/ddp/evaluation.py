@@ -1,4 +1,4 @@
-"""How good a model is on pictures that it has not been trained on, found by all workers together."""
+"""The accuracy and loss of a model on held-out images, computed by all workers together."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def evaluate(
     rank: int,
     size: int,
 ) -> tuple[float, float]:
-    """Return accuracy and mean loss over all ``pictures``; every worker looks at its share of them.
+    """Return accuracy and mean loss over all ``pictures``. Every worker evaluates its share of them.
 
-    The statistics of batch norm, which each worker has collected from its own pictures, become their mean.
+    Batch-norm statistics, which each worker has collected from its own images, are averaged first.
     """
-    reducer.average({name: its for name, its in model.named_buffers() if its.is_floating_point()})
+    reducer.average({name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()})
     share = Subset(pictures, range(rank, len(pictures), size))  # type: ignore[arg-type]
     device = next(model.parameters()).device
     model.eval()

@@ -11,7 +11,7 @@ from cifar.options import DATA_DIR
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options in ``argv``, by default the program's own; a wrong one ends the program with a message."""
+    """Parse ``argv``, by default the program's arguments. An invalid option ends the program with a message."""
     parser = argparse.ArgumentParser(
         description="Train Needle's ResNet9 on CIFAR-10, or on handwritten digits where that cannot be had",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -10,7 +10,7 @@ from arguments import default_store, natural, positive
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options in `argv`, by default the program's own; a wrong one ends the program with a message."""
+    """Parse `argv`, by default the program's arguments. An invalid option ends the program with a message."""
     parser = argparse.ArgumentParser(
         description="Train a small transformer to write text, character by character",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

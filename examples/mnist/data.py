@@ -30,8 +30,8 @@ class Dataset:
 
 def find_mnist(folder: Path) -> list[Path] | None:
     """MNIST's four files in `folder`, compressed or not; None if one is missing."""
-    found = [next((p for p in (folder / f"{name}.gz", folder / name) if p.is_file()), None) for name in FILES]
-    return [path for path in found if path] if all(found) else None
+    paths = [next((p for p in (folder / f"{name}.gz", folder / name) if p.is_file()), None) for name in FILES]
+    return [path for path in paths if path] if all(paths) else None
 
 
 def load_mnist(paths: list[Path]) -> Dataset:

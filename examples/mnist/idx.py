@@ -1,7 +1,7 @@
 """MNIST's files: arrays of bytes in the idx format, as they are or compressed by gzip.
 
-A file begins with a magic number, 0x0800 and the number of dimensions, and the length of each dimension, big-endian
-32-bit integers; then come the bytes.
+A file begins with a magic number (0x0800 plus the number of dimensions) and the length of each dimension, all
+big-endian 32-bit integers. The bytes follow.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ LONGEST = 1 << 30  # bytes; MNIST's largest file has 47 MB
 
 
 class DataError(Exception):
-    """A data set is missing or damaged; the message says which file and what would help."""
+    """A data set is missing or damaged. The message says which file, and what to do."""
 
 
 def read_image_file(path: Path) -> np.ndarray:
-    """The pictures in `path`, uint8, N x 1 x rows x columns."""
+    """Return the images in `path`, uint8, N x 1 x rows x columns."""
     return _read(path, IMAGES_MAGIC, 3, "pictures")[:, None]
 
 
 def read_label_file(path: Path) -> np.ndarray:
-    """The labels in `path`, uint8, N."""
+    """Return the labels in `path`, uint8, N."""
     return _read(path, LABELS_MAGIC, 1, "labels")
 
 
@@ -41,9 +41,9 @@ def _read(path: Path, magic: int, dimensions: int, what: str) -> np.ndarray:
     head = 4 * (1 + dimensions)
     if len(data) < head:
         raise DataError(f"{path} has {len(data)} bytes, less than the head of an idx file; fetch it again")
-    found, *shape = struct.unpack_from(f">{1 + dimensions}I", data)
-    if found != magic:
-        raise DataError(f"{path} begins with {found}, but an idx file of {what} begins with {magic}")
+    begins_with, *shape = struct.unpack_from(f">{1 + dimensions}I", data)
+    if begins_with != magic:
+        raise DataError(f"{path} begins with {begins_with}, but an idx file of {what} begins with {magic}")
     if len(data) - head != math.prod(shape):
         size = " x ".join(map(str, shape))
         raise DataError(f"{path} has {len(data) - head} bytes for {size} {what}; fetch it again")

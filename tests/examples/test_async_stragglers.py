@@ -42,8 +42,8 @@ def test_a_job_comes_to_its_end(tmp_path, mode):
 
 def test_the_table_counts_over_all_workers():
     args = async_stragglers.parse([])
-    fast = async_stragglers.Seen([(0.5, 0.9), (1.0, 0.96)], steps=9, staleness=Counter({0: 1, 4: 1}), late=1)
-    slow = async_stragglers.Seen(steps=2, busy=0.001, staleness=Counter({0: 2}), late=2)
+    fast = async_stragglers.WorkerReport([(0.5, 0.9), (1.0, 0.96)], steps=9, staleness=Counter({0: 1, 4: 1}), late=1)
+    slow = async_stragglers.WorkerReport(steps=2, busy=0.001, staleness=Counter({0: 2}), late=2)
     assert async_stragglers.row(args, "some", [fast, slow]) == {
         "store": "some",
         "seconds to 0.95": "1.0",
