@@ -28,7 +28,7 @@ from workers.common.hooks import Hooks
 from workers.common.torch_internals import write_count
 from workers.trainer.arrivals import Arrivals, write
 from workers.trainer.parameters import Parameter
-from workers.trainer.rates import TrainerRates, Snapshot, changed
+from workers.trainer.rates import Snapshot, TrainerRates, changed
 
 log = logging.getLogger(__name__)
 
