@@ -1,4 +1,4 @@
-"""Random changes to a batch of pictures, all of it at once."""
+"""Random changes to whole batches of images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIN_AREA = 0.64
 def random_crop(
     pictures: Tensor, generator: Generator | None, pad: int = PAD, size: Sequence[int] | None = None
 ) -> Tensor:
-    """From each picture with a black margin of `pad` pixels a part at random, of `size` or as large as it was."""
+    """Crop each image at random after adding a black margin of `pad` pixels; to `size`, or to its old size."""
     count, _, *old = pictures.shape
     height, width = size or old
     padded = functional.pad(pictures, (pad, pad, pad, pad))
@@ -26,13 +26,13 @@ def random_crop(
 
 
 def center_crop(pictures: Tensor, size: Sequence[int]) -> Tensor:
-    """The middle of each picture, height and width of `size`."""
+    """Crop the middle of each image, with the height and width of `size`."""
     top, left = ((old - new) // 2 for old, new in zip(pictures.shape[2:], size, strict=True))
     return pictures[:, :, top : top + size[0], left : left + size[1]]
 
 
 def random_resized_crop(pictures: Tensor, generator: Generator | None) -> Tensor:
-    """From each picture a square of 0.64 to 1 times its area, at random, brought back to its size: d2l's."""
+    """Crop a random square of 0.64 to 1 times each image's area, and resize it to the old size, as d2l does."""
     count = len(pictures)
     area, *place = torch.rand(3, count, generator=generator)
     side = (MIN_AREA + (1 - MIN_AREA) * area).sqrt()
@@ -45,13 +45,13 @@ def random_resized_crop(pictures: Tensor, generator: Generator | None) -> Tensor
 
 
 def random_mirror(pictures: Tensor, generator: Generator | None) -> Tensor:
-    """About half of the pictures mirrored, left to right."""
+    """Mirror about half of the images, left to right."""
     mirrored = torch.rand(len(pictures), generator=generator) < 0.5
     return torch.where(mirrored[:, None, None, None], pictures.flip(3), pictures)
 
 
 def normalize(pictures: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """Bytes to floats of mean 0 and deviation 1 in each channel, laid out as convolutions on CPUs like best."""
+    """Convert bytes to floats of mean 0 and deviation 1 per channel, in the fastest layout for CPU convolutions."""
     scale = 255 * torch.tensor(std).view(-1, 1, 1)
     offset = 255 * torch.tensor(mean).view(-1, 1, 1)
     return pictures.to(torch.float32, memory_format=torch.channels_last).sub_(offset).div_(scale)

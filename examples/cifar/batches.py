@@ -1,4 +1,4 @@
-"""The part of a data set that one worker reads, in batches."""
+"""One worker's part of a data set, in batches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cifar.images import DataError, Dataset, Images
 
 
 class TrainBatches:
-    """One worker's pictures: reshuffled and changed at random in each epoch, the same again for the same seed.
+    """One worker's images, shuffled and changed at random in each epoch. The same seed gives the same batches.
 
-    Every worker has the same number of batches, so that in step with the others none waits for one that never comes.
+    Every worker has the same number of batches, so that none waits for a step that the others never make.
     """
 
     def __init__(self, dataset: Dataset, batch_size: int, *, rank: int, workers: int, seed: int) -> None:
@@ -34,7 +34,7 @@ class TrainBatches:
         return len(self._images) // self._batch_size
 
     def epoch(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one epoch; which pictures the last one leaves over changes from epoch to epoch."""
+        """Yield the batches of one epoch. Images that fill no batch are left out, other ones in each epoch."""
         generator = seeded(*self._seed, number)
         order = torch.randperm(len(self._images), generator=generator)
         for chosen in order.split(self._batch_size)[: len(self)]:
@@ -48,7 +48,7 @@ class TrainBatches:
 def validation_batches(
     dataset: Dataset, batch_size: int, *, rank: int, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One worker's share of the validation pictures, unchanged; together the workers see each of them once."""
+    """Yield one worker's share of the validation images, unchanged. Together the shares have each image once."""
     images = part(dataset.validation, rank, workers)
     for start in range(0, len(images), batch_size):
         batch = images[start : start + batch_size]
@@ -56,11 +56,11 @@ def validation_batches(
 
 
 def part(images: Images, rank: int, workers: int) -> Images:
-    """Every `workers`-th picture, from the `rank`-th on."""
+    """Return every `workers`-th image, beginning with number `rank`."""
     return images[slice(rank, None, workers)]
 
 
 def seeded(*seeds: int) -> Generator:
-    """A generator of random numbers of its own for every tuple of seeds."""
+    """Return a random number generator for a tuple of seeds."""
     (state,) = np.random.SeedSequence(seeds).generate_state(1, np.uint64)
     return Generator().manual_seed(int(state))

@@ -1,4 +1,4 @@
-"""Which data set to train on: CIFAR-10 if every worker has it, else the digits."""
+"""The choice of the data set: CIFAR-10 if every worker has it, otherwise the digits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cifar.images import Dataset
 
 
 class Sums(Protocol):
-    """What is needed of workers.Reducer: sums over all workers, which all of them call."""
+    """What is needed of `workers.Reducer`: sums over all workers."""
 
     def sum(self, values: dict[str, float]) -> dict[str, float]:
-        """Each value, summed."""
+        """Return each value's sum over workers."""
 
 
 def load(wanted: str, data_dir: Path, reducer: Sums, rank: int) -> Dataset:
-    """The data set `wanted`: cifar10, digits, or with auto the same one of these on every worker."""
+    """Load the data set `wanted`: cifar10, digits, or auto, which chooses the same one on every worker."""
     if wanted == "digits":
         return digits.read_dataset()
     if wanted == "cifar10":
@@ -39,5 +39,5 @@ def load(wanted: str, data_dir: Path, reducer: Sums, rank: int) -> Dataset:
 
 
 def first(dataset: Dataset, examples: int | None) -> Dataset:
-    """The data set with only so many pictures to train on."""
+    """Return the data set with at most `examples` training images."""
     return replace(dataset, train=dataset.train[:examples])

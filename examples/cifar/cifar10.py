@@ -18,7 +18,7 @@ RECORD = 1 + PIXELS
 
 
 def read_dataset(folder: Path) -> Dataset:
-    """CIFAR-10 from the six files in `folder`."""
+    """Read CIFAR-10 from the six files in `folder`."""
     train = [read_batch(folder / name) for name in TRAIN_FILES]
     return Dataset(
         name="cifar10",
@@ -31,7 +31,7 @@ def read_dataset(folder: Path) -> Dataset:
 
 
 def read_batch(path: Path) -> Images:
-    """The pictures of one file; a damaged one is an error that names it."""
+    """Read the images of one file. If it is damaged, the error names it."""
     try:
         raw = torch.from_numpy(np.fromfile(path, dtype=np.uint8))
     except OSError as exc:

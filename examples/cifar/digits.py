@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits in CIFAR-10's form: 1797 real pictures that need no network."""
+"""Scikit-learn's handwritten digits in the form of CIFAR-10: 1797 real images without a download."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPLIT_SEED = 0  # fixed, so that no run has trained on what another validates wi
 
 
 def read_dataset() -> Dataset:
-    """The digits, 8 x 8 and gray, enlarged to 3 x 32 x 32."""
+    """Read the digits, 8 x 8 and gray, enlarged to 3 x 32 x 32."""
     try:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split

@@ -1,6 +1,6 @@
-"""What MXNet's lab does to pictures beside cropping and mirroring: turn, shear, stretch and scale them, and recolor.
+"""Augmentation of MXNet's lab besides crops and mirrors: rotation, shear, aspect, scale and color.
 
-Each function takes bytes (N x 3 x height x width) and returns such; every picture gets random numbers of its own.
+Each function takes and returns bytes (N x 3 x height x width). Every image gets its own random numbers.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def affine(
     aspect: float = 0,
     scale: tuple[float, float] = (1, 1),
 ) -> Tensor:
-    """Each picture turned by up to `angle` degrees, sheared, stretched to an aspect of 1 ± `aspect`, and scaled.
+    """Rotate each image by up to `angle` degrees, shear it, stretch it to an aspect of 1 ± `aspect`, and scale it.
 
-    As MXNet's `ImageRecordIter` does it; what comes in from outside is black.
+    The same as MXNet's `ImageRecordIter`. Pixels from outside of the image are black.
     """
     turn, slant, ratio, size = torch.rand(4, len(pictures), generator=generator)
     turn = (2 * turn - 1) * angle * torch.pi / 180
@@ -48,7 +48,7 @@ def affine(
 def recolor(
     pictures: Tensor, generator: Generator | None, *, hue: float = 0, saturation: float = 0, lightness: float = 0
 ) -> Tensor:
-    """Each picture with its hue, saturation and lightness moved by up to so much, in OpenCV's units."""
+    """Shift the hue, saturation and lightness of each image by up to the given amounts, in OpenCV's units."""
     by = (2 * torch.rand(3, len(pictures), 1, 1, generator=generator) - 1) * torch.tensor(
         [hue / HUES, saturation / LEVELS, lightness / LEVELS]
     ).view(3, 1, 1, 1)

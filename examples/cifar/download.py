@@ -1,4 +1,4 @@
-"""CIFAR-10's archive: downloaded, checked and unpacked, once for all the workers of a host."""
+"""CIFAR-10's archive: downloaded, checked and unpacked once per host."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ANSWER_S = 10.0  # until the server answers, looking up its name included
 
 
 class UnavailableError(DataError):
-    """The data set is not here and cannot be had."""
+    """The data set is missing, and cannot be downloaded."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the archive is and what its MD5 sum must be."""
+    """The URL of the archive, and its MD5 sum."""
 
     url: str = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
     md5: str = "c32a1d4ab5d03f1284b67883e8d13530"
@@ -43,7 +43,7 @@ class Source:
 
 
 def find_or_fetch(data_dir: Path, source: Source | None = None) -> Path:
-    """The folder that holds CIFAR-10's files, which are put there first if they are missing."""
+    """Return the folder with CIFAR-10's files, after downloading or unpacking them if they are missing."""
     source = source or Source()
     for folder in (data_dir, data_dir / FOLDER):
         if _complete(folder):
@@ -61,7 +61,7 @@ def _complete(folder: Path) -> bool:
 
 
 def _fetch_once(data_dir: Path, folder: Path, source: Source) -> None:
-    """Fetch under a lock. Whoever had to wait for it takes the other's success, or its failure, as their own."""
+    """Fetch under a lock. A worker that had to wait takes the result, or the error, of the one that fetched."""
     with (data_dir / f".{source.file}.lock").open("a+") as lock:
         waited = False
         try:
@@ -99,7 +99,7 @@ def _download(url: str, path: Path) -> None:
 
 
 def _open(url: str) -> IO[bytes]:
-    """Like urlopen, whose own limit does not cover looking up the host: offline, that alone can take a minute."""
+    """Open a URL like urlopen, with a limit that also covers the look-up of the host: offline that takes a minute."""
     answers: queue.SimpleQueue[IO[bytes] | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -130,7 +130,7 @@ def _check(archive: Path, source: Source) -> None:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Take the files that we want out of the archive, each by its exact name, and nothing else."""
+    """Extract only CIFAR-10's files from the archive, each by its exact name."""
     wanted = {f"{FOLDER}/{name}": folder / name for name in FILES}
     try:
         with tarfile.open(archive, "r:gz") as tar:

@@ -1,4 +1,4 @@
-"""Pictures in memory: the form in which every data set reaches the training loop."""
+"""Images in memory, the form of every data set."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 class DataError(Exception):
-    """A data set is missing or damaged; the message says which file and what would help."""
+    """A data set is missing or damaged. The message says which file, and what to do."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Pictures (uint8, N x 3 x 32 x 32) and their labels (int64, N)."""
+    """Images (uint8, N x 3 x 32 x 32) and their labels (int64, N)."""
 
     pixels: Tensor
     labels: Tensor
@@ -27,11 +27,11 @@ class Images:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Pictures to train on, others to validate with, and how to treat them."""
+    """Images for training, images for validation, and how to normalize and augment them."""
 
     name: str
     train: Images
     validation: Images
-    mean: tuple[float, ...]  # of each channel, where pixels are 0 to 1
+    mean: tuple[float, ...]  # per channel, for pixels from 0 to 1
     std: tuple[float, ...]
-    mirrored: bool  # whether a picture seen in a mirror still shows the same thing
+    mirrored: bool  # whether mirrored images may be used for training

@@ -1,4 +1,4 @@
-"""Lines of other programs: d2l's after each epoch, MXNet's monitor's, and the speed of reading alone."""
+"""Log lines of other programs: d2l's epoch line, MXNet's monitor, and the speed of reading alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from workers.callbacks import BatchEndParam
 
 
 class EpochLine:
-    """Prints what d2l's script does after each epoch; an `epoch_end_callback` of `fit`, with the metric `loss`."""
+    """Prints d2l's line after each epoch; an `epoch_end_callback` of `fit`. It needs the metric `loss`."""
 
     def begin(self, run: Any) -> None:
-        """Be told what to look at."""
+        """Remember the run."""
         self._run, self._start = run, time.perf_counter()
 
     def __call__(self, epoch: int, *_: Any) -> None:
@@ -29,17 +29,17 @@ class EpochLine:
 
 
 class Monitor:
-    """Logs every parameter's norm, over the root of its size, as MXNet's `Monitor`; a `batch_end_callback` of `fit`.
+    """Logs every parameter's norm over the root of its size, like MXNet's `Monitor`; a `batch_end_callback` of `fit`.
 
     Args:
-        interval: after every so many batches, the first one included.
+        interval: the number of batches between logs, which begin with the first batch.
     """
 
     def __init__(self, interval: int) -> None:
         self._interval, self._batches = interval, 0
 
     def __call__(self, param: BatchEndParam) -> None:
-        """Log them, if it is time."""
+        """Log the norms, if it is time."""
         if self._batches % self._interval == 0:
             for name, value in param.locals["model"].named_parameters():
                 size = (value.detach().norm() / value.numel() ** 0.5).item()
@@ -48,7 +48,7 @@ class Monitor:
 
 
 def test_io(batches: Iterable[Any], batch_size: int, frequent: int) -> None:
-    """Read an epoch and train nothing; log how fast that is."""
+    """Read an epoch without training, and log the speed."""
     start = time.perf_counter()
     for number, _ in enumerate(batches):
         if (number + 1) % frequent == 0:

@@ -1,4 +1,4 @@
-"""A worker's batches, as torch's DataLoader gives them: its part of the pictures by a SplitBatchSampler."""
+"""A worker's batches from torch's DataLoader, with its part of the images from a SplitBatchSampler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SYNTHETIC = 50_000  # pictures in an epoch of noise, as many as CIFAR-10 has
 
 
 class Pictures(TorchDataset[tuple[Tensor, Tensor]]):
-    """Whole batches of pictures by the list of their numbers, changed by `change` before they become floats."""
+    """Whole batches by the list of their images' numbers, changed by `change` before they become floats."""
 
     def __init__(self, dataset: Dataset, images: Images, change: Callable[[Tensor], Tensor]) -> None:
         self._dataset, self._images, self._change = dataset, images, change
@@ -37,7 +37,7 @@ class Pictures(TorchDataset[tuple[Tensor, Tensor]]):
 
 
 def train_loader(dataset: Dataset, args: Namespace, store: KVStore) -> DataLoader[Any]:
-    """This worker's part to train on: another one in each epoch, changed at random."""
+    """Return a loader of this worker's training images: another part in each epoch, changed at random."""
     share = len(dataset.train) // store.num_workers
     if share < args.batch_size:
         raise DataError(
@@ -51,14 +51,14 @@ def train_loader(dataset: Dataset, args: Namespace, store: KVStore) -> DataLoade
 
 
 def validation_loader(dataset: Dataset, args: Namespace, store: KVStore) -> DataLoader[Any]:
-    """This worker's part to validate with, unchanged; together the workers see each picture once."""
+    """Return a loader of this worker's validation images, unchanged. Together the workers have each image once."""
     pictures = Pictures(dataset, dataset.validation, partial(center_crop, size=args.image_shape[1:]))
     sampler = SplitBatchSampler(len(pictures), args.batch_size, store.num_workers, store.rank, shuffle=False)
     return DataLoader(pictures, sampler=sampler, batch_size=None)
 
 
 def changed(pixels: Tensor, args: Namespace, mirrored: bool) -> Tensor:
-    """A batch as the options want it changed at random; the random numbers are from torch's own generator."""
+    """Return a batch changed at random as the options say, with torch's global generator."""
     angle, shear, aspect = args.max_random_rotate_angle, args.max_random_shear_ratio, args.max_random_aspect_ratio
     scale = args.min_random_scale, args.max_random_scale
     if angle or shear or aspect or scale != (1, 1):
@@ -75,7 +75,7 @@ def changed(pixels: Tensor, args: Namespace, mirrored: bool) -> Tensor:
 
 
 def synthetic(args: Namespace, store: KVStore) -> list[tuple[Tensor, Tensor]]:
-    """One batch of noise again and again, as many as an epoch has: for the speed of all but reading."""
+    """Return an epoch of one repeated batch of noise, to measure the speed without reading."""
     generator = seeded(args.seed, store.rank)
     pictures = torch.rand(args.batch_size, *args.image_shape, generator=generator) * 2 - 1
     labels = torch.randint(args.num_classes, (args.batch_size,), generator=generator)

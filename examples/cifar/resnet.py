@@ -13,7 +13,7 @@ NETWORKS = ("resnet", "resnet18", "resnet18-d2l")
 
 
 def build(network: str, num_layers: int, classes: int = CLASSES, dtype: torch.dtype = torch.float32) -> Classifier:
-    """`resnet` with 6n + 2 layers, the paper's for CIFAR-10, or a wide one, whatever `num_layers`.
+    """Build `resnet` with 6n + 2 layers, the paper's for CIFAR-10, or a wide network, which ignores `num_layers`.
 
     The wide ones are `resnet18`, and `resnet18-d2l`, as in the book "Dive into Deep Learning".
     """
@@ -35,20 +35,20 @@ def _build(network: str, num_layers: int, classes: int) -> Classifier:
 
 
 class Classifier(nn.Sequential):
-    """Layers that compute in `dtype`, where that is as good (`torch.autocast`); parameters and scores are float32."""
+    """Layers that compute in `dtype` by `torch.autocast`. Parameters and scores are float32."""
 
     dtype = torch.float32
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores of each class, for pictures."""
+        """Return the scores of each class for a batch of images."""
         with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
             return super().forward(x).float()  # type: ignore[no-any-return]
 
 
 class ResNet(Classifier):
-    """A convolution, a stage of residual blocks for each width, the mean over the picture, and a classifier.
+    """A convolution, a stage of residual blocks for each width, the mean over the image, and a classifier.
 
-    Each stage but the first halves height and width.
+    All stages but the first halve height and width.
     """
 
     def __init__(self, widths: Sequence[int], blocks: int, shortcut: type[nn.Module], classes: int = CLASSES) -> None:
@@ -68,7 +68,7 @@ class ResNet(Classifier):
 
 
 class D2LResNet18(Classifier):
-    """d2l's ResNet-18: convolutions have biases, shortcuts have no normalization, and first weights are Xavier's."""
+    """d2l's ResNet-18: convolutions have biases, shortcuts have no normalization, and initial weights are Xavier's."""
 
     def __init__(self, classes: int = CLASSES) -> None:
         layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
@@ -95,13 +95,13 @@ class D2LResidual(nn.Module):
         self.bn1, self.bn2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's result for `x`."""
+        """Return the block's output."""
         y = functional.relu(self.bn1(self.conv1(x)))
         return functional.relu(self.bn2(self.conv2(y)) + self.conv3(x))
 
 
 class Residual(nn.Module):
-    """Two convolutions, whose result is added to what came in."""
+    """Two convolutions, whose output is added to the input."""
 
     def __init__(self, before: int, width: int, stride: int, shortcut: type[nn.Module]) -> None:
         super().__init__()
@@ -112,21 +112,21 @@ class Residual(nn.Module):
         self.shortcut = nn.Identity() if stride == 1 and before == width else shortcut(before, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's result for `x`."""
+        """Return the block's output."""
         y = functional.relu(self.norm1(self.conv1(x)), inplace=True)
         y = self.norm2(self.conv2(y))
         return functional.relu(y.add_(self.shortcut(x)), inplace=True)
 
 
 class Pad(nn.Module):
-    """The paper's shortcut without parameters: skip pixels, and let the new channels be zero."""
+    """The paper's shortcut without parameters: it skips pixels and fills new channels with zeros."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
         self.stride, self.new = stride, width - before
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x`, smaller and deeper."""
+        """Return `x` with fewer pixels and more channels."""
         return functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new))
 
 
@@ -138,5 +138,5 @@ class Projection(nn.Sequential):
 
 
 def conv3x3(before: int, width: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution that keeps height and width, or divides them by `stride`."""
+    """Return a convolution that keeps height and width, or divides them by `stride`."""
     return nn.Conv2d(before, width, 3, stride, padding=1, bias=False)

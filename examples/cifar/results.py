@@ -1,4 +1,4 @@
-"""What the comparisons end with: a table to print, the same as CSV, and a picture."""
+"""The output of the comparisons: a table, a CSV file, and a plot."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class PlotError(Exception):
-    """A picture is wanted that nothing here can draw; the message says what would help."""
+    """A plot was asked for, but matplotlib is missing. The message says what to install."""
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
-    """The rows under the names of their columns; the first column is text, and the others are lined up at the right."""
+    """Format rows under the names of their columns. The first column is left-aligned, the others right-aligned."""
     columns = list(rows[0])
     widths = [max(map(len, [column, *(row[column] for row in rows)])) for column in columns]
     lines = []
@@ -29,7 +29,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """The rows, for a spreadsheet; their keys are the first line."""
+    """Write the rows as CSV, with their keys as the first line."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -37,13 +37,13 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def require_plots() -> None:
-    """Find out that there is no matplotlib before training, rather than after it."""
+    """Raise `PlotError` before training if matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise PlotError("--plot needs matplotlib, which is not installed: pip install matplotlib")
 
 
 def figure(panels: int) -> tuple[Figure, list[Axes]]:
-    """A new figure with panels side by side; it needs no display."""
+    """Return a new figure with panels side by side. It needs no display."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(6 * panels, 4.5), layout="constrained")

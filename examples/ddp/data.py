@@ -1,4 +1,4 @@
-"""Pictures as a torch data set, one at a time."""
+"""Images as a map-style data set of torch's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 
 
 class Pictures(Dataset[tuple[Tensor, Tensor]]):
-    """Pictures (float32, 3 x 32 x 32, from 0 to 1) with their labels, as Needle's CIFAR10Dataset has them."""
+    """Images (float32, 3 x 32 x 32, from 0 to 1) and labels, like Needle's CIFAR10Dataset."""
 
     def __init__(self, images: Images) -> None:
         self._images = images

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class ConvBN(nn.Sequential):
-    """A convolution that keeps the size of the picture, but for its stride; batch norm; ReLU."""
+    """A padded convolution, batch norm and ReLU."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int) -> None:
         super().__init__(nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2), nn.BatchNorm2d(out), nn.ReLU())
@@ -16,13 +16,13 @@ class Residual(nn.Sequential):
     """Layers whose input is added to their output."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``, and what the layers make of it, added."""
+        """Return the sum of ``x`` and the layers' output."""
         added: Tensor = super().forward(x) + x
         return added
 
 
 class ResNet9(nn.Sequential):
-    """Logits of ten classes, N x 10, for pictures of N x 3 x 32 x 32."""
+    """From images, N x 3 x 32 x 32, to the logits of ten classes, N x 10."""
 
     def __init__(self) -> None:
         super().__init__(

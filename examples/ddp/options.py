@@ -1,4 +1,4 @@
-"""The command line of train_ddp.py: what Needle's script has in its text."""
+"""The command line of train_ddp.py. Needle's script has these values in its text."""
 
 from __future__ import annotations
 

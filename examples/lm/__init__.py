@@ -1,1 +1,1 @@
-"""A small language model of characters: its text, its network, its schedule and its options."""
+"""A small language model of characters: text, network, schedule and options."""

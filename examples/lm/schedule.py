@@ -6,7 +6,7 @@ import math
 
 
 def learning_rate(step: int, steps: int, warmup: int, highest: float, lowest: float) -> float:
-    """The rate of a step, counted from 0: `highest` at the end of the warm-up, near `lowest` in the last step."""
+    """Return the rate of a step, from 0: `highest` at the end of the warm-up, near `lowest` in the last step."""
     if step < warmup:
         return highest * (step + 1) / (warmup + 1)
     done = (step - warmup) / max(1, steps - warmup)

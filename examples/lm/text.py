@@ -1,4 +1,4 @@
-"""Text as numbers, one for each character: what to learn from, and what to be judged by."""
+"""Text as numbers, one per character: a training part and a validation part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Corpus:
     """A text in two parts.
 
     Attributes:
-        characters: those of the training part, and `UNKNOWN`, which stands for all others. Their order is their number.
+        characters: `UNKNOWN`, which stands for all others, and the characters of the training part, by number.
         training, validation: the parts as numbers, int64, of shape (length,).
     """
 
@@ -33,24 +33,24 @@ class Corpus:
     validation: Tensor
 
     def encode(self, text: str) -> Tensor:
-        """The numbers of the characters in `text`."""
+        """Return the numbers of the characters in `text`."""
         return numbers(text, self.characters)
 
     def decode(self, numbers: Sequence[int]) -> str:
-        """The text of these numbers."""
+        """Return the text of `numbers`."""
         return "".join(self.characters[number] for number in numbers)
 
 
 def ours() -> list[Path]:
-    """The text that is here: what this project says of itself, and its license."""
+    """Return this project's documents and its license."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "LICENSE"]
 
 
 def load(files: Sequence[Path], context: int) -> Corpus:
-    """Read files of UTF-8. The last tenth of each is held out: nothing is learned from it, not even its characters.
+    """Read UTF-8 files. The last tenth of each is held out: training does not even see its characters.
 
     Raises:
-        TextError: a file cannot be read, or a part has less than one sequence of `context` characters.
+        TextError: a file cannot be read, or a part is shorter than a sequence of `context` characters.
     """
     try:
         texts = [file.read_text(encoding="utf-8") for file in files]
@@ -69,15 +69,15 @@ def load(files: Sequence[Path], context: int) -> Corpus:
 
 
 def numbers(text: str, characters: str) -> Tensor:
-    """The place of each character in `characters`; 0 for one that is not there."""
+    """Return the position of each character in `characters`; 0 if it is missing."""
     place = {character: number for number, character in enumerate(characters)}
     return torch.tensor([place.get(character, 0) for character in text], dtype=torch.int64)
 
 
 def training_batch(part: Tensor, batch: int, context: int, *, seed: int, step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """One worker's batch of a step: windows from anywhere in the text, and the characters that follow each of theirs.
+    """Return one worker's batch of a step: random windows of the text, and the next character at each position.
 
-    Which ones is a function of seed, step and rank alone.
+    The windows depend only on seed, step and rank.
 
     Returns:
         Two tensors of shape (batch, context).
@@ -91,7 +91,7 @@ def training_batch(part: Tensor, batch: int, context: int, *, seed: int, step: i
 def validation_batches(
     part: Tensor, batch: int, context: int, *, rank: int, workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One worker's share of the windows that lie side by side in the text; what is left at its end is left out."""
+    """Yield one worker's share of the text's consecutive windows. The rest at the end is left out."""
     count = (len(part) - 1) // context
     inputs = part[: count * context].view(count, context)[rank::workers]
     targets = part[1 : count * context + 1].view(count, context)[rank::workers]
@@ -99,5 +99,5 @@ def validation_batches(
 
 
 def printable(text: str) -> str:
-    """Text for a terminal: one line that controls nothing."""
+    """Return `text` as one line without control characters, for a terminal."""
     return re.sub(r"[^\n -~]", "?", text).replace("\n", "\\n")

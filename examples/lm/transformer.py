@@ -1,4 +1,4 @@
-"""A decoder-only transformer: each position guesses the next character from those up to its own.
+"""A decoder-only transformer: each position predicts the next character from those up to its own.
 
 Vaswani et al., arXiv:1706.03762, with normalization before each part as in GPT-2 (Radford et al., 2019), whose initial
 weights it also has.
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a small network at each position; both are added to their input."""
+    """Causal attention, then a small network at each position; the output of each is added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Block(nn.Module):
         self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of shape (batch, length, width), as the result."""
+        """Return the output; it has the shape of `x`, (batch, length, width)."""
         batch, length, width = x.shape
         parts = self.query_key_value(self.before_attention(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
@@ -39,9 +39,9 @@ class Transformer(nn.Module):
     """The model.
 
     Args:
-        characters: how many different ones there are.
-        context: how many it sees at most.
-        layers, heads, width: of how many blocks, attention heads in each, and numbers for each position.
+        characters: the number of different characters.
+        context: the largest number of characters it sees.
+        layers, heads, width: the number of blocks, of attention heads in each, and of values per position.
     """
 
     def __init__(self, characters: int, context: int, layers: int, heads: int, width: int) -> None:
@@ -60,7 +60,7 @@ class Transformer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, numbers: Tensor) -> Tensor:
-        """What it thinks of each next character.
+        """Return the logits of each next character.
 
         Args:
             numbers: int64 of shape (batch, length), length at most the context.
@@ -72,12 +72,12 @@ class Transformer(nn.Module):
         return self.guess(self.norm(self.blocks(self.embedding(numbers) + self.position(places))))
 
     def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross-entropy of the guesses, in nats a character."""
+        """Return the mean cross entropy of the predictions, in nats per character."""
         return functional.cross_entropy(self(inputs).flatten(0, 1), targets.flatten())
 
     @torch.no_grad()
     def sample(self, start: Tensor, count: int, temperature: float, seed: int) -> list[int]:
-        """Go on with `start`, of shape (length,), for `count` characters drawn from its guesses."""
+        """Continue `start`, of shape (length,), with `count` characters drawn from the predictions."""
         generator = torch.Generator().manual_seed(seed)
         numbers = start[None]
         for _ in range(count):

@@ -9,9 +9,10 @@ from torch.nn import functional
 
 
 class CNN(nn.Module):
-    """From pictures, N x 1 x 28 x 28, to the scores of ten classes.
+    """From images, N x 1 x 28 x 28, to the scores of ten classes.
 
-    Initial weights are drawn as SINGA's layers draw theirs, which learn faster at its rate than torch's smaller ones.
+    Initial weights have the distribution of SINGA's layers. At SINGA's rate they learn faster than torch's smaller
+    ones.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class CNN(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The scores."""
+        """Return the scores."""
         y = self.conv1(x)
         y = functional.relu(y)
         y = self.pooling1(y)

@@ -1,4 +1,4 @@
-"""What to train on: MNIST where its files are, else scikit-learn's handwritten digits in its form."""
+"""The data: MNIST if its files are there, otherwise scikit-learn's handwritten digits in the form of MNIST."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPLIT_SEED = 0  # fixed, so that no run has trained on what another validates wi
 
 @dataclass(frozen=True)
 class Dataset:
-    """Pictures (float32 from 0 to 1, N x 1 x 28 x 28) and one-hot labels (float32, N x 10), to train on and others."""
+    """Images (float32 from 0 to 1, N x 1 x 28 x 28) and one-hot labels (float32, N x 10), for training and testing."""
 
     train_x: np.ndarray
     train_y: np.ndarray
@@ -29,7 +29,7 @@ class Dataset:
 
 
 def find_mnist(folder: Path) -> list[Path] | None:
-    """MNIST's four files in `folder`, compressed or not; None if one is missing."""
+    """Return MNIST's four files in `folder`, compressed or not; None if one is missing."""
     paths = [next((p for p in (folder / f"{name}.gz", folder / name) if p.is_file()), None) for name in FILES]
     return [path for path in paths if path] if all(paths) else None
 
@@ -50,7 +50,7 @@ def load_mnist(paths: list[Path]) -> Dataset:
 
 
 def load_digits() -> Dataset:
-    """Scikit-learn's 1797 digits, 8 x 8, enlarged to 20 x 20 within 28 x 28, as MNIST's are."""
+    """Load scikit-learn's 1797 digits, 8 x 8, enlarged to 20 x 20 within 28 x 28 as in MNIST."""
     try:
         from sklearn import datasets
         from sklearn.model_selection import train_test_split
@@ -67,7 +67,7 @@ def load_digits() -> Dataset:
 
 
 def to_categorical(y: np.ndarray, num_classes: int) -> np.ndarray:
-    """Labels as rows with a one where the label is."""
+    """Return labels as one-hot rows."""
     categorical: np.ndarray = np.eye(num_classes, dtype=np.float32)[np.asarray(y, dtype=int)]
     return categorical
 
@@ -75,7 +75,7 @@ def to_categorical(y: np.ndarray, num_classes: int) -> np.ndarray:
 def data_partition(
     dataset_x: np.ndarray, dataset_y: np.ndarray, rank_in_global: int, world_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The part of one worker. All are equally long, so that all make as many steps; what is left over nobody has."""
+    """Return the part of one worker. All parts are equally long, for as many steps each; the rest is left out."""
     data_per_rank = dataset_x.shape[0] // world_size
     idx_start = rank_in_global * data_per_rank
     idx_end = (rank_in_global + 1) * data_per_rank
@@ -85,12 +85,12 @@ def data_partition(
 def evaluation_partition(
     dataset_x: np.ndarray, dataset_y: np.ndarray, rank_in_global: int, world_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The part of one worker of what is evaluated: together they have each picture once."""
+    """Return the part of one worker for evaluation. Together the parts have each image once."""
     return dataset_x[rank_in_global::world_size], dataset_y[rank_in_global::world_size]
 
 
 def augmentation(x: np.ndarray, batch_size: int, random: np.random.Generator, mirror: bool = True) -> np.ndarray:
-    """Move each picture of a batch by up to four pixels each way, and mirror half of them; in place."""
+    """Shift each image of a batch by up to four pixels each way, and mirror half of them, in place."""
     xpad = np.pad(x, [[0, 0], [0, 0], [4, 4], [4, 4]], "symmetric")
     for data_num in range(batch_size):
         offset = random.integers(8, size=2)

@@ -1,4 +1,4 @@
-"""The command line of the two scripts: SINGA's options, and a few more."""
+"""The command line of both scripts: SINGA's options, and a few more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DIST_OPTIONS = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """What both scripts take."""
+    """Return a parser with the options of both scripts."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     training = made.add_argument_group("training")
     training.add_argument("-m", "--max-epoch", type=natural, default=10, help="epochs to train")
@@ -64,7 +64,7 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def rate(text: str) -> float:
-    """A positive number."""
+    """Parse a positive number."""
     number = float(text)
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
