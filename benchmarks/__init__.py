@@ -1,1 +1,1 @@
-"""Measurements, each of whole processes over several rounds; run one with ``python -m benchmarks WHAT``."""
+"""Measurements of whole processes over several rounds. Run one with ``python -m benchmarks WHAT``."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks WHAT``: measure, print tables, and leave the figures and a picture of them."""
+"""``python -m benchmarks WHAT``: measure, print tables, and write the figures and a plot of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure what the command line asks for; return 1 if a contender failed."""
+    """Run the measurement of the command line; return 1 if a contender failed."""
     options = parse(argv)
     signal.signal(signal.SIGTERM, _end)  # so that processes and hosts are cleared away
     session = Session(options)

@@ -1,4 +1,4 @@
-"""Who is measured: each contender knows how to start its processes for a piece of work, and reads their report."""
+"""Contenders: each starts its processes for a piece of work, and reads their report."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Work:
 
     @property
     def words(self) -> list[str]:
-        """The options of a program that does it with a store."""
+        """The options of a program that does this work with a store."""
         return [*self.size, "--type", self.kind, "--optimizer", self.optimizer]
 
     @property
@@ -58,18 +58,18 @@ class Work:
 
 
 class Contender(Protocol):
-    """One who does the work.
+    """What is measured.
 
     Attributes:
-        name: that of its row.
+        name: the name of its row.
     """
 
     @property
     def name(self) -> str:
-        """That of its row."""
+        """The name of its row."""
 
     def run(self) -> Samples:
-        """Do all rounds once; return what each took, by the name of the row.
+        """Run all rounds once; return the time of each in ms, by the name of the row.
 
         Raises:
             Unavailable: it cannot run here.
@@ -79,7 +79,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True)
 class Ours:
-    """This project, started by its launcher; or member by member, on the hosts of ``layout``, perhaps with ``keys``."""
+    """This project, started by its launcher; or process by process on the hosts of ``layout``, optionally with keys."""
 
     work: Work
     memory: str = "ordinary"
@@ -92,13 +92,13 @@ class Ours:
     keys: bool = False
 
     def run(self) -> Samples:
-        """See ``Contender``. If asked for, what ``init`` took has a row of its own."""
-        found = self.report()
-        init = {f"{self.name}, init": [found["init"]]} if self.with_init else {}
-        return {self.name: found["times"], **init}
+        """See ``Contender``. With ``with_init``, the time of ``init`` has its own row."""
+        figures = self.report()
+        init = {f"{self.name}, init": [figures["init"]]} if self.with_init else {}
+        return {self.name: figures["times"], **init}
 
     def report(self, sample_every: int = 0) -> dict[str, Any]:
-        """Do the work; return also what the servers held every so many rounds, if not 0."""
+        """Run the work; the report includes the servers' memory every ``sample_every`` rounds, unless that is 0."""
         with scratch() as folder:
             path = folder / "report"
             words = [*self.work.words, "--memory", self.memory, "--sample-every", str(sample_every), *self.words]
@@ -132,7 +132,7 @@ class Mxnet:
 
 @dataclass(frozen=True)
 class Gloo:
-    """torch.distributed's all-reduce of one flat tensor: it sums, and there are no servers to update."""
+    """torch.distributed's all-reduce of one flat tensor. It only sums; there are no servers that update."""
 
     work: Work
     places: Sequence[Place] = ()
@@ -149,7 +149,7 @@ class Gloo:
 
 @dataclass(frozen=True)
 class Sockets:
-    """Plain sockets: what TCP on this machine allows."""
+    """Plain sockets: the limit of TCP on this machine."""
 
     work: Work
     name: str = "sockets"
@@ -173,7 +173,7 @@ class Steps:
             torch's ``DistributedDataParallel``.
         rounds: how many steps are counted.
         layout: where workers and servers run; None for two of each on this machine.
-        name: that of its row.
+        name: the name of its row.
     """
 
     model: str
@@ -183,13 +183,13 @@ class Steps:
     layout: Layout | None = None
 
     def run(self) -> Samples:
-        """See ``Contender``. The process alone also says what its forward pass takes."""
+        """See ``Contender``. The single process also reports the time of its forward pass."""
         with scratch() as folder:
             path = folder / "report"
             words = ["--who", self.who, "--model", self.model, "--rounds", str(self.rounds), "--report", str(path)]
-            found = run(self._members([*_program("steps"), *words], folder), path)
-        forward = {f"{self.name}, forward only": found["forward"]} if found["forward"] else {}
-        return {self.name: found["times"], **forward}
+            figures = run(self._members([*_program("steps"), *words], folder), path)
+        forward = {f"{self.name}, forward only": figures["forward"]} if figures["forward"] else {}
+        return {self.name: figures["times"], **forward}
 
     def _members(self, command: list[str], folder: Path) -> list[Member]:
         env = {"OMP_NUM_THREADS": "1"}
@@ -205,7 +205,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Limit:
-    """What cannot be beaten: a figure that is computed, beside those that are measured."""
+    """A computed limit, beside the measured figures."""
 
     name: str
     ms: float
@@ -216,13 +216,13 @@ class Limit:
 
 
 def launched(workers: int, servers: int, command: Sequence[str], env: Mapping[str, str]) -> Member:
-    """A whole job of ours on this machine, started as a user starts it."""
+    """Return a whole job of ours on this machine, started as a user starts it."""
     job = [sys.executable, "-m", "launcher", "-n", str(workers), "-s", str(servers), "--launcher", "local"]
     return Member("launch.py", [*job, shlex.join(command)], env)
 
 
 def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str], keys: bool = False) -> list[Member]:
-    """A whole job of ours, on the hosts of ``layout``; with ``keys`` its links are encrypted."""
+    """Return a whole job of ours on the hosts of ``layout``; with ``keys`` its links are encrypted."""
     members = dmlc.members(layout, servers=[sys.executable, "-m", "servers"], workers=command, env=env)
     if not keys:
         return members
@@ -235,13 +235,13 @@ def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str], keys:
 
 
 def ranks(command: Sequence[str], places: Sequence[Place], env: Mapping[str, str] | None = None) -> list[Member]:
-    """The processes of a torch.distributed job, one for each place."""
+    """Return the processes of a torch.distributed job, one for each place."""
     made = []
     for rank, place in enumerate(places):
-        its = {**(env or {}), "RANK": str(rank), "WORLD_SIZE": str(len(places))}
+        own_env = {**(env or {}), "RANK": str(rank), "WORLD_SIZE": str(len(places))}
         if place.namespace:
-            its["GLOO_SOCKET_IFNAME"] = INTERFACE
-        made.append(Member(f"rank {rank}", command, its, place))
+            own_env["GLOO_SOCKET_IFNAME"] = INTERFACE
+        made.append(Member(f"rank {rank}", command, own_env, place))
     return made
 
 

@@ -1,4 +1,4 @@
-"""The members of a parameter server's job, by the environment that MXNet's launchers set; ours and MXNet's obey it."""
+"""The processes of a parameter server's job, with the environment of MXNet's launchers, which we use too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.jobs import Member, Place, free_port
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the workers and the servers of a job run, one place for each; the scheduler is beside the first worker."""
+    """The place of each worker and server of a job. The scheduler is beside the first worker."""
 
     workers: Sequence[Place]
     servers: Sequence[Place]
@@ -19,7 +19,7 @@ class Layout:
 def members(
     layout: Layout, *, servers: Sequence[str], workers: Sequence[str], env: Mapping[str, str] | None = None
 ) -> list[Member]:
-    """Every process of the job, in the order in which to start them.
+    """Return every process of the job, in the order of their start.
 
     Args:
         layout: where they run.
@@ -37,10 +37,10 @@ def members(
     }
 
     def member(role: str, rank: int, command: Sequence[str], place: Place) -> Member:
-        its = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(rank)}
+        own = {"DMLC_ROLE": role, "DMLC_TASK_ID": str(rank)}
         if place.namespace:  # on one machine a member finds its own address
-            its["DMLC_NODE_HOST"] = place.address
-        return Member(f"{role} {rank}", command, {**job, **its}, place)
+            own["DMLC_NODE_HOST"] = place.address
+        return Member(f"{role} {rank}", command, {**job, **own}, place)
 
     made = [member("scheduler", 0, servers, root)]
     made += [member("server", rank, servers, place) for rank, place in enumerate(layout.servers)]

@@ -1,4 +1,4 @@
-"""What was measured: rows of samples, results that compare rows, curves. Pure."""
+"""Measured figures: rows of samples, results that compare rows, and curves. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Row:
-    """What one contender took, in the unit of its result.
+    """The samples of one contender, in the unit of its result.
 
     Attributes:
         name: the contender's.
@@ -26,23 +26,23 @@ class Row:
 
     @property
     def median(self) -> float:
-        """Half of the samples are below it."""
+        """The median of the samples."""
         return statistics.median(self.samples)
 
     @property
     def least(self) -> float:
-        """The best round."""
+        """The smallest sample."""
         return min(self.samples)
 
     def to_json(self) -> Json:
-        """Its fields, and what they come to."""
+        """Return the fields, and the statistics."""
         known = {"median": self.median, "least": self.least} if self.samples else {}
         return {"name": self.name, "note": self.note, **known, "samples": [round(sample, 4) for sample in self.samples]}
 
 
 @dataclass
 class Result:
-    """Contenders at the same work, in the same run: machines drift, so only such figures may be compared.
+    """Contenders at the same work in the same run. Machines drift, so only such figures are comparable.
 
     Attributes:
         name: what targets call it by.
@@ -59,16 +59,16 @@ class Result:
     unit: str = "ms"
 
     def row(self, name: str) -> Row | None:
-        """The row of that name, if it has samples."""
+        """Return the row of that name, if it has samples."""
         return next((row for row in self.rows if row.name == name and row.samples), None)
 
     def ratio(self, name: str, peer: str) -> float | None:
-        """The median of the row ``name`` by that of ``peer``; None if one was not measured."""
+        """Return the median of the row ``name`` divided by that of ``peer``; None if one was not measured."""
         one, other = self.row(name), self.row(peer)
         return one.median / other.median if one is not None and other is not None and other.median else None
 
     def to_json(self) -> Json:
-        """All of it, and the ratios to the peers."""
+        """Return the result and the ratios to the peers."""
         ratios: dict[str, dict[str, float]] = {}
         for row in self.rows:
             known = {peer: self.ratio(row.name, peer) for peer in self.peers if peer != row.name}
@@ -79,7 +79,7 @@ class Result:
 
 @dataclass
 class Curve:
-    """How figures depend on something: for each contender, pairs of what was chosen and what came out.
+    """How figures depend on a parameter: for each contender, pairs of the parameter and the figure.
 
     Attributes:
         name, title: as a result's.
@@ -97,12 +97,12 @@ class Curve:
     logarithmic: bool = True
 
     def to_json(self) -> Json:
-        """All of it."""
+        """Return the curve."""
         return asdict(self)
 
 
 def curve_of(name: str, title: str, along: str, results: Mapping[float, Result], logarithmic: bool = True) -> Curve:
-    """The medians of the same contenders in several results, by what was chosen for each."""
+    """Return the medians of the same contenders in several results, by the parameter of each."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for chosen, result in sorted(results.items()):
         for row in result.rows:
@@ -113,7 +113,7 @@ def curve_of(name: str, title: str, along: str, results: Mapping[float, Result],
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
-    """How much the second number grows with the first: least squares; 0 for fewer than two points."""
+    """Return the least-squares slope of the second number over the first; 0 for fewer than two points."""
     if len({x for x, _ in points}) < 2:
         return 0.0
     return statistics.linear_regression([x for x, _ in points], [y for _, y in points]).slope

@@ -1,4 +1,4 @@
-"""Several hosts on one machine: network namespaces on one switch, each with a cap on what it sends, and its own memory.
+"""Several hosts on one machine: network namespaces on one switch, each with a send limit and its own shared memory.
 
 The switch has a namespace of its own, so nothing of it is seen outside: no address can clash, no firewall interferes,
 and to remove the namespaces is to remove everything.
@@ -28,7 +28,7 @@ LIMIT = ("burst", "512kb", "latency", "100ms")
 
 @contextlib.contextmanager
 def hosts(count: int, rate: str = "1gbit", mtu: int = MTU) -> Iterator[list[Place]]:
-    """So many hosts, which are gone at the end together with all that runs in them.
+    """Make ``count`` hosts; at the end of the block they are removed with all their processes.
 
     Args:
         count: how many.
@@ -59,7 +59,7 @@ def hosts(count: int, rate: str = "1gbit", mtu: int = MTU) -> Iterator[list[Plac
 
 
 def require() -> None:
-    """Raise ``Unavailable`` unless hosts can be made here."""
+    """Raise ``Unavailable`` unless this machine can make hosts."""
     if os.geteuid() != 0:
         raise Unavailable(
             "hosts are network namespaces, which need root: sudo -E .venv/bin/python -m benchmarks network"
@@ -70,7 +70,7 @@ def require() -> None:
 
 
 def sent(host: Place) -> int:
-    """How many bytes ``host`` has sent so far, headers and all."""
+    """Return the number of bytes that ``host`` has sent, including headers."""
     path = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
     return int(_run(*host.wrap(["cat", path])))
 
@@ -87,7 +87,7 @@ def _add_host(switch: str, name: str, number: int, rate: str, mtu: int) -> None:
 
 
 def _remove(name: str) -> None:
-    """End what runs in a namespace, and remove it; it may not exist."""
+    """End the processes in a namespace and remove it, if it exists."""
     with contextlib.suppress(Unavailable):
         for _ in range(50):
             running = _ip("netns", "pids", name).split()

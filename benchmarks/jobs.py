@@ -1,4 +1,4 @@
-"""Processes that are measured: started together, on this machine or in a host made of a network namespace.
+"""Processes to measure, started together on this machine or in network namespaces.
 
 Each process is one *member*. When one fails, or the time is over, all others are ended; none is left behind.
 """
@@ -25,11 +25,11 @@ LINES = 12  # of a failed process's output
 
 
 class Unavailable(Exception):
-    """Something cannot be measured here; the message says why, and what would help."""
+    """Something cannot be measured on this machine. The message says why, and what to do."""
 
 
 class JobFailed(Exception):
-    """A measured process failed; the message has the end of its output."""
+    """A measured process failed. The message has the end of its output."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Place:
     shm: str = ""
 
     def wrap(self, argv: Sequence[str]) -> list[str]:
-        """The command that runs ``argv`` there."""
+        """Return the command that runs ``argv`` at this place."""
         if not self.namespace:
             return list(argv)
         # `ip netns exec` gives the process mounts of its own, so this one is seen by nobody else.
@@ -61,7 +61,7 @@ HERE = Place()
 
 @dataclass(frozen=True)
 class Member:
-    """One process: its name in errors, its command, what its environment has besides ours, and where it runs."""
+    """One process: its name in errors, its command, additions to our environment, and its place."""
 
     name: str
     argv: Sequence[str]
@@ -109,35 +109,35 @@ def run(members: Sequence[Member], report: Path, timeout_s: float = TIMEOUT_S) -
                 raise JobFailed(f"{member.name} had not ended after {timeout_s:g} s{_last_lines(log)}")
             time.sleep(POLL_S)
     try:
-        found: dict[str, Any] = json.loads(report.read_text())
+        figures: dict[str, Any] = json.loads(report.read_text())
     except FileNotFoundError:
         raise JobFailed("all processes ended, but none left a report") from None
-    return found
+    return figures
 
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory of one job: for its report, and for the file through which processes may find each other."""
+    """Make a directory for a job: for its report, and for the file through which processes find each other."""
     with tempfile.TemporaryDirectory(prefix="kvstore-bench-") as path:
         yield Path(path)
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at."""
+    """Return a free port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without what would make a member part of a job that we may run in ourselves."""
+    """Return our environment without the variables of a job that we may run in ourselves."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("DMLC_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
     return env
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End those that still run; politely first, because a launcher has processes of its own to end."""
+    """End the processes that still run: with SIGTERM first, because a launcher has to end its own processes."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + GRACE_S

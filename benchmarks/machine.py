@@ -1,4 +1,4 @@
-"""What a figure depends on besides the code: the machine, and the versions of what runs on it."""
+"""What figures depend on besides the code: the machine, and the versions of software."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def facts() -> dict[str, str]:
-    """What there is to say about this machine, for the head of a table and for the record."""
+    """Return facts about this machine, for the title of a table and for the record."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "cpu": _cpu(),
@@ -32,7 +32,7 @@ def _memory() -> str:
 
 
 def _line(path: Path, name: str) -> str:
-    """What stands behind ``name:`` in a file of ``/proc``; nothing where there is no such file."""
+    """Return the text after ``name:`` in a file of ``/proc``; empty if there is no such file."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

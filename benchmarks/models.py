@@ -1,4 +1,4 @@
-"""Networks to train for 32 x 32 pictures, and pictures to train them on: random, because what counts is the time."""
+"""Networks for 32 x 32 images, and random images to train them on: only the time matters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BATCH = 16
 
 
 class Residual(nn.Module):
-    """Two convolutions, whose result is added to what came in; a 1 x 1 convolution where the shapes differ."""
+    """Two convolutions whose output is added to the input, by a 1 x 1 convolution where shapes differ."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -26,13 +26,13 @@ class Residual(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's result for ``x``."""
+        """Return the block's output."""
         y = functional.relu(self.norm1(self.conv1(x)))
         return functional.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 def residual_network(widths: Sequence[int], blocks: int) -> nn.Module:
-    """A convolution, ``blocks`` residual blocks for each width, the mean over the picture, and a classifier."""
+    """A convolution, ``blocks`` residual blocks for each width, the mean over the image, and a classifier."""
     layers: list[nn.Module] = [
         nn.Conv2d(3, widths[0], 3, padding=1, bias=False),
         nn.BatchNorm2d(widths[0]),
@@ -52,7 +52,7 @@ def resnet8() -> nn.Module:
 
 
 def resnet18() -> nn.Module:
-    """ResNet-18 for 32 x 32 pictures: 11.2 million parameters."""
+    """ResNet-18 for 32 x 32 images: 11.2 million parameters."""
     return residual_network((64, 128, 256, 512), blocks=2)
 
 
@@ -60,12 +60,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {"resnet8": resnet8, "resnet18": re
 
 
 def build(name: str) -> nn.Module:
-    """The model of that name; every call gives the same weights."""
+    """Return the model of that name. Every call gives the same weights."""
     torch.manual_seed(0)
     return MODELS[name]()
 
 
 def pictures(seed: int, batch: int = BATCH) -> tuple[Tensor, Tensor]:
-    """One batch of random pictures, and labels for them; the same for the same seed."""
+    """Return a batch of random images and labels. The same seed gives the same batch."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(batch, 3, 32, 32, generator=generator), torch.randint(CLASSES, (batch,), generator=generator)

@@ -1,4 +1,4 @@
-"""The shapes of the parameters of well-known networks, and of single arrays of any size. Needs nothing installed."""
+"""The parameter shapes of well-known networks, and single arrays of any size. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NETWORKS: dict[str, Callable[[], list[Shape]]] = {
 
 
 def shapes_of(name: str) -> list[Shape]:
-    """The shapes of float32 parameters that ``name`` stands for.
+    """Return the shapes of the float32 parameters that ``name`` stands for.
 
     Args:
         name: a network in ``NETWORKS``, or a size such as ``1KB``, ``40MB`` or ``1GB``: one array of so many bytes.
@@ -77,5 +77,5 @@ def shapes_of(name: str) -> list[Shape]:
 
 
 def elements(shapes: list[Shape]) -> int:
-    """How many numbers these arrays have together."""
+    """Return the total number of elements."""
     return sum(math.prod(shape) for shape in shapes)

@@ -28,7 +28,7 @@ WHATS = {
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. None: nothing was said, and each measurement has a default of its own.
+    """The options. None: not given; each measurement has its own default.
 
     Attributes:
         what: one of ``WHATS``.
@@ -59,12 +59,12 @@ class Options:
 
     @property
     def one_line(self) -> bool:
-        """Whether one kind of rounds is asked for."""
+        """Whether the options ask for one kind of rounds."""
         return any((self.net, self.optimizer, self.kind, self.memory, self.transport))
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
-    """Read ``argv``, or this process's.
+    """Parse ``argv``, by default this process's arguments.
 
     Raises:
         SystemExit: it makes no sense.

@@ -1,4 +1,4 @@
-"""Those that we compare with, and the Python environments that they need; pip makes these once, in a cache."""
+"""The peers to compare with, and their Python environments, which pip makes once, in a cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PYTHONS = ("python3.11", "python3.10", "python3.9")
 
 @dataclass(frozen=True)
 class Peers:
-    """The peers that were asked for.
+    """The chosen peers.
 
     Attributes:
         names: some of ``PEERS``.
@@ -35,7 +35,7 @@ class Peers:
         return name in self.names
 
     def mxnet(self) -> str:
-        """The Python that has MXNet, made now if need be.
+        """Return the Python that has MXNet; make its environment if needed.
 
         Raises:
             Unavailable: it cannot be made here.
@@ -44,7 +44,7 @@ class Peers:
 
 
 def default_cache() -> Path:
-    """``$KVSTORE_BENCH_PEERS``, or a directory among the user's caches."""
+    """Return ``$KVSTORE_BENCH_PEERS``, or a directory in the user's cache."""
     chosen = os.environ.get("KVSTORE_BENCH_PEERS")
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(chosen) if chosen else caches / "kvstore-bench"
@@ -66,9 +66,9 @@ def _old_python() -> str:
     if sys.version_info < (3, 12):
         return sys.executable
     for name in PYTHONS:
-        found = shutil.which(name)
-        if found:
-            return found
+        path = shutil.which(name)
+        if path:
+            return path
     raise Unavailable(f"MXNet 1.9.1 needs Python 3.11 or older, and there is none: {', '.join(PYTHONS)}")
 
 

@@ -1,4 +1,4 @@
-"""Results as bars and curves as lines, in one picture."""
+"""A plot of results as bars and curves as lines."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def draw(results: Sequence[Result], curves: Sequence[Curve], facts: Mapping[str,
         panels, 1, figsize=(PANEL[0], PANEL[1] * panels), squeeze=False, layout="constrained"
     )
     free = iter(axes[:, 0])
-    for unit, its in groups.items():
-        _bars(next(free), its, unit)
+    for unit, same_unit in groups.items():
+        _bars(next(free), same_unit, unit)
     for curve in curves:
         _lines(next(free), curve)
     said = ("cpu", "cores", "python", "torch", "pyzmq", "date")

@@ -1,4 +1,4 @@
-"""One run of the benchmarks: contenders measured in turn, results printed as they come, and kept for the record."""
+"""One run of the benchmarks: measures contenders in turn, prints results, and keeps them for the record."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ REPEATS = 3
 
 
 def keep(result: Result) -> None:
-    """Leave a result as it was measured."""
+    """Do nothing with a result."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One piece of work and those who do it.
+    """One piece of work and its contenders.
 
     Attributes:
         name, title, peers: of the result.
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass
 class Session:
-    """What is measured in one run.
+    """The measurements of one run.
 
     Attributes:
         options: what was asked for.
@@ -70,17 +70,17 @@ class Session:
 
     @property
     def peers(self) -> Peers:
-        """With whom to compare."""
+        """The peers to compare with."""
         return Peers(self.options.peers, default_cache())
 
     def with_options(self, **changed: Any) -> Session:
-        """The same session, for measurements with other options."""
+        """Return this session for measurements with other options; they share the record."""
         other = copy.copy(self)
         other.options = replace(self.options, **changed)
         return other
 
     def measure(self, case: Case, show: bool = True) -> Result:
-        """Let all contenders of a case do their work, one after the other, as often as asked for.
+        """Run all contenders of a case in turn, as often as the options say.
 
         In turn, because machines drift: what is slow for a minute is slow for all. A contender that cannot run has a
         row without samples, which says why.
@@ -94,12 +94,12 @@ class Session:
                     continue
                 with self.console.status(f"{case.title}: {contender.name}, {turn + 1} of {repeats}"):
                     try:
-                        found = contender.run()
+                        measured = contender.run()
                     except (Unavailable, JobFailed) as error:
                         self._excuse(rows.setdefault(contender.name, Row(contender.name)), error)
                         absent.add(contender.name)
                         continue
-                for name, samples in found.items():
+                for name, samples in measured.items():
                     rows.setdefault(name, Row(name)).samples.extend(samples)
         result = Result(case.name, case.title, list(rows.values()), case.peers)
         case.finish(result)
@@ -118,7 +118,7 @@ class Session:
         self.console.print(curve_table(curve))
 
     def finish(self) -> None:
-        """Print which targets are reached, and write the record and the picture."""
+        """Print which targets are reached, and write the record and the plot."""
         verdicts = judge(self.results)
         if verdicts:
             self.console.print(verdict_table(verdicts))
@@ -131,7 +131,7 @@ class Session:
         self.console.print(f"{minutes:.1f} minutes; written: {record}, {picture}", highlight=False)
 
     def to_json(self) -> Json:
-        """The whole record."""
+        """Return the whole record."""
         asked = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self.options).items()}
         return {
             "machine": self.machine,
@@ -142,7 +142,7 @@ class Session:
         }
 
     def fail(self, name: str, error: JobFailed) -> None:
-        """Say that a job failed, and remember it."""
+        """Print that a job failed, and remember it."""
         self.failures.append(name)
         self.console.print(f"{name}: {error}", style="red", markup=False, highlight=False)
 

@@ -1,7 +1,7 @@
-"""``python -m benchmarks.strangers``: what strangers cost a job over plain TCP, of two workers and two servers here.
+"""``python -m benchmarks.strangers``: what strangers cost a job over plain TCP, with two workers and two servers.
 
-Each kind of stranger is one process that sends as fast as it can; it takes one of the machine's cores unless it is made
-to wait. What is compared are rounds a second with it and without.
+Each kind of stranger is one process that sends as fast as it can. It uses one of the machine's cores unless it is made
+to wait. The rounds per second with and without it are compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOBODY = "nobody"
 
 
 def rounds_a_second(kind: str, net: str, rounds: int) -> tuple[float, dict[str, float]]:
-    """Rounds a second while strangers of a kind attack, and what they could do."""
+    """Return the rounds per second while strangers of a kind attack, and the strangers' own figures."""
     with scratch() as folder:
         report, attack, mark = folder / "report", folder / "attack", secrets.token_hex(8)
         program = [sys.executable, "-m", "benchmarks.programs.rounds", "--net", net, "--rounds", str(rounds)]
@@ -33,7 +33,7 @@ def rounds_a_second(kind: str, net: str, rounds: int) -> tuple[float, dict[str, 
 
 
 def main() -> None:
-    """Measure, in turn, and print."""
+    """Measure each kind in turn, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--net", default="2MB", help="the arrays of a round, as for other benchmarks")
     parser.add_argument("--rounds", type=int, default=300)

@@ -1,4 +1,4 @@
-"""Results, curves and verdicts as tables for a terminal. Pure, but for rich."""
+"""Results, curves and verdicts as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.targets import Verdict
 
 
 def number(value: float | None) -> str:
-    """A figure with as many digits as mean something; nothing for None."""
+    """Format a figure with its significant digits; None is empty."""
     if value is None:
         return ""
     if abs(value) >= 100:
@@ -23,7 +23,7 @@ def number(value: float | None) -> str:
 
 
 def result_table(result: Result) -> Group:
-    """A line for each row: the median, the least, and the ratios of the medians to the peers'."""
+    """Return a table with a line for each row: median, minimum, and ratios of the medians to the peers'."""
     peers = [peer for peer in result.peers if result.row(peer) is not None]
     noted = any(row.note for row in result.rows)
     table = _table(["", f"median, {result.unit}", f"least, {result.unit}"])
@@ -39,7 +39,7 @@ def result_table(result: Result) -> Group:
 
 
 def curve_table(curve: Curve) -> Group:
-    """A line for each choice, and a column for each contender."""
+    """Return a table with a line for each value of the parameter, and a column for each contender."""
     table = _table([curve.along, *curve.lines])
     for chosen in sorted({x for line in curve.lines.values() for x, _ in line}):
         figures = [dict(line).get(chosen) for line in curve.lines.values()]
@@ -48,7 +48,7 @@ def curve_table(curve: Curve) -> Group:
 
 
 def verdict_table(verdicts: Sequence[Verdict]) -> Group:
-    """A line for each target: what was to be reached, what was measured, and whether that is it."""
+    """Return a table with a line for each target: the goal, the measured ratio, and whether it is reached."""
     table = _table(["", "at most", "measured", ""])
     for verdict in verdicts:
         style = {"reached": "green", "NOT REACHED": "red"}.get(verdict.word)
@@ -59,7 +59,7 @@ def verdict_table(verdicts: Sequence[Verdict]) -> Group:
 
 
 def facts_line(facts: Mapping[str, str]) -> str:
-    """The machine, in one line."""
+    """Describe the machine in one line."""
     return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 

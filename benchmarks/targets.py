@@ -1,4 +1,4 @@
-"""The figures that the project must reach: each a ratio of two rows of one result, so each from one run. Pure."""
+"""The project's targets: each is a ratio of two rows of one result, so of one run. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.figures import Result
 
 @dataclass(frozen=True)
 class Target:
-    """``row`` takes at most ``factor`` times what ``peer`` takes, in the result called ``result``."""
+    """In ``result``, the median of ``row`` is at most ``factor`` times that of ``peer``."""
 
     result: str
     row: str
@@ -25,20 +25,20 @@ class Target:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target, and the ratio that was measured; None if one of the two rows was not."""
+    """A target and the measured ratio; None if one of the two rows was not measured."""
 
     target: Target
     ratio: float | None
 
     @property
     def word(self) -> str:
-        """Whether it is reached."""
+        """Whether the target is reached, in words."""
         if self.ratio is None:
             return "not measured"
         return "reached" if self.ratio <= self.target.factor else "NOT REACHED"
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the verdict."""
         reached = None if self.ratio is None else self.ratio <= self.target.factor
         return {"target": str(self.target), "factor": self.target.factor, "ratio": self.ratio, "reached": reached}
 
@@ -81,17 +81,17 @@ TARGETS: Sequence[Target] = (
 
 
 def judge(results: Iterable[Result], targets: Sequence[Target] = TARGETS) -> list[Verdict]:
-    """A verdict on every target whose result is there."""
-    found = {result.name: result for result in results}
+    """Return a verdict on every target whose result was measured."""
+    by_name = {result.name: result for result in results}
     return [
-        Verdict(target, found[target.result].ratio(target.row, target.peer))
+        Verdict(target, by_name[target.result].ratio(target.row, target.peer))
         for target in targets
-        if target.result in found
+        if target.result in by_name
     ]
 
 
 def _words(factor: float) -> str:
-    """``1/6 of `` or ``1.05 × ``, as one would say it."""
+    """Format a factor in words: ``1/6 of `` or ``1.05 × ``."""
     if factor == 1:
         return ""
     inverse = Fraction(1 / factor).limit_denominator(10)

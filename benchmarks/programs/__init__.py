@@ -1,1 +1,1 @@
-"""What the measured processes run, one program for each contender. They time themselves and write what they found."""
+"""The programs of the measured processes, one for each contender. They time themselves and write a report."""

@@ -1,4 +1,4 @@
-"""The same arrays summed by torch.distributed's gloo, as one flat tensor: what PyTorch's users have today on CPUs."""
+"""The same arrays summed by torch.distributed's gloo as one flat tensor, PyTorch's own way on CPUs."""
 
 from __future__ import annotations
 

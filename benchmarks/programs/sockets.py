@@ -1,4 +1,4 @@
-"""What TCP itself allows: plain sockets, buffers made beforehand, a thread for each direction, no framing at all."""
+"""The limit of TCP: plain sockets with preallocated buffers, a thread for each direction, and no framing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIECE = 262_144  # elements that a server sums, and sends back, at a time
 
 
 def receive(sock: socket.socket, view: memoryview) -> None:
-    """Fill ``view``; raise ``EOFError`` if the other end is gone."""
+    """Fill ``view``; raise ``EOFError`` if the other end closes."""
     got = 0
     while got < len(view):
         count = sock.recv_into(view[got:])
@@ -27,17 +27,17 @@ def receive(sock: socket.socket, view: memoryview) -> None:
 
 
 def pieces(share: int) -> list[slice]:
-    """A server's ``share`` of the elements, in pieces."""
+    """Return a server's ``share`` of the elements in pieces."""
     return [slice(start, min(share, start + PIECE)) for start in range(0, share, PIECE)]
 
 
 def raw(array: np.ndarray) -> memoryview:
-    """The bytes of ``array``."""
+    """Return the bytes of ``array``."""
     return memoryview(array).cast("B")
 
 
 def server(workers: int, share: int, ready: Any) -> None:
-    """Sum what ``workers`` send, piece by piece, until they are gone."""
+    """Sum what ``workers`` send, piece by piece, until they close."""
     listener = socket.create_server(("127.0.0.1", 0))
     ready.put(listener.getsockname()[1])
     socks = [listener.accept()[0] for _ in range(workers)]

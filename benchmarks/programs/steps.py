@@ -21,19 +21,19 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def alone(model: nn.Module) -> tuple[Callable[[Batch], None], int]:
-    """A step as a program of one process makes it, and the rank."""
+    """Return the step of a single process, and the rank."""
     return _plain(model, model), 0
 
 
 def ddp(model: nn.Module, meet: str) -> tuple[Callable[[Batch], None], int]:
-    """The same with gradients averaged by gloo."""
+    """Return the step with gradients averaged by gloo, and the rank."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     return _plain(nn.parallel.DistributedDataParallel(model), model), rank
 
 
 def ours(model: nn.Module, forward: bool) -> tuple[Callable[[Batch], None], int]:
-    """The same with gradients summed, and weights updated, on the servers; ``forward`` waits for them."""
+    """Return the step with sums and updates on the servers, and the rank; with ``forward``, modules wait for values."""
     import kvstore as kv
     from workers import Trainer
 

@@ -1,4 +1,4 @@
-"""Times rounds and writes what came of it. Needs nothing installed: the peers' environments have little."""
+"""Times rounds and writes the report. Needs the standard library only: the peers' environments have little else."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ WARM_UP = 3
 
 
 def nothing() -> None:
-    """What to do before each round, if there is nothing to do."""
+    """Do nothing before a round."""
 
 
 def timed(
     one_round: Callable[[], Any], rounds: int, before: Callable[[], Any] = nothing, warm_up: int = WARM_UP
 ) -> list[float]:
-    """What each of so many rounds took, in milliseconds, after a few that are not counted.
+    """Return the time of each round in milliseconds, after some rounds of warm-up.
 
     Args:
-        one_round: what to time; it returns when the round is complete.
-        rounds: how many to count.
-        before: called before each round, and not timed.
-        warm_up: how many not to count.
+        one_round: the function to time; it returns when the round is complete.
+        rounds: the number of rounds to return.
+        before: called before each round, not timed.
+        warm_up: the number of rounds before them.
     """
     times = []
     for _ in range(warm_up + rounds):
@@ -37,7 +37,7 @@ def timed(
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options that all programs have."""
+    """Return a parser with the options of all programs."""
     made = argparse.ArgumentParser()
     made.add_argument("--rounds", type=int, default=10)
     made.add_argument("--report", type=Path, required=True, help="the file that rank 0 writes")
@@ -45,5 +45,5 @@ def parser() -> argparse.ArgumentParser:
 
 
 def report(path: Path, **figures: Any) -> None:
-    """Leave ``figures`` as JSON where who started this process looks for them."""
+    """Write ``figures`` as JSON to ``path``, for the process that started this one."""
     path.write_text(json.dumps(figures))

@@ -1,6 +1,6 @@
-"""A stranger who reaches the sockets of a job over plain TCP, and sends what is no message, as fast as one process can.
+"""A stranger that reaches the sockets of a job over plain TCP, and sends invalid messages as fast as it can.
 
-It keeps many connections, writes to each whatever that takes, and makes it again when it is ended.
+It keeps many connections, writes as much as each accepts, and makes a new one when one is closed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ ROLES = ("scheduler", "server")
 
 
 def framed(*frames: bytes) -> bytes:
-    """A message as it crosses a socket."""
+    """Return a message as it crosses a socket."""
     return b"".join(map(bytes, packed(frames)))
 
 
 def _lengths(dice: random.Random) -> bytes:
-    """Frames that are announced to be huge, of which as much comes as is taken; and headers as long as one may be."""
+    """Frames that are announced as huge, and headers of the greatest length."""
     if dice.random() < 0.5:
         return GREETING + struct.pack("<IQ", 1, 1 << dice.choice((20, 24, 30, 35))) + bytes(1 << 20)
     return GREETING + framed(b"\xdc\xff\xff" + b"\x00" * (8 << 20))
 
 
 def _nesting(dice: random.Random) -> bytes:
-    """Lists in lists: deep ones, and as many as fit into a header."""
+    """Nested lists: very deep ones, and as many as fit into a header."""
     if dice.random() < 0.5:
         return GREETING + framed(b"\x91" * 2000 + b"\xc0") * 10
     return GREETING + framed(b"\xdd" + (1 << 20).to_bytes(4, "big") + b"\x93\x91\xc0\x90\x90" * (1 << 20))
@@ -58,16 +58,16 @@ KINDS: dict[str, Callable[[random.Random], bytes]] = {"lengths": _lengths, "nest
 
 
 def listening(mark: str) -> list[int]:
-    """The ports of the scheduler and the servers that have this mark."""
-    found: set[int] = set()
+    """Return the ports of the scheduler and the servers with this mark."""
+    ports: set[int] = set()
     for entry in Path("/proc").iterdir():
         with suppress(OSError, UnicodeDecodeError):  # processes come and go, and not all are ours to look at
             if not entry.name.isdigit():
                 continue
             env = environment((entry / "environ").read_text())
             if env.get(MARK) == mark and env.get("DMLC_ROLE") in ROLES:
-                found |= _ports(entry)
-    return sorted(found)
+                ports |= _ports(entry)
+    return sorted(ports)
 
 
 def _ports(process: Path) -> set[int]:
@@ -86,7 +86,7 @@ class Stranger:
     """One process's connections to a job.
 
     Args:
-        messages: what each connection is to say, whole.
+        messages: the messages to choose from.
         ports: where the job listens.
     """
 

@@ -1,1 +1,1 @@
-"""What can be measured, one file for each kind of work; each has functions that measure it in a session."""
+"""The measurements, one file for each kind of work, as functions of a session."""

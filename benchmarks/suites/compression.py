@@ -1,4 +1,4 @@
-"""What compression costs, and what it saves: codecs alone, and rounds of four hosts with and without."""
+"""The cost and the gain of compression: codecs alone, and rounds of four hosts with and without."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ BOTH_WAYS: Mapping[str, Mapping[str, object]] = {
 
 
 def compression(session: Session) -> None:
-    """Codecs in this process, one thread; then four hosts."""
+    """Measure codecs in this process with one thread, then rounds on four hosts."""
     _codecs(session)
     try:
         require()
@@ -65,13 +65,13 @@ def _codecs(session: Session) -> None:
                     rows[way].append(Row(name, samples, f"{speed:.1f} GB/s at best; {1 / share:.0f} times smaller"))
     finally:
         torch.set_num_threads(threads)
-    for way, its in rows.items():
+    for way, measured in rows.items():
         title = f"Codecs: {way} {ELEMENTS / 1e6:.0f} million floats, one thread"
-        session.add(Result(f"codecs-{way}", title, its, (FLOOR,)))
+        session.add(Result(f"codecs-{way}", title, measured, (FLOOR,)))
 
 
 def _one(options: Mapping[str, object]) -> dict[str, tuple[list[float], float]]:
-    """What each turn takes in ms, each way, and the share of bytes that is sent."""
+    """Return for encoding and decoding the time of each turn in ms, and the fraction of bytes that is sent."""
     description = parse(options)
     compressor = Compressor(description)
     values, out = torch.randn(2000, ELEMENTS // 2000), torch.empty(ELEMENTS)

@@ -1,4 +1,4 @@
-"""What keys cost: the same rounds over TCP, plain and encrypted."""
+"""The cost of keys: the same rounds over TCP, plain and encrypted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLAIN = "kvstore, plain"
 
 
 def encryption(session: Session) -> None:
-    """Rounds over the loopback interface, where nothing but the processors limits them."""
+    """Measure rounds over the loopback interface, where only the processors are the limit."""
     options = session.options
     net = options.net or "resnet50"
     work = Work(net, options.workers, options.servers, rounds=options.rounds or ROUNDS)

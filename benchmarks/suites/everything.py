@@ -1,4 +1,4 @@
-"""All measurements in one run of some minutes: what ``make bench`` does."""
+"""All measurements in one run of some minutes, for ``make bench``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.suites.training import train
 
 
 def everything(session: Session) -> None:
-    """Each measurement once; MXNet and the curves' peers only where a target names them."""
+    """Run each measurement once, with peers only where a target names them."""
     once = session.with_options(repeats=session.options.repeats or 1)
     for measurement in (pushpull, small, asynchronous, train, encryption, memory):
         measurement(once)

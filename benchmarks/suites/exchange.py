@@ -21,7 +21,7 @@ TITLES = {
 
 
 def pushpull(session: Session) -> None:
-    """The one line that the options ask for, or those that have a target."""
+    """Measure the case of the options; without options, the cases with a target."""
     options = session.options
     if options.one_line:
         transport = options.transport or "auto"
@@ -36,7 +36,7 @@ def pushpull(session: Session) -> None:
 
 
 def small(session: Session) -> None:
-    """Many small arrays, of torch and of numpy, and one: what a message and a key cost."""
+    """Measure many small arrays, of torch and of numpy, and one: the cost of a message and of a key."""
     session.measure(with_numpy(case(_work(session.options, "small"), session.peers)))
     session.measure(with_numpy(case(_work(session.options, "small", "sgd"), session.peers)))
     session.measure(case(_work(session.options, "tiny"), session.peers))
@@ -46,14 +46,14 @@ def small(session: Session) -> None:
 
 
 def asynchronous(session: Session) -> None:
-    """An update for every push."""
+    """Measure ``dist_async``: an update for every push."""
     session.measure(case(_work(session.options, optimizer="sgd", kind="dist_async"), session.peers))
 
 
 def case(
     work: Work, peers: Peers, memories: Sequence[str] = ("ordinary",), transport: str = "auto", name: str = ""
 ) -> Case:
-    """Everybody who can do this work.
+    """Return a case with all contenders that can do the work.
 
     Args:
         work: what to do.
@@ -77,21 +77,21 @@ def case(
 
 
 def with_check(measured: Case) -> Case:
-    """The same work, done by us with ``check_finite`` too, and compared with what it costs without."""
+    """Return the case with a row of ours with ``check_finite``, to compare with ours without."""
     ours = next(one for one in measured.contenders if isinstance(one, Ours))
     checked = replace(ours, name=f"{ours.name}, check_finite", words=(*ours.words, "--check-finite"))
     return replace(measured, contenders=[checked, *measured.contenders], peers=(*measured.peers, ours.name))
 
 
 def with_default(measured: Case) -> Case:
-    """The same work, done by us over the default transport too, and compared with it."""
+    """Return the case with a row of ours over the default transport, to compare with."""
     ours = next(one for one in measured.contenders if isinstance(one, Ours))
     default = replace(ours, transport="auto", name=our_name(ours.memory, "auto"))
     return replace(measured, contenders=[*measured.contenders, default], peers=(*measured.peers, default.name))
 
 
 def with_numpy(measured: Case, with_init: bool = False) -> Case:
-    """The same work, done by us with numpy arrays too, and compared with torch tensors."""
+    """Return the case with a row of ours with numpy arrays, to compare with torch tensors."""
     ours = next(one for one in measured.contenders if isinstance(one, Ours))
     torch = replace(ours, with_init=with_init)
     numpy = replace(torch, name=f"{ours.name}, numpy", words=(*ours.words, "--arrays", "numpy"))
@@ -100,14 +100,14 @@ def with_numpy(measured: Case, with_init: bool = False) -> Case:
 
 
 def our_name(memory: str, transport: str) -> str:
-    """What our row is called."""
+    """Return the name of our row."""
     return ", ".join(
         ["kvstore", *(["arena"] if memory == "arena" else []), *([transport] if transport != "auto" else [])]
     )
 
 
 def case_name(work: Work, transport: str = "auto") -> str:
-    """``resnet50-sgd-async-tcp-4x2``: what is not usual is said."""
+    """Return a name such as ``resnet50-sgd-async-tcp-4x2``; usual values are left out."""
     words = [work.net, work.optimizer]
     words += ["async"] if work.kind == "dist_async" else []
     words += [transport] if transport != "auto" else []

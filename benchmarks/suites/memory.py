@@ -1,4 +1,4 @@
-"""What the servers hold over many rounds: it must not grow, and be no more than what they are for."""
+"""The memory of servers over many rounds: it must not grow, and must stay below what the work needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Sampled = list[tuple[int, list[dict[str, float]]]]
 
 
 def memory(session: Session) -> None:
-    """A job of many rounds whose rank 0 looks at the servers now and then."""
+    """Run a job of many rounds whose rank 0 samples the servers' memory."""
     options = session.options
     rounds = options.rounds or ROUNDS
     work = Work(
@@ -30,24 +30,24 @@ def memory(session: Session) -> None:
     with session.console.status(f"memory: {rounds} rounds"):
         try:
             ours = Ours(work, options.memory or "ordinary", options.transport or "auto")
-            found = ours.report(sample_every=max(1, rounds // SAMPLES))
+            figures = ours.report(sample_every=max(1, rounds // SAMPLES))
         except JobFailed as error:
             session.fail("memory", error)
             return
-    sampled: Sampled = found["memory"]
+    sampled: Sampled = figures["memory"]
     session.add_curve(series(sampled))
     for result in summary(sampled, allowed_mb(work)):
         session.add(result)
 
 
 def allowed_mb(work: Work) -> float:
-    """A server's share of the weights, of one round's gradients from all workers, and what it needs besides."""
+    """Return the allowed memory of a server: its share of the weights and of a round's gradients, and a constant."""
     share = 4e-6 * elements(shapes_of(work.net)) / work.servers
     return share + work.workers * share + BESIDES_MB
 
 
 def series(sampled: Sampled) -> Curve:
-    """Each server's memory, in all and by kind, against the rounds."""
+    """Return each server's memory over the rounds, total and by kind."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for number, servers in sampled:
         for rank, kinds in enumerate(servers):
@@ -58,7 +58,7 @@ def series(sampled: Sampled) -> Curve:
 
 
 def summary(sampled: Sampled, allowed: float) -> list[Result]:
-    """The most that a server held, and how much the one that grew most did; each beside what is allowed."""
+    """Return the largest memory and the largest growth of a server, beside the allowed values."""
     count = len(sampled[0][1])
     totals = [[(float(number), servers[rank]["all"]) for number, servers in sampled] for rank in range(count)]
     most = [max(held for _, held in line) for line in totals]
@@ -78,6 +78,6 @@ def summary(sampled: Sampled, allowed: float) -> list[Result]:
 
 
 def growth(held: Sequence[float]) -> float:
-    """The median of the last third less that of the middle third: one sample, taken amid a round, says little."""
+    """Return the median of the last third minus that of the middle third; single samples vary within a round."""
     third = max(1, len(held) // 3)
     return statistics.median(held[-third:]) - statistics.median(held[-2 * third : -third] or held)

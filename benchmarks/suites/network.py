@@ -1,4 +1,4 @@
-"""The same across hosts of 1 Gbit/s: the wire is what counts, and the figures stand beside what it allows."""
+"""Rounds and steps across hosts of 1 Gbit/s, where the wire is the limit, beside that limit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 10
 
 @dataclass(frozen=True)
 class Counted:
-    """A contender whose first host's sent bytes are counted: what did not cross the wire was not measured.
+    """A contender whose first host's sent bytes are counted, to be sure that data crossed the wire.
 
     Attributes:
         contender: who does the work.
@@ -46,13 +46,13 @@ class Counted:
 
     @property
     def name(self) -> str:
-        """The contender's."""
+        """The contender's name."""
         return self.contender.name
 
     def run(self) -> Samples:
         """See ``Contender``."""
         before = sent(self.host)
-        found = self.contender.run()
+        samples = self.contender.run()
         count = sent(self.host) - before
         least = self.nbytes * (self.rounds + self.warm_up) / 2  # shares are not quite even
         if count < least:
@@ -61,17 +61,17 @@ class Counted:
                 "the hosts are not separate, and this is no measurement of the wire"
             )
         self.counts.append(count)
-        return found
+        return samples
 
     @property
     def note(self) -> str:
-        """How much was sent."""
+        """How much was sent, in words."""
         megabytes = sum(self.counts) / len(self.counts) / (self.rounds + self.warm_up) / 1e6
         return f"a worker's host sent {megabytes:,.0f} MB a round, what goes before the first included"
 
 
 def network(session: Session, brief: bool = False) -> None:
-    """Rounds on four hosts, and on four with four more for the servers; training on two.
+    """Measure rounds on four hosts, and on four with four more for the servers; and training on two.
 
     Args:
         session: what is measured, and with what.
@@ -88,12 +88,12 @@ def network(session: Session, brief: bool = False) -> None:
 
 
 def line(session: Session) -> str:
-    """What the hosts' lines are like."""
+    """Describe the hosts' links."""
     return RATE if session.options.mtu == MTU else f"{RATE}, packets of {session.options.mtu:,} bytes"
 
 
 def wire_ms(nbytes: int, workers: int, servers_apart: bool) -> float:
-    """What a round must take when each host sends 1 Gbit/s.
+    """Return the least time of a round in ms when each host sends 1 Gbit/s.
 
     With the servers on hosts of their own, each worker sends and receives all of its ``nbytes``, both at once. With a
     server on each of n hosts, each host keeps a n-th, and sends the others' gradients and then its weights: what a
@@ -122,7 +122,7 @@ def _rounds(session: Session, name: str, servers_apart: bool, workers: int = 4) 
 
 
 def note_bytes(counted: Sequence[Counted], result: Result) -> None:
-    """Say beside each contender how much crossed the wire."""
+    """Note beside each contender how much crossed the wire."""
     for one in counted:
         row = result.row(one.name)
         if row is not None:
@@ -147,7 +147,7 @@ def _training(session: Session, brief: bool, model: str = "resnet18") -> None:
 
 
 def add_limit(result: Result) -> None:
-    """Add what a step may take: 1.1 times the longer of computing and sending, and what these cannot share.
+    """Add the limit of a step: 1.1 times the longer of computing and sending, plus what cannot overlap.
 
     That is the forward pass: before its end there is no gradient to send, and its beginning needs all the weights.
     """

@@ -1,4 +1,4 @@
-"""What a round costs against the numbers of workers and servers, and the size of an array."""
+"""The time of a round over the number of workers, the number of servers, and the size of an array."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = ("1KB", "10KB", "100KB", "1MB", "10MB", "100MB", "1GB")
 
 
 def scale(session: Session, counts: Sequence[int] = COUNTS, sizes: Sequence[str] = SIZES) -> None:
-    """Three curves: ResNet-50's arrays against workers and servers, and one array against its size."""
+    """Measure three curves: ResNet-50's arrays over workers and servers, and one array over its size."""
     work = Work(optimizer=session.options.optimizer or "none", rounds=session.options.rounds or 10)
     _curve(session, "workers", "2 servers", [(n, replace(work, workers=n)) for n in counts])
     _curve(session, "servers", "2 workers", [(n, replace(work, servers=n)) for n in counts])

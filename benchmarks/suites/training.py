@@ -1,4 +1,4 @@
-"""Training steps on one machine: what is lost against one process alone, and what torch's own way loses."""
+"""Training steps on one machine, compared with a single process and with torch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALONE = "alone"
 
 
 def train(session: Session, models: Sequence[str] = tuple(STEPS)) -> None:
-    """Two workers and two servers, two processes of ddp, and one alone; a thread and a batch of 16 for each."""
+    """Measure two workers with two servers, two processes of ddp, and one process; a thread and a batch of 16 each."""
     for model in models:
         steps = session.options.rounds or STEPS[model]
         contenders: list[Contender] = [Steps(model, "ours", steps, "kvstore")]
@@ -26,7 +26,7 @@ def train(session: Session, models: Sequence[str] = tuple(STEPS)) -> None:
 
 
 def note_efficiency(result: Result) -> None:
-    """Say how much of a process's speed is left when it is one of two."""
+    """Note the speed of each process of two, as a fraction of a single process's."""
     for row in result.rows:
         ratio = result.ratio(row.name, ALONE)
         if ratio and row.name in ("kvstore", "ddp"):
