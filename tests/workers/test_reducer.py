@@ -126,6 +126,13 @@ def test_a_store_stands_for_its_type() -> None:
         assert reducer.sum({"n": 2.0}) == {"n": 2.0}
 
 
+def test_a_store_may_be_used_as_it_is() -> None:
+    store = kv.create("local")
+    reducer = Reducer.over(store)
+    reducer.sum({"n": 2.0})
+    assert store.statistics().keys == 1
+
+
 def test_the_old_name_of_its_argument_warns() -> None:
     with pytest.warns(DeprecationWarning, match="kind= is now kvstore="):
         reducer = Reducer(kind="local")

@@ -100,6 +100,11 @@ class TorchScheduler:
                 ) from exc
             self._loaded = None
 
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler; None before ``begin``."""
+        return self._scheduler
+
     def __call__(self, when: int | BatchEndParam, *_: Any) -> None:
         """Step the scheduler."""
         if isinstance(self._scheduler, ReduceLROnPlateau):

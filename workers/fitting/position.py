@@ -88,7 +88,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
     """Return the inputs and the labels of a batch.
 
     Raises:
-        UsageError: it is no such pair.
+        UsageError: ``batch`` is not such a pair.
     """
     if isinstance(batch, tuple | list) and len(batch) == 2:
         return batch[0], batch[1]

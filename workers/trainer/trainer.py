@@ -318,6 +318,11 @@ class Trainer:
         return self._rates.num_update
 
     @property
+    def store(self) -> KVStore | None:
+        """The store that sums or updates; None if this process updates alone."""
+        return self._store
+
+    @property
     def update_on_kvstore(self) -> bool:
         """Whether the store updates; otherwise this process does."""
         return self._local is None

@@ -55,7 +55,7 @@ def test_torchs_schedulers_go_on_to_the_bit(
         data = loader(20 if store.rank == 0 else 12, 4)
 
         def note(number: int, *_: Any) -> None:
-            rates.append((number, scheduler._scheduler.optimizer.param_groups[0]["lr"]))
+            rates.append((number, scheduler.scheduler.optimizer.param_groups[0]["lr"]))
 
         scheduler = callbacks.TorchScheduler(make)
         called: dict[str, list[Any]] = {"batch": [], "epoch": [], "eval": []}

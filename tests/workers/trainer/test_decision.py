@@ -19,7 +19,7 @@ def decided(devices: int, environ: str = "1", **how: Any) -> tuple[str | None, b
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MXNET_UPDATE_ON_KVSTORE", environ)
         trainer = Trainer(on_devices(weights(*[0.0] * devices)), "sgd", **how)
-    return (None if trainer._store is None else trainer._store.type), trainer.update_on_kvstore
+    return (None if trainer.store is None else trainer.store.type), trainer.update_on_kvstore
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_store_that_cannot_update_sums(monkeypatch: pytest.MonkeyPatch) -> Non
     store = kv.create("device")
     monkeypatch.setattr(store, "is_capable", lambda capability: False)
     trainer = Trainer(on_devices(weights(0.0, 0.0)), "sgd", kvstore=store)
-    assert (trainer._store, trainer.update_on_kvstore) == (store, False)
+    assert (trainer.store, trainer.update_on_kvstore) == (store, False)
 
 
 @pytest.mark.parametrize("store", ["local", "dist_sync"])
