@@ -1,7 +1,7 @@
 """An agent: runs the tasks of one host as launch.py tells it to, and leaves nothing behind, whatever happens.
 
-It ends its tasks when it is told to, when its link ends, when launch.py is silent for too long, and when it is itself
-asked to end by a signal. Should it be killed, its keeper does the rest.
+It ends its tasks when launch.py says so, when the link ends, when launch.py is silent for too long, and when it gets a
+signal. If it is killed, its keeper ends them.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _PROBE_S = 4.0
 _GRACE_S = 2.0
 _LONGEST = 4096
 _FAREWELL_S = 1.0
-_PATIENCE_S = 120.0  # before there is a job: others may have to be waited for
+_PATIENCE_S = 120.0  # before the job begins: launch.py may wait for other agents
 
 
 class Agent:
-    """One agent, from its greeting to its end.
+    """One agent.
 
     Args:
-        link: to launch.py.
-        signals: entered already.
-        rank: among the agents that one manager has started; -1 if it does not count them.
+        link: the link to launch.py.
+        signals: the signals, already entered.
+        rank: its number among the agents that a manager has started; -1 if the manager does not number them.
     """
 
     def __init__(self, link: AgentLink, signals: SignalQueue, rank: int = -1) -> None:
@@ -66,7 +66,7 @@ class Agent:
         self._selector.register(signals, selectors.EVENT_READ)
         self._heard = time.monotonic()
         self._limit_s = _PATIENCE_S
-        self._why: str | None = None  # it ends, because of this
+        self._why: str | None = None  # why it ends its tasks and exits by itself
         self._dismissed = False
         self._crew: Children | None = None
         self._running: set[int] = set()
@@ -81,7 +81,7 @@ class Agent:
         """Serve until the job is over.
 
         Returns:
-            0 if launch.py has dismissed it, else 1.
+            0 if launch.py has dismissed it, 1 if it ends by itself.
         """
         self._link.open(self._selector, self._take, self._lost)
         reached_at = os.environ.get("SSH_CONNECTION", "").split()
@@ -103,14 +103,14 @@ class Agent:
             self._clean_up()
         return 0 if self._dismissed else 1
 
-    # ---- what becomes of the tasks, as their crew's sink
+    # ---- the sink of its crew
 
     def output(self, index: int, number: int, data: bytes) -> None:
         """Pass it on."""
         self._link.send(p.Output(index, number, [data]))
 
     def exited(self, index: int, how: Exit) -> None:
-        """Pass it on, unless it is the agent's own doing: then that is what there is to tell."""
+        """Pass it on, unless the agent itself ends its tasks. Then it reports that instead."""
         self._running.discard(index)
         if self._why is None:
             self._link.send(p.Exited(index, how.code, how.signum))
@@ -203,7 +203,7 @@ class Agent:
             self._link.send(p.Started())
 
     def _refuse(self, text: str, code: int) -> None:
-        """Say that nothing runs, and see to it."""
+        """End what has started, and report that no task runs."""
         if self._crew is not None:
             self._crew.close()
         self._running.clear()
@@ -225,7 +225,7 @@ class Agent:
             command=tuple(os.fsdecode(word) for word in start.command),
             server_argv=tuple(os.fsdecode(word) for word in start.server_argv),
         )
-        # A manager that has given this one processors of its own has divided them already.
+        # If the manager has given this agent cores of its own, they are divided already.
         divided = self._rank >= 0 and around.cores < (os.cpu_count() or 1)
         tasks = {}
         for index, role, rank, siblings, flat in start.tasks:
@@ -237,7 +237,7 @@ class Agent:
     # ---- the end
 
     def _end_tasks(self) -> None:
-        """Ask all to end, and wait a little; what does not is killed by the clean-up."""
+        """Send SIGTERM to all tasks, and wait. The clean-up kills those that remain."""
         if self._crew is None:
             return
         self._crew.signal(signal.SIGTERM)
@@ -268,7 +268,7 @@ class Agent:
 
 
 def _readable(text: str) -> str:
-    """What a message can carry: paths need not be text."""
+    """A text as a message can carry it. Paths may hold bytes that are not text."""
     return text.encode(errors="surrogateescape").decode(errors="replace")[:_LONGEST]
 
 
@@ -283,7 +283,7 @@ def _require_directory(path: Path, create: bool) -> None:
 
 
 def _require_command(command: list[str], directory: str) -> None:
-    """Find out whether the command exists before anything runs."""
+    """Check that the command exists, before anything runs."""
     argv = argv_of(command, sys.executable)
     there = str(Path(directory) / argv[0]) if os.sep in argv[0] else argv[0]
     if shutil.which(there) is None:

@@ -1,4 +1,4 @@
-"""How to start our programs with an interpreter, wherever that is. Pure."""
+"""The words that start the project's programs with an interpreter. No I/O."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ def argv(python: str, source_root: str | None = None) -> list[str]:
 
 
 def run(python: str, module: str, source_root: str | None = None) -> list[str]:
-    """The words that execute the `main` of a module of ours.
+    """The words that execute the `main` of a module of the project.
 
-    Not by -m, which would take a folder called launcher in the home directory for ours, nor `-P`, which
-    not every Python knows.
+    They do not use `-m`, which would import a directory called launcher in the working directory, nor `-P`, which
+    Python 3.10 does not know.
 
     Args:
         python: the interpreter.
-        module: whose `main` it is.
-        source_root: where the packages are, if they are not installed.
+        module: the module.
+        source_root: the directory of the packages, if they are not installed.
     """
     more = "" if source_root is None else f" + [{source_root!r}]"
     return [python, "-c", _CODE.format(more=more, module=module)]

@@ -1,4 +1,4 @@
-"""A program that brings agents to where they run, and stays with them: ssh to one host, mpirun to many."""
+"""A program that starts agents on other hosts and runs as long as they do, such as ssh or mpirun."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _GRACE_S = 1.0
 class Carrier:
     """A program that runs from `open` on.
 
-    The keeper need not know of it: a carrier that loses launch.py ends by itself.
+    The keeper does not know of it: it exits by itself when launch.py is gone.
 
     Args:
-        name: what errors call it: "ssh to node1".
-        argv: its words.
-        env: its environment.
-        linked: whether an agent answers on its standard streams; else what it prints there is for people.
-        source: whose words its lines are; nothing if those of a host.
+        name: its name in errors: "ssh to node1".
+        argv: the words to execute.
+        env: its whole environment.
+        linked: whether an agent answers on its standard streams. Otherwise what it prints is for people.
+        source: the name to print before its lines; empty for the name of the agent's host.
 
     Raises:
-        LaunchError: there can be no more processes.
+        LaunchError: the process cannot be created.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Carrier:
             self._texts.append(self._child.stdout)
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """Execute it, and begin to take what it says.
+        """Execute it, and begin to read its output.
 
         Raises:
             LaunchError: it cannot be executed.
@@ -75,7 +75,7 @@ class Carrier:
         self._child.execute()
 
     def relay(self, on_line: Callable[[str], None]) -> None:
-        """Hand over every line from now on, instead of keeping it for `explanation`."""
+        """Pass every line to `on_line` from now on, instead of keeping it for `explanation`."""
         self._on_line = on_line
 
     def poll(self) -> Exit | None:
@@ -83,7 +83,7 @@ class Carrier:
         return self._child.poll()
 
     def wait(self, seconds: float) -> Exit | None:
-        """How it ended, or None if it has not by then."""
+        """Wait for its exit, for so many seconds at most. Return how it ended; None if it has not."""
         deadline = time.monotonic() + seconds
         while (how := self.poll()) is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -93,7 +93,7 @@ class Carrier:
 
     @property
     def explanation(self) -> str:
-        """The last lines it has printed, if nobody has seen them; of a traceback, what it says in the end."""
+        """The last lines that it has printed, if they were not relayed. Of a traceback, only the last line."""
         if self._on_line is not None:
             return ""
         lines = list(self._lines)
@@ -104,12 +104,12 @@ class Carrier:
         return "\n".join(lines)
 
     def signal(self, signum: int) -> None:
-        """Send it, and what it has started here, a signal."""
+        """Send a signal to it, and to the processes that it has started here."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signum)
 
     def close(self, patience: float = 0.0) -> None:
-        """End it: give it that many seconds to go by itself, ask it to, and then kill it. Twice is fine."""
+        """Wait so many seconds for its exit, then send SIGTERM, then SIGKILL. May be called again."""
         for signum in (signal.SIGTERM, signal.SIGKILL):
             if self.wait(patience if signum == signal.SIGTERM else _GRACE_S) is not None:
                 break

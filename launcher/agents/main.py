@@ -1,4 +1,4 @@
-"""The agent as a program: over its standard streams for ssh, or back to launch.py for what else has started it."""
+"""The entry point of an agent. Its link is its standard streams under ssh, or a connection to launch.py otherwise."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from launcher.supervision.signals import SignalQueue
 
 
 def main() -> int:
-    """Be an agent until the job is over; return 0, or 1 if it ended in another way."""
+    """Run an agent until the job is over. Return 0, or 1 if it has ended by itself."""
     with SignalQueue() as signals:
         try:
-            ticket = os.environ.pop(ENLIST, None)  # a secret, and not for the tasks
+            ticket = os.environ.pop(ENLIST, None)  # a secret, which tasks must not see
             link = _over_pipes() if ticket is None else _back(ticket)
             return Agent(link, signals, -1 if ticket is None else manager_rank(os.environ)).run()
         except KVStoreError as error:
@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def _over_pipes() -> AgentLink:
-    """A link over standard input and output. Whoever else writes to standard output means standard error."""
+    """A link over standard input and output. What other code prints goes to standard error."""
     link = PipeLink(os.dup(0), os.dup(1), greet=True)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -35,6 +35,6 @@ def _over_pipes() -> AgentLink:
 
 
 def _back(ticket: str) -> AgentLink:
-    from launcher.agents.links.hub import BackLink  # brings ZeroMQ
+    from launcher.agents.links.hub import BackLink  # imports ZeroMQ
 
     return BackLink(AgentTicket.parse(ticket))

@@ -1,4 +1,4 @@
-"""Agents that a cluster manager starts, one for each process: they connect back, and then get their roles."""
+"""Agents that a cluster manager starts, one for each process. They connect to launch.py and then get their roles."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _NOTICE_S = 30.0
 _SETTLE_S = 1.0
 _PARTING_S = 0.2
-_SILENCE_S = 20.0  # of an agent that waits for the others: it is asked every five seconds
+_SILENCE_S = 20.0  # of an agent that waits for the others; it is pinged every 5 s
 _TROUBLE_S = 3.0
-# What ssh says when it does not get to a host. The manager that has called it may wait for ever: MPICH's does.
+# What ssh prints if it cannot reach a host. A manager that runs ssh may wait for ever, as MPICH's does.
 _TROUBLE = re.compile(
     r"ssh: (connect to host|Could not resolve hostname) |Host key verification failed|Permission denied \(|"
     r"Connection (closed|reset) by |kex_exchange_identification"
@@ -41,11 +41,11 @@ class Manager:
     """A cluster manager that starts agents.
 
     Args:
-        name: what its command is called.
-        submit: starts that command, which stays while the agents run; it is to give each the ticket.
-        toward: a host whose way to this one the agents will use; empty if none is known.
-        patience_s: how long until all agents are there; None for a queue, where it takes as long as it takes.
-        cancel: ends what `submit` has brought about, if ending the command does not.
+        name: the name of its command.
+        submit: starts that command, which runs as long as the agents and gives each of them the ticket.
+        toward: a host that reaches this one by the same route as the agents; empty if none is known.
+        patience_s: how long all agents may take to connect, in seconds; None for a queue, where there is no limit.
+        cancel: cancels what `submit` has submitted, in case ending the command does not.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Manager:
 class ManagerRecruiter:
     """Recruits one agent for each worker and server; see `Recruiter`.
 
-    Servers are dealt to the hosts in turn, and workers get the other agents, both in the order of the manager's ranks.
+    Servers go to the hosts in turn, and workers get the other agents, both in the order of the manager's ranks.
     """
 
     def __init__(self, job: Job, manager: Manager) -> None:
@@ -72,11 +72,11 @@ class ManagerRecruiter:
 
     def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> Sequence[RemoteAgent]:
         """Have the manager start the agents, and wait for all of them."""
-        from launcher.agents.links.hub import Hub  # only now: launch.py starts without ZeroMQ
+        from launcher.agents.links.hub import Hub  # imported late: launch.py starts without ZeroMQ
 
         self._selector = selector
         self._here = self._address()
-        allow_many_files()  # anyone may connect, and stay until refused
+        allow_many_files()  # strangers may connect, too, until they are refused
         self._hub = Hub(self._here)
         self._hub.open(selector, self._welcome)
         self._carrier = self._manager.submit(self._hub.ticket)
@@ -97,14 +97,14 @@ class ManagerRecruiter:
         return ordered
 
     def prepare(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
-        """Nothing: the manager's hosts share their files."""
+        """Do nothing. The manager's hosts share their files."""
 
     def toward(self) -> str:
-        """What leads to the hosts."""
+        """A host on the way to the agents' hosts."""
         return self._manager.toward or self._here
 
     def close(self, patience: float) -> None:
-        """End the manager's command, and what it has started."""
+        """End the manager's command, and cancel what it has submitted."""
         if self._carrier is not None:
             lost = any(remote.lost is not None and not remote.left for remote in self._remotes)
             how = self._carrier.wait(0.0 if lost else patience)
@@ -128,7 +128,7 @@ class ManagerRecruiter:
             self._trouble = (time.monotonic(), line)
 
     def _welcome(self, link: HubLink) -> None:
-        if self._full:  # one too many, or one that was given up
+        if self._full:  # one more than needed, or one that was given up
             link.send(Bye())
             link.close()
             return
@@ -156,7 +156,7 @@ class ManagerRecruiter:
             self._fail(self._carrier)
 
     def _settled(self) -> bool:
-        """Whether all are there, or will never be."""
+        """Whether all agents have connected, or cannot any more."""
         assert self._carrier is not None  # noqa: S101 (for the type checker)
         return len(self._there()) >= self._wanted or bool(self._gone()) or self._carrier.poll() is not None
 
@@ -169,7 +169,7 @@ class ManagerRecruiter:
         raise LaunchError(f"{self._manager.name} {how} after {self._count()} had started", exit_code=status)
 
     def _count(self) -> str:
-        """How many there are, and where."""
+        """The number of agents, and their hosts."""
         hosts = ", ".join(sorted({hello.host for remote in self._there() if (hello := remote.said(Hello))}))
         return f"{len(self._there())} of {self._wanted} processes" + (f" (on {hosts})" if hosts else "")
 
@@ -178,7 +178,7 @@ class ManagerRecruiter:
         return [remote for remote in self._remotes if remote.said(Hello) is not None and remote not in gone]
 
     def _gone(self) -> list[RemoteAgent]:
-        """Those that were there, and are not any more."""
+        """The agents that had connected and are gone."""
         now = time.monotonic()
         return [
             remote

@@ -1,4 +1,4 @@
-"""An agent as launch.py sees it: what it has said, and whether it is still there."""
+"""One agent as launch.py sees it: its messages, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from launcher.agents.links.link import AgentLink
 
 M = TypeVar("M", bound=Message)
 
-_CARRIER_S = 0.5  # a carrier whose link has ended is about to end too, and knows why
+_CARRIER_S = 0.5  # when a link has ended, its carrier exits soon and says why
 
 
 class RemoteAgent:
     """One agent.
 
     Args:
-        host: what the user calls its host; what the agent does if that is unknown.
-        link: to it.
-        carrier: what has brought it, if that is its own.
-        hint: what to do about something that the carrier has said; nothing if it knows nothing.
+        host: the name of its host as the user has given it, or else as the agent has.
+        link: the link to it.
+        carrier: the program that has started it, if there is one.
+        hint: returns what the user can do about a message of the carrier; empty if unknown.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class RemoteAgent:
         self._hint = hint
         self.carrier = carrier
         self.lost: str | None = None
-        self.left = False  # in order, and that is why it is lost
+        self.left = False  # it has left in order
         self.code = 1
         self.heard = time.monotonic()
         self.members: list[tuple[Role, int]] = []
@@ -47,25 +47,25 @@ class RemoteAgent:
         self._link = link
 
     def open(self, selector: selectors.BaseSelector) -> None:
-        """Begin to listen to it."""
+        """Begin to receive its messages."""
         self._link.open(selector, self._take, self._end)
 
     def send(self, message: Message) -> None:
-        """Tell it something."""
+        """Send it a message."""
         self._link.send(message)
 
     def said(self, kind: type[M]) -> M | None:
-        """Its last message of that kind."""
+        """Its last message of a type; None if there was none."""
         message = self._said.get(kind)
         return message if isinstance(message, kind) else None
 
     def reading(self, wanted: bool) -> None:
-        """Whether to take what it sends."""
+        """Whether to take its output."""
         self._link.reading(wanted)
         self.heard = time.monotonic()
 
     def lose(self, why: str, code: int = 1) -> None:
-        """Give it up; its tasks count as ended with that exit code."""
+        """Give it up. Its tasks count as ended with that exit code."""
         if self.lost is None:
             self._link.close()
             self.code = code
@@ -74,20 +74,20 @@ class RemoteAgent:
                 self.on_loss(self)
 
     def give_up(self, why: str) -> None:
-        """The same, of one that does not answer; nobody need wait for a carrier of its own to go by itself."""
+        """Give up an agent that does not answer, and end its carrier, if only this agent uses it."""
         self.lose(why)
         if self.carrier is not None and self.carrier.link is not None:
             self.carrier.signal(signal.SIGTERM)
 
     @property
     def explanation(self) -> str:
-        """What its carrier, or whatever else is there instead of an agent, has printed."""
+        """What its carrier has printed, or what has answered instead of an agent."""
         if self.carrier is None:
             return ""
         return self.carrier.explanation or (self.carrier.link.preamble if self.carrier.link else "")
 
     def close(self) -> None:
-        """End the link without a word to anybody."""
+        """End the link without telling anybody."""
         self._link.close()
 
     def _take(self, message: Message) -> None:

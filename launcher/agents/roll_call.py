@@ -18,7 +18,7 @@ _PING_S = 5.0
 
 
 class Interrupted(Exception):
-    """A signal has asked launch.py to end before the job began."""
+    """A signal has asked launch.py to exit before the job has begun."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -26,11 +26,11 @@ class Interrupted(Exception):
 
 
 class RollCall:
-    """Asks agents, all at once, and waits for the answers.
+    """Asks all agents at once, and waits for the answers.
 
     Args:
-        selector: what they are waited for with.
-        signals: entered already.
+        selector: the selector that their links use.
+        signals: the signals, already entered.
     """
 
     def __init__(self, selector: selectors.BaseSelector, signals: SignalQueue) -> None:
@@ -41,17 +41,17 @@ class RollCall:
         selector.register(signals, selectors.EVENT_READ)
 
     def leave(self) -> None:
-        """Leave the signals to others."""
+        """Stop watching the signals."""
         self._selector.unregister(self._signals)
 
     def wait(self, done: Callable[[], bool], seconds: float, remotes: Callable[[], Sequence[RemoteAgent]]) -> bool:
-        """Let messages come until `done`, or for so long; keep the agents patient meanwhile.
+        """Process messages until `done`, for so many seconds at most. Ping the agents meanwhile, so that they wait.
 
         Returns:
             Whether it is done.
 
         Raises:
-            Interrupted: by a signal.
+            Interrupted: a signal has come.
         """
         deadline = time.monotonic() + seconds
         while not done():
@@ -75,21 +75,21 @@ class RollCall:
         seconds: float,
         problem: Callable[[RemoteAgent], str],
     ) -> list[RemoteAgent]:
-        """Send each its question, and wait for an answer of a kind from every one.
+        """Send a question to each agent, and wait for all answers.
 
-        What is wrong is kept for `conclude`: the others are asked on, so that one report tells all.
+        Problems are kept for `conclude`. The other agents are asked on, so that one report has everything.
 
         Args:
-            questions: what to send to whom.
-            kind: what they answer with.
-            seconds: how long they may take.
-            problem: what is wrong with an answer; nothing if it is fine.
+            questions: the question for each agent.
+            kind: the type of the answers.
+            seconds: the time limit.
+            problem: returns what is wrong with an agent's answer; empty if nothing is.
 
         Returns:
-            Those that are neither lost nor silent and have no problem.
+            The agents that have answered without a problem.
 
         Raises:
-            Interrupted: by a signal.
+            Interrupted: a signal has come.
         """
         for remote, question in questions.items():
             remote.send(question)
@@ -98,7 +98,7 @@ class RollCall:
     def expect(
         self, remotes: Sequence[RemoteAgent], kind: type[Message], seconds: float, problem: Callable[[RemoteAgent], str]
     ) -> list[RemoteAgent]:
-        """Wait for a message of a kind from every one; see `ask`."""
+        """Wait for a message of a type from each agent; see `ask`."""
         self.wait(
             lambda: all(remote.lost is not None or remote.said(kind) is not None for remote in remotes),
             seconds,
@@ -118,16 +118,16 @@ class RollCall:
         return fit
 
     def conclude(self, count: int) -> None:
-        """Go on only if nothing was wrong with any of so many.
+        """Check that there was no problem with any of `count` agents.
 
         Raises:
-            LaunchError: a report with a line for each problem.
+            LaunchError: there was one. The message has a line for each problem.
         """
         if self._problems:
             raise report(self._problems, count)
 
 
 def report(lines: Sequence[str], count: int) -> LaunchError:
-    """One error for many hosts."""
+    """An error with a line for each host."""
     text = "\n  ".join(line.replace("\n", "\n    ") for line in lines)
     return LaunchError(f"nothing was started; {len(lines)} of {count} hosts cannot take part:\n  {text}", exit_code=1)

@@ -1,6 +1,6 @@
-"""A job on other hosts: agents are brought there, asked what is there, and given their tasks; the scheduler stays here.
+"""Runs a job through agents on other hosts. The scheduler runs on this machine.
 
-Nothing is started before every host has answered, has an address that the others reach, and reaches this one.
+No process starts before every host has answered, has an address that the others reach, and reaches this machine.
 """
 
 from __future__ import annotations
@@ -51,39 +51,39 @@ from launcher.supervision.ending import EndingLimits
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor
 
-HELLO_S = 30.0  # ssh has given up on hosts that do not answer long before; the rest is for Python, on slow disks
+HELLO_S = 30.0  # ssh gives up much earlier; the rest is for Python to start from a slow disk
 SURVEY_S = 30.0
 PROBE_S = 20.0
 LOOPBACK = "127.0.0.1"
-# Of a member's limit: as long may an agent be silent. What an outage has swallowed, TCP sends again after up to twice
-# the time that it has lasted; and the members on a host that is gone are missed before its agent is.
+# An agent may be silent for this many times the limit of a member. After an outage, TCP may take twice its duration to
+# send again what was lost; and the loss of a host's members must be noticed before the loss of its agent.
 _SILENCE = 2.5
 
 
 class Recruiter(Protocol):
-    """Brings agents to where they shall run."""
+    """Starts agents on their hosts."""
 
     def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> Sequence[RemoteAgent]:
-        """Return the agents, each with the members that shall run there.
+        """Start the agents and return them, each with the members that will run there.
 
-        Those that have not said hello by then are lost or silent; the report tells of them, and of what else is wrong.
+        Agents that have not said hello need not be there yet. The caller waits for them, and reports those that fail.
 
         Raises:
-            LaunchError: none can be had.
+            LaunchError: no agent can be started.
         """
 
     def prepare(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
-        """Do what is to be done on the hosts before the job: they have the directory that they run in.
+        """Prepare the hosts. The directory that the job runs in exists.
 
         Raises:
-            LaunchError: it cannot be done.
+            LaunchError: it fails.
         """
 
     def toward(self) -> str:
-        """A host that this one must be reached from; empty if all are here."""
+        """A host that must reach this machine; empty if all processes run on this machine."""
 
     def close(self, patience: float) -> None:
-        """Leave nothing of it here, in so many seconds at most. Twice is fine."""
+        """End what it has started here, in so many seconds at most. May be called again."""
 
 
 def run(
@@ -100,16 +100,16 @@ def run(
     Args:
         job: what to run.
         on_failure: called once, with the first process that fails and how, before the others are ended.
-        recruiter: brings the agents.
-        kind: what the job's processes are told of the cluster.
+        recruiter: starts the agents.
+        kind: the name of the launcher.
         environ: the caller's environment; that of this process if None.
-        limits: how long an ending may take.
+        limits: how long the phases of an ending may last.
 
     Returns:
         The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
 
     Raises:
-        LaunchError: the job could not be started. Nothing of it runs.
+        LaunchError: the job cannot be started. None of its processes runs.
     """
     environ = dict(os.environ) if environ is None else environ
     open_standard_streams()
@@ -133,7 +133,7 @@ def run(
 
 
 class _AgentJob:
-    """One job with its agents."""
+    """A job and its agents."""
 
     def __init__(
         self, job: Job, remotes: Sequence[RemoteAgent], recruiter: Recruiter, kind: str, environ: Mapping[str, str]
@@ -144,15 +144,15 @@ class _AgentJob:
         self._keyring: Keyring | None = None
 
     def close(self) -> None:
-        """Listen no more; twice is fine."""
+        """Close the scheduler's socket. May be called again."""
         if self._listener is not None:
             self._listener.close()
 
     def survey(self, roll_call: RollCall, selector: selectors.BaseSelector) -> None:
-        """Find out whether every host is fit: its version, its address, the directory, the command."""
+        """Check every host: version, address, directory, command, and whether all reach each other."""
         cluster = self._job.cluster
         if cluster.encryption:
-            self._keyring = Keyring.random(members(self._job))  # which takes a moment; the agents are on their way
+            self._keyring = Keyring.random(members(self._job))  # which takes a moment, while the agents start
         fit = roll_call.expect(self._remotes, p.Hello, HELLO_S, _version)
         if not fit:
             roll_call.conclude(len(self._remotes))
@@ -176,18 +176,18 @@ class _AgentJob:
         self._recruiter.prepare(roll_call, selector)
 
     def _sets_path(self) -> bool:
-        """Whether workers look elsewhere for their command than the agents would."""
+        """Whether workers look for their command on a PATH that agents do not have."""
         return "PATH" in self._job.env_worker or "PATH" in self._job.env_names
 
     def _say_which(self, here: Address, fit: Sequence[RemoteAgent]) -> None:
-        """Where hosts have several networks, tell which one was chosen, and why."""
+        """If hosts have several networks, print which address was chosen, and why."""
         there = {remote.host: _surveyed(remote) for remote in fit}
-        others = {host: found for host, found in there.items() if found.address != here.ip}
+        others = {host: surveyed for host, surveyed in there.items() if surveyed.address != here.ip}
         if others and here.others:
             print(f"launch.py: this machine is reached at {here.ip}: {here.why}", file=sys.stderr)
-        for host, found in others.items():
-            if found.several:
-                print(f"launch.py: {host} is reached at {found.address}: {found.why}", file=sys.stderr)
+        for host, surveyed in others.items():
+            if surveyed.several:
+                print(f"launch.py: {host} is reached at {surveyed.address}: {surveyed.why}", file=sys.stderr)
 
     def run(
         self,
@@ -239,7 +239,7 @@ class _AgentJob:
         )
         try:
             supervisor.start()
-            self._listener.close()  # or the kernel would accept for a scheduler that has died
+            self._listener.close()  # otherwise the kernel would accept connections after the scheduler has died
             return supervisor.run()
         finally:
             supervisor.close()
@@ -268,7 +268,7 @@ class _AgentJob:
         return {**passed(self._job, self._environ), **member_variables(self._job, at, role, rank), **plain}
 
     def _locally(self, remote: RemoteAgent, role: Role, rank: int) -> dict[str, str]:
-        """Which one it is among those of its role on its host."""
+        """The variables with its number among the members of its role on its host."""
         there = sorted(
             at for other in self._remotes if other.host == remote.host for r, at in other.members if r == role
         )
@@ -302,7 +302,7 @@ class _AgentJob:
 
 
 def _listen(here: Address) -> socket.socket:
-    """Where the scheduler will listen: a port that is free now might not be when it binds."""
+    """The socket that the scheduler inherits. A port that is free now might not be when it starts."""
     try:
         return reach.listener(here.ip)
     except OSError as error:
@@ -317,21 +317,21 @@ def _version(remote: RemoteAgent) -> str:
 
 
 def _surveyed(remote: RemoteAgent) -> p.Surveyed:
-    found = remote.said(p.Surveyed)
-    assert found is not None  # noqa: S101 (all have been asked)
-    return found
+    surveyed = remote.said(p.Surveyed)
+    assert surveyed is not None  # noqa: S101 (all have been asked)
+    return surveyed
 
 
 def _unfit(remote: RemoteAgent) -> str:
-    """What is wrong with a host; an agent's word is checked before others are told of it."""
-    found = _surveyed(remote)
-    if found.problem:
-        return found.problem
+    """What is wrong with a host. Its address is checked, because other agents will get it."""
+    surveyed = _surveyed(remote)
+    if surveyed.problem:
+        return surveyed.problem
     try:
-        ipaddress.ip_address(found.address)
+        ipaddress.ip_address(surveyed.address)
     except ValueError:
-        return f"reports the address {found.address!r}, which is not an IP address"
-    return "" if found.port else "its agent does not listen"
+        return f"reports the address {surveyed.address!r}, which is not an IP address"
+    return "" if surveyed.port else "its agent does not listen"
 
 
 def _has_servers(remote: RemoteAgent) -> bool:
