@@ -1,4 +1,4 @@
-"""Tasks on other hosts: the crew whose members are agents."""
+"""The crew of tasks on other hosts, which agents run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAREWELL_S = 3.0
 _CARRIER_S = 0.5
 _LEAVING_S = 3.0
 _STEP_S = 0.05
-_SHORTEST_S = 2.0  # agents are asked by the second
+_SHORTEST_S = 2.0  # agents are pinged once a second
 
 
 class Fleet:
@@ -28,8 +28,8 @@ class Fleet:
 
     Args:
         remotes: agents that have said hello, each with the indices of its tasks.
-        starts: what to tell each to start.
-        limit_s: an agent that is silent for so long is lost.
+        starts: the tasks to start, for each agent.
+        limit_s: how long an agent may be silent before it is lost, in seconds.
     """
 
     def __init__(self, remotes: Sequence[RemoteAgent], starts: dict[RemoteAgent, p.StartTasks], limit_s: float) -> None:
@@ -47,7 +47,7 @@ class Fleet:
         self._selector, self._sink = selector, sink
         for remote in self._remotes:
             remote.handler, remote.on_loss = self._take, self._lost
-            remote.heard = time.monotonic()  # other hosts may have taken their time to answer
+            remote.heard = time.monotonic()  # it may have waited for other hosts
             if remote.carrier is not None:
                 remote.carrier.relay(partial(self._relay, remote.carrier.source or remote.host))
         for remote in self._remotes:
@@ -57,18 +57,18 @@ class Fleet:
                 self._lost(remote)
 
     def collect(self) -> None:
-        """Let the agents know that we are there; give up those that are silent."""
+        """Ping the agents, and give up those that are silent."""
         now = time.monotonic()
         if now > self._collected + _AWAY_S:
-            # It is we who have been away, stopped perhaps: what they have said meanwhile is still to be read.
+            # This process was stopped. What the agents have sent meanwhile is still to be read.
             for remote in self._remotes:
                 remote.heard = now
         self._collected = now
         asks = now >= self._pinged + _PING_S
         if asks:
             self._pinged = now
-        # Whoever has been silent for longest is the likeliest to have brought about the end of the others.
-        for remote in sorted(self._remotes, key=lambda one: one.heard):
+        # The agent that has been silent for longest is the likeliest cause of the end of the others.
+        for remote in sorted(self._remotes, key=lambda remote: remote.heard):
             if remote.lost is None:
                 if asks:
                     remote.send(p.Ping())
@@ -76,9 +76,9 @@ class Fleet:
 
     def _look_after(self, remote: RemoteAgent, now: float) -> None:
         if now - remote.heard > self._limit_s:
-            remote.give_up(f"nothing was heard of it for {self._limit_s:g} s")
+            remote.give_up(f"it was silent for {self._limit_s:g} s")
         elif remote.carrier is not None and (how := remote.carrier.poll()) is not None:
-            # What it has carried to the end comes first.
+            # What has arrived over its link before its end comes first.
             since = self._gone.setdefault(remote.carrier, now)
             if now > since + _CARRIER_S:
                 said = remote.carrier.explanation
@@ -87,21 +87,21 @@ class Fleet:
             remote.lose(self._leaving[remote][1])
 
     def reading(self, wanted: bool) -> None:
-        """Take what the agents send, or let it wait."""
+        """Take the agents' output, or let it wait."""
         for remote in self._remotes:
             remote.reading(wanted)
 
     def signal(self, signum: int) -> None:
-        """Have every agent send this signal to all of its processes."""
+        """Have every agent send a signal to all of its processes."""
         for remote in self._remotes:
             remote.send(p.Signal(signum))
 
     def leftovers(self) -> bool:
-        """Whether an agent has yet to say that nothing is left."""
+        """Whether any agent has not reported that no process is left."""
         return any(not remote.empty and remote.lost is None for remote in self._remotes)
 
     def close(self) -> None:
-        """Send the agents away, which end what there is, and wait for them to go."""
+        """Dismiss the agents, which end their processes, and wait for their exit."""
         if self._closed:
             return
         self._closed = True
@@ -133,7 +133,7 @@ class Fleet:
                 other.carrier is remote.carrier for other in self._remotes if other is not remote
             )
             if shared and message.why and not self._closed:
-                # What has started them all ends them all when one fails, and then ends itself and says so.
+                # The carrier ends all of its agents when one fails, and then exits and says so.
                 self._leaving[remote] = (time.monotonic(), why)
                 remote.empty = True
             else:

@@ -1,4 +1,4 @@
-"""Before anything starts: every agent has answered, or one report says which have not and why."""
+"""Asks all agents at once before a job. One report has everything that is wrong with them."""
 
 from __future__ import annotations
 

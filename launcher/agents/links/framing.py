@@ -1,7 +1,7 @@
-"""Messages as a stream of bytes, for links that are pipes. Pure.
+"""Messages as a stream of bytes, for links over pipes. No I/O.
 
-A stream begins with MAGIC: what a login shell prints before it, a banner or the like, is no message. Each message is
-the number of its frames, their lengths, and the frames.
+A stream begins with MAGIC. What a login shell prints before it, such as a banner, is not a message. A message is the
+number of its frames, their lengths, and the frames.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def frame(frames: Sequence[Buffer]) -> bytes:
 
 
 class Unframer:
-    """Bytes in, messages out."""
+    """Takes bytes, and returns messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -34,21 +34,21 @@ class Unframer:
 
     @property
     def preamble(self) -> str:
-        """What came instead of a message, if none has come."""
+        """What came before MAGIC, if that has not come."""
         return "" if self._begun else self._buffer.decode(errors="replace").strip()
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """The messages that `data` completes, each as its frames.
 
         Raises:
-            WireError: these are no messages.
+            WireError: the bytes are not messages.
         """
         self._buffer += data
         if not self._begun and not self._begin():
             return []
         messages = []
-        while (found := self._next()) is not None:
-            messages.append(found)
+        while (message := self._next()) is not None:
+            messages.append(message)
         return messages
 
     def _begin(self) -> bool:

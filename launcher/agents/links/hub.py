@@ -1,7 +1,7 @@
-"""Links of agents that a cluster manager has started: they connect back to launch.py, over TCP with CURVE.
+"""The links of agents that a cluster manager has started. They connect to launch.py over TCP with CURVE.
 
-One socket takes all of them. Both ends poll it when its file descriptor stirs, and, because that tells only of changes,
-whenever the loop comes round. An agent that sends faster than launch.py prints is held back by acknowledgements.
+One socket takes all of them. Its file descriptor is ready only after a change, so both ends also poll the socket in
+every turn of their loop. Acknowledgements hold back an agent that sends faster than launch.py prints.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launcher.agents.links.link import OnEnd, OnMessage
 from launcher.agents.links.protocol import Bye, Output, OutputAck
 from launcher.agents.links.ticket import AgentTicket
 
-_MANY = 1000  # messages at a time, so that others get their turn
+_MANY = 1000  # messages at a time, so that other events get their turn
 _LINGER_S = 1.0
 _ACK = 1 << 18  # bytes
 
@@ -29,7 +29,7 @@ class Hub:
     """launch.py's end of all links.
 
     Args:
-        address: of this machine, by which the agents reach it.
+        address: the address of this machine by which the agents reach it.
     """
 
     def __init__(self, address: str) -> None:
@@ -51,7 +51,7 @@ class Hub:
         self._closed = False
 
     def open(self, selector: selectors.BaseSelector, on_link: Callable[[HubLink], None]) -> None:
-        """Begin: whoever connects becomes a link, for which `on_link` is called before its first message."""
+        """Begin. `on_link` is called with the link of each agent that connects, before its first message."""
         self._on_link = on_link
         self._selector = selector
         selector.register(self._transport.fileno(), selectors.EVENT_READ, self.poll)
@@ -74,14 +74,14 @@ class Hub:
         self.ring()
 
     def ring(self) -> None:
-        """See to it that `poll` is called soon."""
+        """Have the loop call `poll` soon."""
         with suppress(OSError):
             self._bell.send(b"\0")
 
     def send(self, peer: Peer, message: Message) -> None:
-        """For links."""
+        """Send a message; for links."""
         self._transport.send(peer, encode(message))
-        self.ring()  # to send may swallow the news that something has come
+        self.ring()  # sending may clear the event that something has come
 
     def close(self) -> None:
         """End all links."""
@@ -96,7 +96,7 @@ class Hub:
 
 
 class HubLink:
-    """The link to one agent; see `Link`. How it ends is for others to notice: by silence, or by its manager's word."""
+    """The link to one agent; see `AgentLink`. Its loss is noticed by silence, or by its manager."""
 
     pending = unsent = 0
 
@@ -109,28 +109,28 @@ class HubLink:
         self._owed = 0
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """See `Link`; the hub waits for all."""
+        """See `AgentLink`. The hub waits for all links."""
         self._on_message, self._on_end = on_message, on_end
 
     def send(self, message: Message) -> None:
-        """See `Link`."""
+        """See `AgentLink`."""
         if not self._closed:
             self._hub.send(self._peer, message)
 
     def reading(self, wanted: bool) -> None:
-        """See `Link`: an agent whose output is not acknowledged sends no more of it."""
+        """See `AgentLink`. An agent whose output is not acknowledged sends no more of it."""
         self._reading = wanted
         self._acknowledge(0)
 
     def poll(self) -> None:
-        """See `Link`; the hub does."""
+        """See `AgentLink`. The hub does it."""
 
     def close(self) -> None:
-        """See `Link`."""
+        """See `AgentLink`."""
         self._closed = True
 
     def take(self, frames: list[bytes | bytearray | memoryview]) -> None:
-        """For the hub: something has come."""
+        """Take a message; for the hub."""
         if self._closed or self._on_message is None or self._on_end is None:
             return
         try:
@@ -151,10 +151,10 @@ class HubLink:
 
 
 class BackLink:
-    """An agent's end; see `Link`.
+    """The agent's end; see `AgentLink`.
 
     Args:
-        ticket: what launch.py has given it.
+        ticket: the ticket from launch.py.
     """
 
     unsent = 0  # the socket lingers
@@ -167,25 +167,25 @@ class BackLink:
         self._closed = False
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """See `Link`."""
+        """See `AgentLink`."""
         self._selector, self._on_message, self._on_end = selector, on_message, on_end
         selector.register(self._transport.fileno(), selectors.EVENT_READ, self.poll)
 
     def send(self, message: Message) -> None:
-        """See `Link`."""
+        """See `AgentLink`."""
         if self._closed:
             return
         if isinstance(message, Output):
             self.pending += sum(map(len, message.buffers))
         elif isinstance(message, Bye):
-            self.pending = 0  # the rest is not acknowledged any more; `close` waits until it has been sent
+            self.pending = 0  # the rest will not be acknowledged; `close` waits until it has been sent
         self._transport.send(self._peer, encode(message))
 
     def poll(self) -> None:
-        """See `Link`."""
+        """See `AgentLink`."""
         while not self._closed and (received := self._transport.recv(0)) is not None:
             try:
-                if not received[1]:  # what was under way is lost, and launch.py takes the next connection for another
+                if not received[1]:  # messages may be lost, and launch.py would not know the next connection
                     raise WireError("the connection to launch.py has broken")
                 message = decode(received[1])
             except WireError as error:
@@ -198,10 +198,10 @@ class BackLink:
                 self._on_message(message)
 
     def reading(self, wanted: bool) -> None:
-        """See `Link`; launch.py does not send much."""
+        """See `AgentLink`. launch.py sends little."""
 
     def close(self) -> None:
-        """See `Link`."""
+        """See `AgentLink`."""
         if not self._closed:
             self._closed = True
             self._selector.unregister(self._transport.fileno())

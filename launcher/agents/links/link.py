@@ -1,4 +1,4 @@
-"""A link between launch.py and an agent: messages both ways, and news of its end."""
+"""The link between launch.py and an agent: its interface, and the link over pipes."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ OnEnd = Callable[[str], None]
 
 
 class AgentLink(Protocol):
-    """One end. What it waits for is in a selector, with a callable as the key's data, to be called when ready."""
+    """One end of a link. It registers what it waits for with a selector; a key's data is the callable to call."""
 
     @property
     def pending(self) -> int:
-        """How many bytes of output the other end has not taken yet."""
+        """The number of bytes of output that the other end has not taken."""
 
     @property
     def unsent(self) -> int:
-        """How many bytes would be lost if it ended now."""
+        """The number of bytes that would be lost if the link ended now."""
 
     def open(self, selector: selectors.BaseSelector, on_message: OnMessage, on_end: OnEnd) -> None:
-        """Begin: each message goes to `on_message`; `on_end` is told once how the link ended, when it does."""
+        """Begin. Each message goes to `on_message`. `on_end` is called once, with the reason, when the link ends."""
 
     def send(self, message: Message) -> None:
-        """Send, or queue, a message; to nowhere if the link has ended."""
+        """Send or queue a message. Do nothing if the link has ended."""
 
     def reading(self, wanted: bool) -> None:
-        """Whether to take output: an agent sends only so much more than has been taken. All else still comes."""
+        """Whether to take output. An agent sends only a limited amount more. Other messages still come."""
 
     def poll(self) -> None:
-        """Take what has come, if the selector may have missed it."""
+        """Take what has come and the selector may have missed."""
 
     def close(self) -> None:
-        """End it; `on_end` is not told. Twice is fine."""
+        """End the link without calling `on_end`. May be called again."""
 
 
 class PipeLink:
     """A link over two pipes.
 
-    Output that is not wanted now is not left in the pipe, for behind it would wait the news of exits and the answers
-    to pings: it is not acknowledged, and the agent sends no more of it.
+    Output that is not wanted now is read but not acknowledged, so the agent sends no more of it. If it stayed in the
+    pipe, exits and answers to pings would wait behind it.
 
     Args:
-        source: the file descriptor to read from; this closes it.
-        target: the one to write to; likewise.
-        greet: whether to send MAGIC first, which is the agent's part.
+        source: the file descriptor to read from, which this closes.
+        target: the file descriptor to write to, which this closes.
+        greet: whether to send MAGIC first, as agents do.
     """
 
     def __init__(self, source: int, target: int, *, greet: bool = False) -> None:

@@ -1,14 +1,14 @@
-"""What launch.py and its agents say to each other. Messages as on the wire of a job, each field checked on arrival.
+"""The messages between launch.py and its agents, encoded as a job's messages are. Each field is checked on arrival.
 
-launch.py                              agent
-                                       Hello      here I am
-Survey     what will others call you?  Surveyed
-Probe      do you reach these?         Probed
-Start      run these tasks             Started, or Refused
-                                       Output, Exited ...; Empty when nothing is left
-Signal     pass it to all of them
-Ping       every second                Pong
-Bye        end what there is, and go   Bye
+launch.py                               agent
+                                        Hello       its version and host
+Survey      its address; what is there  Surveyed
+Probe       does it reach these?        Probed
+StartTasks  run these tasks             Started, or Refused
+OutputAck   output was taken            Output, Exited ...; Empty when no process is left
+Signal      send it to all tasks
+Ping        every second                Pong
+Bye         end all tasks, and exit     Bye
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_BYTES = 1 << 20
 
 
 def binary(value: Any) -> None:
-    """Bytes: what the system takes for paths, arguments and variables, which need not be text."""
+    """Check bytes: paths, arguments and variables of the system need not be text."""
     if type(value) is not bytes or len(value) > MAX_BYTES:
         raise WireError(f"expected at most {MAX_BYTES} bytes, got {f.shown(value)}")
 
@@ -43,7 +43,7 @@ Words = Annotated[list[bytes], f.list_of(binary, 1 << 16)]
 @message(100)
 @dataclass(frozen=True)
 class Hello(Message):
-    """An agent is there: its rank among those that one manager has started, -1 if that does not count them."""
+    """An agent has started. Its rank is that among the agents of a manager, -1 if the manager does not number them."""
 
     version: Name
     python: Name
@@ -55,14 +55,14 @@ class Hello(Message):
 @message(101)
 @dataclass(frozen=True)
 class Survey(Message):
-    """What is there? Choose the address by which other hosts will reach yours, and look for directory and command.
+    """Choose the address by which other hosts will reach this one, and look for the directory and the command.
 
     Attributes:
-        interface: whose address to choose; else of what leads to `toward`.
-        toward: launch.py's own address.
-        directory: where tasks will run.
-        create: make that directory if it is not there, instead of complaining.
-        command: the user's command; not looked for if empty.
+        interface: the network interface to choose; empty for the one that leads to `toward`.
+        toward: launch.py's address.
+        directory: the directory where tasks will run.
+        create: whether to make the directory if it does not exist.
+        command: the user's command; empty to skip the check.
     """
 
     interface: Name
@@ -75,7 +75,7 @@ class Survey(Message):
 @message(102)
 @dataclass(frozen=True)
 class Surveyed(Message):
-    """It is this one; `port` listens there for probes. Or there is a `problem`."""
+    """The address, where `port` listens for probes; or a `problem`."""
 
     address: Name
     why: Text
@@ -87,7 +87,7 @@ class Surveyed(Message):
 @message(103)
 @dataclass(frozen=True)
 class Probe(Message):
-    """Connect to each of these: (name, address, port)."""
+    """Connect to these targets: (name, address, port) of each."""
 
     targets: Annotated[list[list[Any]], f.list_of(f.tuple_of(f.text(512), f.text(512), f.integer(1, 65535)), MAX_TASKS)]
 
@@ -95,7 +95,7 @@ class Probe(Message):
 @message(104)
 @dataclass(frozen=True)
 class Probed(Message):
-    """These did not answer: (name, why)."""
+    """The targets that did not answer: (name, reason) of each."""
 
     failures: Annotated[list[list[str]], f.list_of(f.tuple_of(f.text(512), f.text()), MAX_TASKS)]
 
@@ -106,13 +106,13 @@ class StartTasks(Message):
     """Run these tasks.
 
     Attributes:
-        mark: names the job.
-        directory: where to run; the agent's own working directory if empty.
-        command: the user's command, as it stood on the command line.
-        server_argv: what servers run, if it is not ours.
-        limit_s: end all if launch.py is silent for so long.
-        gpus: how many each worker gets; 0 for all that there are.
-        tasks: (index, role, rank, how many of that role share the host, variables), the last as NAME, value, ...
+        mark: the name of the job.
+        directory: the working directory of the tasks; empty for that of the agent.
+        command: the user's command as given on the command line.
+        server_argv: the command of servers, if not `python -m servers`.
+        limit_s: how long launch.py may be silent, in seconds.
+        gpus: the number of GPUs for each worker; 0 for all of the host.
+        tasks: (index, role, rank, number of that role on the host, variables) of each; variables as NAME, value, ...
     """
 
     mark: Name
@@ -139,13 +139,13 @@ class StartTasks(Message):
 @message(106)
 @dataclass(frozen=True)
 class Started(Message):
-    """All of them run."""
+    """All tasks run."""
 
 
 @message(107)
 @dataclass(frozen=True)
 class Refused(Message):
-    """They cannot be started, and none runs; `code` is what a shell would exit with."""
+    """The tasks cannot be started, and none runs. `code` is the exit code of a shell."""
 
     text: Text
     code: Annotated[int, f.integer(0, 255)]
@@ -154,7 +154,7 @@ class Refused(Message):
 @message(108)
 @dataclass(frozen=True)
 class Output(Message):
-    """A task has written to standard output (1) or error (2); nothing means that it will write there no more."""
+    """A task has written to standard output (1) or error (2). No bytes are the end of that stream."""
 
     index: Index
     number: Annotated[int, f.integer(1, 2)]
@@ -174,13 +174,13 @@ class Exited(Message):
 @message(110)
 @dataclass(frozen=True)
 class Empty(Message):
-    """All tasks have ended, and nothing that they had started is left."""
+    """All tasks have ended, and so have the processes that they have started."""
 
 
 @message(111)
 @dataclass(frozen=True)
 class Note(Message):
-    """Something that the user should know."""
+    """A line for the user."""
 
     text: Text
 
@@ -188,7 +188,7 @@ class Note(Message):
 @message(112)
 @dataclass(frozen=True)
 class Signal(Message):
-    """Send this signal to everything."""
+    """Send this signal to all tasks."""
 
     signum: Annotated[int, f.integer(1, 64)]
 
@@ -196,19 +196,19 @@ class Signal(Message):
 @message(113)
 @dataclass(frozen=True)
 class Ping(Message):
-    """I am there."""
+    """launch.py is alive."""
 
 
 @message(114)
 @dataclass(frozen=True)
 class Pong(Message):
-    """I am there too."""
+    """The agent is alive."""
 
 
 @message(115)
 @dataclass(frozen=True)
 class Bye(Message):
-    """Kill what is left, clean up, and go. From an agent: nothing is left, and I go; because of this, if unasked."""
+    """Kill all tasks, clean up, and exit. From an agent: it has done so; `why`, if nobody has told it to."""
 
     why: Text = ""
 
@@ -216,7 +216,7 @@ class Bye(Message):
 @message(116)
 @dataclass(frozen=True)
 class OutputAck(Message):
-    """So many more bytes of output have been taken."""
+    """launch.py has taken so many more bytes of output."""
 
     count: Annotated[int, f.integer()]
 
@@ -230,7 +230,7 @@ def unpack(flat: list[bytes]) -> dict[str, str]:
     """The environment that `pack` has packed.
 
     Raises:
-        WireError: a name without a value, or one that no system takes.
+        WireError: a name has no value, or is not valid.
     """
     texts = [os.fsdecode(item) for item in flat]
     if len(texts) % 2 or any(not name or "=" in name for name in texts[::2]) or any("\0" in text for text in texts):

@@ -1,4 +1,4 @@
-"""How an agent that a cluster manager has started finds launch.py: by a ticket in its environment. Pure."""
+"""The ticket by which an agent that a cluster manager has started finds launch.py. No I/O."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ENLIST = settings.ENLIST.name
 
 @dataclass(frozen=True)
 class AgentTicket:
-    """What lets an agent in. A secret: whoever has it can be an agent of the job.
+    """What an agent needs to connect to launch.py. It is a secret: any process that has it can be an agent of the job.
 
     Args:
-        endpoint: where launch.py listens, as `tcp://address:port`.
+        endpoint: the endpoint where launch.py listens: `tcp://address:port`.
         server_key: launch.py's public key.
         public, secret: the agents' key pair.
     """
@@ -27,12 +27,16 @@ class AgentTicket:
 
     @property
     def text(self) -> str:
-        """As the environment carries it."""
+        """The ticket as the value of an environment variable."""
         return " ".join((self.endpoint, self.server_key, self.public, self.secret))
 
     @classmethod
     def parse(cls, text: str) -> AgentTicket:
-        """Raises: ConfigError: it is no ticket; the message does not show it."""
+        """Read a ticket.
+
+        Raises:
+            ConfigError: the text is not a ticket. The message does not show it.
+        """
         words = text.split()
         if len(words) != 4 or not words[0].startswith("tcp://") or any(len(key) != 40 for key in words[1:]):
             raise ConfigError(f"{ENLIST} is not a ticket; launch.py sets it for agents, and nobody else may")

@@ -94,8 +94,7 @@ def test_a_signal_reaches_what_it_has_started(carriers: Carriers) -> None:
     assert carrier.wait(LONG) == Exit(signum=15)
 
 
-def test_one_that_does_not_go_is_killed(carriers: Carriers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.agents.carrier._GRACE_S", 0.05)
+def test_one_that_does_not_go_is_killed(carriers: Carriers) -> None:
     carrier = carriers.run("trap '' TERM; echo deaf; while :; do sleep 1; done")
     until(lambda: turn(carriers.selector, 0.05) or carrier.explanation, step=0)
     carrier.close()

@@ -95,7 +95,7 @@ def test_agents_are_asked_by_the_second_and_given_up_when_silent(cast: Cast) -> 
     cast.fleet.collect()
     assert len(cast.to_a.sent) == 12
     cast.wait(1, cast.to_a)
-    assert cast.sink.exits == [(3, Exit(1, text="was lost: nothing was heard of it for 10 s"))]
+    assert cast.sink.exits == [(3, Exit(1, text="was lost: it was silent for 10 s"))]
 
 
 def test_silence_before_the_job_does_not_count(selector: selectors.BaseSelector, clock: Clock) -> None:
@@ -114,7 +114,7 @@ def test_a_limit_shorter_than_pings_are_apart_is_no_limit(selector: selectors.Ba
     cast.wait(1)
     assert cast.sink.exits == []
     cast.wait(2, cast.to_a)
-    assert cast.sink.exits == [(3, Exit(1, text="was lost: nothing was heard of it for 2 s"))]
+    assert cast.sink.exits == [(3, Exit(1, text="was lost: it was silent for 2 s"))]
 
 
 def test_when_what_has_brought_an_agent_ends_what_it_carried_comes_first(cast: Cast) -> None:

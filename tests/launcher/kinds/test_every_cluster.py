@@ -121,7 +121,7 @@ def test_a_host_is_cut_off(managed: Site) -> None:
     host = 1  # on the first is launch.py, if it is inside
     managed.hosts.cut(host)
     ends(managed, run)
-    assert f" on {managed.hosts.names[host]} was lost: nothing was heard of it for 7.5 s" in run.err
+    assert f" on {managed.hosts.names[host]} was lost: it was silent for 7.5 s" in run.err
 
 
 def test_any_value_arrives_and_none_is_seen(site: Site) -> None:

@@ -142,7 +142,7 @@ def test_a_host_is_cut_off(job: Job) -> None:
     job.hosts.cut(1)
     assert job.run.wait() == 1
     where = job.hosts.addresses[1]
-    assert f"1 on {where} was lost: nothing was heard of it for {SILENCE_S:g} s" in job.run.err
+    assert f"1 on {where} was lost: it was silent for {SILENCE_S:g} s" in job.run.err
     job.gone()
 
 
@@ -152,7 +152,7 @@ def test_a_host_crashes(over_ssh: Site) -> None:
         job = Job(over_ssh, others, count=2)
         others.crash(1)
         assert job.run.wait() == 1
-        assert f"1 on {others.addresses[1]} was lost: nothing was heard of it for {SILENCE_S:g} s" in job.run.err
+        assert f"1 on {others.addresses[1]} was lost: it was silent for {SILENCE_S:g} s" in job.run.err
         job.gone(without=(1,))
 
 
