@@ -1,6 +1,6 @@
-"""The command line of launch.py, which is that of MXNet's. Words in, a job out; nothing is started.
+"""The command line of launch.py, compatible with MXNet's: words go in, a job comes out. No I/O.
 
-Values of environment variables, which may be secrets, appear in no error.
+No error shows the value of an environment variable, which may be a secret.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class CommandLine(NamedTuple):
-    """What the command line asks for: a job, on that kind of cluster, or only to say what would be run."""
+    """What the command line asks for: a launcher, a job, and whether to print only what would run."""
 
     kind: str
     job: Job
@@ -51,17 +51,17 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     """Read the command line.
 
     Args:
-        argv: the words behind `launch.py`.
-        environ: the caller's environment, in which --env looks.
+        argv: the words after `launch.py`.
+        environ: the caller's environment, which must have the variables of --env.
 
     Raises:
-        LaunchError: they make no sense.
+        LaunchError: they are not valid.
         SystemExit: -h or --version.
     """
     parser = _parser()
     options, unknown = parser.parse_known_args(argv)
     if unknown:
-        # The name alone: behind it may stand somebody's secret.
+        # Only the name: its value may be a secret.
         parser.error(f"there is no option {unknown[0].split('=')[0]}; options of the command go after the command")
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     for name in options.env:
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="launch.py",
         usage=_USAGE,
-        description="Start a distributed job, watch it, and end it.",
+        description="Start the scheduler, the servers and the workers of a distributed job, and wait for its end.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -100,10 +100,16 @@ def _parser() -> argparse.ArgumentParser:
         version=f"launch.py of kvstore {kvstore.__version__}",
         help="print the version of launch.py and exit",
     )
-    add("-n", "--num-workers", type=_count, required=True, metavar="NUM_WORKERS", help="how many workers to start")
-    add("-s", "--num-servers", type=_count, metavar="NUM_SERVERS", help="how many servers; as many as workers if unset")
-    add("--launcher", choices=list(KINDS), help="the kind of cluster; ssh with a hostfile, else local")
-    add("--dry-run", action="store_true", help="print what would be run, without secrets, and run nothing")
+    add("-n", "--num-workers", type=_count, required=True, metavar="NUM_WORKERS", help="number of workers")
+    add(
+        "-s",
+        "--num-servers",
+        type=_count,
+        metavar="NUM_SERVERS",
+        help="number of servers (default: as many as workers)",
+    )
+    add("--launcher", choices=list(KINDS), help="how to start the processes (default: ssh with a hostfile, else local)")
+    add("--dry-run", action="store_true", help="print what would run, without secrets, and run nothing")
     for role in ("server", "worker"):
         add(
             f"--env-{role}",
@@ -119,12 +125,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         type=_name,
         metavar="NAME",
-        help="pass this environment variable on to every process; may be repeated (a local job inherits them all)",
+        help="pass this variable of your environment to every process; may be repeated; local jobs inherit all",
     )
     _add_hosts(parser.add_argument_group("hosts (ssh, mpi)"))
     _add_network(parser.add_argument_group("network"))
     _add_resources(parser.add_argument_group("cluster managers (slurm, sge, yarn, kubernetes)"))
-    add("command", nargs=argparse.REMAINDER, help="what each worker runs: one quoted string, or separate words")
+    add("command", nargs=argparse.REMAINDER, help="the command of each worker: one quoted string, or separate words")
     return parser
 
 
@@ -134,49 +140,71 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
         "-H",
         "--hostfile",
         metavar="FILE",
-        help="the hosts to run on, one per line: [user@]host[:port] [slots=N], or host:N",
+        help="file with the hosts, one on each line: [user@]host[:port] [slots=N], or host:N",
     )
-    add("--server-hosts", metavar="FILE", help="the hosts of the servers, likewise; beside the workers if unset")
+    add(
+        "--server-hosts",
+        metavar="FILE",
+        help="file with the hosts of the servers (default: the hosts that have workers)",
+    )
     add(
         "--placement",
         choices=PLACEMENTS,
         default=PLACEMENTS[0],
-        help="fill each host's slots before the next's (the default), or deal to the hosts in turn",
+        help="fill the slots of each host before the next host (default), or take the hosts in turn",
     )
     add("--sync-dst-dir", metavar="DIR", help="copy the working directory to DIR on each host first, and run there")
-    add("--sync-exclude", metavar="PATTERN", action="append", default=[], help="copy no such files; may be repeated")
-    add("--sync-gitignore", action="store_true", help="copy nothing that a .gitignore names")
-    add("--ssh-config", metavar="FILE", help="a configuration file for ssh, instead of ~/.ssh/config")
-    add("--ssh-option", metavar="K=V", action="append", default=[], help="an option for ssh's -o; may be repeated")
-    add("--python", default="", metavar="PATH", help="the interpreter on the hosts; the path of this one if unset")
+    add(
+        "--sync-exclude",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help="do not copy files that match; may be repeated",
+    )
+    add("--sync-gitignore", action="store_true", help="do not copy .git, nor files that a .gitignore names")
+    add("--ssh-config", metavar="FILE", help="configuration file for ssh, instead of ~/.ssh/config")
+    add("--ssh-option", metavar="K=V", action="append", default=[], help="option for ssh's -o; may be repeated")
+    add("--python", default="", metavar="PATH", help="interpreter on the hosts (default: the path of this one)")
 
 
 def _add_network(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--host-ip", default="", metavar="IP", help="the address of this machine by which the hosts reach it")
-    add("--interface", default="", metavar="NAME", help="the network interface to use on every host, as eth0")
+    add("--host-ip", default="", metavar="IP", help="address by which the hosts reach this machine")
+    add("--interface", default="", metavar="NAME", help="network interface to use on every host, such as eth0")
     add(
         "--no-encryption",
         dest="encryption",
         action="store_false",
-        help="for networks you trust: whoever can reach a port of the job can read it and join it",
+        help="plain links, for networks that you trust: anyone who reaches a port can read the data and join the job",
     )
 
 
 def _add_resources(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--job-name", default="kvstore", metavar="NAME", type=_job_name, help="how the cluster's tools show the job")
-    add("--queue", default="", metavar="NAME", help="the queue or partition")
-    add("--time", default="", metavar="TIME", help="how long the job may take, as the cluster writes it: 2:00:00")
+    add("--job-name", default="kvstore", metavar="NAME", type=_job_name, help="name of the job in the cluster's tools")
+    add("--queue", default="", metavar="NAME", help="queue or partition")
+    add("--time", default="", metavar="TIME", help="time limit in the cluster's notation, such as 2:00:00")
     for role in ("worker", "server"):
-        add(f"--{role}-cores", default=0, type=_number, metavar="N", help=f"processors for each {role}")
-        add(f"--{role}-memory", default="", type=_memory, metavar="SIZE", help=f"memory for each {role}: 500m, 4g")
-    add("--mem", dest="worker_memory", type=_memory, metavar="SIZE", help="the same as --worker-memory")
+        add(f"--{role}-cores", default=0, type=_number, metavar="N", help=f"cores for each {role}")
+        add(
+            f"--{role}-memory",
+            default="",
+            type=_memory,
+            metavar="SIZE",
+            help=f"memory for each {role}, such as 500m or 4g",
+        )
+    add("--mem", dest="worker_memory", type=_memory, metavar="SIZE", help="same as --worker-memory")
     add("--gpus-per-worker", default=0, type=_number, metavar="N", help="GPUs for each worker")
-    add("--cluster-option", metavar="WORD", action="append", default=[], help="a word for mpirun, srun, sbatch or qsub")
-    add("--image", default="", help="the container image (kubernetes)")
-    add("--namespace", default="", help="the namespace (kubernetes)")
-    add("--yarn-jar", default="", metavar="FILE", help="YARN's distributed shell, if it is not where Hadoop has it")
+    add(
+        "--cluster-option",
+        metavar="WORD",
+        action="append",
+        default=[],
+        help="word to pass to mpirun, srun, sbatch or qsub; may be repeated",
+    )
+    add("--image", default="", help="container image (kubernetes)")
+    add("--namespace", default="", help="namespace (kubernetes)")
+    add("--yarn-jar", default="", metavar="FILE", help="YARN's distributed shell, if it is not in Hadoop's directories")
 
 
 def _memory(text: str) -> str:

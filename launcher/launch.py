@@ -26,23 +26,23 @@ from launcher.supervision.supervisor import OnFailure
 
 
 def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> int:
-    """Run the job that the command line describes.
+    """Run the job of a command line.
 
     Args:
-        argv: the words behind `launch.py`; those of this process if None.
-        on_failure: told which process failed first, and how, while the others still run; by default it tells the
-            scheduler.
+        argv: the words after `launch.py`; None for those of this process.
+        on_failure: called with the first process that fails, and how, while the others still run. By default it tells
+            the scheduler.
 
     Returns:
-        0, the exit code of the first process to fail, 128 + N for signal N, or 2 for a senseless command line.
+        0, the exit code of the first process to fail, 128 + N after signal N, or 2 if the command line is not valid.
     """
     try:
         kind, job, dry_run = parse(sys.argv[1:] if argv is None else argv, os.environ)
-        found = find(kind, job)
+        launcher = find(kind, job)
         if dry_run:
-            print(found.dry_run(job))
+            print(launcher.dry_run(job))
             return 0
-        return found.run(job, on_failure)
+        return launcher.run(job, on_failure)
     except LaunchError as error:
         print(f"launch.py: {error}", file=sys.stderr)
         return error.exit_code
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> i
             raise
         print(f"launch.py: {error.strerror}: raise the limit with ulimit -n", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # before there was anything to end
+    except KeyboardInterrupt:  # before any process has started
         return 130
 
 

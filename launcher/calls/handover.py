@@ -1,4 +1,4 @@
-"""A call on its way to the workers: pickled once, and for each worker a process of multiprocessing that makes it."""
+"""Hands a call to the workers: it is pickled once, and each worker is a process of multiprocessing that makes it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from launcher.errors import LaunchError
 
 @dataclass
 class WorkerStart:
-    """How one worker is to be started.
+    """How to start one worker.
 
     Args:
         argv: the words to execute.
-        pass_fds: the file descriptors to inherit, of which `reader` is the other end of `writer`.
-        reader: where the worker reads what multiprocessing hands to a new process; to be closed once it runs.
-        writer: where to write `data`. It stays open: by its end the worker knows that its parent has gone.
-        data: what is to be written still.
+        pass_fds: the file descriptors that it inherits.
+        reader: the pipe from which the worker reads the data of multiprocessing; to be closed once it runs.
+        writer: the other end, to write `data` to. It stays open: its end tells the worker that its parent is dead.
+        data: the data that has not been written.
     """
 
     argv: tuple[str, ...]
@@ -41,15 +41,15 @@ class WorkerStart:
 
 
 class Handover:
-    """Carries one call to every worker, and what became of it back.
+    """Carries a call to every worker, and its outcome back.
 
     Args:
-        function: what to call.
-        args, kwargs: its arguments. Each worker gets copies of its own.
-        num_workers: how many workers there will be.
+        function: the function to call.
+        args, kwargs: its arguments. Each worker gets a copy of them.
+        num_workers: the number of workers.
 
     Raises:
-        LaunchError: the workers cannot be given this; the message says what of it.
+        LaunchError: the call cannot be pickled. The message says which part.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Handover:
             raise
 
     def outcome(self, rank: int) -> Outcome:
-        """What became of that worker's call.
+        """The outcome of a worker's call.
 
         Raises:
             Exception: it cannot be unpickled here.
@@ -76,13 +76,13 @@ class Handover:
         return outcome.get(self._results[rank])
 
     def close(self) -> None:
-        """Let go of the memory, and of pipes. Twice is fine."""
+        """Close the memory and the pipes. May be called again."""
         while self._fds:
             with suppress(OSError):
                 os.close(self._fds.pop())
 
     def started(self) -> None:
-        """The workers run: close what is theirs alone."""
+        """The workers run: close the descriptors that only they need."""
         for start in self.starts:
             self._fds.remove(start.reader)
             os.close(start.reader)
@@ -122,7 +122,7 @@ class Handover:
 
     def _start(self, rank: int) -> WorkerStart:
         name = f"worker {rank}"
-        # Never started by its own means. Of no special start method: what it starts in turn is up to the user.
+        # multiprocessing does not start it. It has no start method of its own: the user chooses that of its children.
         process = multiprocessing.Process(target=work, args=(self._call, self._results[rank]), name=name, daemon=False)
         data = io.BytesIO()
         set_spawning_popen(self._inherited)
@@ -131,7 +131,7 @@ class Handover:
             reduction.dump(process, data)
         finally:
             set_spawning_popen(None)
-        # It is there if an argument needs it. Else a worker that does will start its own, and the job end that.
+        # It runs if an argument needs it. Otherwise a worker that needs one starts its own, which ends with the job.
         tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
         reader, writer = os.pipe()
         self._fds += [reader, writer]
@@ -147,7 +147,7 @@ class Handover:
 
 
 class _Inherited(popen_spawn_posix.Popen):
-    """What multiprocessing asks, while it pickles queues and locks, for a place among the descriptors to inherit."""
+    """Collects the descriptors to inherit, which multiprocessing asks for while it pickles queues and locks."""
 
     def __init__(self) -> None:  # nothing is started
         self.fds: list[int] = []
@@ -158,10 +158,10 @@ class _Inherited(popen_spawn_posix.Popen):
 
 
 class _Pickler(reduction.ForkingPickler):
-    """The pickler of multiprocessing, without what torch has taught it, and with an error for what cannot be imported.
+    """The pickler of multiprocessing without torch's reductions, and with an error for what cannot be imported.
 
-    By torch's reductions all workers, and the caller, would share the memory of one tensor: a model among the arguments
-    would be trained by all of them at once.
+    With torch's reductions all workers and the caller would share the memory of a tensor, and so would all train the
+    same model.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -183,7 +183,7 @@ class _Pickler(reduction.ForkingPickler):
 
 
 def _preparation(name: str) -> dict[str, object]:
-    """What multiprocessing tells a new process of that name: paths, and what to import as the script."""
+    """The data of multiprocessing for a new process: paths, and the script to import."""
     data = spawn.get_preparation_data(name)
     path = data.get("init_main_from_path")
     if path is not None and not Path(str(path)).is_file():
@@ -192,7 +192,7 @@ def _preparation(name: str) -> dict[str, object]:
 
 
 def _can_import_main() -> bool:
-    """Whether a new process of multiprocessing will import our `__main__`."""
+    """Whether a new process of multiprocessing can import this `__main__`."""
     data = _preparation("")
     name, path = data.get("init_main_from_name"), data.get("init_main_from_path")
     if name is not None:

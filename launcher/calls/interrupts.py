@@ -1,4 +1,4 @@
-"""What asks a job to end that a script has started."""
+"""Signals and a time limit, which end a job of `launcher.run`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TIME_LIMIT = int(signal.SIGALRM)
 
 
 class Interrupts(SignalQueue):
-    """Signals, if this is the main thread, for no other can have handlers; and a time limit, as if it were one.
+    """Signals, in the main thread, which alone can have handlers; and a time limit, which comes as a signal does.
 
     Args:
         timeout: the limit in seconds; None for no limit.
@@ -25,7 +25,7 @@ class Interrupts(SignalQueue):
         self._timer = None if timeout is None else threading.Timer(timeout, self._expire)
 
     def take(self) -> list[int]:
-        """The signals received since the last call, in order; outside the main thread a child may always have ended."""
+        """The signals since the last call, in order. Outside the main thread they always include CHILD."""
         received = super().take()
         if self.first is None:
             self.first = next((signum for signum in received if signum != CHILD), None)

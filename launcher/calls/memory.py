@@ -1,6 +1,6 @@
 """Memory that processes share by inheriting a file descriptor.
 
-It has no name, no limit but the machine's, and no end to wait for, as a pipe has, which a stranger may hold open.
+It has no name and no size limit. Unlike a pipe, it has no end to wait for, which a stray process could hold open.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 
 
 def make() -> int:
-    """A file descriptor of memory that is empty."""
+    """Return a file descriptor of empty memory."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("kvstore-call")
     with tempfile.TemporaryFile() as file:
@@ -19,5 +19,5 @@ def make() -> int:
 
 
 def view(fd: int) -> mmap.mmap:
-    """What stands there, as a file to read. Its position is the reader's own."""
+    """The content as a file to read, with a position of its own."""
     return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)

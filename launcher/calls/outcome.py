@@ -1,4 +1,4 @@
-"""What became of a worker's call: the worker writes it to memory, and the caller reads it there when all have ended."""
+"""The outcome of a worker's call. The worker writes it to memory, and the caller reads it when all have ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.calls import memory
 
 MAX_DEPTH = 10
 
-# The first byte says how far the worker got. It is written last, so that nobody reads what is not whole.
+# The first byte says how far the worker got. It is written last, so that no partial outcome is read.
 _BEGUN, _RETURNED, _FAILED = b"b", b"r", b"f"
 
 
@@ -29,8 +29,8 @@ class Failed(NamedTuple):
     """The call has failed.
 
     Args:
-        when: by the clock that all processes of a machine share.
-        how: in words: `raised ValueError: no data`.
+        when: the time, by a clock that all processes of the machine share.
+        how: what happened: `raised ValueError: no data`.
         details: the traceback.
         error: the exception, pickled; None if it cannot be.
     """
@@ -43,7 +43,7 @@ class Failed(NamedTuple):
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The worker has ended without a word, in the call or before it."""
+    """The worker has ended without an outcome, in the call or before it."""
 
     begun: bool
 
@@ -52,27 +52,27 @@ Outcome = Returned | Failed | Unfinished
 
 
 def begin(fd: int) -> None:
-    """Note that the call begins."""
+    """Write that the call has begun."""
     os.pwrite(fd, _BEGUN, 0)
 
 
 def put_value(fd: int, value: object) -> None:
-    """Note what the call has returned.
+    """Write what the call has returned.
 
     Raises:
         Exception: it cannot be pickled.
     """
-    # Not by multiprocessing's pickler: torch has taught it to leave tensors in memory of the worker, which is to end.
+    # With multiprocessing's pickler, tensors would stay in the memory of the worker, which ends.
     _put(fd, _RETURNED, value)
 
 
 def put_error(fd: int, error: BaseException, how: str | None = None) -> None:
-    """Note how the call has failed.
+    """Write how the call has failed.
 
     Args:
-        fd: where.
-        error: what was raised.
-        how: what to say about it, if that is not what the call raised.
+        fd: the memory.
+        error: the exception.
+        how: what happened, if the call itself has not raised it.
     """
     when = time.monotonic()
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -83,7 +83,7 @@ def put_error(fd: int, error: BaseException, how: str | None = None) -> None:
 
 
 def get(fd: int) -> Outcome:
-    """What the worker has noted.
+    """Read the outcome.
 
     Raises:
         Exception: it cannot be unpickled here.
@@ -98,13 +98,13 @@ def get(fd: int) -> Outcome:
 
 
 def culprit(name: str, value: object, dump: Callable[[object], object], depth: int = MAX_DEPTH) -> str:
-    """Which part of `value` it is that cannot be pickled, as an expression: `args[0]['lock']`.
+    """The part of a value that cannot be pickled, as an expression: `args[0]['lock']`.
 
     Args:
-        name: what `value` is called.
-        value: what `dump` refuses.
-        dump: pickles something, or raises.
-        depth: how deep to look.
+        name: the name of the value.
+        value: a value that `dump` refuses.
+        dump: pickles a value, or raises.
+        depth: the number of levels to search.
     """
     parts: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
@@ -127,7 +127,7 @@ def _put(fd: int, state: bytes, value: object) -> None:
 
 
 def _round_trip(error: Exception) -> bytes | None:
-    """The exception, pickled; None if it would not come out again: many want other arguments than they keep."""
+    """The pickled exception; None if it cannot be unpickled, as many that want other arguments than they keep."""
     try:
         pickled = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
         return pickled if type(pickle.loads(pickled)) is type(error) else None  # noqa: S301 (made the line before)

@@ -1,4 +1,4 @@
-"""`launcher.run`: a job on this machine whose workers call a function."""
+"""`launcher.run`: a local job whose workers call a Python function."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from launcher.supervision.ending import UNNAMED
 from launcher.supervision.exits import signal_name
 from launcher.supervision.report import report
 
-# What a worker exits with that finds itself starting a job while it imports the script.
+# The exit code of a worker that has called `launcher.run` while it imported the script.
 UNGUARDED = 78
 _UNGUARDED = (
-    "launcher.run was called while a worker imported the script, as each does to find the function there; "
-    'put the call, and all else that only the script itself is to do, under `if __name__ == "__main__":`'
+    "launcher.run was called while a worker imported the script, which each worker does to find the function; "
+    'put the call, and all else that only the script itself must do, under `if __name__ == "__main__":`'
 )
 
 
@@ -46,32 +46,33 @@ def run(
     env_server: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> list[Any]:
-    """Call a function in each worker of a new job on this machine, and wait for the job's end.
+    """Call a function in each worker of a new job on this machine, and wait for the end of the job.
 
-    In the function, `kvstore.create("dist_sync")` is a store of that job. The workers are processes of multiprocessing,
-    by its spawn method, so they import what they are to call: it must be in a module, or in a script that calls this
-    under `if __name__ == "__main__":`. What they print comes out of `sys.stdout` and `sys.stderr`, each line with the
-    name of its process before it. Nothing of the job is left when this returns or raises.
+    In the function, `kvstore.create("dist_sync")` makes a store of that job. Workers are processes of multiprocessing,
+    by its spawn method. They import the function, so it must be in a module, or in a script that calls `launcher.run`
+    under `if __name__ == "__main__":`. Their output goes to `sys.stdout` and `sys.stderr`, with the name of the process
+    before each line. When this returns or raises, no process of the job is left.
 
     Args:
-        function: what to call.
-        args, kwargs: its arguments, the same for all; each worker gets copies of its own.
-        num_workers: how many workers to start.
-        num_servers: how many servers to start; as many as workers if None.
-        env, env_server: variables for the workers, and for the servers, beside those of this process.
-        timeout: how long the job may take, in seconds; as long as it likes if None.
+        function: the function to call.
+        args, kwargs: its arguments. Each worker gets a copy of them.
+        num_workers: the number of workers.
+        num_servers: the number of servers; None for as many as workers.
+        env, env_server: environment variables for the workers and for the servers, beside those of this process.
+        timeout: the time limit for the job, in seconds; None for no limit.
 
     Returns:
-        What each worker's call has returned, in the order of their ranks; None for one that left by `sys.exit(0)`.
+        The results of the workers, in the order of their ranks; None for a worker that has called `sys.exit(0)`.
 
     Raises:
-        LaunchError: the job cannot be started so, or the script lacks its guard.
-        WorkerFailed: a worker, a server or the scheduler has died; or a worker has raised or returned what cannot be
-            pickled.
-        Exception: a worker has raised this; its cause is the `WorkerFailed` that says which, with the traceback there.
+        LaunchError: the job cannot be started, or the script lacks the guard.
+        WorkerFailed: a worker, a server or the scheduler has died; or a worker has raised or returned an object that
+            cannot be pickled.
+        Exception: the exception that a worker has raised. Its cause is a `WorkerFailed` with the worker and the
+            traceback.
         TimeoutError: the job has taken longer than `timeout`.
         KeyboardInterrupt: the user has interrupted this process.
-        BrokenPipeError: nobody reads the output any more.
+        BrokenPipeError: standard output has no reader any more.
     """
     if not callable(function):
         raise TypeError(f"run() needs a function, got {function!r}; pass its arguments as args and kwargs")
@@ -83,7 +84,10 @@ def run(
     job = Job(
         num_workers=num_workers,
         num_servers=num_workers if num_servers is None else num_servers,
-        command=("python", repr(function)),  # of which only the interpreter is looked at: the crew has better words
+        command=(
+            "python",
+            repr(function),
+        ),  # only for the check that the interpreter exists; the crew executes other words
         env_server=env_server or {},
         env_worker=env or {},
     )
@@ -99,7 +103,7 @@ def _check_guard() -> None:
     if not getattr(process, "_inheriting", False):
         return
     if process.name == f"worker {os.environ.get(TASK_ID.name)}":
-        sys.exit(UNGUARDED)  # the caller says it, once
+        sys.exit(UNGUARDED)  # the caller reports it, once
     raise LaunchError(_UNGUARDED)
 
 
@@ -114,17 +118,17 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
     caller = local.Caller("launcher.run", interrupts, Streams(), partial(SpawnedCrew, handover))
     code = local.run(job, on_failure, environ=_outside_a_job(os.environ), caller=caller)
     if interrupts.first not in (None, TIME_LIMIT):
-        signal.raise_signal(interrupts.first)  # to whatever handles it, when no job is running: mostly, that raises
+        signal.raise_signal(interrupts.first)  # for the caller's handler, now that no job runs; most handlers raise
         raise WorkerFailed("the job", f"was ended by {signal_name(interrupts.first)}")
     outcomes = [_outcome(handover, rank) for rank in range(job.num_workers)]
     if failures:
         task, how = failures[0]
-        own = outcomes[task.rank] if task.role == "worker" else None
-        if code == UNGUARDED and own == Unfinished(begun=False):
+        outcome = outcomes[task.rank] if task.role == "worker" else None
+        if code == UNGUARDED and outcome == Unfinished(begun=False):
             raise LaunchError(_UNGUARDED)
-        if isinstance(own, Failed) or how == UNNAMED:
+        if isinstance(outcome, Failed) or how == UNNAMED:
             _raise_first(outcomes)
-        late = f" before it could call {handover.name}; its output may say why" if own == Unfinished(False) else ""
+        late = f" before it could call {handover.name}; its output may say why" if outcome == Unfinished(False) else ""
         raise WorkerFailed(task.name, how + late)
     results = [outcome.value for outcome in outcomes if isinstance(outcome, Returned)]
     if len(results) == job.num_workers:
@@ -139,7 +143,7 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
 
 
 def _outside_a_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what makes this process a member of a job, if it is one."""
+    """The environment without the variables that make this process a member of a job."""
     return {name: value for name, value in environ.items() if not name.startswith("DMLC_") and name not in RESERVED}
 
 
@@ -151,7 +155,7 @@ def _outcome(handover: Handover, rank: int) -> Outcome:
 
 
 def _raise_first(outcomes: Sequence[Outcome]) -> None:
-    """Raise what a worker has raised before all others, if any has: to exit takes one longer than another."""
+    """Raise the first exception that a worker has raised, if any. The order of the exits may differ."""
     failed = sorted(
         (outcome.when, rank, outcome) for rank, outcome in enumerate(outcomes) if isinstance(outcome, Failed)
     )

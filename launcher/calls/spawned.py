@@ -1,4 +1,4 @@
-"""The crew of a job that a script has started: its workers are processes of multiprocessing."""
+"""The crew of a job of `launcher.run`: its workers are processes of multiprocessing."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from launcher.supervision.crew import Sink
 
 
 class SpawnedCrew(Children):
-    """Runs tasks on this machine; see `Crew`. It notices their end without a signal, for there may be none to take.
+    """Runs tasks on this machine; see `Crew`. It notices exits without SIGCHLD, which only the main thread can handle.
 
     Args:
-        handover: what the workers are to do, whatever their tasks say.
+        handover: the call, which workers make instead of executing their tasks.
         tasks, guard, pass_fds: see `Children`.
     """
 
@@ -43,11 +43,11 @@ class SpawnedCrew(Children):
         self._ends: list[int] = []
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
-        """Start them in order, and tell the workers what to do."""
+        """Start them in order, and hand the call to the workers."""
         super().start(selector, sink)
         self._handover.started()
         for start in self._handover.starts:
-            # Not at once: a pipe takes 64 KiB, and a worker may never read.
+            # Not blocking: a pipe takes 64 KiB, and a worker may never read.
             os.set_blocking(start.writer, False)
             selector.register(start.writer, selectors.EVENT_WRITE, partial(self._feed, start))
             self._fed.append(start.writer)
@@ -78,7 +78,7 @@ class SpawnedCrew(Children):
         if hasattr(os, "pidfd_open"):
             try:
                 fd = os.pidfd_open(pid)
-            except OSError:  # an old kernel: the supervisor looks every second
+            except OSError:  # an old kernel: the supervisor checks regularly
                 return
             self._ends.append(fd)
             self._selector.register(fd, selectors.EVENT_READ, partial(self._ended, fd))

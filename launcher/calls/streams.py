@@ -1,4 +1,4 @@
-"""Output for a caller whose `sys.stdout` may not be standard output: in a notebook, under a test runner."""
+"""Output for a caller whose `sys.stdout` may not be standard output, as in a notebook or under a test runner."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from launcher.supervision.output import Outlet
 
 
 class Streams(Outlet):
-    """An outlet to `sys.stdout` and `sys.stderr`; to the descriptors 1 and 2 only where those are what they write to.
+    """An outlet to `sys.stdout` and `sys.stderr`.
 
-    A stream that has been put in their place has a negative number, and is written to at once.
+    It writes to the descriptors 1 and 2 if these are the streams of the process. A stream that has been replaced has a
+    negative number here, and is written to at once.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class Streams(Outlet):
         for number, stream, original in streams:
             if stream is not None and stream is original:
                 with suppress(OSError, ValueError):
-                    stream.flush()  # what the caller has printed stands before what the job prints
+                    stream.flush()  # the caller's output comes before the job's
                 numbers.append(number)
             else:
                 self._replaced[-number] = stream
@@ -45,7 +46,7 @@ class Streams(Outlet):
         try:
             stream.write(lines.decode(errors="replace"))
             self._unflushed.add(fd)
-        except Exception as error:  # whatever it is that stands in for a file
+        except Exception as error:  # the replacement may raise anything
             self.broken[fd] = OSError(errno.EIO, str(error))
 
     def pump(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker does that `launcher.run` has started: one call."""
+"""What a worker of `launcher.run` does: one call."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ WHERE = 'define it at the top of a module, or of the script above its `if __name
 
 
 def work(call: int, result: int) -> None:
-    """Make the call, and leave what became of it.
+    """Make the call, and write its outcome.
 
     Args:
-        call: the memory where the call stands: what to call, its name, and its arguments.
-        result: the memory for what became of it.
+        call: the memory with the call: the name of the function, the function, and its arguments.
+        result: the memory for the outcome.
     """
     for fd in (call, result):
         os.set_inheritable(fd, False)
@@ -35,7 +35,9 @@ def work(call: int, result: int) -> None:
             raise
         value = None
     except BaseException as error:
-        error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next  # what follows is the user's
+        error.__traceback__ = (
+            error.__traceback__ and error.__traceback__.tb_next
+        )  # the traceback begins in the user's code
         _fail(result, error)
     try:
         outcome.put_value(result, value)
@@ -46,5 +48,7 @@ def work(call: int, result: int) -> None:
 
 def _fail(result: int, error: BaseException, how: str | None = None) -> NoReturn:
     outcome.put_error(result, error, how)
-    sys.last_value = error  # as after any exception that has ended a script: the store tells the others, at exit
+    sys.last_value = (
+        error  # as after an exception that ends a script: at exit, the store reports it to the other members
+    )
     sys.exit(1)

@@ -1,4 +1,4 @@
-"""What a kind of cluster is to launch.py."""
+"""The interface of a launcher."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from launcher.supervision.supervisor import OnFailure
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of cluster.
+    """One launcher.
 
     Args:
-        run: runs a job there, waits for its end, and returns launch.py's exit code; raises LaunchError if it cannot be
-            started, and then nothing of it runs.
-        dry_run: the text of what `run` would do; reads the files that the job names, and does nothing. It shows
-            no value of a variable that the user has set, and no key.
-        takes: the fields of `Cluster` that mean something there.
+        run: runs a job, waits for its end, and returns launch.py's exit code. It raises LaunchError if the job cannot
+            be started; then none of its processes runs.
+        dry_run: describes what `run` would do. It reads the files that the job names, and does nothing else. The text
+            shows no value of a variable that the user has set, and no key.
+        takes: the fields of `Cluster` that it uses.
     """
 
     run: Callable[[Job, OnFailure], int]

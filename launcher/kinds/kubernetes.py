@@ -1,7 +1,7 @@
-"""All processes of a job as pods of a Kubernetes cluster, by way of kubectl.
+"""The Kubernetes launcher: all processes of a job are pods, which kubectl creates.
 
-Written by the documentation, and tested against a stand-in for kubectl: it has not been run on a real cluster. It needs
-Kubernetes 1.28, for `podReplacementPolicy`.
+It has been tested with a stand-in for kubectl, and never on a real cluster. It needs Kubernetes 1.28 for
+`podReplacementPolicy`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from launcher.supervision.ending import EndingLimits
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor
 
-# News of pods comes by the second, and a pod is given its time to end by the cluster.
+# The state of pods is read once a second, and the cluster gives a pod time to end.
 LIMITS = EndingLimits(window=12.0, linger=10.0, patience=20.0, blame=20.0, grace=15.0, short_grace=15.0, kill=15.0)
 _TOKEN_BYTES = 3
-_PREFIX = 33  # with a dash and the token, 40 characters: so long may the name of a job be for all its processes
+_PREFIX = 33  # with a dash and the token 40 characters, the longest name of a job
 
 
 def run(
@@ -39,16 +39,16 @@ def run(
     """Run a job in the cluster, and wait for its end. Main thread only, because of the signals.
 
     Args:
-        job: what to run.
-        on_failure: not called: from here, nobody in the cluster can be told. They notice by themselves.
-        environ: where the job's `env_names` are; the caller's environment if None.
-        limits: how long an ending may take.
+        job: the job.
+        on_failure: not called. The scheduler cannot be reached from here, and notices failures by itself.
+        environ: the environment with the job's `env_names`; None for that of this process.
+        limits: how long the phases of an ending may last.
 
     Returns:
         The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
 
     Raises:
-        LaunchError: the job could not be started. Nothing of it is in the cluster.
+        LaunchError: the job cannot be started. Nothing of it is in the cluster.
     """
     environ = dict(os.environ) if environ is None else environ
     name = f"{job.cluster.job_name[:_PREFIX].rstrip('-')}-{secrets.token_hex(_TOKEN_BYTES)}"
@@ -74,7 +74,7 @@ def dry_run(job: Job) -> str:
 
 
 def _tell_nobody(task: Task, how: str) -> None:
-    """Let them find out."""
+    """Do nothing."""
 
 
 KIND = Kind(

@@ -1,4 +1,4 @@
-"""All processes of a job on this machine."""
+"""The local launcher: all processes of a job run on this machine."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from launcher.supervision.supervisor import OnFailure, Supervisor
 
 
 def ignore(task: Task, how: str) -> None:
-    """Tell nobody of a failure."""
+    """Do not report failures."""
 
 
 class MakeCrew(Protocol):
-    """Makes the crew of all tasks of a job; `Children` does."""
+    """Makes the crew of a job's tasks, as `Children` does."""
 
     def __call__(
         self, tasks: Mapping[int, Task], guard: Guard, *, pass_fds: Mapping[int, tuple[int, ...]] | None
     ) -> Crew:
-        """A crew of these tasks."""
+        """Make a crew of these tasks."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who runs the job: launch.py, unless a script does.
+    """What runs the job: launch.py, or a script by `launcher.run`.
 
     Args:
-        name: what it is called in lines of its own.
-        signals: what asks it to end the job.
-        outlet: where it shows the output of the job's processes.
-        crew: how it runs them.
+        name: the prefix of its own lines.
+        signals: the signals that end the job.
+        outlet: where the output of the job's processes goes.
+        crew: makes the crew that runs them.
     """
 
     name: str = "launch.py"
@@ -69,26 +69,26 @@ def run(
     limits: EndingLimits | None = None,
     caller: Caller | None = None,
 ) -> int:
-    """Run a job here, and wait for its end. Main thread only, because of launch.py's signals.
+    """Run a job on this machine, and wait for its end. Main thread only, because of launch.py's signals.
 
     Args:
-        job: what to run.
+        job: the job.
         on_failure: called once, with the first process that fails and how, before the others are ended.
-        environ: what the processes inherit; the caller's environment if None.
-        limits: how long an ending may take.
-        caller: who runs it, if not launch.py.
+        environ: the environment that the processes inherit; None for that of this process.
+        limits: how long the phases of an ending may last.
+        caller: what runs the job, if not launch.py.
 
     Returns:
         The exit code: 0, that of the first process to fail, or 128 + the signal that ended the job.
 
     Raises:
-        LaunchError: the job could not be started. Nothing of it runs.
+        LaunchError: the job cannot be started. None of its processes runs.
     """
     environ = dict(os.environ) if environ is None else environ
     require_files(2 * (job.num_workers + job.num_servers + 1))
     open_standard_streams()
     caller = Caller() if caller is None else caller
-    if job.cluster.sync_dst_dir is not None:  # MXNet's command lines have it
+    if job.cluster.sync_dst_dir is not None:  # existing command lines for MXNet have it
         print(f"{caller.name}: --sync-dst-dir: nothing is copied: all processes run here", file=sys.stderr)
     with caller.signals:
         directory = JobDir.make()
@@ -104,7 +104,7 @@ def run(
 
 
 def dry_run(job: Job) -> str:
-    """What `run` would start, a line for each process."""
+    """What `run` would start, one line for each process."""
     at = Rendezvous(uri="ipc://(a private directory)/scheduler", port=0, mark="(the directory's name)")
     lines = [dryrun.task(job, at, role, rank, sys.executable) for role, rank in members(job)]
     return "\n".join(["# on this machine, with the environment of launch.py and:", *lines])
@@ -144,7 +144,7 @@ def _run(
     try:
         supervisor.start()
         if listener is not None:
-            listener.close()  # or the kernel would accept for a scheduler that has died
+            listener.close()  # otherwise the kernel would accept connections after the scheduler has died
         _sweep_shared()
         return supervisor.run()
     finally:
@@ -159,8 +159,8 @@ def _transport(environ: Mapping[str, str]) -> str:
 
 
 def _sweep_shared() -> None:
-    """Remove the memory of jobs that were killed with everything that could have done it."""
-    from kvstore.transport.shm.presence import sweep  # only now, while the processes start
+    """Remove the shared memory of jobs that were killed together with their keepers."""
+    from kvstore.transport.shm.presence import sweep  # imported late, while the processes start
 
     sweep()
 
@@ -174,7 +174,7 @@ def _rendezvous(directory: JobDir, listener: socket.socket | None) -> Rendezvous
 
 
 def _listen() -> socket.socket:
-    """A socket that the scheduler takes over: a port that is free now might not be when it binds."""
+    """The socket that the scheduler inherits. A port that is free now might not be when it starts."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.bind(("127.0.0.1", 0))
@@ -186,7 +186,7 @@ def _listen() -> socket.socket:
 
 
 def _check_command(worker: Task) -> None:
-    """Find out whether the command exists before anything runs."""
+    """Check that the command exists, before anything runs."""
     program = worker.argv[0]
     if shutil.which(program, path=worker.env["PATH"]) is None:
         there = os.sep in program and Path(program).exists()

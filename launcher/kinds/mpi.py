@@ -1,4 +1,4 @@
-"""Processes that mpirun starts: Open MPI's, or MPICH's and its kin's. One mpirun, and an agent for each process.
+"""The MPI launcher: one mpirun, of Open MPI or MPICH and its relatives, starts an agent for each process.
 
 The processes do not use MPI among themselves; mpirun knows the hosts and how to get there.
 """
@@ -70,7 +70,7 @@ def dry_run(job: Job) -> str:
 
 
 def detect() -> str:
-    """Which MPI `mpirun` belongs to.
+    """Find out which MPI `mpirun` belongs to.
 
     Raises:
         LaunchError: there is none, or it is of another kind.
@@ -93,7 +93,7 @@ def detect() -> str:
 
 
 def render(job: Job, flavour: str, hosts: str | None) -> list[str]:
-    """mpirun's command line. The secret goes by its variable's name alone. Pure.
+    """The words of mpirun. They name the variable of the ticket, and not its value, which is a secret. No I/O.
 
     Args:
         job: what to run.
@@ -115,7 +115,7 @@ def render(job: Job, flavour: str, hosts: str | None) -> list[str]:
 
 
 def hostfile(hosts: Sequence[Host], flavour: str) -> str:
-    """The hosts as that MPI wants to read them. Pure.
+    """A hostfile in the syntax of an MPI. No I/O.
 
     Raises:
         LaunchError: a line says what MPI leaves to ssh's configuration.

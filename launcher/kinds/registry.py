@@ -1,4 +1,4 @@
-"""The launchers by name, and which options each of them takes."""
+"""The launchers by name, and the options that each of them takes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 def find(name: str, job: Job) -> Kind:
-    """The kind of that name, for that job.
+    """The launcher of a name, for a job.
 
     Raises:
-        LaunchError: there is none, and the message lists those that are; or the job has options that it does not take.
+        LaunchError: there is no such launcher, or the job has options that it does not take. The message has the valid
+            names.
     """
     kind = KINDS.get(name)
     if kind is None:

@@ -1,8 +1,8 @@
-"""Processes that Grid Engine starts: one array job, and an agent for each of its tasks.
+"""The Grid Engine launcher: one array job, with an agent for each of its tasks.
 
-The agents find launch.py by a ticket, a file that only this user can read, in a directory of the job's own beside the
-user's files: the working directory is on a file system that the hosts share, as is usual with Grid Engine. The script,
-which Grid Engine shows to everybody, holds its path alone.
+The agents find launch.py by a ticket in a file that only this user can read. It is in a directory of the job in the
+working directory, which must be on a file system that all hosts share, as is usual with Grid Engine. Grid Engine shows
+the script to all users, so the script has only the path of the ticket.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def dry_run(job: Job) -> str:
 
 
 def qsub(job: Job, name: str, directory: str) -> list[str]:
-    """What submits the job, and stays until it has ended. Pure.
+    """The words that submit the job and wait for its end. No I/O.
 
     Args:
-        job: what to run.
-        name: what to call it, which nothing else is called.
-        directory: where its script is, and where the output of what goes wrong before the agents goes to, seen from
-            the working directory: Grid Engine would look for variables and host names in a whole path.
+        job: the job.
+        name: its unique name.
+        directory: the directory of its script, where errors before the agents start are written. It is relative to the
+            working directory: in an absolute path, Grid Engine would look for variables and host names.
     """
     cluster = job.cluster
     argv = [QSUB, "-sync", "y", "-cwd", "-N", name, "-t", f"1-{job.num_workers + job.num_servers}"]
@@ -104,7 +104,7 @@ def qsub(job: Job, name: str, directory: str) -> list[str]:
 
 
 def script(job: Job, ticket: str) -> str:
-    """What each task runs: an agent that finds its ticket in a file. Pure."""
+    """The script of each task: an agent that reads its ticket from a file. No I/O."""
     agent = dryrun.command(boot.argv(job.cluster.python or sys.executable, source_root()))
     return f'#!/bin/sh\n{ENLIST}="$(cat {shlex.quote(ticket)})" || exit 1\nexport {ENLIST}\nexec {agent}\n'
 
@@ -119,7 +119,7 @@ def _directory(name: str) -> Path:
 
 
 def _said(directory: Path) -> str:
-    """What tasks have printed that did not become agents."""
+    """The output of tasks that have not become agents."""
     for path in sorted(directory.glob("*.o*")):
         with suppress(OSError):
             if text := path.read_text(errors="replace").strip():

@@ -1,8 +1,9 @@
-"""Processes that Slurm starts: by srun inside an allocation, and from outside by sbatch, which brings launch.py inside.
+"""The Slurm launcher: srun inside an allocation, sbatch outside one.
 
-Inside, srun starts an agent for each worker and server, and launch.py stays on the first node with the scheduler. From
-outside, launch.py submits a script that runs it inside, follows what that prints, and cancels the job when it is ended
-itself. The working directory is on a file system that the nodes share, as is usual with Slurm.
+Inside an allocation, srun starts an agent for each worker and server. launch.py runs on the first node, with the
+scheduler.
+Outside, launch.py submits a script that runs it inside, and prints the output of that. If it gets a signal, it cancels
+the job. The working directory must be on a file system that all nodes share, as is usual with Slurm.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from launcher.supervision.supervisor import OnFailure
 ALLOCATION = "SLURM_JOB_ID"
 SRUN_S = 120.0
 _SIGNALLED = 128
-_SIGNALS = 64  # Slurm has numbers of its own beyond
+_SIGNALS = 64  # larger numbers are Slurm's own
 _ASK_S = 20.0
 _WHERE = "run launch.py where Slurm's tools are"
 _END = "KVSTORE_END_OF_JOB"
-_UNKNOWN = "Invalid job id"  # forgotten, minutes after its end
+_UNKNOWN = "Invalid job id"  # Slurm forgets a job minutes after its end
 # fmt: off
 _DONE = frozenset([
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
@@ -47,7 +48,7 @@ _DONE = frozenset([
 
 
 def run(job: Job, on_failure: OnFailure) -> int:
-    """Run a job in the allocation that this process is in, or in one of its own; see `Kind`."""
+    """Run a job in the allocation of this process, or in a new one; see `Kind`."""
     if os.environ.get(ALLOCATION):
         return run_inside(job, on_failure)
     return _run_outside(job)
@@ -79,7 +80,7 @@ def dry_run(job: Job) -> str:
 
 
 def srun(job: Job) -> list[str]:
-    """What starts the agents, inside an allocation. Pure."""
+    """The words that start the agents, inside an allocation. No I/O."""
     cluster = job.cluster
     argv = ["srun", f"--ntasks={job.num_workers + job.num_servers}", "--kill-on-bad-exit=1", "--input=none"]
     argv += ["--mpi=none", "--unbuffered"]
@@ -90,15 +91,15 @@ def srun(job: Job) -> list[str]:
 
 
 def sbatch(job: Job, directory: str, name: str) -> list[str]:
-    """What submits a job from outside. Pure.
+    """The words that submit a job from outside an allocation. No I/O.
 
     Args:
-        job: what to run.
-        directory: where it runs, and where its output goes: `name`.out and `name`.err.
-        name: of the files.
+        job: the job.
+        directory: the working directory, where its output goes to `name`.out and `name`.err.
+        name: the name of these files.
     """
     cluster = job.cluster
-    files = f"{directory}/{name}".replace("%", "%%")  # or Slurm would put something else for %j
+    files = f"{directory}/{name}".replace("%", "%%")  # Slurm would replace %j
     argv = [
         "sbatch",
         "--parsable",
@@ -126,7 +127,7 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
 
 
 def script(job: Job, text: str) -> str:
-    """What Slurm runs on the first node: launch.py, with the job's description on its standard input. Pure."""
+    """The script that Slurm runs on the first node: launch.py, with the job on its standard input. No I/O."""
     inside = dryrun.command(
         boot.run(job.cluster.python or sys.executable, "launcher.kinds.slurm_inside", source_root())
     )
@@ -161,8 +162,8 @@ def _run_outside(job: Job) -> int:
 def _state(number: str, end: Path) -> QueueState:
     try:
         found = state(_ask(["scontrol", "--oneliner", "show", "job", number]))
-        # COMPLETING lasts for minutes if a node does not answer Slurm; launch.py inside has known the end before. That
-        # it was ended by a signal Slurm can tell better: because of its time, or of somebody.
+        # COMPLETING lasts for minutes if a node does not answer Slurm, and launch.py inside knows the exit code before.
+        # After a signal, Slurm knows more: whether it was the time limit, or a user.
         if found.text.startswith("COMPLETING") and (said := _read(end)).isdigit() and int(said) < _SIGNALLED:
             return replace(found, over=True, status=int(said))
         return found
@@ -180,7 +181,7 @@ def _read(path: Path) -> str:
 
 
 def state(shown: str) -> QueueState:
-    """What `scontrol show job` says of a job. Pure."""
+    """Read the output of `scontrol show job`. No I/O."""
     fields = dict(re.findall(r"(?:^|\s)(JobState|ExitCode|Reason)=(\S+)", shown))
     name = fields.get("JobState", "UNKNOWN")
     code, _, signum = fields.get("ExitCode", "0:0").partition(":")
@@ -196,13 +197,13 @@ def state(shown: str) -> QueueState:
 
 
 def _first_node(nodes: str) -> str:
-    """The first of a list such as `node[03-07,9],other1`; empty where there is none. Pure."""
+    """The first node of a list such as `node[03-07,9],other1`; empty if there is none. No I/O."""
     match = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
     return "" if match is None else re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", match[0])
 
 
 def _address(node: str) -> str:
-    """Where Slurm reaches a node, whose name may be known to Slurm alone."""
+    """The address of a node. Its name may be known to Slurm alone."""
     if not node:
         return ""
     try:
@@ -214,7 +215,7 @@ def _address(node: str) -> str:
 
 def _ask(argv: list[str], text: str = "") -> str:
     try:
-        # In a session of its own: Ctrl-C is for launch.py, which must know the number of what it has submitted.
+        # In a session of its own: Ctrl-C must not end it, because launch.py must get the number of the job.
         done = subprocess.run(
             argv, input=os.fsencode(text), capture_output=True, timeout=_ASK_S, check=False, start_new_session=True
         )

@@ -1,4 +1,4 @@
-"""launch.py as a cluster manager runs it inside an allocation, with the job on its standard input."""
+"""launch.py as sbatch runs it inside an allocation, with the job on its standard input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from launcher.supervision.report import report
 
 
 def main() -> int:
-    """Run the job on standard input in the allocation that this process is in; return its exit code."""
+    """Run the job on standard input in the allocation of this process, and return its exit code."""
     try:
         job, variables, end = batch.loads(sys.stdin.read())
     except LaunchError as error:
@@ -26,7 +26,7 @@ def main() -> int:
     except LaunchError as error:
         print(f"launch.py: {error}", file=sys.stderr)
         code = error.exit_code
-    with suppress(OSError), Path(end).open("r+") as file:  # it has gone if nobody wants to know any more
+    with suppress(OSError), Path(end).open("r+") as file:  # the file is gone if launch.py outside has exited
         file.write(f"{code}\n")
     return code
 

@@ -1,4 +1,4 @@
-"""Processes on hosts that one reaches by ssh: one connection a host, and an agent at its end."""
+"""The ssh launcher: one connection to each host, with an agent at its end."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from launcher.processes.machine import require_files
 from launcher.supervision.supervisor import OnFailure
 
 _SYNC_NOTICE_S = 30.0
-_FILES = 4  # that are open for each host: what ssh reads and writes, and what tells of its end
-# What ssh, the shell or Python say, and what to do about it; the first that fits.
+_FILES = 4  # open for each host: the pipes of ssh, and one that reports its exit
+# What ssh, the shell or Python print, and what to do about it. The first match counts.
 _HINTS = (
     (
         "No module named",
@@ -38,7 +38,7 @@ _HINTS = (
     ),
     (
         "IDENTIFICATION HAS CHANGED",
-        "its key is another than ssh knows: if it is that host, and newly installed, ssh-keygen -R it",
+        "its key is not the one that ssh knows; if it was newly installed, remove the old key: ssh-keygen -R HOST",
     ),
     ("Host key verification failed", "connect once by hand, or pass --ssh-option StrictHostKeyChecking=accept-new"),
     ("Permission denied (", "ssh must log in without a question: keys, an agent, or --ssh-config"),
@@ -52,7 +52,7 @@ _HINTS = (
     ("exited with code 255", "its agent there was killed, or the connection broke"),
 )
 
-# What rsync means when it says nothing, as it sometimes does: words from the other end may not arrive.
+# The meaning of rsync's exit codes. It may print nothing, because messages from the other end may be lost.
 _RSYNC = {
     11: "a file could not be read or written; is there space left on the device?",
     12: "the connection ended; is rsync installed there?",
@@ -82,10 +82,10 @@ def dry_run(job: Job) -> str:
 
 
 def placed(job: Job) -> dict[Host, list[Member]]:
-    """Who runs where.
+    """The host of each process.
 
     Raises:
-        LaunchError: there is no hostfile, or one cannot be understood, or has too little room.
+        LaunchError: there is no hostfile, or it is not valid, or it has too few slots.
     """
     cluster = job.cluster
     if cluster.hostfile is None:
@@ -100,14 +100,14 @@ def python(job: Job) -> str:
 
 
 def argv(job: Job, host: Host) -> list[str]:
-    """What starts an agent on a host."""
-    # Packages that are a clone here are one there: by a shared file system, or nothing works and the hello says so.
+    """The words that start an agent on a host."""
+    # A clone here must be at the same path there, by a shared file system. The first message of the agent shows it.
     agent = boot.argv(python(job), source_root())
     return agent if host.here else remote_command(job.cluster, host, agent)
 
 
 class SshRecruiter:
-    """Recruits an agent on each host by ssh; see `Recruiter`. On this machine itself it needs none."""
+    """Starts an agent on each host by ssh; see `Recruiter`. On this machine it needs no ssh."""
 
     def __init__(self, job: Job, hosts: dict[Host, list[Member]]) -> None:
         self._job = job

@@ -1,4 +1,4 @@
-"""All processes of a job in containers of a Hadoop cluster, by YARN's distributed shell.
+"""The YARN launcher: all processes of a job run in containers of a Hadoop cluster, by YARN's distributed shell.
 
 The distributed shell runs one script in N like containers, and knows nothing of roles. The script starts an agent,
 which goes back to launch.py and is told what to run. The script holds the ticket that lets an agent in: it is a file
@@ -88,7 +88,7 @@ def render(job: Job, containers: int, script_path: str, jar: str, name: str = ""
 
 
 def script(ticket: str, python: str, source_root: str | None = None) -> str:
-    """What each container runs. A secret.
+    """The script of each container. It is a secret.
 
     Args:
         ticket: lets an agent in.
@@ -99,17 +99,17 @@ def script(ticket: str, python: str, source_root: str | None = None) -> str:
 
 
 def prepare(name: str) -> list[list[str]]:
-    """Commands to run before `render`'s: the distributed shell would put the script where everybody can read it."""
+    """Commands to run first. The distributed shell itself would put the script where all users can read it."""
     return [["hdfs", "dfs", "-mkdir", "-p", name], ["hdfs", "dfs", "-chmod", "700", name]]
 
 
 def clean(name: str) -> list[list[str]]:
-    """Commands to run when the job is over: nobody else removes the script from HDFS."""
+    """Commands to run when the job is over. Nothing else removes the script from HDFS."""
     return [["hdfs", "dfs", "-rm", "-r", "-f", "-skipTrash", name]]
 
 
 def find_jar(given: str, environ: Mapping[str, str]) -> str:
-    """Where the distributed shell is.
+    """The path of the distributed shell.
 
     Args:
         given: where the user says it is.
@@ -139,7 +139,7 @@ def _jar_in(places: Iterable[Path]) -> Path | None:
 
 
 def _classpath(environ: Mapping[str, str]) -> list[Path]:
-    """The folders that Hadoop takes its own classes from."""
+    """The directories that Hadoop loads its own classes from."""
     try:
         done = subprocess.run(
             ["yarn", "classpath"], env=environ, capture_output=True, text=True, timeout=_CLASSPATH_S, check=True
@@ -192,7 +192,7 @@ def _call(commands: Sequence[Sequence[str]], *, strict: bool) -> None:
 
 
 def dry_run(job: Job) -> str:
-    """The commands that `run` would start, and what it would have the agents run."""
+    """The commands that `run` would start, and the script of the agents."""
     name = f"{job.cluster.job_name}-xxxxxx"
     jar = job.cluster.yarn_jar or _SHOWN_JAR
     containers = job.num_workers + job.num_servers

@@ -1,4 +1,4 @@
-"""The cluster managers' own commands: that they are there, and run where nobody waits for an answer."""
+"""The cluster managers' commands: check that they exist, and run them without waiting for an answer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _TELL_S = 20.0
 
 
 def require(kind: str, program: str, where: str) -> str:
-    """Return the path of a program that a kind of launcher cannot do without.
+    """Return the path of a program that a launcher needs.
 
     Args:
-        kind: the launcher's name.
-        program: what must be on PATH.
-        where: what to do about it if it is not.
+        kind: the name of the launcher.
+        program: the program, which must be on PATH.
+        where: what to do if it is not, for the error.
 
     Raises:
-        LaunchError: it is not.
+        LaunchError: it is not on PATH.
     """
     path = shutil.which(program)
     if path is None:
@@ -30,9 +30,9 @@ def require(kind: str, program: str, where: str) -> str:
 
 
 def tell(argv: Sequence[str], seconds: float = _TELL_S) -> None:
-    """Run a command whatever comes of it.
+    """Run a command, and ignore its result.
 
-    In a session of its own: who presses Ctrl-C twice does not mean this one.
+    It runs in a session of its own, so that a second Ctrl-C does not end it.
     """
     with suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(argv, capture_output=True, timeout=seconds, check=False, start_new_session=True)

@@ -1,4 +1,4 @@
-"""Following a job that a cluster manager has queued: its output as it comes, its exit code, and its end with ours."""
+"""Follows a job that a cluster manager has queued: its output, its exit code, its cancellation."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from launcher.supervision.signals import CHILD, SignalQueue
 _STEP_S = 0.2
 _ASK_S = 0.5
 _NOTICE_S = 30.0
-_GRACE_S = 8.0  # for launch.py inside to end the job in order
+_GRACE_S = 8.0  # for launch.py inside the allocation to end the job
 _CANCEL_S = 10.0
 _CHUNK = 1 << 20
-_TAKEN = 4096  # by a pipe that is writable, without blocking
+_TAKEN = 4096  # bytes that a writable pipe takes without blocking
 
 
 @dataclass(frozen=True)
 class QueueState:
-    """What the manager says of a job.
+    """The state of a job.
 
     Args:
-        text: in its own words.
-        running: it has left the queue.
-        over: it has ended.
+        text: the state in the manager's words.
+        running: whether it has left the queue.
+        over: whether it has ended.
         status: its exit code, once it is over.
     """
 
@@ -50,12 +50,12 @@ class QueuedJob:
     """A submitted job.
 
     Args:
-        title: what to call it.
-        state: asks the manager; may raise LaunchError when that does not answer.
-        interrupt: sends the job's first process a signal.
+        title: its name in messages.
+        state: asks the manager. It may raise LaunchError if the manager does not answer.
+        interrupt: sends a signal to the job's first process.
         cancel: the command that ends the job, whatever its state.
         stdout, stderr: the files that its output goes to.
-        others: what else is to be removed at the end, besides those.
+        others: other files to remove at the end.
     """
 
     title: str
@@ -68,17 +68,17 @@ class QueuedJob:
 
 
 class _Tail:
-    """A file that others append to, and that may not be there yet."""
+    """A file that another process appends to, and that may not exist yet."""
 
     def __init__(self, path: Path, target: int) -> None:
         self._path, self._target, self._at = path, target, 0
         self._rest = b""
 
     def pump(self) -> bool:
-        """Write what is new, as much as is taken at once: who has stopped the terminal must not keep us from a signal.
+        """Write what is new, as much as can be written without blocking, so that signals are still noticed.
 
         Returns:
-            Whether that was all.
+            Whether all of it was written.
         """
         while self._rest or self._next():
             if not select.select([], [self._target], [], 0)[1]:
@@ -92,17 +92,17 @@ class _Tail:
         return bool(self._rest)
 
     def _read(self) -> bytes:
-        with suppress(OSError), self._path.open("rb") as file:  # a file system of a network has its moments
+        with suppress(OSError), self._path.open("rb") as file:  # a network file system may fail for a moment
             file.seek(self._at)
             return file.read(_CHUNK)
         return b""
 
 
 def follow(submit: Callable[[], QueuedJob], *, ask_s: float = _ASK_S) -> int:
-    """Submit a job, wait for its end, and print what it prints; end it if this process is told to end, or is killed.
+    """Submit a job, print its output, and wait for its end. Cancel it if this process gets a signal, or is killed.
 
     Returns:
-        Its exit code, or 128 + the signal that ended the waiting.
+        Its exit code, or 128 + the signal.
 
     Raises:
         LaunchError: it cannot be submitted.
@@ -115,7 +115,7 @@ def follow(submit: Callable[[], QueuedJob], *, ask_s: float = _ASK_S) -> int:
         try:
             return _follow(job, [_Tail(job.stdout, 1), _Tail(job.stderr, 2)], signals, selector, ask_s)
         except BaseException:
-            tell(job.cancel, _CANCEL_S)  # nobody follows it any more
+            tell(job.cancel, _CANCEL_S)  # nothing follows it any more
             raise
         finally:
             will.revoke()
@@ -147,7 +147,7 @@ def _follow(
                 if state.running:
                     job.interrupt(signum)
             else:
-                deadline = now  # somebody is in a hurry
+                deadline = now  # a second signal: cancel at once
         if ended is not None and now >= deadline:
             if cancelled:
                 print(f"launch.py: gave up waiting for {job.title} to end; it was cancelled", file=sys.stderr)
@@ -160,7 +160,7 @@ def _follow(
                 state, failures = job.state(), 0
             except LaunchError as error:
                 failures += 1
-                if worth_a_line(failures):  # the manager may be restarted under a running job
+                if worth_a_line(failures):  # the manager may restart while a job runs
                     print(f"launch.py: {error}", file=sys.stderr)
             if not state.running and not state.over and now >= noticed + _NOTICE_S:
                 noticed = now
@@ -168,10 +168,10 @@ def _follow(
         try:
             for tail in tails:
                 tail.pump()
-        except BrokenPipeError:  # `| head`: end as a program that writes there itself would
+        except BrokenPipeError:  # no reader any more (`| head`): end as by SIGPIPE
             tails, broken = [], [signal.SIGPIPE]
         if state.over:
-            # What was printed last may come later than the news, over a network file system.
+            # The last output may arrive later than the state, over a network file system.
             time.sleep(_STEP_S)
             with suppress(BrokenPipeError):
                 while not all([tail.pump() for tail in tails]) and not signals.take():  # noqa: C419 (each must go on)

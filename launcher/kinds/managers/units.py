@@ -1,4 +1,4 @@
-"""Sizes and times of the command line, for clusters that have their own ways to write them. Pure."""
+"""Sizes and times of the command line as numbers, for clusters with notations of their own. No I/O."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _MEBIBYTES = {"m": 1, "g": 1024}
 
 
 def mebibytes(size: str) -> int:
-    """How many MiB `500m` or `4g` are; none if nothing is said."""
+    """The number of MiB in a size such as `500m` or `4g`; 0 if it is empty."""
     return 0 if not size else int(size[:-1]) * _MEBIBYTES[size[-1]]
 
 
 def seconds(time: str) -> int:
-    """How long `2:00:00` or `30:00` is.
+    """The number of seconds in a time such as `2:00:00` or `30:00`.
 
     Raises:
-        LaunchError: it is no such time.
+        LaunchError: it is not a time.
     """
-    found = _TIME.fullmatch(time)
+    match = _TIME.fullmatch(time)
     total = 0
-    for part in found.groups("0") if found else ():
+    for part in match.groups("0") if match else ():
         total = total * 60 + int(part)
     if total < 1:
         raise LaunchError(f"--time {time} is not valid; valid: hours:minutes:seconds, such as 2:00:00")

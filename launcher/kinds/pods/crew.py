@@ -1,4 +1,4 @@
-"""The crew whose members are pods. It was written without a cluster to run it on."""
+"""The crew of tasks that run as pods. It has never run on a real cluster."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from launcher.supervision.crew import Sink
 from launcher.supervision.ending import Say
 
 _POLL_S = 1.0
-_PODS_PER_S = 200  # of which to ask the cluster for news, at most
-_SILENCE_S = 60.0  # between complaints that the cluster does not answer
+_PODS_PER_S = 200  # whose state is read at most
+_SILENCE_S = 60.0  # between two messages that the cluster does not answer
 _LAST_WORDS_S = 30.0
 _EVERYTHING = "jobs,services,secrets"
 
@@ -29,10 +29,10 @@ class PodCrew:
     """Runs tasks as pods; see `Crew`.
 
     Args:
-        kubectl: how to reach the cluster.
-        name: the job's.
+        kubectl: runs kubectl.
+        name: the name of the job.
         tasks: all of its tasks.
-        objects: what to create, as kubectl reads it.
+        objects: the objects to create, in the syntax of kubectl.
     """
 
     def __init__(self, kubectl: Kubectl, name: str, tasks: Sequence[Task], objects: str) -> None:
@@ -43,10 +43,10 @@ class PodCrew:
         self._listed = bytearray()
         self._next = 0.0
         self._complain_at = 0.0
-        self._complained = False  # of a log that cannot be read
+        self._complained = False  # that a log cannot be read
         self._logs: dict[int, PodLog] = {}
         self._followers: dict[int, KubectlStream] = {}
-        self._last: set[int] = set()  # tasks whose last words are being fetched, or have been
+        self._last: set[int] = set()  # tasks whose last output is being read, or was
         self._queue: deque[tuple[TaskEnded, float]] = deque()
         self._running = set(range(len(tasks)))
         self._reading = True
@@ -54,17 +54,17 @@ class PodCrew:
         self._commands: list[KubectlStream] = []
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
-        """Create everything, or nothing."""
+        """Create all objects, or none."""
         self._selector, self._sink = selector, sink
         self._created = True
-        # Not apply, which would copy the Secrets into their own descriptions.
+        # `apply` would copy the Secrets into annotations.
         if problem := self._kubectl.run("create", "--filename", "-", stdin=self._objects):
             raise LaunchError(f"the cluster refused the job: {problem}", 1)
         self._watch = PodWatch(self._tasks, time.monotonic())
         sink.say(f"submitted as {self._name}; if launch.py is killed, remove the job with: {self._undo}")
 
     def collect(self) -> None:
-        """Ask for news of the pods, and pass it on."""
+        """Read the state of the pods, and report changes."""
         for command in [command for command in self._commands if command.over]:
             self._commands.remove(command)
             if command.complaint:
@@ -81,7 +81,7 @@ class PodCrew:
         self._deliver(now)
 
     def reading(self, wanted: bool) -> None:
-        """Take what the pods print, or leave it to the cluster for now."""
+        """Read the logs of the pods, or leave them in the cluster for now."""
         if wanted == self._reading:
             return
         self._reading = wanted
@@ -92,9 +92,9 @@ class PodCrew:
                 follower.unregister()
 
     def signal(self, signum: int) -> None:
-        """Have the cluster end all pods: with SIGTERM and, after a while, SIGKILL; or with this at once."""
+        """Delete all pods. SIGKILL deletes them at once; any other signal gives them their grace period."""
         self._watch.deleting()
-        self._complained = True  # pods may go before their logs have been read
+        self._complained = True  # pods may be gone before their logs have been read
         words = ["delete", "jobs", *self._mine, "--ignore-not-found", "--wait=false"]
         if signum == signal.SIGKILL:
             words = ["delete", "pods", *self._mine, "--ignore-not-found", "--wait=false", "--force", "--grace-period=0"]
@@ -104,11 +104,11 @@ class PodCrew:
         self._next = 0.0
 
     def leftovers(self) -> bool:
-        """A pod takes all that its program has started with it."""
+        """False: when a pod ends, so do all of its processes."""
         return False
 
     def close(self) -> None:
-        """Delete all that the job has in the cluster."""
+        """Delete all objects of the job."""
         for listening in (*self._commands, *self._followers.values(), *filter(None, [self._listing])):
             listening.close()
         self._commands, self._followers, self._listing = [], {}, None
@@ -129,7 +129,7 @@ class PodCrew:
         except (ValueError, KeyError):
             listing.complaint = "kubectl printed something that is not a list of pods"
         if listing.complaint:
-            # A network may be away for a while; the job goes on without it.
+            # The network may be down for a while; the job goes on.
             if now >= self._complain_at:
                 self._complain_at = now + _SILENCE_S
                 self._sink.say(f"cannot ask for the state of the job: {listing.complaint}")
@@ -143,7 +143,7 @@ class PodCrew:
                 self._queue.append((event, now))
 
     def _follow(self, event: FollowLog) -> None:
-        """Read what a pod prints, or go on with it: connections that are quiet for long are cut."""
+        """Follow the log of a pod, again if its connection has ended: quiet connections are cut."""
         before = self._followers.get(event.index)
         if before is None or before.over:
             self._read_log(event.index, event.pod, "--follow")
@@ -161,14 +161,14 @@ class PodCrew:
             if lines := log.feed(data):
                 self._sink.output(index, 1, lines)
             if time.monotonic() >= self._next:
-                self.collect()  # a job that talks without end must not keep us from looking after it
+                self.collect()  # endless output must not delay this
 
         follower = self._listen(["logs", pod, "--timestamps", *words, *since], take, self._reading)
         if follower is not None:
             self._followers[index] = follower
 
     def _deliver(self, now: float) -> None:
-        """Report the ends, in the order in which they came, each after the last words."""
+        """Report the exits in their order, each after the last output."""
         patient = [not self._reading or now < since + _LAST_WORDS_S for _, since in self._queue]
         ready = [self._has_spoken(end) or not wait for (end, _), wait in zip(self._queue, patient, strict=True)]
         while ready and ready.pop(0):
@@ -182,7 +182,7 @@ class PodCrew:
             self._sink.exited(end.index, end.how)
 
     def _has_spoken(self, end: TaskEnded) -> bool:
-        """Whether all that a task has printed is here. Its log was perhaps cut off just before its end: look again."""
+        """Whether all output of a task has been read. Its log may have been cut off, so it is read again."""
         follower = self._followers.get(end.index)
         if follower is not None and not follower.over:
             return False

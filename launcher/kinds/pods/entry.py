@@ -1,4 +1,4 @@
-"""The first program in a container of a Kubernetes job: makes its environment whole, and becomes the member.
+"""The first program in a container of a Kubernetes job. It completes the environment and executes the member.
 
 The pods of one Kubernetes Job are all told the same. Each finds out here which of them it is, and takes its variables
 from files of a mounted Secret: so no value is subject to anybody's quoting, and none shows in the pod's description.
@@ -24,15 +24,15 @@ MOUNT = "/etc/kvstore"
 VARIABLES = "variables"  # a directory of files, one for each
 KEY = "key"  # this process's own
 INDEX = "JOB_COMPLETION_INDEX"  # set by Kubernetes in Indexed Jobs
-# Images are pulled at different speeds, and nobody can start before everybody has: a minute is too short for that.
+# Pulling an image may take minutes, and no member starts before all have their image.
 TIMEOUT_S = 600
 
 
 def main(argv: Sequence[str] | None = None, mount: str = MOUNT) -> int:
-    """Become what this pod is; the words are the worker's command, and none mean a server or the scheduler.
+    """Execute the member that this pod is. The words are the worker's command; none are a server or the scheduler.
 
     Returns:
-        The exit code, if that fails.
+        The exit code, if it cannot be executed.
     """
     task = compose(sys.argv[1:] if argv is None else argv, os.environ, Path(mount))
     try:
@@ -44,12 +44,12 @@ def main(argv: Sequence[str] | None = None, mount: str = MOUNT) -> int:
 
 
 def compose(command: Sequence[str], environ: Mapping[str, str], mount: Path) -> Task:
-    """What to run, and its whole environment.
+    """The task of this pod, with its whole environment.
 
     Args:
-        command: the worker's command; empty for the others.
-        environ: the container's environment, which says what this is, and its number.
-        mount: where the Secrets are.
+        command: the worker's command; empty for a server or the scheduler.
+        environ: the container's environment, which has the role and the number.
+        mount: the directory of the Secrets.
     """
     role, rank = cast(Role, environ[settings.ROLE.name]), int(environ[INDEX])
     timeout_s = environ.get(settings.JOIN_TIMEOUT_S.name, str(TIMEOUT_S))
@@ -68,6 +68,6 @@ def compose(command: Sequence[str], environ: Mapping[str, str], mount: Path) -> 
 def _variables(directory: Path) -> dict[str, str]:
     if not directory.is_dir():
         return {}
-    # The kubelet's own entries there begin with two dots.
+    # The kubelet's own entries begin with two dots.
     files = [entry for entry in directory.iterdir() if not entry.name.startswith("..")]
     return {file.name: os.fsdecode(file.read_bytes()) for file in files}

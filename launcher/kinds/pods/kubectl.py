@@ -1,4 +1,4 @@
-"""kubectl, as a program to run and wait for, or to listen to while others are listened to."""
+"""Runs kubectl: waits for it, or reads its output beside other events."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from launcher.errors import NOT_FOUND, LaunchError
 
 _READ = 1 << 16
 _LIMIT_S = 60.0  # for one command
-_EXIT_S = 5.0  # to exit after its last word
-_SHOWN = 2000  # characters of its complaints
+_EXIT_S = 5.0  # to exit after its last output
+_SHOWN = 2000  # characters of its errors
 
 
 class Kubectl:
     """Runs kubectl, in one namespace.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: there is no kubectl on PATH.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -32,10 +32,10 @@ class Kubectl:
         self._argv = [program, *(["--namespace", namespace] if namespace else [])]
 
     def run(self, *words: str, stdin: str = "") -> str:
-        """Run it, and wait.
+        """Run kubectl, and wait for its exit.
 
         Returns:
-            What is wrong; empty if all is well.
+            What is wrong; empty if nothing is.
         """
         try:
             done = subprocess.run(
@@ -63,9 +63,9 @@ class KubectlStream:
     """A running kubectl.
 
     Args:
-        argv: its words.
-        on_data: takes what it prints, once that is registered.
-        on_over: called at the end of that, unless it was closed.
+        argv: the words to execute.
+        on_data: takes its output, while a selector is registered.
+        on_over: called at the end of its output, unless it was closed.
 
     Raises:
         OSError: it cannot be started.
@@ -81,7 +81,7 @@ class KubectlStream:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                start_new_session=True,  # what is typed at us is not for it
+                start_new_session=True,  # Ctrl-C is not for it
             )
         except BaseException:
             self._errors.close()
@@ -93,19 +93,19 @@ class KubectlStream:
         self.complaint = ""
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Have the selector see to it that `read` is called."""
+        """Have a selector call `read`."""
         if not self.over and self._selector is None:
             self._selector = selector
             selector.register(self._stdout, selectors.EVENT_READ, self.read)
 
     def unregister(self) -> None:
-        """Leave what it prints in its pipe, for now."""
+        """Leave its output in the pipe, for now."""
         if self._selector is not None:
             self._selector.unregister(self._stdout)
             self._selector = None
 
     def read(self) -> None:
-        """Take what there is; at its end, `over` is true, and `complaint` says what was wrong, if anything."""
+        """Read what there is. At the end `over` is true, and `complaint` is what was wrong, if anything."""
         if self.over:
             return
         try:

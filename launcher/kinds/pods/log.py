@@ -1,4 +1,4 @@
-"""The output of one pod, from `kubectl logs --timestamps`, which may end before the pod does. Pure."""
+"""The output of one pod, from `kubectl logs --timestamps`, which may end before the pod does. No I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _STAMP = re.compile(rb"((\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)\.?(\d*)(?:Z|[+-]\d\d:\d
 
 
 class PodLog:
-    """Takes the stamps off the lines, and those lines out that have come before."""
+    """Removes timestamps, and lines that have been read before."""
 
     def __init__(self) -> None:
         self._partial = b""
@@ -17,11 +17,11 @@ class PodLog:
 
     @property
     def since(self) -> str:
-        """From when to go on; empty for the beginning."""
+        """The timestamp to go on from; empty for the beginning."""
         return self._last.decode()
 
     def resume(self) -> None:
-        """What comes next is read anew, from `since`, which is the second of a line that has come."""
+        """The log is read again from `since`, the timestamp of the last line."""
         self._partial, self._until = b"", self._last
 
     def feed(self, data: bytes) -> bytes:
@@ -38,7 +38,7 @@ class PodLog:
         return b"".join(new)
 
     def finish(self) -> bytes:
-        """The last line, if it lacked its newline."""
+        """The last line, if it has no newline."""
         stamp, text = _cut(self._partial)
         self._partial = b""
         return b"" if self._before(stamp) else text
@@ -53,6 +53,6 @@ def _cut(line: bytes) -> tuple[bytes, bytes]:
 
 
 def _order(stamp: bytes) -> tuple[bytes, bytes]:
-    """Stamps of one pod as something to compare: zeros at the end may have been left out."""
+    """A key that orders the timestamps of a pod, which may lack trailing zeros."""
     found = _STAMP.match(stamp)
     return (b"", b"") if found is None else (found[2], found[3].ljust(9, b"0"))

@@ -1,4 +1,4 @@
-"""A job as Kubernetes objects. Pure: a job in, the objects out as plain mappings.
+"""A job as Kubernetes objects, which are plain mappings. No I/O.
 
     Secret   <name>-keys                the secret key of each process, one file each; a container sees its own alone
     Secret   <name>-<role>              the variables of a role: values of the user's may be secrets
@@ -43,17 +43,17 @@ def manifests(job: Job, name: str, keyring: Keyring | None, environ: Mapping[str
     """Every object of a job, in the order in which to create them.
 
     Args:
-        job: what to run.
-        name: the job's; all that it has is called so or begins so.
+        job: the job.
+        name: the name of the job, with which the names of all objects begin.
         keyring: the members' keys, if links are encrypted.
         environ: the caller's environment, in which the job's `env_names` are.
 
     Raises:
-        LaunchError: the job cannot be put so.
+        LaunchError: the job cannot run on Kubernetes.
     """
     if not job.cluster.image:
         raise LaunchError("--launcher kubernetes needs --image, a container image with this package and your program")
-    words(job, "worker", PYTHON)  # now, and not in N containers, is it known to be well quoted
+    words(job, "worker", PYTHON)  # so that an error shows now, and not in N containers
     objects = []
     if keyring is not None:
         secrets = {f"{role}-{rank}": pair[1] for (role, rank), pair in keyring.pairs.items()}
@@ -65,7 +65,7 @@ def manifests(job: Job, name: str, keyring: Keyring | None, environ: Mapping[str
 
 
 def hidden(manifest: Manifest) -> Manifest:
-    """The same without any value that may be a secret."""
+    """The object without any value that may be a secret."""
     if manifest["kind"] != "Secret":
         return manifest
     shown = {field: value for field, value in manifest.items() if field != "data"}
@@ -73,7 +73,7 @@ def hidden(manifest: Manifest) -> Manifest:
 
 
 def _variables(job: Job, role: Role, keyring: Keyring | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the user has set for a role, and the keys that all know."""
+    """The user's variables for a role, and the keys that all members know."""
     variables = passed(job, environ)
     variables.update({"server": job.env_server, "worker": job.env_worker}.get(role, {}))
     variables = {name: value for name, value in variables.items() if name not in RESERVED}
@@ -182,7 +182,7 @@ def _env(job: Job, name: str, role: Role) -> list[Manifest]:
 
 
 def _mounts(name: str, role: Role, keys: bool, variables: bool) -> tuple[list[Manifest], list[Manifest]]:
-    """Where a container sees what, and what it is."""
+    """The mounts of a container, and their volumes."""
     mounts: list[Manifest] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
     # Containers get 64 MB of it, in which torch's data loaders do not fit.
     volumes: list[Manifest] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
@@ -223,7 +223,7 @@ def _labels(name: str, role: Role | None) -> dict[str, str]:
 
 
 def _literal(word: str) -> str:
-    """A word as Kubernetes hands it on: it puts variables for `$(NAME)`, and one dollar for two."""
+    """A word with dollar signs escaped: Kubernetes expands `$(NAME)`, and makes one dollar sign of two."""
     try:
         word.encode()
     except UnicodeEncodeError:

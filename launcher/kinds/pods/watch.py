@@ -1,4 +1,4 @@
-"""What becomes of a job's pods. Pure: the pods as Kubernetes describes them and the time go in, events come out."""
+"""Follows the pods of a job. No I/O: descriptions of the pods and the time go in, events come out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from launcher.supervision.ending import Say
 from launcher.supervision.exits import Exit
 
 INDEX = "batch.kubernetes.io/job-completion-index"
-PATIENCE_S = 600.0  # for a cluster that grows, and for large images
-BROKEN_S = 120.0  # for what a registry, or the user, might still put right
+PATIENCE_S = 600.0  # for a cluster that adds nodes, and for large images
+BROKEN_S = 120.0  # for errors that a registry or the user may still correct
 REMIND_S = 30.0
-_SHOWN = 3  # of those that are waited for
-_LONGEST = 300  # characters of what Kubernetes says
+_SHOWN = 3  # names of tasks that are waited for
+_LONGEST = 300  # characters of a message of Kubernetes
 
-# Why a container waits, where waiting will hardly help.
+# Reasons for a container to wait that hardly ever go away.
 _BROKEN = frozenset(
     {
         "CreateContainerConfigError",
@@ -35,16 +35,16 @@ _BROKEN = frozenset(
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod as it is now.
+    """The state of one pod.
 
     Args:
-        name: its own.
+        name: its name.
         started: whether its program runs or has run.
-        why: what it waits for, if not.
-        broken: whether that will hardly come.
+        why: what it waits for, if it has not started.
+        broken: whether waiting will hardly help.
         exit: how it has ended, if it has.
-        unwanted: whether somebody wants it deleted, so that its end is no failure of its own.
-        finished: when it ended, as Kubernetes writes it.
+        unwanted: whether it is being deleted, so that its end is not a failure of its own.
+        finished: the time of its end, in the notation of Kubernetes.
     """
 
     name: str
@@ -66,7 +66,7 @@ class FollowLog:
 
 @dataclass(frozen=True)
 class TaskEnded:
-    """A task has ended. `pod` has the last of its output; None if nothing has."""
+    """A task has ended. `pod` is the pod with its last output, or None."""
 
     index: int
     how: Exit
@@ -80,8 +80,8 @@ class PodWatch:
     """Follows the pods of one job.
 
     Args:
-        tasks: the job's, in order.
-        now: when they were submitted.
+        tasks: the tasks of the job, in order.
+        now: the time when they were submitted.
     """
 
     def __init__(self, tasks: Sequence[Task], now: float) -> None:
@@ -96,14 +96,14 @@ class PodWatch:
         self._deleting = False
 
     def deleting(self) -> None:
-        """From now on, a pod that is not there has ended."""
+        """From now on, a pod that does not exist has ended."""
         self._deleting = True
 
     def look(self, pods: Sequence[Mapping[str, Any]], now: float) -> list[Event]:
-        """What is new.
+        """Return the events since the last call.
 
         Args:
-            pods: all of the job's.
+            pods: the descriptions of all pods of the job.
             now: the time.
         """
         found = self._by_task(pods)
@@ -123,7 +123,7 @@ class PodWatch:
                 ended.append((unwanted, finished, TaskEnded(index, how, pod.name if pod and pod.started else None)))
             elif index not in self._started:
                 waiting.append(f"{self._tasks[index].name} ({_why(pod)})")
-        # The first to fail is to blame, and those are not that were deleted because of it.
+        # The first to fail gets the blame, and not those that were deleted afterwards.
         for _, _, end in sorted(ended, key=lambda entry: entry[:2]):
             self._ended.add(end.index)
             events.append(end)
@@ -138,7 +138,7 @@ class PodWatch:
             index = self._index.get((role, int(rank))) if rank.isdigit() else None
             if index is None:
                 continue
-            # One that came to take the place of another is no member: that one has failed the job.
+            # A replacement of a pod is not a member: the end of the first pod has failed the job.
             if self._known.setdefault(index, metadata["name"]) == metadata["name"]:
                 found[index] = read(description)
         return found
@@ -158,7 +158,7 @@ class PodWatch:
         return Exit(code=1, text=f"has not started in {patience / 60:g} minutes: {_why(pod)}")
 
     def _remind(self, waiting: Sequence[str], now: float) -> list[Event]:
-        """Say who is missing, now and then."""
+        """Name the tasks that have not started, every so often."""
         if not waiting or self._deleting or now - self._reminded < REMIND_S:
             return []
         self._reminded = now
@@ -167,7 +167,7 @@ class PodWatch:
 
 
 def read(description: Mapping[str, Any]) -> Pod:
-    """A pod from its description."""
+    """Read the description of a pod."""
     metadata, status = description["metadata"], description.get("status", {})
     name, unwanted = metadata["name"], "deletionTimestamp" in metadata
     conditions = {entry["type"]: entry for entry in status.get("conditions") or () if "type" in entry}
@@ -204,6 +204,6 @@ def _why(pod: Pod | None) -> str:
 
 
 def _said(entry: Mapping[str, Any]) -> str:
-    """What Kubernetes says about something, on one line."""
+    """The reason and the message of an entry, on one line."""
     text = " ".join(": ".join(filter(None, (entry.get("reason"), entry.get("message")))).split())
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

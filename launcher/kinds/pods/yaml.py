@@ -1,4 +1,4 @@
-"""YAML, of the plain sort that people write. Pure."""
+"""Writes YAML in block style. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORDS = frozenset(["false", "n", "no", "null", "off", "on", "true", "y", "yes"]
 
 
 def dump(value: Any) -> str:
-    """The text of mappings, lists, strings, whole numbers and truth values."""
+    """Return mappings, lists, strings, integers and booleans as YAML."""
     return "\n".join(_lines(value)) + "\n"
 
 
@@ -36,5 +36,5 @@ def _lines(value: Any) -> Iterator[str]:
 def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
-    # JSON is YAML, but for characters beyond 16 bits, which JSON escapes as two.
+    # JSON is YAML, except for characters above 16 bits, which JSON escapes as two.
     return json.dumps(value, ensure_ascii=False)

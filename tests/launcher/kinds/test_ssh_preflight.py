@@ -169,7 +169,7 @@ def test_interface_and_host_ip(over_ssh: Site, hosts: Hosts) -> None:
     ("options", "text"),
     [
         (("--host-ip", "192.0.2.99"), "--host-ip 192.0.2.99 must be the address by which the other hosts reach"),
-        (("--interface", "none0"), "--interface none0: no interface with that name has an address; there are: "),
+        (("--interface", "none0"), "--interface none0: no interface with that name has an address; valid"),
     ],
 )
 def test_an_address_that_this_machine_has_not(
@@ -198,7 +198,7 @@ def test_a_changed_host_key_is_refused(over_ssh: Site, hosts: Hosts) -> None:
     option = ("--ssh-option", f"UserKnownHostsFile={known}")
     said = refused(over_ssh.launch(*words, *option, "-n", "1", "-s", "1", "true"))
     assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in said
-    assert "(its key is another than ssh knows" in said
+    assert "(its key is not the one that ssh knows" in said
 
 
 def test_an_unknown_host_is_refused_and_can_be_accepted(over_ssh: Site, hosts: Hosts) -> None:
