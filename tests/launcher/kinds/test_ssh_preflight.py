@@ -169,7 +169,7 @@ def test_interface_and_host_ip(over_ssh: Site, hosts: Hosts) -> None:
     ("options", "text"),
     [
         (("--host-ip", "192.0.2.99"), "--host-ip 192.0.2.99 must be the address by which the other hosts reach"),
-        (("--interface", "none0"), "--interface none0: no interface with that name has an address; valid"),
+        (("--interface", "none0"), "--interface none0: no interface with that name has an address; this host has "),
     ],
 )
 def test_an_address_that_this_machine_has_not(
