@@ -6,6 +6,24 @@ store = kv.create("dist_sync")
 store.set_optimizer("sgd", learning_rate=0.1, momentum=0.9)
 store.init("w", weight)
 store.pushpull("w", grad, out=weight)
+
+store      the interface, ``create``, and the stores in one process
+dist       a worker's side of a distributed store
+member     a process as a member of a job: its links, requests and heartbeat
+optim      optimizers: their names, their updates, their states
+codecs     gradient compression
+bootstrap  jobs for processes that torchrun, mpirun or srun has started
+transport  links: shared memory, sockets, ZeroMQ
+values     arrays of any kind as torch tensors
+wire       messages, and how they become bytes
+job        settings, keys, addresses and processes
+spec       keys, shapes and dtypes
+placement  which server holds which segment of which key
+rule       what a store's updates and reads guarantee: rounds, quorum, staleness
+ticket     operations that go on after a call, and the caller's tickets for them
+errors     the tree of errors
+cached     properties that are computed once
+rare_log   rate-limited logging
 """
 
 from typing import TYPE_CHECKING
