@@ -1,4 +1,4 @@
-# A fresh machine needs Python 3.10 or later with venv, and make. Everything else goes into .venv.
+# A machine needs make and Python 3.10 or later with venv. Everything else goes into .venv.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
@@ -20,17 +20,17 @@ $(INSTALLED): setup.cfg pyproject.toml $(CONSTRAINTS)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[test,bench]'
 	@touch $@
 
-install: $(INSTALLED)  ## make .venv with all that the other commands need
+install: $(INSTALLED)  ## make .venv with everything that the other commands need
 
 DEMO := --dataset digits --batch-size 32 --num-epochs 15
 
 demo: $(INSTALLED)  ## train a small residual network with two workers and two servers, on digits
 	$(BIN)/launch.py -n 2 -s 2 --launcher local "python examples/train_cifar10.py $(DEMO)"
 
-# Most tests of launchers wait for processes; beside each other they wait together.
+# Many tests wait for processes, so four at a time are faster on two cores, too.
 PARALLEL := -n 4 --dist worksteal
 
-# Compiled once, not by each of the hundreds of processes that tests start; PYTHONDONTWRITEBYTECODE may be set.
+# Compile once: tests start hundreds of processes, and PYTHONDONTWRITEBYTECODE may be set.
 compiled: $(INSTALLED)
 	@$(BIN)/python -m compileall -q $(SOURCES)
 
@@ -42,7 +42,7 @@ test-all: compiled  ## run all tests, on clusters made of namespaces too; at mos
 
 SEEDS ?= 0-19
 
-# For SEEDS=0-199 an hour or two; the tests run the first few. KVSTORE_TESTS_LINES=1: an exception at every line.
+# SEEDS=0-199 takes an hour or two. The tests run the first seed. KVSTORE_TESTS_LINES=1 raises at every line.
 faults: $(INSTALLED)  ## cut, stop, kill and interrupt jobs by seeds, and count every update: make faults SEEDS=0-199
 	PYTHONPATH=tests $(BIN)/python -m faults $(SEEDS)
 	PYTHONPATH=tests $(BIN)/python -m faults $(SEEDS) --signals
@@ -54,21 +54,21 @@ lint: $(INSTALLED)  ## format, lint, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test-all  ## what CI runs, but for the demo
+check: lint test-all  ## what CI runs, except the demo
 
-# Twice the time of the tests alone: each of the many processes that they start is measured too.
-coverage: $(INSTALLED)  ## run all tests and say which lines none of them runs; fails below 90 %
+# Twice the time of the tests alone: each of the processes that they start is measured, too.
+coverage: $(INSTALLED)  ## run all tests and list the lines that none of them runs; fails below 90 %
 	$(BIN)/coverage erase
 	$(BIN)/python -m pytest -q $(PARALLEL) --cov --cov-config=setup.cfg --cov-report=term
 
-format: $(INSTALLED)  ## let ruff format the code and mend what it can
+format: $(INSTALLED)  ## let ruff format the code and repair what it can
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-bench: $(INSTALLED)  ## measure everything, beside MXNet, gloo and plain sockets; under ten minutes on two cores
+bench: $(INSTALLED)  ## measure everything beside MXNet, gloo and plain sockets; under ten minutes on two cores
 	$(BIN)/python -m benchmarks all
 
-clean:  ## remove .venv and all that tools have left
+clean:  ## remove .venv and everything that tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

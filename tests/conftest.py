@@ -20,12 +20,15 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
-_LONG = {"integration", "cluster", "launcher", "examples", "benchmarks", "faults", "interrupts"}
+_PROCESSES = {"integration", "cluster", "launcher", "examples", "benchmarks", "faults", "interrupts"}
 
 
+@pytest.hookimpl(trylast=True)  # when cluster.fixtures has marked its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with those that start processes: as the last ones they would leave processors idle."""
-    items.sort(key=lambda item: _LONG.isdisjoint(item.path.parts))
+    """Begin with long tests, then those that start processes: as the last ones they would leave processors idle."""
+    items.sort(
+        key=lambda item: (item.get_closest_marker("long") is None, _PROCESSES.isdisjoint(item.path.parent.parts))
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -55,6 +55,7 @@ def training(running: Job, workers: int = 2, servers: int = 1) -> str:
     return name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("transport", ["", "tcp"])
 def test_a_job_that_ends_leaves_nothing(tmp_path: Path, transport: str) -> None:
     with job(tmp_path, TRAIN.format(steps=200), KVSTORE_TRANSPORT=transport) as running:
@@ -164,6 +165,7 @@ WHOLE = """
 """
 
 
+@pytest.mark.long
 def test_values_are_whole_while_others_update(tmp_path: Path) -> None:
     with job(tmp_path, WHOLE, servers=1) as running:
         assert running.wait() == 0, running.output
