@@ -89,6 +89,19 @@ def test_new_stores_have_keys_of_their_own_and_end_with_the_group() -> None:
     assert closed == [two, one]
 
 
+def test_a_user_of_its_own_gets_a_new_store_of_the_group_or_the_one_that_is_named() -> None:
+    mine = kv.create("local")
+    assert group.store_for(mine) is mine
+    assert group.store_for("local").type == "local"
+    with pytest.raises(kv.UsageError, match=r"call workers.init\(\) first"):
+        group.store_for("auto")
+    workers.init()
+    for nothing in ("auto", None):
+        store = group.store_for(nothing)
+        assert store.type == "device"
+        assert store is not group.store()
+
+
 class Two(kv.KVStore):
     """Claims to be the second of two workers."""
 

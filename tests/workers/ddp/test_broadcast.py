@@ -109,6 +109,11 @@ def test_what_cannot_be_broadcast_is_refused() -> None:
         workers.shutdown()
 
 
+def test_a_broadcast_makes_no_store_of_its_own() -> None:
+    with pytest.raises(kv.UsageError, match=r"kvstore='local' must be a store, or 'auto' for that of workers.init"):
+        broadcast_parameters({"w": torch.ones(1)}, kvstore="local")
+
+
 def test_a_store_with_an_optimizer_will_not_do(cluster: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         store.set_optimizer("sgd", learning_rate=1.0)
