@@ -167,17 +167,17 @@ class Agent:
 
     def _survey(self, asked: p.Survey) -> p.Surveyed:
         try:
-            there = reach.address(interface=asked.interface, toward=asked.toward)
-            self._listener = reach.listener(there.ip)
+            chosen = reach.address(interface=asked.interface, toward=asked.toward)
+            self._listener = reach.listener(chosen.ip)
             _require_directory(Path(os.fsdecode(asked.directory)), asked.create)
             if asked.command:
                 _require_command([os.fsdecode(word) for word in asked.command], os.fsdecode(asked.directory))
         except LaunchError as error:
             return p.Surveyed("", "", False, 0, _readable(str(error)))
         except OSError as error:
-            return p.Surveyed("", "", False, 0, f"cannot listen at {there.ip}: {error.strerror}")
+            return p.Surveyed("", "", False, 0, f"cannot listen at {chosen.ip}: {error.strerror}")
         port = self._listener.getsockname()[1]
-        return p.Surveyed(there.ip, there.why, bool(there.others), port, "")
+        return p.Surveyed(chosen.ip, chosen.why, bool(chosen.others), port, "")
 
     # ---- the job
 
@@ -285,9 +285,9 @@ def _require_directory(path: Path, create: bool) -> None:
 def _require_command(command: list[str], directory: str) -> None:
     """Check that the command exists, before anything runs."""
     argv = argv_of(command, sys.executable)
-    there = str(Path(directory) / argv[0]) if os.sep in argv[0] else argv[0]
-    if shutil.which(there) is None:
-        exists = os.sep in there and Path(there).exists()
+    program_path = str(Path(directory) / argv[0]) if os.sep in argv[0] else argv[0]
+    if shutil.which(program_path) is None:
+        exists = os.sep in program_path and Path(program_path).exists()
         program = _Program("the command", argv, {})
         raise cannot_start(program, PermissionError(0, "is not executable") if exists else FileNotFoundError())
 

@@ -75,19 +75,19 @@ class ManagerRecruiter:
         from launcher.agents.links.hub import Hub  # imported late: launch.py starts without ZeroMQ
 
         self._selector = selector
-        self._here = self._address()
+        self._own_address = self._address()
         allow_many_files()  # strangers may connect, too, until they are refused
-        self._hub = Hub(self._here)
+        self._hub = Hub(self._own_address)
         self._hub.open(selector, self._welcome)
         self._carrier = self._manager.submit(self._hub.ticket)
         self._carrier.open(selector)
         self._carrier.relay(self._relay)
         self._wait(roll_call)
         self._full = True
-        there = self._there()
-        for remote in there[self._wanted :]:
+        connected = self._connected()
+        for remote in connected[self._wanted :]:
             remote.send(Bye())
-        hellos = [(hello, remote) for remote in there[: self._wanted] if (hello := remote.said(Hello)) is not None]
+        hellos = [(hello, remote) for remote in connected[: self._wanted] if (hello := remote.said(Hello)) is not None]
         ordered = []
         for hello, remote in sorted(hellos, key=lambda item: item[0].rank):
             remote.host = hello.host
@@ -101,7 +101,7 @@ class ManagerRecruiter:
 
     def toward(self) -> str:
         """A host on the way to the agents' hosts."""
-        return self._manager.toward or self._here
+        return self._manager.toward or self._own_address
 
     def close(self, patience: float) -> None:
         """End the manager's command, and cancel what it has submitted."""
@@ -146,19 +146,19 @@ class ManagerRecruiter:
             if (patience := self._manager.patience_s) is not None and now >= began + patience:
                 raise LaunchError(
                     f"only {self._count()} connected within {patience:g} s; the others did not start, or do not reach "
-                    f"this machine at {self._here}: choose another address with --host-ip or --interface",
+                    f"this machine at {self._own_address}: choose another address with --host-ip or --interface",
                     exit_code=1,
                 )
             if now >= noticed + _NOTICE_S:
                 noticed = now
                 print(f"launch.py: {self._count()} have started", file=sys.stderr)
-        if len(self._there()) < self._wanted:
+        if len(self._connected()) < self._wanted:
             self._fail(self._carrier)
 
     def _settled(self) -> bool:
         """Whether all agents have connected, or cannot any more."""
         assert self._carrier is not None  # noqa: S101 (for the type checker)
-        return len(self._there()) >= self._wanted or bool(self._gone()) or self._carrier.poll() is not None
+        return len(self._connected()) >= self._wanted or bool(self._gone()) or self._carrier.poll() is not None
 
     def _fail(self, carrier: Carrier) -> NoReturn:
         how = carrier.wait(_SETTLE_S)
@@ -170,10 +170,10 @@ class ManagerRecruiter:
 
     def _count(self) -> str:
         """The number of agents, and their hosts."""
-        hosts = ", ".join(sorted({hello.host for remote in self._there() if (hello := remote.said(Hello))}))
-        return f"{len(self._there())} of {self._wanted} processes" + (f" (on {hosts})" if hosts else "")
+        hosts = ", ".join(sorted({hello.host for remote in self._connected() if (hello := remote.said(Hello))}))
+        return f"{len(self._connected())} of {self._wanted} processes" + (f" (on {hosts})" if hosts else "")
 
-    def _there(self) -> list[RemoteAgent]:
+    def _connected(self) -> list[RemoteAgent]:
         gone = self._gone()
         return [remote for remote in self._remotes if remote.said(Hello) is not None and remote not in gone]
 

@@ -156,20 +156,20 @@ class _AgentJob:
         fit = roll_call.expect(self._remotes, p.Hello, HELLO_S, _version)
         if not fit:
             roll_call.conclude(len(self._remotes))
-        here = self._address(self._recruiter.toward())
-        self._listener = _listen(here)
+        own = self._address(self._recruiter.toward())
+        self._listener = _listen(own)
         synced = cluster.sync_dst_dir is not None
         self._directory = cluster.sync_dst_dir if synced and cluster.sync_dst_dir else str(Path.cwd())
         question = p.Survey(
             cluster.interface,
-            here.ip,
+            own.ip,
             os.fsencode(self._directory),
             synced,
             [] if synced or self._sets_path() else [os.fsencode(word) for word in self._job.command],
         )
         fit = roll_call.ask(dict.fromkeys(fit, question), p.Surveyed, SURVEY_S, _unfit)
-        self._say_which(here, fit)
-        targets: list[list[object]] = [["this machine", here.ip, self._listener.getsockname()[1]]]
+        self._say_which(own, fit)
+        targets: list[list[object]] = [["this machine", own.ip, self._listener.getsockname()[1]]]
         targets += [[r.host, _surveyed(r).address, _surveyed(r).port] for r in fit if _has_servers(r)]
         roll_call.ask(dict.fromkeys(fit, p.Probe(targets)), p.Probed, PROBE_S, _unreached)
         roll_call.conclude(len(self._remotes))
@@ -179,12 +179,12 @@ class _AgentJob:
         """Whether workers look for their command on a PATH that agents do not have."""
         return "PATH" in self._job.env_worker or "PATH" in self._job.env_names
 
-    def _say_which(self, here: Address, fit: Sequence[RemoteAgent]) -> None:
+    def _say_which(self, own: Address, fit: Sequence[RemoteAgent]) -> None:
         """If hosts have several networks, print which address was chosen, and why."""
-        there = {remote.host: _surveyed(remote) for remote in fit}
-        others = {host: surveyed for host, surveyed in there.items() if surveyed.address != here.ip}
-        if others and here.others:
-            print(f"launch.py: this machine is reached at {here.ip}: {here.why}", file=sys.stderr)
+        by_host = {remote.host: _surveyed(remote) for remote in fit}
+        others = {host: surveyed for host, surveyed in by_host.items() if surveyed.address != own.ip}
+        if others and own.others:
+            print(f"launch.py: this machine is reached at {own.ip}: {own.why}", file=sys.stderr)
         for host, surveyed in others.items():
             if surveyed.several:
                 print(f"launch.py: {host} is reached at {surveyed.address}: {surveyed.why}", file=sys.stderr)
@@ -257,9 +257,11 @@ class _AgentJob:
                 continue
             remote = where[role, rank]
             remote.indices.append(index)
-            there = replace(at, node_host=_surveyed(remote).address, fd=None)
+            at_host = replace(at, node_host=_surveyed(remote).address, fd=None)
             tasks.append(
-                Task(role, rank, (), self._settings(there, role, rank) | self._locally(remote, role, rank), remote.host)
+                Task(
+                    role, rank, (), self._settings(at_host, role, rank) | self._locally(remote, role, rank), remote.host
+                )
             )
         return tasks
 
@@ -269,10 +271,10 @@ class _AgentJob:
 
     def _locally(self, remote: RemoteAgent, role: Role, rank: int) -> dict[str, str]:
         """The variables with its number among the members of its role on its host."""
-        there = sorted(
+        ranks = sorted(
             at for other in self._remotes if other.host == remote.host for r, at in other.members if r == role
         )
-        return {LOCAL_RANK: str(there.index(rank)), LOCAL_SIZE: str(len(there))}
+        return {LOCAL_RANK: str(ranks.index(rank)), LOCAL_SIZE: str(len(ranks))}
 
     def _start(self, remote: RemoteAgent, tasks: Sequence[Task], mark: str, limit_s: float) -> p.StartTasks:
         return p.StartTasks(
@@ -301,12 +303,12 @@ class _AgentJob:
         return reach.address(host=cluster.host_ip, interface=cluster.interface, toward=toward)
 
 
-def _listen(here: Address) -> socket.socket:
+def _listen(own: Address) -> socket.socket:
     """The socket that the scheduler inherits. A port that is free now might not be when it starts."""
     try:
-        return reach.listener(here.ip)
+        return reach.listener(own.ip)
     except OSError as error:
-        raise LaunchError(f"cannot listen at {here.ip}: {error.strerror}", exit_code=1) from None
+        raise LaunchError(f"cannot listen at {own.ip}: {error.strerror}", exit_code=1) from None
 
 
 def _version(remote: RemoteAgent) -> str:

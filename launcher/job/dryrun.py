@@ -45,5 +45,5 @@ def elsewhere(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> s
 def tasks(job: Job, kind: str, python: str) -> str:
     """The processes of a job whose hosts a manager chooses, as comments, one line each."""
     at = Rendezvous("(this machine)", 0, "(the job)", kind, "(the host)")
-    there = [(role, rank) for role, rank in members(job) if role != "scheduler"]
-    return "\n".join(elsewhere(job, at, role, rank, python) for role, rank in there)
+    others = [(role, rank) for role, rank in members(job) if role != "scheduler"]
+    return "\n".join(elsewhere(job, at, role, rank, python) for role, rank in others)

@@ -189,8 +189,8 @@ def _check_command(worker: Task) -> None:
     """Check that the command exists, before anything runs."""
     program = worker.argv[0]
     if shutil.which(program, path=worker.env["PATH"]) is None:
-        there = os.sep in program and Path(program).exists()
-        raise cannot_start(worker, PermissionError(0, "is not executable") if there else FileNotFoundError())
+        exists = os.sep in program and Path(program).exists()
+        raise cannot_start(worker, PermissionError(0, "is not executable") if exists else FileNotFoundError())
 
 
 KIND = Kind(run=run, dry_run=dry_run, takes=frozenset({"gpus_per_worker", "sync_dst_dir"}))

@@ -161,12 +161,12 @@ def _run_outside(job: Job) -> int:
 
 def _state(number: str, end: Path) -> QueueState:
     try:
-        found = state(_ask(["scontrol", "--oneliner", "show", "job", number]))
+        current = state(_ask(["scontrol", "--oneliner", "show", "job", number]))
         # COMPLETING lasts for minutes if a node does not answer Slurm, and launch.py inside knows the exit code before.
         # After a signal, Slurm knows more: whether it was the time limit, or a user.
-        if found.text.startswith("COMPLETING") and (said := _read(end)).isdigit() and int(said) < _SIGNALLED:
-            return replace(found, over=True, status=int(said))
-        return found
+        if current.text.startswith("COMPLETING") and (said := _read(end)).isdigit() and int(said) < _SIGNALLED:
+            return replace(current, over=True, status=int(said))
+        return current
     except LaunchError as error:
         if _UNKNOWN in str(error):
             return QueueState("Slurm has forgotten it", running=False, over=True, status=1)
@@ -207,10 +207,10 @@ def _address(node: str) -> str:
     if not node:
         return ""
     try:
-        found = re.search(r"\bNodeAddr=(\S+)", _ask(["scontrol", "--oneliner", "show", "node", node]))
+        match = re.search(r"\bNodeAddr=(\S+)", _ask(["scontrol", "--oneliner", "show", "node", node]))
     except LaunchError:
         return node
-    return node if found is None else found[1]
+    return node if match is None else match[1]
 
 
 def _ask(argv: list[str], text: str = "") -> str:

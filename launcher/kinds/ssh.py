@@ -134,11 +134,11 @@ class SshRecruiter:
         cluster = self._job.cluster
         if cluster.sync_dst_dir is None:
             return
-        here, copies = str(Path.cwd()), {}
+        source, copies = str(Path.cwd()), {}
         for host in self._hosts:
             if host.here and Path(cluster.sync_dst_dir).resolve() == Path.cwd():
                 continue
-            words = rsync(cluster, host, here, cluster.sync_dst_dir)
+            words = rsync(cluster, host, source, cluster.sync_dst_dir)
             copies[host] = Carrier(f"rsync to {host.name}", words, dict(os.environ), linked=False)
         self._carriers += copies.values()
         for carrier in copies.values():

@@ -124,10 +124,10 @@ def find_jar(given: str, environ: Mapping[str, str]) -> str:
         return given
     homes = [Path(environ[name]) for name in ("HADOOP_YARN_HOME", "HADOOP_HOME") if environ.get(name)]
     places = [folder for home in homes for folder in (home / "share/hadoop/yarn", home)]
-    found = _jar_in(places) or _jar_in(_classpath(environ))
-    if found is None:
+    jar = _jar_in(places) or _jar_in(_classpath(environ))
+    if jar is None:
         raise LaunchError(f"cannot find {_JAR} in HADOOP_HOME or `yarn classpath`; name it with --yarn-jar")
-    return str(found)
+    return str(jar)
 
 
 def _jar_in(places: Iterable[Path]) -> Path | None:

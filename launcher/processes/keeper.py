@@ -40,9 +40,9 @@ def strays(sessions: Collection[int], mark: str) -> dict[int, int]:
     Raises:
         OSError: /proc cannot be read, because too many files are open.
     """
-    found: dict[int, int] = {}
+    alive: dict[int, int] = {}
     if not sys.platform.startswith("linux"):
-        return found
+        return alive
     sought, me = mark.encode(), os.getpid()
     for entry in os.scandir(_PROC):
         if not entry.name.isdigit() or int(entry.name) == me:
@@ -54,10 +54,10 @@ def strays(sessions: Collection[int], mark: str) -> dict[int, int]:
             if state in (b"Z", b"X"):
                 continue
             if int(session) in sessions or sought in (process / "environ").read_bytes().split(b"\0"):
-                found[int(entry.name)] = int(group)
+                alive[int(entry.name)] = int(group)
         except (OSError, ValueError):
             continue  # it has exited, or belongs to another user
-    return found
+    return alive
 
 
 def signal_all(sessions: Collection[int], mark: str, signum: int) -> None:

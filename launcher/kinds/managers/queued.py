@@ -133,7 +133,7 @@ def _follow(
     failures = 0
     ended: int | None = None
     deadline = 0.0
-    cancelled = False
+    canceled = False
     broken: list[int] = []
     while True:
         selector.select(_STEP_S)
@@ -149,10 +149,10 @@ def _follow(
             else:
                 deadline = now  # a second signal: cancel at once
         if ended is not None and now >= deadline:
-            if cancelled:
-                print(f"launch.py: gave up waiting for {job.title} to end; it was cancelled", file=sys.stderr)
+            if canceled:
+                print(f"launch.py: gave up waiting for {job.title} to end; it was canceled", file=sys.stderr)
                 return ended
-            cancelled, deadline = True, now + _CANCEL_S
+            canceled, deadline = True, now + _CANCEL_S
             tell(job.cancel, _CANCEL_S)
         if now >= asked + ask_s:
             asked = now

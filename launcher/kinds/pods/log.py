@@ -48,11 +48,11 @@ class PodLog:
 
 
 def _cut(line: bytes) -> tuple[bytes, bytes]:
-    found = _STAMP.match(line)
-    return (b"", line) if found is None else (found[1], line[found.end() :])
+    match = _STAMP.match(line)
+    return (b"", line) if match is None else (match[1], line[match.end() :])
 
 
 def _order(stamp: bytes) -> tuple[bytes, bytes]:
     """A key that orders the timestamps of a pod, which may lack trailing zeros."""
-    found = _STAMP.match(stamp)
-    return (b"", b"") if found is None else (found[2], found[3].ljust(9, b"0"))
+    match = _STAMP.match(stamp)
+    return (b"", b"") if match is None else (match[2], match[3].ljust(9, b"0"))

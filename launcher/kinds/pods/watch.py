@@ -106,14 +106,14 @@ class PodWatch:
             pods: the descriptions of all pods of the job.
             now: the time.
         """
-        found = self._by_task(pods)
+        by_task = self._by_task(pods)
         events: list[Event] = []
         ended: list[tuple[bool, str, TaskEnded]] = []
         waiting: list[str] = []
         for index in range(len(self._tasks)):
             if index in self._ended:
                 continue
-            pod = found.get(index)
+            pod = by_task.get(index)
             if pod is not None and pod.started:
                 self._started.add(index)
                 events.append(FollowLog(index, pod.name))
@@ -130,7 +130,7 @@ class PodWatch:
         return [*events, *self._remind(waiting, now)]
 
     def _by_task(self, pods: Sequence[Mapping[str, Any]]) -> dict[int, Pod]:
-        found: dict[int, Pod] = {}
+        by_task: dict[int, Pod] = {}
         for description in pods:
             metadata = description["metadata"]
             role = metadata.get("labels", {}).get(ROLE)
@@ -140,8 +140,8 @@ class PodWatch:
                 continue
             # A replacement of a pod is not a member: the end of the first pod has failed the job.
             if self._known.setdefault(index, metadata["name"]) == metadata["name"]:
-                found[index] = read(description)
-        return found
+                by_task[index] = read(description)
+        return by_task
 
     def _end_of(self, index: int, pod: Pod | None, now: float) -> Exit | None:
         if pod is None:

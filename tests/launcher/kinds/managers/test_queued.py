@@ -162,7 +162,7 @@ def test_a_manager_that_does_not_cancel_is_given_up(
     monkeypatch.setattr(manager, "state", lambda: manager.states[0] if manager.states else WAITING)
     monkeypatch.setattr(manager, "state", lambda: (send(signal.SIGINT)(), WAITING)[1])
     assert manager.follow() == 130
-    assert "gave up waiting for Fake job 7 to end; it was cancelled" in capfd.readouterr().err
+    assert "gave up waiting for Fake job 7 to end; it was canceled" in capfd.readouterr().err
 
 
 def test_a_cancellation_that_hangs_or_is_not_there_does_not_matter(
