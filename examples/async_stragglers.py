@@ -215,18 +215,18 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
         description="Accuracy over time with one slow worker, for each kind of store, on handwritten digits",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--modes", nargs="+", default=MODES, metavar="STORE", help="stores, with their options")
-    parser.add_argument("--num-workers", type=positive, default=4, help="how many workers, of which the last is slow")
-    parser.add_argument("--slow-factor", type=float, default=5.0, help="how many times as long its batches take")
-    parser.add_argument("--step-time", type=float, default=0.1, help="seconds that a batch of the others takes")
-    parser.add_argument("--batch-size", type=positive, default=16, help="pictures in a batch of each worker")
+    parser.add_argument("--modes", nargs="+", default=MODES, metavar="STORE", help="types of store with options")
+    parser.add_argument("--num-workers", type=positive, default=4, help="number of workers; the last one is slow")
+    parser.add_argument("--slow-factor", type=float, default=5.0, help="how many times longer its batches take")
+    parser.add_argument("--step-time", type=float, default=0.1, help="seconds of a batch of the others")
+    parser.add_argument("--batch-size", type=positive, default=16, help="images in a batch of each worker")
     parser.add_argument("--lr", type=float, default=0.2, help="learning rate")
     parser.add_argument("--mom", type=float, default=0.0, help="momentum")
     parser.add_argument("--target", type=float, default=0.95, help="stop at this validation accuracy")
-    parser.add_argument("--max-seconds", type=float, default=300.0, help="or after so long")
-    parser.add_argument("--seed", type=natural, default=0, help="of the first weights and the batches")
-    parser.add_argument("--plot", type=Path, help="draw a picture (PNG) into this file; needs matplotlib")
-    parser.add_argument("--csv", type=Path, help="write the table into this file, too")
+    parser.add_argument("--max-seconds", type=float, default=300.0, help="or after so many seconds")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the initial weights and the batches")
+    parser.add_argument("--plot", type=Path, help="write a plot (PNG) to this file; needs matplotlib")
+    parser.add_argument("--csv", type=Path, help="also write the table to this file")
     return parser.parse_args(argv)
 
 

@@ -224,11 +224,11 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
         "can be given, too",
     )
     parser.add_argument("--num-epochs", type=positive, default=15, help="epochs to train, each way (default: 15)")
-    parser.add_argument("--batch-size", type=positive, default=32, help="pictures in a batch of each worker (32)")
-    parser.add_argument("--num-examples", type=positive, help="train on so many pictures only; all if not given")
-    parser.add_argument("--seed", type=natural, default=0, help="of the first weights and the batches (0)")
-    parser.add_argument("--plot", type=Path, help="draw a picture (PNG) into this file; needs matplotlib")
-    parser.add_argument("--csv", type=Path, help="write the table into this file, too")
+    parser.add_argument("--batch-size", type=positive, default=32, help="images in a batch of each worker (32)")
+    parser.add_argument("--num-examples", type=positive, help="number of training images; all if not given")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the initial weights and the batches (0)")
+    parser.add_argument("--plot", type=Path, help="write a plot (PNG) to this file; needs matplotlib")
+    parser.add_argument("--csv", type=Path, help="also write the table to this file")
     return parser.parse_args(argv)
 
 

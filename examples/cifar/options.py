@@ -1,4 +1,4 @@
-"""The command line of the example: the options of MXNet's image classification lab, and a few more."""
+"""The command line of train_cifar10.py: the options of MXNet's image classification lab, and a few more."""
 
 from __future__ import annotations
 
@@ -34,30 +34,45 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     network = parser.add_argument_group("network")
     network.add_argument("--network", choices=NETWORKS, default="resnet", help="the network")
-    network.add_argument("--num-layers", type=layers, default=8, help="of resnet: 6n + 2, as 8, 20, 32, 44, 56 or 110")
-    network.add_argument("--num-classes", type=positive, default=CLASSES, help="scores that it gives a picture")
+    network.add_argument(
+        "--num-layers", type=layers, default=8, help="layers of resnet, 6n + 2: 8, 20, 32, 44, 56 or 110"
+    )
+    network.add_argument("--num-classes", type=positive, default=CLASSES, help="number of classes")
     network.add_argument(
         "--dtype",
         choices=["float32", "float16", "bfloat16"],
         default="float32",
-        help="what it computes in; its parameters stay float32",
+        help="dtype of the computation; parameters stay float32",
     )
 
     data = parser.add_argument_group("data")
     data.add_argument("--dataset", choices=["auto", "cifar10", "digits"], default="auto", help="what to train on")
     data.add_argument("--data-dir", type=Path, default=DATA_DIR, help="where CIFAR-10 is, or is downloaded to")
-    data.add_argument("--num-examples", type=positive, help="train on so many pictures only; all if not given")
+    data.add_argument("--num-examples", type=positive, help="number of training images; all if not given")
 
-    data.add_argument("--benchmark", type=int, choices=[0, 1], default=0, help="1 trains on noise, to see the speed")
-    data.add_argument("--last-batch", choices=LAST_BATCH, default="discard", help="what to do with a smaller one")
-    data.add_argument("--image-shape", type=shape, default=(3, SIDE, SIDE), help="what the network sees, as 3,28,28")
-    data.add_argument("--rgb-mean", type=rgb, help="to subtract, as 123.68,116.779,103.939; if not given, the data's")
-    for name in ("--data-train", "--data-val"):  # of the lab, for an error that says what to give instead
+    data.add_argument(
+        "--benchmark", type=int, choices=[0, 1], default=0, help="1: train on noise, to measure the speed"
+    )
+    data.add_argument(
+        "--last-batch", choices=LAST_BATCH, default="discard", help="what to do with a last, smaller batch"
+    )
+    data.add_argument(
+        "--image-shape", type=shape, default=(3, SIDE, SIDE), help="shape of the network's input, such as 3,28,28"
+    )
+    data.add_argument(
+        "--rgb-mean", type=rgb, help="mean to subtract, such as 123.68,116.779,103.939; the data's if not given"
+    )
+    for name in ("--data-train", "--data-val"):  # options of the lab, for an error that says what to pass instead
         data.add_argument(name, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-    data.add_argument("--data-nthreads", type=natural, default=0, help="processes that read; 0 reads while training")
-    data.add_argument("--test-io", type=int, choices=[0, 1], default=0, help="1 reads an epoch, and trains nothing")
+    data.add_argument(
+        "--data-nthreads",
+        type=natural,
+        default=0,
+        help="number of processes that read data; 0: read in the training process",
+    )
+    data.add_argument("--test-io", type=int, choices=[0, 1], default=0, help="1: read an epoch without training")
 
-    change = parser.add_argument_group("random changes of the pictures to train on")
+    change = parser.add_argument_group("random changes of the training images")
     change.add_argument("--pad-size", type=natural, default=PAD, help="black pixels around a picture before cropping")
     change.add_argument(
         "--random-crop",
@@ -83,35 +98,39 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     training.add_argument("--num-epochs", type=natural, default=30, help="epochs to train, counted from the first")
     training.add_argument("--optimizer", default="sgd", help="sgd, nag, adam or any other of torch.optim")
     training.add_argument("--lr", type=float, default=0.05, help="learning rate")
-    training.add_argument("--lr-factor", type=float, default=0.1, help="what the learning rate is multiplied by")
+    training.add_argument("--lr-factor", type=float, default=0.1, help="factor by which the learning rate falls")
     training.add_argument(
         "--lr-step-epochs",
         type=numbers,
-        help='after which epochs, as "200,250"; if not given, after 2/3 and 5/6 of them',
+        help='epochs after which it falls, such as "200,250"; after 2/3 and 5/6 of all epochs if not given',
     )
-    training.add_argument("--lr-period", type=positive, help="instead: after every so many epochs (d2l)")
+    training.add_argument(
+        "--lr-period", type=positive, help="instead: number of epochs after which it falls again and again (d2l)"
+    )
     training.add_argument("--mom", type=float, default=0.9, help="momentum of sgd and nag")
     training.add_argument("--wd", type=float, default=1e-4, help="weight decay")
     training.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
 
-    training.add_argument("--top-k", type=natural, default=0, help="report the top-k accuracy, too; 0 does not")
-    training.add_argument("--patience", type=positive, help="stop when so many epochs have not been better")
+    training.add_argument("--top-k", type=natural, default=0, help="also report the top-k accuracy; 0: do not")
+    training.add_argument("--patience", type=positive, help="stop after so many epochs without improvement")
 
     system = parser.add_argument_group("system")
     system.add_argument("--kv-store", default=default_store(), help="local, device, dist_sync, dist_async, ...")
-    system.add_argument("--gpus", nargs="?", type=numbers, help='CUDA devices, as "0,1"; on the CPU if not given')
-    system.add_argument("--disp-batches", type=positive, default=20, help="report after every so many batches")
-    system.add_argument("--monitor", type=natural, default=0, help="log parameters after every so many batches")
+    system.add_argument("--gpus", nargs="?", type=numbers, help='CUDA devices, such as "0,1"; the CPU if not given')
+    system.add_argument("--disp-batches", type=positive, default=20, help="number of batches between reports")
+    system.add_argument(
+        "--monitor", type=natural, default=0, help="number of batches between logs of the parameters; 0: none"
+    )
     system.add_argument("--model-prefix", help="save a checkpoint under this name after each epoch")
-    system.add_argument("--load-epoch", type=positive, help="go on from the checkpoint of this epoch")
+    system.add_argument("--load-epoch", type=positive, help="continue from the checkpoint of this epoch")
 
     if parser.parse_known_args(argv)[0].d2l:
         parser.set_defaults(**D2L)
     args = parser.parse_args(argv)
     if hasattr(args, "data_train") or hasattr(args, "data_val"):
         parser.error(
-            "--data-train and --data-val are RecordIO files, which this does not read: give --data-dir, where "
-            "CIFAR-10's archive is, or its .bin files; without any of it, the archive is downloaded"
+            "--data-train and --data-val are RecordIO files, which this does not read: give --data-dir, the folder of "
+            "CIFAR-10's archive or its .bin files; without it the archive is downloaded"
         )
     if args.benchmark and (args.d2l or args.patience):
         parser.error("--benchmark 1 has nothing to validate with, which --d2l and --patience need")
@@ -137,7 +156,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def optimizer_params(args: argparse.Namespace) -> dict[str, float]:
-    """What the optimizer is told; momentum only where that is its own word for it."""
+    """Return the optimizer's parameters; momentum only for optimizers that take it by this name."""
     params = {"learning_rate": args.lr, "wd": args.wd}
     if args.optimizer in ("sgd", "nag"):
         params["momentum"] = args.mom
@@ -145,23 +164,23 @@ def optimizer_params(args: argparse.Namespace) -> dict[str, float]:
 
 
 def usual_steps(num_epochs: int) -> list[int]:
-    """After which epochs the learning rate falls if nothing else is said: two thirds and five sixths of them."""
+    """Return the epochs after which the learning rate falls by default: two thirds and five sixths of all."""
     return sorted({num_epochs * 2 // 3, num_epochs * 5 // 6} - {0})
 
 
 def learning_rate(args: argparse.Namespace, epoch: int) -> float:
-    """The learning rate in an epoch: the same whether training came to it or started from a checkpoint."""
+    """Return the learning rate of an epoch; it depends on the epoch alone, also after a checkpoint."""
     steps = epoch // args.lr_period if args.lr_period else sum(epoch >= step for step in args.lr_step_epochs)
     return float(args.lr * args.lr_factor**steps)
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers with commas between; empty text is none."""
+    """Parse integers separated by commas; an empty text is an empty list."""
     return [natural(part.strip()) for part in text.split(",")] if text else []
 
 
 def shape(text: str) -> tuple[int, int, int]:
-    """Channels, height and width of a picture, with commas between: 3,28,28."""
+    """Parse channels, height and width separated by commas, such as 3,28,28."""
     parts = numbers(text)
     if len(parts) != 3 or parts[0] != 3 or 0 in parts:
         raise argparse.ArgumentTypeError(f"{text!r} is not three channels, height and width, as 3,28,28")
@@ -169,7 +188,7 @@ def shape(text: str) -> tuple[int, int, int]:
 
 
 def rgb(text: str) -> tuple[float, float, float]:
-    """The means of red, green and blue, 0 to 255, with commas between."""
+    """Parse the means of red, green and blue, 0 to 255, separated by commas."""
     try:
         red, green, blue = map(float, text.split(","))
     except ValueError:
@@ -178,7 +197,7 @@ def rgb(text: str) -> tuple[float, float, float]:
 
 
 def layers(text: str) -> int:
-    """A number of layers that a residual network for CIFAR-10 can have."""
+    """Parse the number of layers of a residual network for CIFAR-10."""
     number = natural(text)
     if number < 8 or number % 6 != 2:
         raise argparse.ArgumentTypeError(f"{number} is not 6n + 2; take 8, 14, 20, 32, 44, 50, 56 or 110, for example")

@@ -1,4 +1,4 @@
-"""The command line of the example."""
+"""The command line of train_lm.py."""
 
 from __future__ import annotations
 
@@ -17,30 +17,35 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     data = parser.add_argument_group("data")
     data.add_argument(
-        "--text", type=Path, action="append", metavar="FILE", help="UTF-8; this project's own if not given"
+        "--text", type=Path, action="append", metavar="FILE", help="a UTF-8 file; this project's own text if not given"
     )
 
     network = parser.add_argument_group("network")
     network.add_argument("--layers", type=positive, default=3, help="blocks of attention and network")
-    network.add_argument("--heads", type=positive, default=4, help="of attention, in each block")
-    network.add_argument("--width", type=positive, default=128, help="numbers for each position")
-    network.add_argument("--context", type=positive, default=128, help="characters it sees at most")
+    network.add_argument("--heads", type=positive, default=4, help="attention heads in each block")
+    network.add_argument("--width", type=positive, default=128, help="values per position")
+    network.add_argument("--context", type=positive, default=128, help="largest number of characters it sees")
 
     training = parser.add_argument_group("training")
     training.add_argument("--batch-size", type=positive, default=16, help="sequences in a batch of each worker")
-    training.add_argument("--steps", type=positive, default=400, help="how many")
+    training.add_argument("--steps", type=positive, default=400, help="number of steps")
     training.add_argument("--lr", type=float, default=3e-3, help="the highest learning rate")
     training.add_argument("--min-lr", type=float, help="the last learning rate; a tenth of --lr if not given")
-    training.add_argument("--warmup", type=natural, help="steps of rising rate; a twentieth of --steps if not given")
-    training.add_argument("--wd", type=float, default=0.1, help="AdamW's weight decay, of matrices")
-    training.add_argument("--clip", type=float, default=1.0, help="the largest norm of a worker's gradient; 0 for any")
+    training.add_argument("--warmup", type=natural, help="steps of warm-up; a twentieth of --steps if not given")
+    training.add_argument("--wd", type=float, default=0.1, help="AdamW's weight decay, for matrices only")
+    training.add_argument("--clip", type=float, default=1.0, help="largest norm of a worker's gradient; 0: no limit")
     training.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
 
     system = parser.add_argument_group("system")
     system.add_argument("--kv-store", default=default_store(), help="local, dist_sync, dist_async, ...")
-    system.add_argument("--eval-every", type=positive, default=100, help="steps between two looks at held-out text")
-    system.add_argument("--sample", type=natural, default=200, help="characters to write at the end")
-    system.add_argument("--temperature", type=float, default=0.8, help="how freely: near 0, always the likeliest")
+    system.add_argument("--eval-every", type=positive, default=100, help="steps between evaluations on held-out text")
+    system.add_argument("--sample", type=natural, default=200, help="characters to generate at the end")
+    system.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="temperature of the sample; near 0, always the likeliest character",
+    )
 
     args = parser.parse_args(argv)
     if args.width % args.heads:

@@ -17,18 +17,18 @@ def parser(description: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     training = made.add_argument_group("training")
     training.add_argument("-m", "--max-epoch", type=natural, default=10, help="epochs to train")
-    training.add_argument("-b", "--batch-size", type=positive, default=64, help="pictures in a batch of each worker")
+    training.add_argument("-b", "--batch-size", type=positive, default=64, help="images in a batch of each worker")
     training.add_argument(
         "--split-batch",
         action="store_true",
-        help="share a batch of --batch-size out among the workers, so that many take the same steps as one",
+        help="divide a batch of --batch-size over the workers, so that many make the same steps as one",
     )
     training.add_argument("-l", "--learning-rate", type=rate, default=0.005, help="of SGD with momentum 0.9")
     training.add_argument(
         "--lr-schedule",
         choices=["constant", "cosine"],
         default="constant",
-        help="cosine: the learning rate falls to 0 over the run, so that the last steps' noise does not decide",
+        help="cosine: the learning rate falls to 0 over the run, so that noise in the last steps does not matter",
     )
     training.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
 
@@ -40,13 +40,13 @@ def parser(description: str) -> argparse.ArgumentParser:
         dest="spars",
         type=rate,
         default=0.05,
-        help="which elements the sparse ones send: with sparseTopK this part, with sparseThreshold those as large",
+        help="what is sent: with sparseTopK this part of the elements, with sparseThreshold those of this magnitude",
     )
     sending.add_argument(
         "--threshold",
         type=natural,
         default=2097152,
-        help="elements of the tensors that go together; with partialUpdate, of a partition",
+        help="elements of the tensors in a message; with partialUpdate, in a partition",
     )
 
     data = made.add_argument_group("data")
@@ -54,12 +54,12 @@ def parser(description: str) -> argparse.ArgumentParser:
         "--dataset",
         choices=["auto", "mnist", "digits"],
         default="auto",
-        help="auto: MNIST if every worker has its files, else scikit-learn's handwritten digits",
+        help="auto: MNIST if every worker has its files, otherwise scikit-learn's handwritten digits",
     )
     data.add_argument(
-        "--no-mirror", action="store_true", help="only move pictures at random; SINGA mirrors half of them, too"
+        "--no-mirror", action="store_true", help="only shift images at random; SINGA also mirrors half of them"
     )
-    data.add_argument("--data-dir", type=Path, default=DATA_DIR, help="where MNIST's four idx files are, or their .gz")
+    data.add_argument("--data-dir", type=Path, default=DATA_DIR, help="folder of MNIST's four idx files, or their .gz")
     return made
 
 
