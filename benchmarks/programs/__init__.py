@@ -1,1 +1,11 @@
-"""The programs of the measured processes, one for each contender. They time themselves and write a report."""
+"""The programs of the measured processes. They time themselves and write a report.
+
+rounds     rounds of push and pull with our store
+mxnet      the same with MXNet
+gloo       the same sums with gloo
+sockets    the same bytes over plain sockets
+steps      training steps
+stranger   invalid messages from outside of a job
+servers    the servers' memory
+stopwatch  times and reports of all programs
+"""
