@@ -61,7 +61,7 @@ def run_inside(job: Job, on_failure: OnFailure) -> int:
     def submit(ticket: AgentTicket) -> Carrier:
         return Carrier("srun", srun(job), {**os.environ, ENLIST: ticket.text}, linked=False, source="srun")
 
-    toward = _address(_first_node(os.environ.get("SLURM_JOB_NODELIST", "")))
+    toward = _address(first_node(os.environ.get("SLURM_JOB_NODELIST", "")))
     return agents.run(job, on_failure, ManagerRecruiter(job, Manager("srun", submit, toward, SRUN_S)), "slurm")
 
 
@@ -196,7 +196,7 @@ def state(shown: str) -> QueueState:
     )
 
 
-def _first_node(nodes: str) -> str:
+def first_node(nodes: str) -> str:
     """The first node of a list such as `node[03-07,9],other1`; empty if there is none. No I/O."""
     match = re.match(r"(?:[^\[,]|\[[^\]]*\])*", nodes)
     return "" if match is None else re.sub(r"\[([0-9]+)[^\]]*\]", r"\1", match[0])

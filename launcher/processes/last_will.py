@@ -19,13 +19,16 @@ class LastWill:
     Args:
         argv: the command; empty for none. Other users can see it, so it must not hold secrets.
         remove: files and directories to remove afterwards.
+
+    Attributes:
+        process: the process that waits.
     """
 
     def __init__(self, argv: Sequence[str] = (), remove: Sequence[Path] = ()) -> None:
         commands = [list(argv)] if argv else []
         if remove:
             commands.append(["rm", "-rf", "--", *map(str, remove)])
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             ["/bin/sh", "-c", "\n".join([_WAIT, *map(shlex.join, commands)])],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -35,13 +38,13 @@ class LastWill:
 
     def revoke(self) -> None:
         """The job is over. May be called again."""
-        if self._process.stdin is None or self._process.stdin.closed:
+        if self.process.stdin is None or self.process.stdin.closed:
             return
         with suppress(OSError):
-            self._process.stdin.write(b"bye\n")
-            self._process.stdin.close()
+            self.process.stdin.write(b"bye\n")
+            self.process.stdin.close()
         try:
-            self._process.wait(_GOODBYE_S)
+            self.process.wait(_GOODBYE_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()

@@ -244,4 +244,4 @@ def test_what_slurm_says_of_a_job(shown: str, expected: QueueState) -> None:
     ],
 )
 def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
-    assert kind._first_node(nodes) == first
+    assert kind.first_node(nodes) == first

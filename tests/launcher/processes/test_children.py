@@ -28,12 +28,13 @@ def guard(short: Path) -> Iterator[Guard]:
 
 
 class Crew:
-    """Children that run these shell commands, by index, and what they have told."""
+    """Children that run commands of the shell, or the words of a tuple, by index; and what they have told."""
 
-    def __init__(self, guard: Guard, commands: dict[int, str], **options: Any) -> None:
+    def __init__(self, guard: Guard, commands: dict[int, str | tuple[str, ...]], **options: Any) -> None:
         name, _, mark = guard.mark.partition("=")
         env = {"PATH": os.defpath, name: mark}
-        tasks = {i: Task("worker", i, ("sh", "-c", command), env) for i, command in commands.items()}
+        argvs = {i: ("sh", "-c", words) if isinstance(words, str) else words for i, words in commands.items()}
+        tasks = {i: Task("worker", i, argv, env) for i, argv in argvs.items()}
         self.children = Children(tasks, guard, **options)
         self.sink = Heard()
         self.selector = selectors.DefaultSelector()
@@ -106,8 +107,7 @@ def test_what_is_left_is_killed_at_the_close(guard: Guard) -> None:
 
 
 def test_a_program_that_is_not_there_is_an_error_and_those_before_it_are_closed(guard: Guard) -> None:
-    crew = Crew(guard, {0: "sleep 600"})
-    crew.children._tasks = {**crew.children._tasks, 1: Task("worker", 1, ("/no/such",), {})}
+    crew = Crew(guard, {0: "sleep 600", 1: ("/no/such",)})
     with pytest.raises(LaunchError, match="cannot start worker 1: there is no command /no/such"):
         crew.start()
     crew.close()

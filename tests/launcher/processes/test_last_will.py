@@ -55,7 +55,7 @@ def test_or_leaves_without_a_word(tmp_path: Path) -> None:
 
 def test_a_signal_for_its_group_is_not_for_its_will(tmp_path: Path) -> None:
     will = LastWill(["touch", str(tmp_path / "done")])
-    assert os.getsid(will._process.pid) == will._process.pid
+    assert os.getsid(will.process.pid) == will.process.pid
     will.revoke()
 
 
@@ -64,13 +64,13 @@ def test_a_will_that_is_revoked_is_not_executed(tmp_path: Path) -> None:
     will = LastWill(["touch", str(tmp_path / "done")], [tmp_path / "kept"])
     will.revoke()
     will.revoke()
-    assert will._process.returncode == 0
+    assert will.process.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
 def test_revoking_what_has_died_is_fine(tmp_path: Path) -> None:
     will = LastWill(["touch", str(tmp_path / "done")])
-    will._process.kill()
-    will._process.wait()
+    will.process.kill()
+    will.process.wait()
     will.revoke()
     assert list(tmp_path.iterdir()) == []
