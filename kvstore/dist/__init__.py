@@ -1,6 +1,7 @@
 """Stores that servers hold: a worker's side.
 
 store        DistStore: the calls
+calls        their arguments, checked
 plans        what a list of keys means: checks of its arrays, and the messages it takes
 pushes       contributions out, values in, and who waits for which
 clocks       how often each key has been pushed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.plans.entries import Entry, Segment
@@ -40,20 +41,17 @@ class Joining:
         """Tell the scheduler and then the servers; nothing may be pushed from here to ``end``."""
         number = self._number + 1
         self._requests.announce_pause(number)
+        self._requests.pause(number, partial(self._pushed, entries), self._take, partial(self._begun, number))
 
-        def clocks() -> Mapping[Segment, int]:
-            return {
-                segment: int(self._clocks.pushed[entry.place])
-                for entry in entries.values()
-                for segment in entry.segments
-            }
+    def _pushed(self, entries: Mapping[Key, Entry]) -> Mapping[Segment, int]:
+        """Return how often each segment has been pushed."""
+        pushed = self._clocks.pushed
+        return {segment: int(pushed[entry.place]) for entry in entries.values() for segment in entry.segments}
 
-        def begun(operation: Operation) -> None:
-            self._rounds = {}
-            self._number = number
-            self._operation = operation
-
-        self._requests.pause(number, clocks, self._take, begun)
+    def _begun(self, number: int, operation: Operation) -> None:
+        self._rounds = {}
+        self._number = number
+        self._operation = operation
 
     def wait(self, timeout: float | None) -> None:
         """Return when all servers let this worker go on; after ``DeadlineExceeded`` it pauses all the same."""

@@ -25,7 +25,7 @@ class Contents(NamedTuple):
     buffers: list[Buffer]
     codec: CodecDescription = None
     lengths: Sequence[int] = ()
-    spans: Sequence[int] = ()
+    segment_counts: Sequence[int] = ()
 
 
 class Load(Protocol):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kvstore.dist.calls import StoreCall
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.incoming import Decode, Writer
@@ -27,7 +28,8 @@ from kvstore.member.session import Session
 from kvstore.rule import Rule
 from kvstore.spec import require_floats
 from kvstore.ticket import Operation
-from kvstore.values import Arrays, Leaving
+from kvstore.values import Arrays, Leaving, tensors_of
+from kvstore.values.addresses import Column
 from kvstore.wire import MAX_PRIORITY, Ack, CodecDescription, Pull, Push, Sender, Values
 
 
@@ -93,52 +95,30 @@ class Pushes:
             request.sent for request in self._client.of(_Push) if request.pushes is self
         )
 
-    def pushpull(
-        self, plan: Plan, values: Arrays | Sequence[torch.Tensor], writer: Writer, priority: int, wait: bool
-    ) -> Operation:
-        """Send ``values``, contiguous, and take the new values into what may be the same memory."""
-        if not (isinstance(values, Arrays) and values.own) and writer.disturbs(tensors := _tensors(values)):
-            values = [tensor.clone() for tensor in tensors]
-        return self.push("pushpull", plan, values, writer, priority, wait)
-
-    def push(
-        self,
-        what: str,
-        plan: Plan,
-        values: Arrays | Sequence[torch.Tensor],
-        writer: Writer | None = None,
-        priority: int = 0,
-        wait: bool = False,
-    ) -> Operation:
-        """Send ``values``, contiguous, as this worker's next contribution.
+    def make(self, what: str, call: StoreCall, priority: int, wait: bool) -> Operation:
+        """Make ``call``: send this worker's next contribution, ask for the values after it, or both.
 
         Args:
-            what: the call, for messages.
-            writer: takes the new values; None if they are not wanted.
+            what: the name of the call, for messages.
             priority: of its messages among those that wait to be sent; but no push overtakes another of the same key.
             wait: return when it has taken effect. Until then messages may wait for their turn, and read the values when
                 they leave.
         """
+        load = None if call.values is None else self._load(call.plan, call.values)
+        operation = Operation(what, call.plan.keys, self._client, self._fail, self._requests.limits)
+        send = self._client.exchange if wait else self._client.submit
+        send(operation, self._prepare, call, load, priority, wait)
+        return operation
+
+    def _load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor]) -> Load:
+        """Return what the messages of a push carry; raise what is wrong with it."""
         if self.rule.mode == "async":
             self._optimizing.require("push")
         if not plan.floats and self._optimizing.optimizer is not None:
             require_floats(zip(plan.keys, plan.specs, strict=True))
-        operation = self._operation(what, plan)
-        load: Load
         if self.compressing is None:
-            load = Plain(self._requests.packer, Leaving(values))
-        else:
-            load = self.compressing.load(plan, _tensors(values), self._requests.packer)
-        make = self._client.exchange if wait else self._client.submit
-        make(operation, self._push, plan, load, writer, priority, wait)
-        return operation
-
-    def pull(self, plan: Plan, writer: Writer, priority: int, wait: bool) -> Operation:
-        """Ask for values that include this worker's contributions so far."""
-        operation = self._operation("pull", plan)
-        make = self._client.exchange if wait else self._client.submit
-        make(operation, self._pull, plan, writer, priority)
-        return operation
+            return Plain(self._requests.packer, Leaving(values))
+        return self.compressing.load(plan, tensors_of(values), self._requests.packer)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push has taken effect; raise what has gone wrong."""
@@ -155,45 +135,39 @@ class Pushes:
 
     # ---- alone at the links
 
-    def _push(
-        self, operation: Operation, plan: Plan, load: Load, writer: Writer | None, priority: int, wait: bool
+    def _prepare(
+        self, operation: Operation, call: StoreCall, load: Load | None, priority: int, wait: bool
     ) -> tuple[Sequence[PendingRequest], Effect]:
+        """Return the requests of ``call``, and what is to change when they are made."""
+        plan, writer = call.plan, call.writer
+        priority = max(-MAX_PRIORITY, min(int(priority), MAX_PRIORITY))
+        if load is None:
+            pulls: list[PendingRequest] = [
+                _Pull(self, operation, parcel, self._incoming(parcel, writer, priority)) for parcel in plan.parcels
+            ]
+            return pulls, partial(self._count, self.counts._replace(pulls=self.counts.pulls + len(plan.keys)))
         if self._joining.under_way:
             raise UsageError("this worker has joined, and others have not yet: call join() again, which waits on")
         self._forget()
-        priority = max(-MAX_PRIORITY, min(int(priority), MAX_PRIORITY))
         # The pushes of a key stay in order, and so do their answers, which may go into the same array.
         order = None if self._on_way(plan) else priority
-        clocks = self.clocks.pushed[plan.places] + 1
-        hyper = self._optimizing.hyper()
-        requests = []
-        for parcel in plan.parcels:
-            back = None if writer is None else self._back(parcel, writer)
-            turn = Turn(back.nbytes, priority) if wait and back is not None else None
-            requests.append(_Push(self, operation, parcel, self.clocks.after(parcel), load, hyper, back, order, turn))
+        outgoing = _Contribution(load, self._optimizing.hyper(), order)
+        turn = priority if wait else None
+        pushes = [
+            _Push(self, operation, parcel, self._incoming(parcel, writer, turn), outgoing) for parcel in plan.parcels
+        ]
         counts = self.counts._replace(
             pushes=self.counts.pushes + len(plan.keys),
             pulls=self.counts.pulls + (0 if writer is None else len(plan.keys)),
         )
-        return requests, partial(self._made, self._number + 1, operation, plan, clocks, counts)
+        clocks = self.clocks.pushed[plan.places] + 1
+        return pushes, partial(self._made, self._number + 1, operation, plan, clocks, counts)
 
-    def _made(self, number: int, operation: Operation, plan: Plan, clocks: Any, counts: Counts) -> None:
+    def _made(self, number: int, operation: Operation, plan: Plan, clocks: Column, counts: Counts) -> None:
         self.clocks.note(plan.places, clocks, number)
         self._pushed[number] = operation
         self._number = number
         self.counts = counts
-
-    def _pull(
-        self, operation: Operation, plan: Plan, writer: Writer, priority: int
-    ) -> tuple[Sequence[PendingRequest], Effect]:
-        requests = []
-        for parcel in plan.parcels:
-            back = self._back(parcel, writer)
-            requests.append(
-                _Pull(self, operation, parcel, self.clocks.of(parcel), back, Turn(back.nbytes, int(priority)))
-            )
-        counts = self.counts._replace(pulls=self.counts.pulls + len(plan.keys))
-        return requests, partial(self._count, counts)
 
     def _count(self, counts: Counts) -> None:
         self.counts = counts
@@ -212,11 +186,16 @@ class Pushes:
                 return
             self._pushed.pop(number, None)
 
-    def _back(self, parcel: Parcel, writer: Writer) -> _Back:
+    def _incoming(self, parcel: Parcel, writer: Writer | None, priority: int | None) -> _Incoming | None:
+        """Return how the values of ``parcel`` come; their request waits for its turn if it has a ``priority``."""
+        if writer is None:
+            return None
         how = self.compressing
         if how is None:
-            return _Back(writer, None, None, parcel.nbytes)
-        return _Back(writer, how.decoder(parcel), how.asked(parcel), parcel.nbytes // how.fold)
+            decode, codec, nbytes = None, None, parcel.nbytes
+        else:
+            decode, codec, nbytes = how.decoder(parcel), how.asked(parcel), parcel.nbytes // how.fold
+        return _Incoming(writer, decode, codec, None if priority is None else Turn(nbytes, priority))
 
     def noted(self, parcel: Parcel, reply: Ack | Values, pushed: int, pulled: bool) -> Effect:
         """Return what an answer changes: of ``pushed`` bytes, and of values that were ``pulled`` if they were."""
@@ -242,30 +221,31 @@ class Pushes:
             self.clocks.advance(parcel, versions)
         self.counts = counts
 
-    def _operation(self, what: str, plan: Plan) -> Operation:
-        return Operation(what, plan.keys, self._client, self._fail, self._requests.limits)
-
     def _fail(self, operation: Operation) -> None:
         self._failed[operation] = None
 
 
-def _tensors(values: Arrays | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    return values.tensors if isinstance(values, Arrays) else values
-
-
-class _Back(NamedTuple):
-    """How values come back: into what, encoded how, and how many bytes of the window they take."""
+class _Incoming(NamedTuple):
+    """How the values of a parcel come: into what, in which encoding, and when they may be asked for."""
 
     writer: Writer
     decode: Decode | None
     codec: CodecDescription
-    nbytes: int
+    turn: Turn | None
 
 
-class _Values(PendingRequest):
-    """Asks for values of a parcel's segments; ``back`` is None where they are not wanted, or no longer."""
+class _Contribution(NamedTuple):
+    """What all messages of a push have in common: values, hyper-parameters, and the order among other messages."""
 
-    __slots__ = ("back", "clocks", "parcel", "pushes")
+    load: Load
+    hyper: PushHyperparameters
+    order: int | None
+
+
+class _ParcelRequest(PendingRequest):
+    """A request about a parcel's segments; ``incoming`` is None where their values are not wanted, or no longer."""
+
+    __slots__ = ("clocks", "codec", "incoming", "parcel", "pushes")
 
     def __init__(
         self,
@@ -273,42 +253,40 @@ class _Values(PendingRequest):
         operation: Operation,
         parcel: Parcel,
         clocks: list[int],
-        back: _Back | None,
-        priority: int | None,
-        turn: Turn | None,
+        incoming: _Incoming | None,
+        order: int | None,
     ) -> None:
-        super().__init__(pushes.session.servers[parcel.server], operation, priority, turn)
+        turn = None if incoming is None else incoming.turn
+        super().__init__(pushes.session.servers[parcel.server], operation, order if turn is None else None, turn)
         self.pushes = pushes
         self.parcel = parcel
         self.clocks = clocks
-        self.back = back
+        self.incoming = incoming
+        self.codec = None if incoming is None else incoming.codec
 
     def take(self, reply: Any) -> Effect:
         """See ``PendingRequest``."""
-        back = self.back
-        if back is not None:
-            back.writer.take(self.parcel, reply, back.decode)
-        return self.pushes.noted(self.parcel, reply, self._sent, back is not None)
+        incoming = self.incoming
+        if incoming is not None:
+            incoming.writer.take(self.parcel, reply, incoming.decode)
+        return self.pushes.noted(self.parcel, reply, self._sent, incoming is not None)
 
     def forsake(self) -> None:
         """See ``PendingRequest``."""
-        self.back = None
+        self.incoming = None
 
     @property
     def _sent(self) -> int:
         return 0
 
 
-class _Pull(_Values):
+class _Pull(_ParcelRequest):
     """The values that include this worker's contributions so far."""
 
-    __slots__ = ("codec",)
+    __slots__ = ()
 
-    def __init__(
-        self, pushes: Pushes, operation: Operation, parcel: Parcel, clocks: list[int], back: _Back, turn: Turn
-    ) -> None:
-        super().__init__(pushes, operation, parcel, clocks, back, None, turn)
-        self.codec = back.codec
+    def __init__(self, pushes: Pushes, operation: Operation, parcel: Parcel, incoming: _Incoming | None) -> None:
+        super().__init__(pushes, operation, parcel, pushes.clocks.of(parcel), incoming, None)
 
     def message(self, sender: Sender) -> Pull:
         """See ``PendingRequest``."""
@@ -320,10 +298,10 @@ class _Pull(_Values):
         self.operation.raised = True
 
 
-class _Push(_Values):
+class _Push(_ParcelRequest):
     """This worker's contribution to a parcel's segments. Its values are packed, or encoded, when it goes."""
 
-    __slots__ = ("codec", "hyper", "load", "order", "sent", "want")
+    __slots__ = ("contribution", "sent", "want")
     early = False
 
     def __init__(
@@ -331,25 +309,19 @@ class _Push(_Values):
         pushes: Pushes,
         operation: Operation,
         parcel: Parcel,
-        clocks: list[int],
-        load: Load,
-        hyper: PushHyperparameters,
-        back: _Back | None,
-        order: int | None,
-        turn: Turn | None,
+        incoming: _Incoming | None,
+        contribution: _Contribution,
     ) -> None:
-        super().__init__(pushes, operation, parcel, clocks, back, order if turn is None else None, turn)
-        self.load = load
-        self.hyper = hyper
-        self.order = order
-        self.want = back is not None
-        self.codec = None if back is None else back.codec
+        super().__init__(pushes, operation, parcel, pushes.clocks.after(parcel), incoming, contribution.order)
+        self.contribution = contribution
+        self.want = incoming is not None
         self.sent = 0  # bytes of gradients
 
     def message(self, sender: Sender) -> Push:
         """See ``PendingRequest``."""
         gather = self.turn is not None and self.pushes.session.client.gathers(self.peer)
-        buffers, codec, lengths, spans = self.load.pack(self.parcel, gather)
+        load, hyper, order = self.contribution
+        buffers, codec, lengths, segment_counts = load.pack(self.parcel, gather)
         self.sent = self.parcel.nbytes if codec is None else sum(lengths)
         return Push(
             sender,
@@ -357,14 +329,14 @@ class _Push(_Values):
             ids=self.parcel.ids,
             clocks=self.clocks,
             want=self.want,
-            lr=self.hyper.lr,
-            rescale=self.hyper.rescale,
+            lr=hyper.lr,
+            rescale=hyper.rescale,
             codec=codec,
             lengths=list(lengths),
-            segment_counts=list(spans),
+            segment_counts=list(segment_counts),
             back=self.codec,
-            changes=self.hyper.changes,
-            priority=self.order,
+            changes=hyper.changes,
+            priority=order,
             buffers=buffers,
         )
 

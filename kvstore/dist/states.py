@@ -8,16 +8,16 @@ import torch
 
 from kvstore.dist.plans.entries import Entry, Segment
 from kvstore.errors import UsageError
-from kvstore.optim.states import OptimizerStates
+from kvstore.optim.states import StateTensors
 from kvstore.spec import Key
 
 
-def assemble(segments: Mapping[tuple[Segment, str], torch.Tensor], entries: Mapping[Key, Entry]) -> OptimizerStates:
+def assemble(segments: Mapping[tuple[Segment, str], torch.Tensor], entries: Mapping[Key, Entry]) -> StateTensors:
     """Put the states of segments together to those of whole arrays, as if one server had held all."""
     by_state: dict[tuple[Key, str], list[tuple[Segment, torch.Tensor]]] = {}
     for (segment, name), value in segments.items():
         by_state.setdefault((segment.key, name), []).append((segment, value))
-    whole: OptimizerStates = {}
+    whole: StateTensors = {}
     for (key, name), parts in by_state.items():
         parts.sort(key=lambda part: part[0].start)
         values = [value for _, value in parts]
@@ -28,7 +28,7 @@ def assemble(segments: Mapping[tuple[Segment, str], torch.Tensor], entries: Mapp
     return whole
 
 
-def cut(states: OptimizerStates, entries: Mapping[Key, Entry]) -> dict[tuple[Segment, str], torch.Tensor]:
+def cut(states: StateTensors, entries: Mapping[Key, Entry]) -> dict[tuple[Segment, str], torch.Tensor]:
     """Cut the states of whole arrays into those of their segments; the inverse of ``assemble`` for any placement.
 
     Raises:

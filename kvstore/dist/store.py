@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kvstore.dist.calls import ABSENT, Arguments, StoreCall
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
-from kvstore.dist.incoming import Writer
 from kvstore.dist.join import Joining
 from kvstore.dist.optimizer import Optimizing, described
 from kvstore.dist.options import parse
@@ -28,7 +28,7 @@ from kvstore.optim import states_file
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
 from kvstore.rule import Rule
-from kvstore.spec import Key, Spec, as_shape, require_same
+from kvstore.spec import Key, Spec, as_shape
 from kvstore.store.arguments import one_kind, pairs
 from kvstore.store.base import KVStore
 from kvstore.store.statistics import Statistics
@@ -38,15 +38,11 @@ from kvstore.values import (
     Layout,
     Leaving,
     as_dtype,
-    as_output,
     as_tensors,
     kinds_of,
-    reduce_to,
     spec_of,
     values_of,
 )
-
-CPU = torch.device("cpu")
 
 
 class _Barrier(NamedTuple):
@@ -87,6 +83,7 @@ class DistStore(KVStore):
         self._bound = session.config.bigarray_bound if bound is None else bound
         self._plans = Plans(session.config.piece_bytes)
         self._entries = self._plans.entries
+        self._arguments = Arguments(self._plans, on_device)
         self._clocks = PushClocks()
         self._at_barrier = _Barrier()
         self._closed = False
@@ -148,27 +145,20 @@ class DistStore(KVStore):
 
     def push(self, key: Any, value: Any, priority: int = 0, *, wait: bool = False) -> Ticket:
         """See ``KVStore``."""
-        self._check()
-        plan, values = self._given(self._plans.known(key), key, value)
-        return Ticket(self._pushes.push("push", plan, values, None, priority, wait))
+        return Ticket(self._pushes.make("push", self._prepare(key, value), priority, wait))
 
     def pull(
         self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True, *, wait: bool = True, copy: bool = True
     ) -> Ticket:
         """See ``KVStore``."""
-        self._check()
-        plan, writer = self._wanted(self._plans.known(key), key, out, copy)
-        return Ticket(self._pushes.pull(plan, writer, priority, wait))
+        return Ticket(self._pushes.make("pull", self._prepare(key, out=out, copy=copy), priority, wait))
 
     def pushpull(
         self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
     ) -> Ticket:
         """See ``KVStore``."""
-        self._check()
-        known = self._plans.known(key)
-        plan, values = self._given(known, key, value)
-        _, writer = self._wanted(known, key, value if out is None else out, copy)
-        return Ticket(self._pushes.pushpull(plan, values, writer, priority, wait))
+        call = self._prepare(key, value, value if out is None else out, copy)
+        return Ticket(self._pushes.make("pushpull", call, priority, wait))
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
         """See ``KVStore``."""
@@ -334,37 +324,10 @@ class DistStore(KVStore):
             raise UsageError("this store is closed")
         self._pushes.check()
 
-    def _given(self, known: Plan | None, key: Any, value: Any) -> tuple[Plan, Arrays | Sequence[torch.Tensor]]:
-        """Return what ``key`` means, and the sum over devices of each key's values, contiguous.
-
-        A sum is on the first value's device or on the CPU.
-        """
-        arrays = None if known is None else known.values(value if isinstance(key, list | tuple) else [value])
-        if known is not None and arrays is not None:
-            return known, arrays
-        grouped = self._pairs(key, value)
-        plan = self._plans.of(grouped)
-        given = [self._checked(key, as_tensors(values)) for key, values in grouped.items()]
-        return plan, [
-            reduce_to(tensors, tensors[0].device if self._on_device or len(tensors) == 1 else CPU).contiguous()
-            for tensors in given
-        ]
-
-    def _wanted(self, known: Plan | None, key: Any, out: Any, copy: bool) -> tuple[Plan, Writer]:
-        """Return what ``key`` means, and what writes its values into ``out``."""
-        arrays = None if known is None else known.outputs(out if isinstance(key, list | tuple) else [out])
-        if known is not None and arrays is not None:
-            return known, Writer(known, arrays, copy)
-        grouped = self._pairs(key, out)
-        plan = self._plans.of(grouped)
-        outs = [self._checked(key, [as_output(array) for array in arrays]) for key, arrays in grouped.items()]
-        return plan, Writer(plan, outs, copy)
-
-    def _checked(self, key: Key, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        entry = self._entries[key]
-        for tensor in tensors:
-            require_same(key, entry.spec, spec_of(tensor), "this call has")
-        return tensors
+    def _prepare(self, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True) -> StoreCall:
+        """Return the call that pushes ``value`` and pulls into ``out``; nothing has changed yet."""
+        self._check()
+        return self._arguments.check(key, value, out, copy)
 
 
 def _first_values(arrays: Sequence[Any]) -> tuple[list[int], list[Spec], Arrays | list[torch.Tensor]]:

@@ -19,7 +19,7 @@ from kvstore.optim.param_groups import ParamGroups, Rates, build, first_state
 from kvstore.spec import Key, Spec, require_floats
 from kvstore.values import spec_of
 
-OptimizerStates: TypeAlias = "dict[tuple[Key, str], torch.Tensor]"  # by (key, name of the state); numbers are 0-dim
+StateTensors: TypeAlias = "dict[tuple[Key, str], torch.Tensor]"  # by (key, name of the state); numbers are 0-dim
 
 _HALF = (torch.float16, torch.bfloat16)
 _NO_STATE: Mapping[str, torch.Tensor] = {}
@@ -63,9 +63,9 @@ class StateStore:
 
     # ---- out, and in
 
-    def of(self, keys: Iterable[Key]) -> OptimizerStates:
+    def of(self, keys: Iterable[Key]) -> StateTensors:
         """Return the states of ``keys``, those that have any."""
-        states: OptimizerStates = {}
+        states: StateTensors = {}
         for key in keys:
             state: Mapping[str, torch.Tensor] = self._loose.get(key, _NO_STATE)
             parameter = self._parameters.get(key)

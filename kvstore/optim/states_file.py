@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from kvstore.errors import UsageError
 from kvstore.job.files import replacing
-from kvstore.optim.states import OptimizerStates
+from kvstore.optim.states import StateTensors
 from kvstore.spec import Key, Spec, check_key
 from kvstore.values import spec_of
 
@@ -34,7 +34,7 @@ class Residuals(NamedTuple):
 def write(
     path: str | os.PathLike[str],
     optimizer: str,
-    states: OptimizerStates,
+    states: StateTensors,
     residuals: Residuals | None = None,
     note: str | None = None,
 ) -> None:
@@ -62,7 +62,7 @@ def write(
         save_file(tensors, draft, metadata)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[str, OptimizerStates]:
+def read(path: str | os.PathLike[str]) -> tuple[str, StateTensors]:
     """Return the optimizer's name and the states that ``write`` wrote.
 
     Raises:
@@ -74,7 +74,7 @@ def read(path: str | os.PathLike[str]) -> tuple[str, OptimizerStates]:
         if metadata.get("format") != FORMAT:
             raise UsageError(f"{path} holds no optimizer states of this package")
         keys = dict(enumerate(check_key(key) for key in json.loads(metadata["keys"])))
-        states: OptimizerStates = {}
+        states: StateTensors = {}
         for name in file.keys():  # noqa: SIM118 - not a dict
             if name.startswith(_RESIDUAL):
                 continue
@@ -129,7 +129,7 @@ def require_optimizer(found: str, current: str, path: str | os.PathLike[str]) ->
         raise UsageError(f"{path} holds the states of {found}, but the optimizer is {current}")
 
 
-def require_keys(states: OptimizerStates, specs: Mapping[Key, Spec], path: str | os.PathLike[str]) -> None:
+def require_keys(states: StateTensors, specs: Mapping[Key, Spec], path: str | os.PathLike[str]) -> None:
     """Raise ``UsageError`` unless every key with state in ``path`` has been initialised, and is of some such shape.
 
     Who loads them looks closer; see ``StateStore.load``.

@@ -127,6 +127,11 @@ class Arrays:
         return _parts(flat, layout)
 
 
+def tensors_of(values: Arrays | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return the tensors of a list of arrays, in whatever form it is."""
+    return values.tensors if isinstance(values, Arrays) else values
+
+
 def values_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
     """Return ``arrays`` to read from, if they are what most callers have; many small ones are copied.
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kvstore.optim import states_file
-from kvstore.optim.states import OptimizerStates
+from kvstore.optim.states import StateTensors
 from workers import Trainer
 
 HOWS: list[dict[str, Any]] = [
@@ -60,7 +60,7 @@ def on_devices(params: list[nn.Parameter]) -> list[dict[str, nn.Parameter]]:
     return [{"w": param} for param in params]
 
 
-def stepped_and_saved(how: dict[str, Any], path: Path) -> tuple[Trainer, str, OptimizerStates]:
+def stepped_and_saved(how: dict[str, Any], path: Path) -> tuple[Trainer, str, StateTensors]:
     """A Trainer after a step of Adam, and the optimizer's name and the states that it has written to ``path``."""
     (param,) = weights(1.0)
     trainer = Trainer({"w": param}, "adam", {"learning_rate": 0.1}, **how)

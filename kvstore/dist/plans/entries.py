@@ -90,6 +90,11 @@ class Entries(Mapping[Key, Entry]):
         last = len(self.places) - 1
         return int(self.firsts[last] + self.counts[last]) if self.places else 0
 
+    @property
+    def kind(self) -> type | None:
+        """Of what type the keys are; None without any."""
+        return next((str if isinstance(key, str) else int for key in self.places), None)
+
     def _add(self, keys: Sequence[Key], kinds: Column, specs: Sequence[Spec], segments: SegmentColumns) -> None:
         if not keys or keys[0] in self.places:
             return
