@@ -10,8 +10,7 @@ import torch
 from threaded import ThreadedJob
 from waiting import LONG
 
-from kvstore.dist.options import parse
-from kvstore.errors import UnknownName, UsageError
+from kvstore.errors import UsageError
 from kvstore.rule import Rule
 
 SIZES = {"small": 3, "large": 3000}  # the second is cut over the servers
@@ -111,40 +110,6 @@ def test_compensation_changes_what_two_workers_do_and_not_what_one_does() -> Non
         plain = job.run(work, mode="async")[0]
     with ThreadedJob(1, 1) as job:
         assert torch.equal(job.run(work, mode="async", rule=Rule("async", compensation=1.0))[0], plain)
-
-
-@pytest.mark.parametrize(
-    ("canonical", "options", "rule"),
-    [
-        ("dist_sync", {}, Rule()),
-        ("dist_sync", {"quorum": 3, "late": "keep"}, Rule(quorum=3, late="keep")),
-        ("dist_device_sync", {"quorum": 1.0}, Rule(quorum=1)),
-        ("dist_async", {"delay_compensation": 0.04}, Rule("async", compensation=0.04)),
-        ("dist_ssp", {}, Rule("async", staleness=3)),
-        ("dist_ssp", {"staleness": 0}, Rule("async", staleness=0)),
-    ],
-)
-def test_options_make_a_rule(canonical: str, options: dict[str, Any], rule: Rule) -> None:
-    assert parse(canonical, canonical, options)[0] == rule
-
-
-@pytest.mark.parametrize(
-    ("canonical", "options", "error", "words"),
-    [
-        ("dist_sync", {"staleness": 3}, UnknownName, "no option 'staleness'; choose from timeout, bigarray_bound"),
-        ("dist_async", {"quorum": 3}, UnknownName, "delay_compensation"),
-        ("dist_ssp", {"staleness": -1}, UsageError, "staleness=-1 must be an integer, at least 0"),
-        ("dist_ssp", {"staleness": 1.5}, UsageError, "an integer"),
-        ("dist_sync", {"quorum": 0}, UsageError, "quorum=0"),
-        ("dist_sync", {"late": "never"}, UsageError, "late='never' must be one of drop, keep"),
-        ("dist_async", {"delay_compensation": -1}, UsageError, "at least 0"),
-    ],
-)
-def test_options_that_make_no_sense(
-    canonical: str, options: dict[str, Any], error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
-        parse(canonical, canonical, options)
 
 
 def test_a_quorum_of_more_workers_than_there_are() -> None:

@@ -12,13 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from kvstore.dist.plans.entries import Entry, Segment
-from kvstore.dist.states import assemble, cut
 from kvstore.errors import UsageError
 from kvstore.optim.optimizer import describe
 from kvstore.optim.states_file import FORMAT, read, read_residuals, require_keys, require_optimizer, write
 from kvstore.optim.updater import Updater
-from kvstore.placement import place
 from kvstore.spec import Key, Spec
 
 STATES = {
@@ -158,39 +155,6 @@ def test_what_an_optimizer_saves_it_may_load(name: str, shape: tuple[int, ...]) 
     updater, weight = Updater(describe(name, {})), torch.ones(shape)
     updater.update([("w", weight, torch.ones(shape))])
     require_keys(updater.states.of(["w"]), {"w": Spec(shape, "float32")}, "s")
-
-
-def entries_for(specs: dict[Key, Spec], servers: int, bound: int) -> dict[Key, Entry]:
-    placed = place(specs, [0] * servers, bound)
-    number = iter(range(10**6))
-    return {
-        key: Entry(spec, [Segment(next(number), s.server, key, s.start, s.stop) for s in placed[key]])
-        for key, spec in specs.items()
-    }
-
-
-shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)
-
-
-@settings(max_examples=60)
-@given(st.dictionaries(st.integers(0, 9), shapes, max_size=5), st.integers(1, 5), st.integers(1, 40))
-def test_cut_and_assemble_are_inverses_for_any_placement(shapes: dict[Key, Any], servers: int, bound: int) -> None:
-    specs = {key: Spec(shape, "float32") for key, shape in shapes.items()}
-    entries = entries_for(specs, servers, bound)
-    whole = {(key, "sum"): torch.randn(spec.shape) for key, spec in specs.items()}
-    whole |= {(key, "step"): torch.tensor(float(len(spec.shape))) for key, spec in specs.items()}
-    segments = cut(whole, entries)
-    for (segment, name), value in segments.items():
-        if name == "sum" and entries[segment.key].cut:
-            assert value.shape == (segment.stop - segment.start,)
-    assert same(assemble(segments, entries), whole)
-    assert same(cut(assemble(segments, entries), entries_for(specs, 2, 3)), cut(whole, entries_for(specs, 2, 3)))
-
-
-def test_state_that_is_not_element_by_element_cannot_be_cut() -> None:
-    entries = entries_for({"w": Spec((4, 4), "float32")}, 2, 1)
-    with pytest.raises(UsageError, match="row_var of key 'w' cannot be cut over 2 servers"):
-        cut({("w", "row_var"): torch.ones(4, 1)}, entries)
 
 
 def test_the_metadata_is_json(tmp_path: Path) -> None:
