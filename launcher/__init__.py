@@ -8,7 +8,7 @@ agents/      processes on other hosts, through an agent there
 processes/   processes on this machine
 hosts/       hostfiles, placement, addresses
 supervision/ the loop around a job: its output, and when and how it ends
-job/         what to run: the job, its processes, the environment of each. Pure
+job/         what to run: the job, its processes, the environment of each. No I/O
 errors       what a user is told when a job cannot be started, or has failed
 
 Nothing here imports torch or ZeroMQ before it is needed: launch.py must start at once.
@@ -31,7 +31,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """`run` is imported when somebody asks for it: launch.py does without multiprocessing."""
+    """Import `run` on first use, because launch.py needs no multiprocessing."""
     if name == "run":
         from launcher.calls.run import run
 

@@ -1,4 +1,4 @@
-"""Processes on other hosts, each started by an agent there, whatever brought the agent: ssh, mpirun, Slurm, or another.
+"""Processes on other hosts, which an agent on each host starts. ssh, mpirun or a cluster manager starts the agents.
 
 An agent is told over a link what to run. It starts that as its children, relays their output and their exits, and ends
 them when the link ends.

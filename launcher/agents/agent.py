@@ -1,4 +1,4 @@
-"""An agent: runs the tasks of one host as launch.py tells it to, and leaves nothing behind, whatever happens.
+"""An agent: runs the tasks of one host as launch.py tells it to, and leaves no process behind.
 
 It ends its tasks when launch.py says so, when the link ends, when launch.py is silent for too long, and when it gets a
 signal. If it is killed, its keeper ends them.

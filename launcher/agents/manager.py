@@ -189,7 +189,7 @@ class ManagerRecruiter:
 
 
 def deal(hosts: Sequence[str], num_servers: int) -> list[tuple[Role, int]]:
-    """The roles of agents that run on these hosts, in their order: servers are spread over the hosts. Pure."""
+    """The roles of agents on these hosts, in their order. Servers are spread over the hosts. No I/O."""
     servers: set[int] = set()
     places = {host: [i for i, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)}
     while len(servers) < num_servers:

@@ -136,7 +136,7 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
     if interrupts.first == TIME_LIMIT:
         raise TimeoutError(f"the job took longer than {timeout:g} s, and was ended")
     if code == 128 + signal.SIGPIPE:
-        raise BrokenPipeError(errno.EPIPE, "nobody reads standard output any more")
+        raise BrokenPipeError(errno.EPIPE, "standard output has no reader any more")
     _raise_first(outcomes)
     silent = next(rank for rank, outcome in enumerate(outcomes) if isinstance(outcome, Unfinished))
     raise WorkerFailed(f"worker {silent}", f"exited with code 0 before {handover.name} returned")

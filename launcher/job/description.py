@@ -14,7 +14,7 @@ from launcher.job.cluster import Cluster
 # A typing error must not start a million processes.
 MAX_PER_ROLE = 1024
 
-# The variables by which members of a job, and its agents, find each other. Nobody may set them by option.
+# The variables by which the members of a job, and its agents, find each other. Options cannot set them.
 RESERVED = COMPUTED | {settings.AGENT.name}
 
 

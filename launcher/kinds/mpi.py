@@ -1,6 +1,6 @@
 """The MPI launcher: one mpirun, of Open MPI or MPICH and its relatives, starts an agent for each process.
 
-The processes do not use MPI among themselves; mpirun knows the hosts and how to get there.
+The processes of a job do not use MPI. mpirun only starts them, because it knows the hosts and how to reach them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _SIGNS = (("Open MPI", OPEN_MPI), ("OpenRTE", OPEN_MPI), ("HYDRA", MPICH), ("MPI
 def run(job: Job, on_failure: OnFailure) -> int:
     """Run a job by mpirun; see `Kind`."""
     hosts = [] if job.cluster.hostfile is None else read(job.cluster.hostfile)
-    flavour = detect()
-    path = _write(hostfile(hosts, flavour)) if hosts else None
+    flavor = detect()
+    path = _write(hostfile(hosts, flavor)) if hosts else None
 
     def submit(ticket: AgentTicket) -> Carrier:
         return Carrier(
-            MPIRUN, render(job, flavour, path), {**os.environ, ENLIST: ticket.text}, linked=False, source=MPIRUN
+            MPIRUN, render(job, flavor, path), {**os.environ, ENLIST: ticket.text}, linked=False, source=MPIRUN
         )
 
     will = None if path is None else LastWill(remove=[Path(path)])
@@ -60,11 +60,11 @@ def run(job: Job, on_failure: OnFailure) -> int:
 def dry_run(job: Job) -> str:
     """What `run` would do."""
     hosts = [] if job.cluster.hostfile is None else read(job.cluster.hostfile)
-    flavour = detect()
-    lines = ["# scheduler: on this machine", f"# {flavour}, with {ENLIST}={dryrun.HIDDEN} in the environment:"]
+    flavor = detect()
+    lines = ["# scheduler: on this machine", f"# {flavor}, with {ENLIST}={dryrun.HIDDEN} in the environment:"]
     if hosts:
-        lines += ["# hosts:", *(f"#   {line}" for line in hostfile(hosts, flavour).splitlines())]
-    lines.append(dryrun.command(render(job, flavour, "(hosts)" if hosts else None)))
+        lines += ["# hosts:", *(f"#   {line}" for line in hostfile(hosts, flavor).splitlines())]
+    lines.append(dryrun.command(render(job, flavor, "(hosts)" if hosts else None)))
     lines.append(dryrun.tasks(job, "mpi", job.cluster.python or sys.executable))
     return "\n".join(lines)
 
@@ -73,7 +73,7 @@ def detect() -> str:
     """Find out which MPI `mpirun` belongs to.
 
     Raises:
-        LaunchError: there is none, or it is of another kind.
+        LaunchError: there is no mpirun, or it belongs to another MPI.
     """
     path = shutil.which(MPIRUN)
     if path is None:
@@ -85,26 +85,26 @@ def detect() -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{path} --version does not answer: {error}", exit_code=1) from None
     said = done.stdout + done.stderr
-    for sign, flavour in _SIGNS:
+    for sign, flavor in _SIGNS:
         if sign in said:
-            return flavour
+            return flavor
     first = (said.strip().splitlines() or ["nothing"])[0]
     raise LaunchError(f"{path} is neither Open MPI's nor MPICH's; its --version prints: {first}")
 
 
-def render(job: Job, flavour: str, hosts: str | None) -> list[str]:
+def render(job: Job, flavor: str, hosts: str | None) -> list[str]:
     """The words of mpirun. They name the variable of the ticket, and not its value, which is a secret. No I/O.
 
     Args:
-        job: what to run.
-        flavour: whose mpirun it is.
-        hosts: the file with the hosts, in that MPI's own form.
+        job: the job.
+        flavor: the MPI that mpirun belongs to.
+        hosts: the path of the hostfile, in the syntax of that MPI; None for mpirun's own hosts.
     """
     count = str(job.num_workers + job.num_servers)
     argv = [MPIRUN]
-    if flavour == OPEN_MPI:
-        # Not bound: an agent's process gets its part of the host, not one core. --oversubscribe: our slots are for
-        # workers, and servers come beside them.
+    if flavor == OPEN_MPI:
+        # Without binding, so that a process gets its part of the host and not one core. Slots are for workers only, so
+        # with servers there are more processes than slots.
         argv += ["-n", count, "--bind-to", "none", "--oversubscribe", "-x", ENLIST]
         argv += ["--hostfile", hosts] if hosts else []
     else:
@@ -114,11 +114,11 @@ def render(job: Job, flavour: str, hosts: str | None) -> list[str]:
     return [*argv, *boot.argv(job.cluster.python or sys.executable, source_root())]
 
 
-def hostfile(hosts: Sequence[Host], flavour: str) -> str:
+def hostfile(hosts: Sequence[Host], flavor: str) -> str:
     """A hostfile in the syntax of an MPI. No I/O.
 
     Raises:
-        LaunchError: a line says what MPI leaves to ssh's configuration.
+        LaunchError: a line has a user or a port, which MPI leaves to ssh's configuration.
     """
     lines = []
     for host in hosts:
@@ -126,7 +126,7 @@ def hostfile(hosts: Sequence[Host], flavour: str) -> str:
             raise LaunchError(
                 f"mpirun takes no user or port for {host.name}; put them into ~/.ssh/config, and its name alone here"
             )
-        if flavour == OPEN_MPI:
+        if flavor == OPEN_MPI:
             lines.append(host.name + ("" if host.slots is None else f" slots={host.slots}"))
         else:
             lines.append(host.name + ("" if host.slots is None else f":{host.slots}"))

@@ -1,10 +1,10 @@
 """The YARN launcher: all processes of a job run in containers of a Hadoop cluster, by YARN's distributed shell.
 
-The distributed shell runs one script in N like containers, and knows nothing of roles. The script starts an agent,
-which goes back to launch.py and is told what to run. The script holds the ticket that lets an agent in: it is a file
-of the user's alone, here and in HDFS, and what is in it stands on no command line.
+The distributed shell runs one script in several containers that are all alike. The script starts an agent, which
+connects to launch.py and gets its role. The script holds the ticket of the agents, so only this user can read it, here
+and in HDFS, and its content is on no command line.
 
-Written by Hadoop's documentation and source: it has not been run on a real cluster.
+It was written from Hadoop's documentation and source, and has never run on a real cluster.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ TAKES = frozenset(
     }
 )
 _JAR = "hadoop-yarn-applications-distributedshell*.jar"
-_FOREVER_MS = (1 << 31) - 1  # the most it takes: 24 days. What it takes if nothing is said is ten minutes
+_FOREVER_MS = (1 << 31) - 1  # the longest time limit, 24 days; the default is ten minutes
 _CLASSPATH_S = 60.0
 _SHOWN_JAR, _SHOWN_SCRIPT = "(the distributed shell)", "(a private file)"
 
@@ -60,17 +60,17 @@ _SHOWN_JAR, _SHOWN_SCRIPT = "(the distributed shell)", "(a private file)"
 def render(job: Job, containers: int, script_path: str, jar: str, name: str = "") -> list[str]:
     """The words that start the agents.
 
-    All containers are alike: each is as large as the largest process needs.
+    All containers have the size that the largest process needs.
 
     Args:
-        job: what to run.
-        containers: how many agents; one process runs in each.
-        script_path: the file with `script`'s text.
-        jar: the distributed shell.
-        name: how YARN shows the job, and the folder in HDFS that holds the script meanwhile; the job's name if empty.
+        job: the job.
+        containers: the number of containers, each with an agent and one process.
+        script_path: the path of the file with the text of `script`.
+        jar: the path of the distributed shell.
+        name: the name of the job in YARN, and of the directory in HDFS with the script; if empty, the name of the job.
 
     Raises:
-        LaunchError: the job's time is none.
+        LaunchError: the time limit of the job is not valid.
     """
     cluster = job.cluster
     argv = ["yarn", "jar", jar, CLIENT, "-jar", jar, "-appname", name or cluster.job_name]

@@ -39,5 +39,5 @@ class AgentTicket:
         """
         words = text.split()
         if len(words) != 4 or not words[0].startswith("tcp://") or any(len(key) != 40 for key in words[1:]):
-            raise ConfigError(f"{ENLIST} is not a ticket; launch.py sets it for agents, and nobody else may")
+            raise ConfigError(f"{ENLIST} is not a ticket; only launch.py sets it, for its agents")
         return cls(*words)

@@ -2,7 +2,7 @@
 
 crew         runs tasks as pods: a crew
 manifests    the objects of a job
-watch        what becomes of the pods. Pure
+watch        what becomes of the pods. No I/O
 log          the output of one pod
 kubectl      runs kubectl
 yaml         writes YAML, for `--dry-run`

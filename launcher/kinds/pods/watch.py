@@ -146,7 +146,7 @@ class PodWatch:
     def _end_of(self, index: int, pod: Pod | None, now: float) -> Exit | None:
         if pod is None:
             if index in self._known or self._deleting:
-                return Exit(code=1, text="lost its pod: somebody has deleted it")
+                return Exit(code=1, text="lost its pod, which was deleted")
         elif pod.exit is not None or pod.started:
             return pod.exit
         if (pod is not None and pod.broken) != (index in self._broken):

@@ -43,7 +43,7 @@ def job(**cluster: Any) -> Job:
 @pytest.mark.parametrize("name", ["openmpi", "mpich"])
 def test_the_dry_run_is_as_it_was(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(
-        {flavour: says for says, flavour in SAYS.items()}[{"openmpi": "Open MPI"}.get(name, "MPICH")],
+        {flavor: says for says, flavor in SAYS.items()}[{"openmpi": "Open MPI"}.get(name, "MPICH")],
         tmp_path,
         monkeypatch,
     )
@@ -56,10 +56,10 @@ def test_the_dry_run_is_as_it_was(name: str, tmp_path: Path, monkeypatch: pytest
     goldens.same(f"{name}.sh", text)
 
 
-@pytest.mark.parametrize(("says", "flavour"), SAYS.items())
-def test_mpirun_says_whose_it_is(says: str, flavour: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("says", "flavor"), SAYS.items())
+def test_mpirun_says_whose_it_is(says: str, flavor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake(says, tmp_path, monkeypatch)
-    assert mpi.detect() == flavour
+    assert mpi.detect() == flavor
 
 
 def test_another_mpirun_and_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

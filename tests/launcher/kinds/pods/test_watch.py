@@ -101,7 +101,7 @@ def test_a_pod_that_vanishes_has_failed_and_its_successor_is_nobody() -> None:
     watch = PodWatch(TASKS, 0.0)
     watch.look([pod("worker", 0, RUNNING)], 1.0)
     assert ends(watch.look([pod("worker", 0, RUNNING, name="another")], 2.0)) == [
-        (2, 1, "lost its pod: somebody has deleted it")
+        (2, 1, "lost its pod, which was deleted")
     ]
 
 
