@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -19,9 +20,13 @@ def interrupted(action: Callable[[], Any], line: int, error: type[BaseException]
     """
     came = False
     lines = 0
+    # Tools that watch the garbage collector are called in the middle of anything; Python only prints what they raise.
+    watchers = {getattr(callback, "__code__", None) for callback in gc.callbacks}
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal lines, came
+        if frame.f_code in watchers:
+            return None
         if event == "line":
             lines += 1
             if lines > line and not came:

@@ -97,7 +97,7 @@ def test_who_takes_nothing_of_what_is_sent_is_dropped_and_what_waited_is_freed(
     assert received is not None
     for _ in range(8):
         listener.send(received[0], [bytes(8 << 20)])
-    (answers,) = (its.queue for its in listener._links.values())
+    (answers,) = (link.queue for link in listener._links.values())
     assert answers
     monkeypatch.setattr(links, "STALLED_S", 0.1)
     listener.send(received[0], [b"another"])  # nobody has waited for so long yet, and the courier does not look

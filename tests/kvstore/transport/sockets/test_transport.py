@@ -27,7 +27,7 @@ def test_a_link_that_is_lost_is_made_anew_and_says_so(ends: tuple[SocketTranspor
     other.send(link, [b"before"])
     received = listener.recv(LONG)
     assert received is not None
-    (made,) = [its.socket for its in other._links.values()]
+    (made,) = [link.socket for link in other._links.values()]
     assert made is not None
     listener.send(received[0], [b"read before the end"])
     until(lambda: bool(select.select([made], [], [], 0)[0]), "the answer is here")
@@ -48,7 +48,7 @@ def test_a_link_that_is_lost_is_made_anew_and_says_so(ends: tuple[SocketTranspor
 
 def test_a_link_may_be_lost_again_before_anybody_is_told(ends: tuple[SocketTransport, SocketTransport, bytes]):
     listener, other, link = ends
-    (its,) = other._links.values()
+    (lost,) = other._links.values()
     for number in range(3):
         other.send(link, [b"%d" % number])
         received = listener.recv(LONG)
@@ -56,11 +56,11 @@ def test_a_link_may_be_lost_again_before_anybody_is_told(ends: tuple[SocketTrans
         assert received[1] == [b"%d" % number]
         listener.admit(received[0])
         for count in (1, 2):
-            before = its.socket
+            before = lost.socket
             assert before is not None
             before.shutdown(socket.SHUT_RDWR)
-            while its.socket is before:
-                other._read(its)  # sees the end, and nobody asks for messages
+            while lost.socket is before:
+                other._read(lost)  # sees the end, and nobody asks for messages
             until(lambda count=count: len(other._received) == count, "the link is made anew")  # it is used by then
         assert [other.recv(LONG), other.recv(LONG)] == [(link, [])] * 2
 
