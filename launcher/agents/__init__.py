@@ -6,15 +6,15 @@ them when the link ends.
 On the other host:
 agent        the agent
 main         its entry point
-boot         the words that start it, or another module of ours
+boot         the words that start it, or another module of the project
 
 In launch.py:
-run          a job through agents: bring them, question them, start the tasks, supervise
+run          a job through agents: start them, check the hosts, start the tasks, supervise
 fleet        the agents of one job: a crew
 remote       one agent as launch.py sees it
-roll_call       asks all agents at once, and collects the answers and the problems
+roll_call    asks all agents at once, and collects the answers and the problems
 manager      agents that a cluster manager starts, which connect back
-carrier      a program that brings agents: ssh, mpirun, srun, qsub
+carrier      a program that starts agents: ssh, mpirun, srun, qsub
 
 links/       the messages and the links that carry them
 """
