@@ -161,7 +161,7 @@ def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
 
     Args:
         old, new: as a user writes them: ``name=`` for a keyword.
-        stacklevel: whose code uses the old name; 3 is the caller of whoever calls this.
+        stacklevel: which frame uses the old name; 3 is the caller of the function that calls this.
     """
     message = f"{old} is now {new}; the old name will be removed in the next version"
     warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)

@@ -22,7 +22,7 @@ class WaitLimits(NamedTuple):
 
 
 class Waiter(Protocol):
-    """Whoever can complete operations."""
+    """Completes operations."""
 
     def wait(self, operation: Operation, timeout: float | None) -> None:
         """Return when ``operation`` is done."""

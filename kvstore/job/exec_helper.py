@@ -1,13 +1,13 @@
-"""A program that becomes another one: it does what must be done in the child, between fork and exec.
+"""A program that becomes another one, and does in the child what must be done between fork and exec.
 
-Python code there (``preexec_fn``) can deadlock if the parent has threads: one of them may have held a lock when the
-process was forked. ``processes.start`` therefore executes this file, by its path, in an interpreter that imports
-nothing of ours, nor of the user's:
+Python code at that point (``preexec_fn``) can deadlock if the parent has threads: one of them may have held a lock when
+the process was forked. So ``TiedProcess`` executes this file, by its path, in an interpreter that imports
+neither our code nor the user's:
 
     python -I -S exec_helper.py PARENT CHANNEL SIZE WORDS FILES KEEPER
 
 The arguments are numbers. The program and its environment come over CHANNEL, a socket, so that neither the command line
-nor the interpreter's own environment has anything of them.
+nor the interpreter's own environment shows them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ FAILED = 127  # the exit code if the program cannot be executed
 
 
 def main(parent: int, channel: int, size: int, words: int, files: int, keeper: int) -> int:
-    """Become the program; return only if that cannot be, after telling the parent why.
+    """Become the program. Return only if that fails, after telling the parent why.
 
     Args:
         parent: the process to end with.
-        channel: a socket: a request comes in, and an error number may go out. It closes when the program runs.
-        size: of the request, in bytes. Its fields end with a null byte each.
-        words: how many of these are the program's words. The others are its environment, each as ``NAME=value``.
+        channel: a socket. The request comes in, and an error number may go out. It closes when the program runs.
+        size: the size of the request in bytes. Each of its fields ends with a null byte.
+        words: how many fields are the program's arguments. The others are its environment, each as ``NAME=value``.
         files: how many files the program may have open; -1 for no change.
-        keeper: a pipe to tell of this process before the program runs; -1 if there is none.
+        keeper: a pipe to write this process's id to before the program runs; -1 for none.
     """
     os.set_inheritable(channel, False)
     if keeper >= 0:
@@ -53,7 +53,7 @@ def main(parent: int, channel: int, size: int, words: int, files: int, keeper: i
 
 
 def _announce(keeper: int) -> None:
-    with suppress(BrokenPipeError):  # the keeper has died; the parent tells the next one
+    with suppress(BrokenPipeError):  # the keeper has died, and the parent tells the next one
         os.write(keeper, b"%d\n" % os.getpid())
     os.close(keeper)  # the keeper waits until nobody holds this
 
@@ -73,7 +73,7 @@ def _limit(files: int) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have this process killed when its parent ends, where that can be had: on Linux, also after exec."""
+    """Have Linux kill this process when its parent ends, even after exec. No effect on other systems."""
     if sys.platform.startswith("linux"):
         import ctypes
 

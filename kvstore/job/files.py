@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all, also if the power fails."""
+"""Replaces files whole or not at all, even if the power fails."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# What a file system answers that cannot sync directories. Its own journal, if any, decides when names are on the disk.
+# Errors of file systems that cannot sync directories. Their own journal, if any, decides when names are on the disk.
 _REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)
 
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """Replace ``path``, or create it, by what the block writes to the file that it is given.
+    """Replace or create ``path`` with what the block writes to the file that it gets.
 
-    ``path`` holds the old content or the new one, never part of it, whenever the process is killed or the power fails.
-    When the block has ended the new content is on the disk.
+    Whenever the process is killed or the power fails, ``path`` holds the old content or the new one, never a part of
+    it. When the block has ended, the new content is on the disk.
 
     Args:
         path: the file; its directory must exist.
@@ -54,7 +54,7 @@ def _sync_directory(path: Path) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
-        return  # one may write in it but not read it, and only what can be opened can be synced
+        return  # the directory may be written to but not read, and only what can be opened can be synced
     try:
         os.fsync(fd)
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""How processes of ours are started: what they run, with which environment and limits, and that they end with us."""
+"""How the project's processes are started: commands, environment, limits, and that they end with their parent."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_STREAM_BYTES = 1 << 20  # copies of so much go past the caches: a tenth to a fifth faster where memory is the limit
+_STREAM_BYTES = 1 << 20  # larger copies bypass the caches: 10 to 20 % faster where memory is the limit
 _HELPER = Path(__file__).with_name("exec_helper.py")
-EXECUTE_S = 60.0  # for a new interpreter to begin, which takes a twentieth of a second where nothing else runs
-MAX_FILES = 1 << 16  # what who listens may have open: each connection is a file, a stranger's too until it is refused
-_files: int | None = None  # how many this process was given, once it has taken more
+EXECUTE_S = 60.0  # for a new interpreter to begin, which takes 0.05 s on an idle machine
+MAX_FILES = 1 << 16  # open files of a process that listens: each connection is one, even a stranger's
+_files: int | None = None  # the limit that this process was started with, once it has raised it
 
 
 def words(python: str, module: str) -> tuple[str, ...]:
-    """What executes a module of ours; ``-P``: a folder of its name where the user is, is the user's."""
+    """The command that executes one of our modules. ``-P``: do not take the user's folder of that name."""
     return (python, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", module)
 
 
 def source_root() -> str | None:
-    """The directory that holds our packages if that is a clone; None if they are installed."""
+    """The directory of our packages if that is a clone; None if they are installed."""
     root = str(Path(__file__).resolve().parents[2])
     installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     return None if root in installed or os.pathsep in root else root
 
 
 def complete(env: Mapping[str, str], root: str | None) -> dict[str, str]:
-    """Return ``env`` with what a member of a job needs, where it says nothing else.
+    """Return ``env`` with the variables that a member of a job needs, unless they are set.
 
     Args:
-        env: the environment so far.
-        root: where the packages are, if they are not installed; it goes last on PYTHONPATH.
+        env: environment variables.
+        root: the directory of the packages, if they are not installed; it goes last on PYTHONPATH.
     """
-    # glibc takes the caches of the whole processor for this process's, and so never copies large arrays past them.
+    # glibc takes the whole processor's caches for this process's, and so never lets large copies bypass them.
     usual = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={_STREAM_BYTES:#x}"}
     # Lines appear when they are printed, not when a pipe's buffer is full.
     usual["PYTHONUNBUFFERED"] = "1"
@@ -52,9 +52,9 @@ def complete(env: Mapping[str, str], root: str | None) -> dict[str, str]:
 
 
 def allow_many_files() -> None:
-    """Let this process have as many open files as it may: what a shell gives is little for who listens.
+    """Raise this process's limit of open files as far as it may: a shell's limit is low for a listener.
 
-    A ``TiedProcess`` gets what this process was given.
+    A ``TiedProcess`` gets the original limit.
     """
     global _files
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -65,24 +65,24 @@ def allow_many_files() -> None:
 
 
 class TiedProcess:
-    """A process that executes a program, and that Linux kills when the thread ends that has made it, or its process.
+    """A process that executes a program, and that Linux kills when the thread that made it ends, or its process.
 
-    Made in two steps, so that several can start at the same time: the first starts an interpreter, which takes a
-    moment, and ``execute`` lets it become the program.
+    It is made in two steps, so that several can start at the same time. The first starts an interpreter, which takes a
+    moment. Then ``execute`` lets it become the program.
 
     Args:
         argv: the program and its arguments.
-        env: its whole environment; the program is looked for on the PATH in it.
+        env: its whole environment. The program is looked up on this environment's PATH.
         pass_fds: the file descriptors that it inherits besides its standard streams.
-        keeper_fd: a pipe that is told of the process before the program runs; -1 if there is none.
+        keeper_fd: a pipe to which the process writes its id before the program runs; -1 for none.
         popen: more arguments for ``subprocess.Popen``, such as ``stdin`` and ``start_new_session``.
 
     Attributes:
-        process: may be waited for, or killed, at any time.
+        process: the process, which may be waited for or killed at any time.
 
     Raises:
         OSError: the system allows no more processes or open files.
-        ValueError: a word or a variable cannot be passed to a program.
+        ValueError: an argument or a variable cannot be passed to a program.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class TiedProcess:
                 raise
 
     def execute(self, timeout_s: float = EXECUTE_S) -> None:
-        """Let the process become the program, and wait until it has. To be called once; if it raises, the process ends.
+        """Let the process become the program, and wait until it has. Call it once. If it raises, the process ends.
 
-        It returns too if the process ends before it could: ``process`` tells how.
+        If the process ends before it has become the program, this returns, and ``process`` tells how.
 
         Raises:
             OSError: the program cannot be executed.
@@ -130,7 +130,7 @@ class TiedProcess:
             raise OSError(int(answer), os.strerror(int(answer)), self._program)
 
     def _converse(self, timeout_s: float) -> bytes:
-        """Send the request; return the answer, which is empty if all is well or the process has ended."""
+        """Send the request; return the answer, which is empty on success, or if the process has ended."""
         deadline = time.monotonic() + timeout_s
         self._channel.settimeout(timeout_s)
         try:
@@ -147,7 +147,7 @@ class TiedProcess:
 
 def _request(argv: Sequence[str], env: Mapping[str, str]) -> bytes:
     """The program and its environment for ``exec_helper``."""
-    named = {name: value for name, value in env.items() if name}  # exec takes no others, and nobody could read them
+    named = {name: value for name, value in env.items() if name}  # exec refuses empty names
     if any("=" in name for name in named):
         raise ValueError(f"illegal name of an environment variable: {next(name for name in named if '=' in name)!r}")
     fields = [os.fsencode(field) for field in (*argv, *(f"{name}={value}" for name, value in named.items()))]

@@ -65,7 +65,7 @@ class _Sharing:
 
 
 class SharedMemoryTransport:
-    """An end of links that shares memory with whoever is on the same host; see ``Transport``.
+    """One member's end of its links, which shares memory with peers on the same host; see ``Transport``.
 
     Args:
         inner: carries messages; closed with this transport.

@@ -14,7 +14,7 @@ T = TypeVar("T", bound=Hashable)
 
 LOOK_S = 0.25  # between two looks
 TIMES = 3  # the limit, of what was reached: high enough for a line that has become free to be filled again soon
-LEAST = 1 << 20  # bytes in each ``LOOK_S``; whoever is slower waits for something else than the line
+LEAST = 1 << 20  # bytes in each ``LOOK_S``; a slower connection waits for something else than the line
 BUSY = 0.8  # of the time between two looks
 FAST = 500_000_000  # bytes a second; beyond, keeping to a rate costs more processor time than it is good for
 UNLIMITED = 2**64 - 1
@@ -39,7 +39,7 @@ class Pacing(Generic[T]):
     def look(self, seen: Mapping[T, LinkProgress], now: float) -> int | None:
         """Return how many bytes a second each connection may send from now on; None leaves that as it is.
 
-        Only those count that the line, or whoever shares it, has kept waiting all the time since the last look.
+        Only connections count that have waited for the line, or for those who share it, since the last look.
 
         Args:
             seen: all connections.

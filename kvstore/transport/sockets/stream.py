@@ -1,6 +1,7 @@
-"""Messages in a stream of bytes: a greeting, then of each how many frames, the length of each, the frames. Pure.
+"""Messages in a stream of bytes. Pure.
 
-Numbers are little-endian: one of 32 bits, then one of 64 bits for each frame.
+The stream begins with a greeting. Each message is the number of its frames (32 bits), the length of each frame (64 bits
+each), and the frames. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from kvstore.wire import Buffer
 MAX_FRAMES = 1 << 17  # in a message
 _ROOM = 64 << 10  # bytes; a frame that is smaller than SMALL must fit
 _FIRST_ROOM = 256  # bytes, until the greeting
-SHORT_FRAMES, SHORT_BYTES = 4, 16 << 10  # of a message in an introduction: an address, or the text of an error
-_ENOUGH = 256 << 10  # bytes of a large frame that are worth waking up for: below, that costs more than the copy
+SHORT_FRAMES, SHORT_BYTES = 4, 16 << 10  # of a stranger's message: it may hold an address, or an error's text
+_ENOUGH = 256 << 10  # bytes of a large frame that are worth waking up for; for fewer, waking costs more than copying
 
 GREETING = b"kvstore\x01"  # the last byte is the number of this format
 _COUNT = struct.Struct("<I")
@@ -26,7 +27,7 @@ _LENGTH = 8
 
 
 def packed(frames: Sequence[Buffer | ScatteredFrame]) -> list[memoryview]:
-    """Return the bytes of a message, in parts: frames where they lie."""
+    """Return the bytes of a message in parts. Frames are not copied."""
     parts: list[memoryview] = [memoryview(b"")]
     lengths: list[int] = []
     for frame in frames:
@@ -42,22 +43,23 @@ def packed(frames: Sequence[Buffer | ScatteredFrame]) -> list[memoryview]:
     return parts
 
 
-def is_greeting(said: Buffer) -> bool:
-    """Whether ``said``, the beginning of a stream, is the whole greeting.
+def is_greeting(start: Buffer) -> bool:
+    """Whether ``start``, the first bytes of a stream, are the whole greeting.
 
     Raises:
-        WireError: it will not be.
+        WireError: they are not even the start of it.
     """
-    if not GREETING.startswith(said):
-        raise WireError("no greeting")
-    return len(said) == len(GREETING)
+    if not GREETING.startswith(start):
+        raise WireError(f"a stream must begin with the greeting {GREETING!r}, not {bytes(start)!r}")
+    return len(start) == len(GREETING)
 
 
 class Introduction:
-    """Takes the greeting, and then short messages, out of the stream of somebody who is not known yet.
+    """Takes the greeting, and then short messages, out of a stranger's stream.
 
-    It asks for no byte more than the next part needs. So whoever says nothing costs next to no memory, and what follows
-    a message stays with the system until it is decided what to make of the sender; then ``Incoming`` goes on.
+    It asks for no byte more than the next part needs. So a silent stranger costs next to no memory, and what follows a
+    message stays in the system's buffer until it is decided whether the stranger is a member. Then ``Incoming`` goes
+    on.
 
     Attributes:
         greeted: whether the stream has begun with the greeting.

@@ -143,7 +143,7 @@ class ZmqTransport(Heap):
 
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Queue copies of ``frames``. They leave in order: ZeroMQ has no priorities."""
-        if self._closed or peer in self._renewed:  # whoever is told of that asks again, in order
+        if self._closed or peer in self._renewed:  # the caller asks again, in order, when it is told
             return
         self._socket.send(self._routes.get(peer, peer), zmq.SNDMORE)
         last = len(frames) - 1
@@ -273,7 +273,7 @@ class ZmqTransport(Heap):
                 self._greeted[route] = self._proved(parts[1])
 
     def _proved(self, frame: zmq.Frame) -> str:
-        """The public key of whoever has sent ``frame``, as the checker of keys has found it."""
+        """The public key of the sender of ``frame``, as the authenticator has found it."""
         if self._curve is None:
             return ""
         try:

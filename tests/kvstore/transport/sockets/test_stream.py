@@ -112,6 +112,6 @@ def test_what_is_no_stream_of_messages_is_an_error(start: bytes):
 def test_who_does_not_greet_is_no_stream_of_messages(said: bytes):
     incoming = Incoming()
     incoming.room()[: len(said)] = said
-    with pytest.raises(WireError, match="no greeting"):
+    with pytest.raises(WireError, match="must begin with the greeting"):
         incoming.take(len(said))
     assert not incoming.greeted
