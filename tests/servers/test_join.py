@@ -127,8 +127,8 @@ def test_bounded_staleness_does_not_wait_for_who_has_joined_nor_for_what_it_has_
         assert cluster.run(work, mode="async", rule=Rule("async", staleness=2)) == [-42.0] * 2
 
 
-@pytest.mark.parametrize("overlap", [None, True])
-def test_a_trainer_with_uneven_batches_does_as_one_process(overlap: bool | None):
+@pytest.mark.parametrize("overlap", ["auto", True])
+def test_a_trainer_with_uneven_batches_does_as_one_process(overlap: bool | str):
     """The gradient of each round, divided by all workers, is that of one process which misses those that are done."""
 
     def network() -> nn.Module:
