@@ -44,7 +44,7 @@ class Progress:
         self.restart()
 
     @property
-    def buckets(self) -> int:
+    def num_buckets(self) -> int:
         """The number of buckets."""
         return len(self._buckets)
 

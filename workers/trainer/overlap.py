@@ -267,7 +267,7 @@ class Overlap:
             self._to_watch -= 1
             self._rescale = rescale
             if not self._watching:
-                log.info("gradients are pushed during backward from now on, in %d messages", self._progress.buckets)
+                log.info("gradients are pushed during backward from now on, in %d messages", self._progress.num_buckets)
                 if self._arrivals is not None:
                     self._arrivals.begin()
 

@@ -47,6 +47,7 @@ def test_every_parameter_is_in_one_bucket(sizes: list[int]) -> None:
 
 def test_a_bucket_goes_with_its_last_gradient() -> None:
     progress = Progress([range(2, 4), range(2)])
+    assert progress.num_buckets == 2
     assert [progress.arrive(position) for position in (2, 3, 1)] == [[], [range(2, 4)], []]
     assert [progress.gone(position) for position in range(4)] == [False, False, True, True]
     assert not progress.complete
