@@ -1,0 +1,72 @@
+"""A session whose scheduler and servers are functions: they answer at once, and what they were asked is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvstore.member.outstanding import PendingRequest
+from kvstore.ticket import Operation
+from kvstore.transport.memory import Heap
+from kvstore.wire import Ack, Message, Node, Reply, Request, Sender, StoreOpened
+
+SCHEDULER = b"scheduler"
+
+
+class PlayedSession:
+    """See the module.
+
+    Args:
+        servers: how many there are.
+        answer: returns the reply to a request of a peer; None leaves it without one, and by default it is ``Ack``.
+
+    Attributes:
+        asked: every message, and whom it was for.
+    """
+
+    def __init__(
+        self, servers: int = 2, answer: Callable[[bytes, Request], Reply | None] = lambda _, request: Ack(request.seq)
+    ) -> None:
+        self.scheduler = SCHEDULER
+        self.servers = [b"server %d" % rank for rank in range(servers)]
+        self.client = _PlayedClient(self._answer)
+        self.asked: list[tuple[bytes, Any]] = []
+        self._reply = answer
+
+    def _answer(self, peer: bytes, request: Request) -> Reply | None:
+        self.asked.append((peer, request))
+        if type(request).__name__ == "OpenStore":
+            return StoreOpened(request.seq, 7)
+        return self._reply(peer, request)
+
+
+class _PlayedClient(Heap):
+    def __init__(self, answer: Callable[[bytes, Any], Reply | None]) -> None:
+        self._answer = answer
+        self._seq = 0
+
+    def exchange(self, operation: Operation, prepare: Callable[..., Any], *args: Any) -> Any:
+        self.submit(operation, prepare, *args)
+        assert not operation.open
+        return operation.result
+
+    def submit(self, operation: Operation, prepare: Callable[..., Any], *args: Any) -> None:
+        requests: Sequence[PendingRequest]
+        requests, effect = prepare(operation, *args)
+        for request in requests:
+            self._seq += 1
+            request.seq = self._seq
+            operation.open.add(request.seq)
+        if effect is not None:
+            effect()
+        for request in requests:
+            message: Message = request.message(Sender(Node("worker", 0, 1), request.seq, 1))
+            reply = self._answer(request.peer, message)
+            if reply is not None:
+                follows = request.take(reply)
+                if follows is not None:
+                    follows()
+                operation.open.discard(request.seq)
+
+    def wait(self, operation: Operation, timeout: float | None) -> None:
+        assert not operation.open
