@@ -16,7 +16,7 @@ from kvstore.optim.optimizer import describe
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.ticket import Operation, WaitLimits
-from kvstore.values import Leaving, from_buffer
+from kvstore.values import Leaving, from_buffer, to_buffer
 from kvstore.wire import (
     Ack,
     Barrier,
@@ -136,7 +136,7 @@ def test_states_go_out_and_come_back() -> None:
                 names=[name for _, name in names],
                 shapes=[list(stored[which].shape) for which in names],
                 dtypes=["float32"] * len(names),
-                buffers=pack_arrays([memoryview(stored[which].numpy().tobytes()) for which in names]),
+                buffers=pack_arrays([to_buffer(stored[which].clone()) for which in names]),
             )
         return Ack(request.seq)
 
