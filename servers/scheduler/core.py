@@ -13,12 +13,9 @@ from kvstore.wire import (
     MAX_REASON,
     Ack,
     Alive,
-    Barrier,
     Beat,
     Census,
-    CloseStore,
     Counted,
-    Declare,
     Explain,
     Explanation,
     Fault,
@@ -29,16 +26,12 @@ from kvstore.wire import (
     Lost,
     Message,
     Node,
-    OpenStore,
-    Pause,
     ProcessAlive,
-    Ready,
     Reply,
     Request,
     Roster,
     Sender,
     Stop,
-    StoreOpened,
     Welcome,
 )
 from servers.requests.ledger import Ledger, Verdict
@@ -331,29 +324,13 @@ class Scheduler:
             return [Answer(peer, message, Counted(message.seq, self.members.lost))]
         if self.failure is not None:
             raise NodeLost(self.failure)
-        if message.node.role == "worker":
-            return self._serve_worker(peer, message)
-        raise _not_asked_here(message)
-
-    def _serve_worker(self, peer: bytes, message: Request) -> list[Answer]:
-        if isinstance(message, OpenStore):
-            return [Answer(peer, message, StoreOpened(message.seq, self._stores.open(message.ordinal)))]
-        if isinstance(message, CloseStore):
-            self._stores.close(message.node.rank, message.store)
-            return [Answer(peer, message, Ack(message.seq))]
-        if isinstance(message, Declare):
-            answers, fault = self._stores.of(message.store).declare(peer, message)
-            if fault is not None:
-                self._blame(Fault(message.store, type(fault).__name__, str(fault)))
-            return answers
-        if message.node.rank == 0 and isinstance(message, Ready):
-            return self._stores.of(message.store).ready(peer, message)
-        if isinstance(message, Barrier):
-            return self._stores.of(message.store).barrier(peer, message)
-        if isinstance(message, Pause):
-            answers = self._stores.of(message.store).pause(message.node.rank, message.number)
-            return [Answer(peer, message, Ack(message.seq)), *answers]
-        raise _not_asked_here(message)
+        served = self._stores.serve(peer, message)
+        if served is None:
+            raise UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")
+        answers, fault = served
+        if fault is not None:
+            self._blame(fault)
+        return answers
 
     def _explain(self, message: Explain) -> str:
         joining = self.members.by_nonce(message.node.incarnation)
@@ -378,7 +355,3 @@ class Scheduler:
         outbox = self._reply_links.outbox(answers) + self._notices
         self._notices = []
         return outbox
-
-
-def _not_asked_here(message: Request) -> UsageError:
-    return UsageError(f"the scheduler does not handle a {type(message).__name__} of {message.node}")

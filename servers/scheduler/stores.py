@@ -10,7 +10,19 @@ import heapq
 from collections.abc import Collection, Sequence, Set
 
 from kvstore.errors import UsageError
-from kvstore.wire import MAX_STORES
+from kvstore.wire import (
+    MAX_STORES,
+    Ack,
+    Barrier,
+    CloseStore,
+    Declare,
+    Fault,
+    OpenStore,
+    Pause,
+    Ready,
+    Request,
+    StoreOpened,
+)
 from servers.names import MOST
 from servers.requests.replies import Answer
 from servers.scheduler.departures import Departures
@@ -72,6 +84,31 @@ class Stores:
         if store is None:
             store = self._stores[number] = Store(self._workers, self._loads, self._departures)
         return store
+
+    def serve(self, peer: bytes, request: Request) -> tuple[list[Answer], Fault | None] | None:
+        """Do what a worker asks of a store.
+
+        Returns:
+            Answers, and what rank 0 must be told of a call of its own; None if it is not such a request.
+        """
+        node, done = request.node, [Answer(peer, request, Ack(request.seq))]
+        if node.role != "worker":
+            return None
+        if isinstance(request, OpenStore):
+            return [Answer(peer, request, StoreOpened(request.seq, self.open(request.ordinal)))], None
+        if isinstance(request, CloseStore):
+            self.close(node.rank, request.store)
+            return done, None
+        if isinstance(request, Declare):
+            answers, error = self.of(request.store).declare(peer, request)
+            return answers, None if error is None else Fault(request.store, type(error).__name__, str(error))
+        if isinstance(request, Ready) and node.rank == 0:
+            return self.of(request.store).ready(peer, request), None
+        if isinstance(request, Barrier):
+            return self.of(request.store).barrier(peer, request), None
+        if isinstance(request, Pause):
+            return done + self.of(request.store).pause(node.rank, request.number), None
+        return None
 
     def depart(self, ranks: Sequence[int]) -> list[Answer]:
         """Fail those who wait for workers that have left, now that the others are to know."""
