@@ -27,8 +27,9 @@ DEMO := --dataset digits --batch-size 32 --num-epochs 15
 demo: $(INSTALLED)  ## train a small residual network with two workers and two servers, on digits
 	$(BIN)/launch.py -n 2 -s 2 --launcher local "python examples/train_cifar10.py $(DEMO)"
 
-# Many tests wait for processes, so four at a time are faster on two cores, too.
+# Many tests wait for processes, and clusters more so: more of them at a time are faster on two cores, too.
 PARALLEL := -n 4 --dist worksteal
+PARALLEL_ALL := -n 6 --dist worksteal
 
 # Compile once: tests start hundreds of processes, and PYTHONDONTWRITEBYTECODE may be set.
 compiled: $(INSTALLED)
@@ -38,7 +39,7 @@ test: compiled  ## run the tests that need no other program; at most four minute
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long"
 
 test-all: compiled  ## run all tests, on clusters made of namespaces too; at most twelve minutes
-	$(BIN)/python -m pytest -q $(PARALLEL)
+	$(BIN)/python -m pytest -q $(PARALLEL_ALL)
 
 SEEDS ?= 0-19
 
@@ -59,7 +60,7 @@ check: lint test-all  ## what CI runs, except the demo
 # Twice the time of the tests alone: each of the processes that they start is measured, too.
 coverage: $(INSTALLED)  ## run all tests and list the lines that none of them runs; fails below 90 %
 	$(BIN)/coverage erase
-	$(BIN)/python -m pytest -q $(PARALLEL) --cov --cov-config=setup.cfg --cov-report=term
+	$(BIN)/python -m pytest -q $(PARALLEL_ALL) --cov --cov-config=setup.cfg --cov-report=term
 
 format: $(INSTALLED)  ## let ruff format the code and repair what it can
 	$(BIN)/ruff format $(SOURCES)
