@@ -67,7 +67,7 @@ class Spec:
 
 
 def as_shape(given: Any) -> tuple[int, ...]:
-    """Return ``given``, a number or several, as the shape of an array.
+    """Return ``given``, an integer or several, as the shape of an array.
 
     Raises:
         UsageError: there can be no such array.
@@ -75,7 +75,7 @@ def as_shape(given: Any) -> tuple[int, ...]:
     try:
         shape = tuple(map(operator.index, given if isinstance(given, Iterable) else [given]))
     except TypeError:
-        raise UsageError(f"a shape is a number or a tuple of them, not {given!r}") from None
+        raise UsageError(f"a shape is an integer or a tuple of integers, not {given!r}") from None
     return Spec(shape, "int8").shape
 
 
@@ -101,7 +101,7 @@ def check_key(key: object) -> Key:
 def kind_of(keys: Sequence[Any]) -> type | None:
     """Return ``int`` or ``str`` if all ``keys`` are of just that type and can name arrays; looks at thousands at once.
 
-    None: they are to be looked at one by one, with ``check_key``.
+    None: not on the fast path; validate fully, with ``check_key``.
     """
     types = set(map(type, keys))
     if types == {int}:
@@ -116,7 +116,7 @@ def _require_text(key: str) -> None:
     try:
         key.encode()
     except UnicodeEncodeError as exc:
-        raise UsageError(f"key {key!r} is no text: {exc.reason}") from None
+        raise UsageError(f"key {key!r} cannot be encoded as UTF-8 ({exc.reason}); use another name") from None
 
 
 def require_same(key: Key, known: Spec, given: Spec, who: str) -> None:

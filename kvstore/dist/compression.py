@@ -37,7 +37,7 @@ def travelling(compression: Compression | None) -> CodecDescription:
 
 
 class Compressing:
-    """Encodes what one worker pushes to one store, and keeps what the encodings lack.
+    """Encodes what one worker pushes to one store, and keeps the residuals: what the encodings have left out so far.
 
     Args:
         compression: how.
@@ -51,9 +51,9 @@ class Compressing:
 
     @property
     def fold(self) -> int:
-        """How many times more of the arrays a message has than one of theirs as they are.
+        """By what factor a message has more elements than one without compression.
 
-        Fewer bytes are on the wire then, and processors are what is short: a message costs them the same as ever.
+        Compression makes processors the bottleneck, not the wire, and a message costs them the same whatever its size.
         """
         back = self.compression.pull
         if back is None:
@@ -90,14 +90,14 @@ class Compressing:
             return None
 
         def decode(reply: Values, targets: Sequence[torch.Tensor]) -> None:
-            found = check_payloads(back, reply, parcel.sizes)
-            for part, (_, way) in zip(_dealt(targets, [size for size, _ in found]), found, strict=True):
+            payloads = check_payloads(back, reply, parcel.sizes)
+            for part, (_, way) in zip(_dealt(targets, [size for size, _ in payloads]), payloads, strict=True):
                 way.spread(part)
 
         return decode
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, object]]:
-        """What the encodings have lacked so far; see ``Compressor.state``."""
+        """Return the residuals of all keys; see ``Compressor.state``."""
         return self._compressor.state()
 
     def load_state(

@@ -46,23 +46,23 @@ class Writer:
         self._plain = outs if isinstance(outs, Arrays) else None
         self._outs = () if isinstance(outs, Arrays) else outs
         self._copy = copy or self._plain is None or not self._plain.given
-        self._staged: dict[int, torch.Tensor] = {}  # by position: arrays that are written when all of them is here
-        self._here: dict[int, dict[int, int]] = {}  # by position, how many elements of those are, by where they begin
+        self._staged: dict[int, torch.Tensor] = {}  # by position: arrays that are written once they are complete
+        self._arrived: dict[int, dict[int, int]] = {}  # by position: how many elements have come, by where they begin
         self._moving: set[torch.cuda.Stream] = set()
         self._taken: set[int] = set()  # replies
 
     def disturbs(self, values: Sequence[torch.Tensor]) -> bool:
-        """Whether ``values``, one for each key, can change before they are sent, because others are written already."""
+        """Whether writing one key's reply can change another key's ``values`` before these are sent."""
         if self._plain is None:
-            owners = [position for position, its in enumerate(self._outs) for _ in its]
-            return crossed(values, [out for its in self._outs for out in its], owners)
+            owners = [position for position, outs in enumerate(self._outs) for _ in outs]
+            return crossed(values, [out for outs in self._outs for out in outs], owners)
         outs, lengths = self._plain.tensors, self._layout.lengths
         if len(values) == 1:
             return bool(0 < abs(values[0].data_ptr() - outs[0].data_ptr()) < lengths[0])
         return crossed(values, outs, lengths=lengths)
 
     def take(self, parcel: Parcel, reply: Values, decode: Decode | None = None) -> None:
-        """Write what a reply has of ``parcel``. May be called again for the same one.
+        """Write the values of ``parcel`` that a reply brings. May be called again with the same reply.
 
         Args:
             decode: writes compressed values; None for values as they are.
@@ -102,7 +102,7 @@ class Writer:
             self._share(parcel.ranges, outs, torch.split_with_sizes(payload[0].values, sizes))
 
     def _where(self, parcel: Parcel, outs: Arrays) -> Column:
-        """Return where the arrays of ``parcel`` begin; some may have got other memory since the call."""
+        """Return the addresses of the arrays of ``parcel``, which may have been given other memory since the call."""
         addresses = outs.at(parcel.positions)
         if addresses is not None:
             return addresses
@@ -110,8 +110,8 @@ class Writer:
         addresses = None if now is None else now.at(parcel.positions)
         if addresses is None:
             raise UsageError(
-                "an output has got another shape or dtype since the call that was to write it; wait for the ticket "
-                "before changing what out holds"
+                "an array passed as out has another shape or dtype since the call that was to write it; wait for the "
+                "ticket before changing the arrays in out"
             )
         return addresses
 
@@ -143,9 +143,9 @@ class Writer:
             if staged is None:
                 staged = self._staged[position] = torch.empty(size, dtype=part.dtype)
             staged[start:stop] = part
-            here = self._here.setdefault(position, {})
-            here[start] = part.numel()
-            if sum(here.values()) == size:
+            arrived = self._arrived.setdefault(position, {})
+            arrived[start] = part.numel()
+            if sum(arrived.values()) == size:
                 strided = [out for out in outs if not out.is_contiguous()]
                 self._moving |= from_host(staged, strided)
 

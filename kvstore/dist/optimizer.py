@@ -1,4 +1,4 @@
-"""A store's optimizer at a worker's end: what this worker has set, what its pushes ask for, and what servers have."""
+"""The worker's side of the optimizer: what this worker has set, what its pushes ask for, and the servers' states."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PushHyperparameters(NamedTuple):
 
 
 class _Set(NamedTuple):
-    """What this worker has set: with which call, and what its pushes ask for since."""
+    """What this worker has set: in which call of ``set_optimizer``, and what has been changed since."""
 
     version: int = 0
     optimizer: Optimizer | None = None
@@ -53,7 +53,7 @@ class Optimizing:
     def __init__(self, requests: Requests, store: str) -> None:
         self._requests = requests
         self._store = store
-        self._set = _Set()  # replaced as a whole: whatever exception comes, there is one or the other
+        self._set = _Set()  # replaced as a whole: an exception leaves the old or the new one
         self._theirs: str | None = None  # the servers' optimizer, if another worker has set it
 
     @property
@@ -67,10 +67,10 @@ class Optimizing:
         return self.optimizer is not None and self.optimizer.whole
 
     def set(self, new: Optimizer) -> None:
-        """Have the servers update with ``new``; what pushes were to ask for is forgotten.
+        """Have the servers update with ``new``; earlier changes of hyper-parameters are forgotten.
 
-        It takes effect when the last server has answered, even if the call is interrupted. Until then a retry is the
-        same call.
+        It takes effect when the last server has answered, even if the call is interrupted. Until then, calling it again
+        repeats the same request.
         """
         version = self._set.version + 1
         try:
@@ -125,7 +125,7 @@ class Optimizing:
         """Return the optimizer's name; a worker that has not set it asks the servers, once.
 
         Raises:
-            UsageError: there is none; the message says that ``what`` needs one.
+            UsageError: no optimizer has been set. The message says that ``what`` needs one.
         """
         if self.optimizer is not None:
             return self.optimizer.name
@@ -155,20 +155,22 @@ class Optimizing:
 
     def load(self, path: str | os.PathLike[str], entries: Entries) -> None:
         """Give the servers the states in ``path``, if they are of this optimizer and of these keys."""
-        found, loaded = states_file.read(path)
-        states_file.require_optimizer(found, self.require("load_optimizer_states"), path)
+        name, loaded = states_file.read(path)
+        states_file.require_optimizer(name, self.require("load_optimizer_states"), path)
         specs = {key: entry.spec for key, entry in entries.items()}
         states_file.require_keys(loaded, specs, path)
         if self.optimizer is not None:  # servers look too, but each at its own: others would have taken theirs
             weights = {key: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for key, spec in specs.items()}
             StateStore(ParamGroups(self.optimizer)).require(loaded, weights)
         by_segment: dict[Segment, dict[tuple[Segment, str], torch.Tensor]] = {}
-        for (segment, name), value in cut(loaded, entries).items():
-            by_segment.setdefault(segment, {})[segment, name] = value
+        for (segment, state), value in cut(loaded, entries).items():
+            by_segment.setdefault(segment, {})[segment, state] = value
         for parcel in parcels(entries, list(entries), AT_ONCE):
-            its = {which: value for segment in parcel.segments for which, value in by_segment.get(segment, {}).items()}
-            if its:
-                self._requests.put_states(parcel.server, its)
+            of_parcel: dict[tuple[Segment, str], torch.Tensor] = {}
+            for segment in parcel.segments:
+                of_parcel |= by_segment.get(segment, {})
+            if of_parcel:
+                self._requests.put_states(parcel.server, of_parcel)
 
 
 def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mapping[Key, Entry]) -> Optimizer:

@@ -1,4 +1,4 @@
-"""From the caller's arrays into memory that can be sent; arrays that were made in such memory go as they are."""
+"""The caller's arrays into memory that can be sent. Arrays made by ``empty`` are in such memory already."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Packer:
         self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # numpy arrays by address
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a new tensor whose payload needs no copy."""
+        """Return a new tensor that is sent without a copy."""
         size = math.prod(shape)
         if not size:
             return torch.empty(shape, dtype=dtype)
@@ -62,9 +62,9 @@ class Packer:
         return tensor.view(shape)
 
     def pack(self, parcel: Parcel, values: Leaving, gather: bool = False) -> list[Buffer]:
-        """Return what ``parcel`` carries of ``values``; later changes to those are not seen.
+        """Return what ``parcel`` carries of ``values``, as a copy: later changes of the arrays are not seen.
 
-        But for tensors of ``empty``, if the parcel carries nothing else, and where ``gather`` allows it.
+        No copy is made if all of its arrays are from ``empty``, or when ``gather`` is set and the ranges are large.
         """
         if not parcel.nbytes:
             return []
@@ -89,20 +89,20 @@ class Packer:
         return memoryview(bytearray(parcel.nbytes)) if small else self._memory.allocate(parcel.nbytes)
 
     def _views(self, parts: Sequence[torch.Tensor]) -> list[Buffer] | None:
-        """Views of ``parts`` in place, adjacent ones merged; None if some cannot be sent so, or if too many."""
-        spans: list[tuple[int, int, int]] = []  # whose memory, from where, to where
+        """Return ``parts`` in place, adjacent ones merged. None: some are not from ``empty``, or they are too many."""
+        ranges: list[tuple[int, int, int]] = []  # the address of the memory, start and stop in it
         for part in parts:
             base = part.untyped_storage().data_ptr()
             if base not in self._made:
                 return None
             start = part.data_ptr() - base
             stop = start + part.numel() * part.itemsize
-            if spans and spans[-1][0] == base and spans[-1][2] == start:
-                start = spans.pop()[1]
-            spans.append((base, start, stop))
-        if len(spans) > MOST_VIEWS:
+            if ranges and ranges[-1][0] == base and ranges[-1][2] == start:
+                start = ranges.pop()[1]
+            ranges.append((base, start, stop))
+        if len(ranges) > MOST_VIEWS:
             return None
-        return [self._made[base][start:stop].data for base, start, stop in spans]
+        return [self._made[base][start:stop].data for base, start, stop in ranges]
 
 
 class Plain:

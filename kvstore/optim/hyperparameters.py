@@ -13,7 +13,7 @@ def finite(name: str, value: Any) -> float | int:
     """Return ``value`` as a finite Python number.
 
     Raises:
-        UsageError: it is none; the message calls it ``name``.
+        UsageError: it is not a finite number. The message calls it ``name``.
     """
     if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
         value = value.item()
@@ -33,7 +33,7 @@ def positive(name: str, value: Any) -> float | int:
 
 
 def is_number(value: Any) -> bool:
-    """Whether ``value`` is a number; a bool is none."""
+    """Whether ``value`` is a number; a bool does not count as one."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -41,7 +41,7 @@ def plain(name: str, value: Any) -> Any:
     """Return ``value`` as the wire can carry it: a number, bool, text, None, or a list of numbers.
 
     Raises:
-        UsageError: it is none of these, or too long; the message calls it ``name``.
+        UsageError: it is something else, or too long. The message calls it ``name``.
     """
     if isinstance(value, str | list | tuple) and len(value) > (
         MAX_HYPER_TEXT if isinstance(value, str) else MAX_HYPER_LIST

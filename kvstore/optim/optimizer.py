@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 # Names that MXNet gives to what torch calls otherwise.
 ALIASES = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
 _ITS_ALIASES = {"rmsprop": {"gamma1": "alpha", "rho": "alpha"}, "nadam": {"schedule_decay": "momentum_decay"}}
-# MXNet's for what is always so here, and for other ways to the same numbers.
+# MXNet's names for what is always on here, and for other implementations of the same update.
 _IGNORED = frozenset({"multi_precision", "lazy_update", "aggregate_num", "use_fused_step"})
 _NOT_HERE = {
     "lbfgs": "it evaluates the loss several times a step, through a closure, which cannot travel to a server",
@@ -41,12 +41,12 @@ Changes: TypeAlias = Mapping[tuple[int, str], Any]  # by number of the group and
 @functools.cache
 def classes() -> dict[str, type[torch.optim.Optimizer]]:
     """The classes of ``torch.optim`` that can be used, by name."""
-    found = {
+    usable = {
         name.lower(): cls
         for name, cls in vars(torch.optim).items()
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name.lower() not in _NOT_HERE
     }
-    return found | {"nag": torch.optim.SGD}
+    return usable | {"nag": torch.optim.SGD}
 
 
 def names() -> list[str]:
@@ -180,9 +180,9 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
     if isinstance(optimizer, torch.optim.Optimizer):
         # Some classes are special cases of others and have defaults that they do not let anybody choose.
         own = optimizer.defaults if len(optimizer.param_groups) > 1 else optimizer.param_groups[0]
-        its = {key: value for key, value in own.items() if key in valid}
-        defaults |= its
-        given = its | _torch_names(name, given, defaults)
+        taken = {key: value for key, value in own.items() if key in valid}
+        defaults |= taken
+        given = taken | _torch_names(name, given, defaults)
     hyper = _torch_names(name, given, defaults)
     if name == "nag":
         hyper = {"momentum": 0.9, "nesterov": True} | hyper
@@ -220,11 +220,11 @@ def _groups(
         raise UsageError(f"groups is a list of at most {MAX_GROUPS} dicts with 'keys' and hyper-parameters")
     groups: list[ParameterGroup] = []
     seen: set[Key] = set()
-    for one in given:
-        if not isinstance(one, Mapping) or not isinstance(one.get("keys"), list | tuple):
-            raise UsageError(f"a group is a dict with a list of 'keys', and hyper-parameters; {one!r:.80} is none")
-        own = {key: value for key, value in one.items() if key != "keys"}
-        keys = tuple(check_key(key) for key in one["keys"])
+    for group in given:
+        if not isinstance(group, Mapping) or not isinstance(group.get("keys"), list | tuple):
+            raise UsageError(f"a group is a dict with a list of 'keys' and hyper-parameters, not {group!r:.80}")
+        own = {key: value for key, value in group.items() if key != "keys"}
+        keys = tuple(check_key(key) for key in group["keys"])
         for key in keys:
             if key in seen:
                 raise UsageError(f"key {key!r} is in two groups")

@@ -24,7 +24,7 @@ _RESIDUAL = "residual:"  # no name of a state begins so: those begin with a numb
 
 
 class Residuals(NamedTuple):
-    """What the encodings of one worker lack: see ``Compressor.state``."""
+    """The residuals of one worker's compression; see ``Compressor.state``."""
 
     rank: int
     tensors: Mapping[str, torch.Tensor]
@@ -43,8 +43,8 @@ def write(
     Args:
         path: of the file.
         optimizer: its name.
-        states: what it knows.
-        residuals: what this worker's encodings lack.
+        states: by key and name of the state.
+        residuals: of this worker's compression.
         note: what ``read_note`` is to give.
     """
     keys = list(dict.fromkeys(key for key, _ in states))
@@ -72,7 +72,7 @@ def read(path: str | os.PathLike[str]) -> tuple[str, StateTensors]:
     with _opened(path) as file:
         metadata = file.metadata() or {}
         if metadata.get("format") != FORMAT:
-            raise UsageError(f"{path} holds no optimizer states of this package")
+            raise UsageError(f"{path} is not a file of optimizer states; pass one that save_optimizer_states wrote")
         keys = dict(enumerate(check_key(key) for key in json.loads(metadata["keys"])))
         states: StateTensors = {}
         for name in file.keys():  # noqa: SIM118 - not a dict
@@ -86,7 +86,7 @@ def read(path: str | os.PathLike[str]) -> tuple[str, StateTensors]:
 
 
 def read_residuals(path: str | os.PathLike[str]) -> Residuals | None:
-    """Return what the worker's encodings lacked that wrote ``path``; None if it did not compress.
+    """Return the residuals of the worker that wrote ``path``; None if it did not compress.
 
     Raises:
         UsageError: the file is damaged.
@@ -96,10 +96,10 @@ def read_residuals(path: str | os.PathLike[str]) -> Residuals | None:
         text = (file.metadata() or {}).get("residuals")
         if text is None:
             return None
-        found = json.loads(text)
+        described = json.loads(text)
         names = [name for name in file.keys() if name.startswith(_RESIDUAL)]  # noqa: SIM118 - not a dict
         tensors = {name.removeprefix(_RESIDUAL): file.get_tensor(name) for name in names}
-        return Residuals(int(found["rank"]), tensors, dict(found["plain"]))
+        return Residuals(int(described["rank"]), tensors, dict(described["plain"]))
 
 
 def read_note(path: str | os.PathLike[str]) -> str | None:
@@ -123,10 +123,10 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
         raise UsageError(f"{path} is damaged: {exc}") from None
 
 
-def require_optimizer(found: str, current: str, path: str | os.PathLike[str]) -> None:
+def require_optimizer(saved: str, current: str, path: str | os.PathLike[str]) -> None:
     """Raise ``UsageError`` unless the states in ``path`` are those of the ``current`` optimizer."""
-    if found != current:
-        raise UsageError(f"{path} holds the states of {found}, but the optimizer is {current}")
+    if saved != current:
+        raise UsageError(f"{path} holds the states of {saved}, but the optimizer is {current}")
 
 
 def require_keys(states: StateTensors, specs: Mapping[Key, Spec], path: str | os.PathLike[str]) -> None:

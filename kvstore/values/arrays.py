@@ -16,6 +16,9 @@ from kvstore.wire import Buffer
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
 
+# All views in one call of C++, which torch has for its own use; a version without it takes the slower way.
+_unflatten: Any = getattr(getattr(torch._C, "_nn", None), "unflatten_dense_tensors", None)
+
 
 def spec_of(tensor: torch.Tensor) -> Spec:
     """Return the shape and dtype of ``tensor``."""
@@ -26,7 +29,7 @@ def as_dtype(dtype: Any) -> torch.dtype:
     """Return ``dtype``, as torch or numpy has it or by name, as torch's; None is float32.
 
     Raises:
-        UsageError: it is none, or one that cannot be stored.
+        UsageError: it is not a dtype, or not one that can be stored.
     """
     if dtype is None:
         return torch.float32
@@ -49,7 +52,7 @@ def as_tensor(value: Any) -> torch.Tensor:
         value: a numpy array, a torch tensor on any device, a cupy array, or anything with DLPack.
 
     Raises:
-        UsageError: it is none of these, or of a dtype that cannot be stored.
+        UsageError: it is something else, or of a dtype that cannot be stored.
     """
     if isinstance(value, torch.Tensor):
         return _checked(value.detach()).resolve_neg()
@@ -103,7 +106,7 @@ def as_tensors(value: Any) -> list[torch.Tensor]:
     if not isinstance(value, list | tuple):
         return [as_tensor(value)]
     if not value:
-        raise UsageError("an empty list of values")
+        raise UsageError("the list of values is empty: pass one array per device")
     tensors = [as_tensor(item) for item in value]
     first = spec_of(tensors[0])
     for tensor in tensors[1:]:
@@ -137,10 +140,10 @@ def split_like(
     parts: Sequence[torch.Tensor]
     if shaped is None:
         parts = torch.split_with_sizes(flat, sizes)
-    elif 0 in sizes:
+    elif 0 in sizes or _unflatten is None:
         parts = [part.view(like.shape) for part, like in zip(torch.split_with_sizes(flat, sizes), shaped, strict=True)]
     else:
-        parts = torch._C._nn.unflatten_dense_tensors(flat, shaped)
+        parts = _unflatten(flat, shaped)
     return parts
 
 
@@ -153,22 +156,22 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def _plain(array: np.ndarray[Any, Any]) -> bool:
-    """Whether torch can have the strides; those of a field of a record need not be whole items."""
+    """Whether torch can represent the strides; those of a record's field need not be whole items."""
     return array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
 
 
 def _from_dlpack(value: Any) -> torch.Tensor:
     try:
         tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(value)
-    except Exception as exc:  # what its maker, or torch, has against it
-        raise UsageError(f"this {type(value).__name__} has DLPack, but torch cannot take it: {exc}") from exc
+    except Exception as exc:  # any exception of the exporter's, or torch's
+        raise UsageError(f"torch cannot import this {type(value).__name__} by DLPack: {exc}") from exc
     return tensor
 
 
 def _written(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_contiguous() or not tensor.numel():
         return tensor
-    reach = 0  # how far the elements lie apart that the dimensions before differ by
+    reach = 0  # the largest distance between elements in the dimensions before
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
             if stride <= reach:
@@ -183,5 +186,7 @@ def _checked(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype not in _NAMES:
         raise UsageError(f"dtype {tensor.dtype} cannot be stored; choose from {choices(ITEMSIZE)}")
     if tensor.layout != torch.strided or tensor.device.type == "meta":
-        raise UsageError(f"a {tensor.layout} tensor on {tensor.device} has no plain memory to move")
+        raise UsageError(
+            f"a {tensor.layout} tensor on {tensor.device} cannot be stored; pass a dense tensor on a CPU or CUDA device"
+        )
     return tensor

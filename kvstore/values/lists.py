@@ -1,7 +1,7 @@
-"""Lists of arrays, thousands at once: whether they are what most callers have, and where their elements lie.
+"""The fast path for lists of thousands of arrays: whether all are of common types, and where their elements lie.
 
-What is to be known of each array is asked by C functions, in ``map``. No lists of new objects are made on the way: of
-so many, the garbage collector would look at all again and again.
+C functions in ``map`` ask for the properties of each array. No lists of new objects are made: the garbage collector
+would visit thousands of them again and again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Arrays:
 
     Attributes:
         tensors: over the same memory.
-        own: whether they are copies that nobody else has.
+        own: whether they are copies that only this list refers to.
         given: whether the tensors are the caller's own.
     """
 
@@ -104,7 +104,7 @@ class Arrays:
     def at(self, positions: Column) -> Column | None:
         """Return where those at ``positions`` begin.
 
-        None: the list is short, or one of them is not where it was, and may be anything by now.
+        None: the list is short, or one of them has other memory than when it was listed.
         """
         if self._addresses is None:
             return None
@@ -133,15 +133,15 @@ def tensors_of(values: Arrays | Sequence[torch.Tensor]) -> Sequence[torch.Tensor
 
 
 def values_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
-    """Return ``arrays`` to read from, if they are what most callers have; many small ones are copied.
+    """Return ``arrays`` to read from, if all have the common types and fit ``layout``; many small ones are copied.
 
-    None: they are to be looked at one by one, and may be wrong.
+    None: not on the fast path; validate fully.
     """
     kinds = set(map(type, arrays))
     if kinds == {np.ndarray} and layout.many and (copies := _joined(arrays, layout)) is not None:
         return copies
-    found = _fitting(arrays, kinds, as_tensor, layout)
-    return found.copied(layout) if found is not None and layout.many else found
+    fitting = _fitting(arrays, kinds, as_tensor, layout)
+    return fitting.copied(layout) if fitting is not None and layout.many else fitting
 
 
 def outputs_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
@@ -157,7 +157,7 @@ def outputs_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
 def kinds_of(arrays: Sequence[Any]) -> tuple[Column, list[Spec]] | None:
     """Return which kind of array each is, and the kinds, if all are torch tensors, or all are numpy arrays.
 
-    None: they are to be looked at one by one.
+    None: not on the fast path; validate fully.
     """
     kinds = set(map(type, arrays))
     shape = torch.Tensor.size if kinds <= _TENSORS else _SHAPE if kinds == {np.ndarray} else None
@@ -192,8 +192,8 @@ def _fitting(
     if not all(map(_ON_CPU, tensors)) or any(map(torch.Tensor.is_neg, tensors)):
         return None
     try:
-        found = Arrays.of(tensors, given)
-        return found if all(map(torch.Tensor.is_contiguous, tensors)) else None
+        listed = Arrays.of(tensors, given)
+        return listed if all(map(torch.Tensor.is_contiguous, tensors)) else None
     except RuntimeError:  # a layout without plain memory
         return None
 
@@ -205,10 +205,10 @@ def _joined(arrays: Sequence[np.ndarray[Any, Any]], layout: Layout) -> Arrays | 
     flat = np.empty(layout.nbytes, np.uint8)
     stop = 0
     for name, positions in layout.by_dtype.items():
-        its = arrays if len(layout.by_dtype) == 1 else [arrays[position] for position in positions.tolist()]
+        of_dtype = arrays if len(layout.by_dtype) == 1 else [arrays[position] for position in positions.tolist()]
         start, stop = stop, stop + int(layout.lengths[positions].sum())
         try:
-            np.concatenate(its, axis=None, out=flat[start:stop].view(name), casting="no")
+            np.concatenate(of_dtype, axis=None, out=flat[start:stop].view(name), casting="no")
         except TypeError:
             return None
     return _parts(flat, layout)

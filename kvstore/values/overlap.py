@@ -1,4 +1,4 @@
-"""Whether arrays share memory in ways that make it count which of them is written first."""
+"""Whether arrays overlap in memory, so that the order of writing them matters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 Lengths: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
-_Spans: TypeAlias = "tuple[Lengths, Lengths]"
+_Ranges: TypeAlias = "tuple[Lengths, Lengths]"
 
 
 def crossed(
@@ -19,33 +19,33 @@ def crossed(
     owners: Sequence[int] | None = None,
     lengths: Lengths | None = None,
 ) -> bool:
-    """Return whether to write one of ``outs`` is to change a value that is not its own, or another of them.
+    """Return whether an output overlaps another output, or another key's input.
 
     Args:
-        values: what is read, contiguous.
-        outs: what is written; to write a value's own memory, all of it, is fine.
+        values: the inputs, contiguous.
+        outs: the outputs. An output may be exactly its own key's input.
         owners: for each of ``outs`` the position of its value; by default they have the same positions.
         lengths: bytes of each value, and of each of ``outs`` too, if these are contiguous and have the same positions.
     """
-    starts, stops = _spans(outs, lengths)
+    starts, stops = _ranges(outs, lengths)
     order = np.argsort(starts, kind="stable")
     starts, stops = starts[order], stops[order]
     if bool((starts[1:] < stops[:-1]).any()):
         return True
     if values is outs:
         return False
-    begins, ends = _spans(values, lengths)
+    begins, ends = _ranges(values, lengths)
     first, last = np.searchsorted(stops, begins, "right"), np.searchsorted(starts, ends, "left")
     touched = np.flatnonzero(last > first)
     if bool((last[touched] - first[touched] > 1).any()):
         return True
-    its = first[touched]
+    outputs = first[touched]  # the one output that overlaps each touched value
     own = order if owners is None else np.asarray(owners)[order]
-    return bool((own[its] != touched).any() or (starts[its] != begins[touched]).any())
+    return bool((own[outputs] != touched).any() or (starts[outputs] != begins[touched]).any())
 
 
-def _spans(tensors: Sequence[torch.Tensor], lengths: Lengths | None) -> _Spans:
-    """The first byte of each, and the one behind its last."""
+def _ranges(tensors: Sequence[torch.Tensor], lengths: Lengths | None) -> _Ranges:
+    """Return the address of the first byte of each tensor, and the address after its last."""
     starts = np.fromiter(map(torch.Tensor.data_ptr, tensors), np.int64, len(tensors))
     if lengths is None:
         lengths = np.array([_length(tensor) for tensor in tensors], np.int64)

@@ -22,8 +22,8 @@ class Leaving:
         self._arrays = values if isinstance(values, Arrays) else Arrays.of(self._begin(values))
 
     def _begin(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors as they will be on the host; copies are under way."""
-        here = list(tensors)
+        """Return the tensors on the host; copies of those on devices are under way."""
+        on_host = list(tensors)
         streams: dict[torch.device, torch.cuda.Stream] = {}
         for position, tensor in enumerate(tensors):
             if not tensor.is_cuda:
@@ -33,11 +33,11 @@ class Leaving:
                 stream = streams[tensor.device] = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
                 stream.wait_stream(torch.cuda.current_stream(tensor.device))
             with torch.cuda.stream(stream):
-                here[position] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-                here[position].copy_(tensor, non_blocking=True)
+                on_host[position] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+                on_host[position].copy_(tensor, non_blocking=True)
                 tensor.record_stream(stream)
                 self._events[position] = stream.record_event()
-        return here
+        return on_host
 
     def arrived(self, positions: Column) -> Arrays:
         """Return all arrays, of which those at ``positions`` are complete."""

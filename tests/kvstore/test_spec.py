@@ -44,7 +44,7 @@ def test_a_number_is_a_shape_too(given: Any) -> None:
 
 @pytest.mark.parametrize("given", [2.0, "3", None, (2, 2.5), torch.tensor(0.5)], ids=str)
 def test_what_is_no_shape(given: Any) -> None:
-    with pytest.raises(UsageError, match="a shape is a number or a tuple of them, not "):
+    with pytest.raises(UsageError, match="a shape is an integer or a tuple of integers, not "):
         as_shape(given)
 
 

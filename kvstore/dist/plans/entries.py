@@ -116,8 +116,8 @@ class Entries(Mapping[Key, Entry]):
     def __getitem__(self, key: Key) -> Entry:
         place = self.places[key]
         first = int(self.firsts[place])
-        span = slice(first, first + int(self.counts[place]))
-        columns = (column[span].tolist() for column in (self.ids, self.servers, self.starts, self.stops))
+        own = slice(first, first + int(self.counts[place]))
+        columns = (column[own].tolist() for column in (self.ids, self.servers, self.starts, self.stops))
         segments = [
             Segment(number, server, key, start, stop) for number, server, start, stop in zip(*columns, strict=True)
         ]

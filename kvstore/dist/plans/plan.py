@@ -109,9 +109,9 @@ class Plans:
         return plan
 
     def known(self, key: Any) -> Plan | None:
-        """Return the plan for ``key``, or a list of them, if they are known, and each is listed once.
+        """Return the plan for ``key``, or a list of keys, if all are known and each is listed once.
 
-        None: they are to be looked at one by one, and may be wrong.
+        None: not on the fast path; validate fully.
         """
         listed = tuple(key) if isinstance(key, list | tuple) else (key,)
         if not _KEYS.issuperset(map(type, listed)):  # 1.0 and True would be found as 1

@@ -93,8 +93,8 @@ def test_a_damaged_file_is_no_crash(data: st.DataObject, tmp_path_factory: pytes
 @pytest.mark.parametrize(
     ("tensors", "metadata", "text"),
     [
-        ({}, None, "no optimizer states of this package"),
-        ({}, {"format": "pt"}, "no optimizer states of this package"),
+        ({}, None, "is not a file of optimizer states; pass one that save_optimizer_states wrote"),
+        ({}, {"format": "pt"}, "is not a file of optimizer states; pass one that save_optimizer_states wrote"),
         ({}, {"format": FORMAT}, "damaged"),
         ({}, {"format": FORMAT, "keys": "[]"}, "damaged"),
         ({}, {"format": FORMAT, "keys": "[", "optimizer": "adam"}, "damaged"),
