@@ -1,9 +1,9 @@
-"""Which server holds which part of which array. Pure.
+"""Placement: which server holds which range of which array. Pure.
 
 Arrays of at least ``bound`` elements are cut into near-equal contiguous ranges, one for each server; smaller ones go
 whole to the server that holds the fewest bytes. Within one call arrays are placed from large to small and then by key,
 so the order in which a caller lists them does not matter. A range that is longer than one message should be is several
-segments, so that it can be sent, summed and answered piece by piece.
+segments, so that it can be sent, summed and answered one segment at a time.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _cut(spec: Spec, ranges: Iterable[tuple[int, tuple[int, int]]], longest: int
 
 
 def require_few(keys: Iterable[Key], counts: Sequence[int]) -> None:
-    """Raise ``UsageError`` if keys of so many segments each are more than one call may have."""
+    """Raise ``UsageError`` if the keys of one call, of ``counts`` segments each, have too many."""
     total = sum(counts)
     if total > MAX_SEGMENTS:
         most, key = max(zip(counts, keys, strict=True), key=itemgetter(0))
@@ -105,11 +105,11 @@ def require_few(keys: Iterable[Key], counts: Sequence[int]) -> None:
 
 
 def _across(spec: Spec, servers: int, bound: int) -> bool:
-    """Whether an array is cut into one range for each server."""
+    """Whether an array is cut over all servers."""
     return servers > 1 and spec.size >= max(bound, servers)
 
 
 def _count(spec: Spec, servers: int, bound: int, longest: int) -> int:
-    """How many segments an array will be, or one more for each server."""
+    """Return how many segments an array will be, at most one too many for each server."""
     ranges = servers if _across(spec, servers, bound) else 1
     return ranges * max(1, -(-spec.size // (ranges * max(1, longest // spec.itemsize))))

@@ -1,4 +1,4 @@
-"""How a store's updates and reads go together: one rule, of which sync, async and bounded staleness are cases. Pure.
+"""The consistency of a store: one rule, of which sync, async and bounded staleness are cases. Pure.
 
 Each worker has a clock for each key: how often it has pushed it.
 
@@ -35,7 +35,7 @@ class Rule:
         finite: whether an update with NaN or infinite values is refused.
 
     Raises:
-        UsageError: they do not go together; the message says what would.
+        UsageError: the values contradict each other. The message says what is valid.
     """
 
     mode: str = "sync"
@@ -70,7 +70,7 @@ class Rule:
         return 0 if self.staleness is None else max(0, clock - self.staleness)
 
     def require_workers(self, count: int) -> None:
-        """Raise ``UsageError`` if a job of ``count`` workers can never fulfil it."""
+        """Raise ``UsageError`` if a job of ``count`` workers can never satisfy the rule."""
         if self.quorum is not None and self.quorum > count:
             raise UsageError(f"quorum={self.quorum} is more than the {count} workers of this job")
 

@@ -1,6 +1,6 @@
 """How often a worker has pushed each of its keys: a number for each key, by its place in the store. Pure.
 
-They are columns, so that to push thousands of keys at once changes two arrays, each in one step.
+They are numpy columns: a push of thousands of keys changes two arrays, each in one step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PushClocks:
     def __init__(self) -> None:
         self.pushed: Column = np.zeros(0, np.int64)
         self.last: Column = np.zeros(0, np.int64)
-        self._versions: dict[int, int] = {}  # by segment, of the values that were last read, where these may be ahead
+        self._versions: dict[int, int] = {}  # by segment: the round last read, where rounds may be ahead
 
     def grow(self, size: int) -> None:
         """Have room for so many keys; new ones have not been pushed."""
@@ -43,14 +43,15 @@ class PushClocks:
         return clocks
 
     def note(self, places: Column, clocks: Column, push: int) -> None:
-        """Let the keys at ``places`` have these clocks, because of push number ``push``. May be repeated."""
+        """Set the clocks of the keys at ``places``, for push number ``push``. May be repeated."""
         self.pushed[places] = clocks
         self.last[places] = push
 
     def advance(self, parcel: Parcel, versions: Sequence[int]) -> None:
-        """Note the rounds of values that have come: who is behind them goes on from there. May be repeated.
+        """Note the rounds of values that have come; a clock that is behind them moves up to them. May be repeated.
 
-        Segments of one key may be at different rounds; the earliest counts, or a round might wait for this worker.
+        Segments of one key may be at different rounds. The earliest counts: otherwise its round would wait for a push
+        that this worker never makes.
         """
         for segment, entry, version in zip(parcel.segments, parcel.entries, versions, strict=True):
             self._versions[segment.id] = version
@@ -59,7 +60,7 @@ class PushClocks:
                 self.pushed[entry.place] = max(int(self.pushed[entry.place]), min(known))
 
     def resume(self, entries: Sequence[Entry], rounds: Mapping[int, int]) -> None:
-        """Let the next push of each key follow ``rounds``, by segment, where these are ahead. May be repeated."""
+        """After a join, move clocks up to ``rounds``, by segment, where these are ahead. May be repeated."""
         for entry in entries:
             known = [rounds[segment.id] for segment in entry.segments if segment.id in rounds]
             self.pushed[entry.place] = max(int(self.pushed[entry.place]), min(known, default=0))

@@ -1,4 +1,4 @@
-"""A worker's pauses, each from its call of ``join`` until all servers have let it go on."""
+"""The worker's side of ``join``: a pause lasts from the call until all servers let the worker go on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvstore.wire import Resume
 class Joining:
     """The pauses of one worker in one store, one after the other.
 
-    An exception may end any call here: the next ``join`` goes on where it was.
+    An exception may end any call here; the next ``join`` continues from that point.
 
     Args:
         requests: to the scheduler and the servers.
@@ -38,7 +38,7 @@ class Joining:
         return self._operation is not None
 
     def begin(self, entries: Mapping[Key, Entry]) -> None:
-        """Tell the scheduler and then the servers; nothing may be pushed from here to ``end``."""
+        """Announce a pause to the scheduler, then to the servers. Nothing may be pushed from here to ``end``."""
         number = self._number + 1
         self._requests.announce_pause(number)
         self._requests.pause(number, partial(self._pushed, entries), self._take, partial(self._begun, number))
@@ -54,7 +54,7 @@ class Joining:
         self._operation = operation
 
     def wait(self, timeout: float | None) -> None:
-        """Return when all servers let this worker go on; after ``DeadlineExceeded`` it pauses all the same."""
+        """Return when all servers let this worker go on. After ``DeadlineExceeded`` the pause goes on."""
         if self._operation is None:
             return
         try:
@@ -66,7 +66,7 @@ class Joining:
             raise
 
     def end(self, entries: Mapping[Key, Entry]) -> int:
-        """Let the next push of each key follow the rounds of others meanwhile; return the rank that joined last."""
+        """Move the clocks up to the rounds that others have made meanwhile; return the rank that joined last."""
         self._clocks.resume(list(entries.values()), self._rounds)
         self._operation = None
         return self._last

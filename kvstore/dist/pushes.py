@@ -1,7 +1,7 @@
-"""Contributions out, values in: what one worker pushes and pulls, and what its clocks are meanwhile.
+"""Pushes and pulls: contributions go out, values come in, and the worker's clocks advance.
 
-A push is one transaction. All that can be wrong with it is found before anything has changed; then its clocks and its
-requests are taken in as one, and from there on it is made, whatever happens to the call.
+A push is one transaction. Everything that can be wrong with it is found before anything changes. Then its clocks and
+its requests are noted in one step, and from there on it is made, whatever happens to the call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kvstore.wire import MAX_PRIORITY, Ack, CodecDescription, Pull, Push, Sender
 
 
 class Counts(NamedTuple):
-    """What has been counted so far; see ``Statistics``."""
+    """The counters of one store; see ``Statistics``."""
 
     pushes: int = 0
     pulls: int = 0
@@ -56,8 +56,8 @@ class Pushes:
         joining: whether this worker may push.
 
     Attributes:
-        compressing: how values are encoded; None for as they are.
-        counts: what has been counted.
+        compressing: how values are encoded; None sends them as they are.
+        counts: the counters.
     """
 
     def __init__(
@@ -111,7 +111,11 @@ class Pushes:
         return operation
 
     def _load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor]) -> Load:
-        """Return what the messages of a push carry; raise what is wrong with it."""
+        """Return the contents of a push's messages.
+
+        Raises:
+            Mismatch, UsageError: it cannot be pushed.
+        """
         if self.rule.mode == "async":
             self._optimizing.require("push")
         if not plan.floats and self._optimizing.optimizer is not None:
@@ -180,7 +184,7 @@ class Pushes:
         return any(number in self._pushed and self._pushed[number].open for number in numbers)
 
     def _forget(self) -> None:
-        """Let go of the oldest pushes, those that have taken effect."""
+        """Forget the oldest pushes, as far as they have taken effect."""
         for number, operation in list(self._pushed.items()):
             if operation.open:
                 return
@@ -198,7 +202,13 @@ class Pushes:
         return _Incoming(writer, decode, codec, None if priority is None else Turn(nbytes, priority))
 
     def noted(self, parcel: Parcel, reply: Ack | Values, pushed: int, pulled: bool) -> Effect:
-        """Return what an answer changes: of ``pushed`` bytes, and of values that were ``pulled`` if they were."""
+        """Return the effect of an answer on the counters and clocks.
+
+        Args:
+            parcel: what was asked about.
+            pushed: bytes of gradients that went out.
+            pulled: whether the values have been written.
+        """
         counts = self.counts
         staleness = counts.staleness
         if pulled and self.rule.mode == "async" and isinstance(reply, Values):
@@ -293,13 +303,13 @@ class _Pull(_ParcelRequest):
         return Pull(sender, self.pushes.store, self.parcel.ids, self.clocks, self.codec)
 
     def forsake(self) -> None:
-        """See ``PendingRequest``; whether it fails does not matter any more either."""
+        """See ``PendingRequest``. Whether the pull fails does not matter any more, either."""
         super().forsake()
         self.operation.raised = True
 
 
 class _Push(_ParcelRequest):
-    """This worker's contribution to a parcel's segments. Its values are packed, or encoded, when it goes."""
+    """This worker's contribution to a parcel's segments. Its values are packed, or encoded, when it is sent."""
 
     __slots__ = ("contribution", "sent", "want")
     early = False

@@ -1,4 +1,4 @@
-"""What a worker says to the scheduler and the servers about one store, apart from pushes and pulls."""
+"""The requests of one store to the scheduler and the servers, apart from pushes and pulls."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Requests:
         return Entries.of(keys, kinds, specs, SegmentColumns(*(np.array(column, np.int64) for column in columns)))
 
     def put_values(self, plan: Plan, values: Leaving, effect: Effect) -> None:
-        """Give the servers the first values of a plan's keys, then tell the scheduler; ``effect`` is a part of that."""
+        """Send the first values of a plan's keys to the servers, then report them ready, which has ``effect``."""
         operation = self._operation("init", plan.keys)
         for parcel in plan.parcels:
             peer = self._session.servers[parcel.server]
@@ -165,7 +165,7 @@ class Requests:
         }
 
     def put_states(self, server: int, states: Mapping[tuple[Segment, str], torch.Tensor]) -> None:
-        """Give a server the optimizer's states of segments that it holds."""
+        """Send a server the optimizer's states of segments that it holds."""
         specs = [spec_of(value) for value in states.values()]
         self._one(
             self._session.servers[server],
@@ -192,7 +192,7 @@ class Requests:
         self._client.submit(operation, ready, [question], partial(begun, operation))
 
     def announce_pause(self, number: int) -> None:
-        """Tell the scheduler of this worker's pause ``number``, before any server lets others go on because of it."""
+        """Announce this worker's pause ``number`` to the scheduler, before any server lets others go on."""
         self._one(
             self._session.scheduler,
             "join",

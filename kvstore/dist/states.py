@@ -1,4 +1,4 @@
-"""The states of an optimizer, of whole arrays and of the segments of them that servers hold. Pure."""
+"""Optimizer states of whole arrays, and of the segments that servers hold. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvstore.spec import Key
 
 
 def assemble(segments: Mapping[tuple[Segment, str], torch.Tensor], entries: Mapping[Key, Entry]) -> StateTensors:
-    """Put the states of segments together to those of whole arrays, as if one server had held all."""
+    """Join the states of segments into those of whole arrays, as if one server held everything."""
     by_state: dict[tuple[Key, str], list[tuple[Segment, torch.Tensor]]] = {}
     for (segment, name), value in segments.items():
         by_state.setdefault((segment.key, name), []).append((segment, value))
@@ -32,7 +32,7 @@ def cut(states: StateTensors, entries: Mapping[Key, Entry]) -> dict[tuple[Segmen
     """Cut the states of whole arrays into those of their segments; the inverse of ``assemble`` for any placement.
 
     Raises:
-        UsageError: a state is not element by element, and its array is held in segments.
+        UsageError: a state has another number of elements than its array, which is cut.
     """
     segments: dict[tuple[Segment, str], torch.Tensor] = {}
     for (key, name), value in states.items():

@@ -1,4 +1,4 @@
-"""'dist_*': a worker's side of a store that servers hold. It places, sends and waits; servers sum and update."""
+"""The 'dist_*' stores, the worker's side: it places, sends and waits; servers sum and update."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from kvstore.values import (
 
 
 class _Barrier(NamedTuple):
-    """Where a worker is with barriers: how many it has passed, and the operation of one that it has come to."""
+    """How many barriers a worker has passed, and the operation of the one that it waits at."""
 
     passed: int = 0
     operation: Operation | None = None
@@ -123,16 +123,17 @@ class DistStore(KVStore):
         self._kind = kind
 
     def _new(self, key: Any, value: Any) -> tuple[list[Key], list[Any], type]:
-        """Return new keys, all different, the first value of each, and of what type the store's keys are.
+        """Return new keys, all different, the first value of each, and the type of the store's keys.
 
         Raises:
-            UsageError, AlreadyInitialized: they are not such.
+            AlreadyInitialized: the store has one of the keys.
+            UsageError: a key is listed twice, or is not of the type of the others.
         """
         listed = pairs(key, value, self._kind)
         if listed is None:
             grouped = self._pairs(key, value)
             if isinstance(key, list | tuple) and len(grouped) < len(key):
-                raise UsageError("init with a key listed twice")
+                raise UsageError("init was given a key twice; list each key once")
             listed = list(grouped), list(grouped.values()), one_kind(grouped, self._kind)
         for each in listed[0]:
             if each in self._entries.places:
@@ -174,7 +175,7 @@ class DistStore(KVStore):
         self._optimizing.set(new)
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
-        """Not here: an updater is code, and nothing on the wire is code."""
+        """Raise ``Unsupported``: an updater is code, and nothing on the wire is code."""
         raise Unsupported("servers take no function; use set_optimizer with a name and numbers")
 
     def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
@@ -331,7 +332,7 @@ class DistStore(KVStore):
 
 
 def _first_values(arrays: Sequence[Any]) -> tuple[list[int], list[Spec], Arrays | list[torch.Tensor]]:
-    """Return the kind of each of ``arrays``, the kinds, and the arrays, contiguous; of several devices the first."""
+    """Return the index of each array's spec, the specs, and contiguous arrays. Of several devices the first counts."""
     known = kinds_of(arrays)
     if known is not None:
         values = values_of(arrays, Layout(*known))

@@ -1,6 +1,6 @@
-"""Arrays that lie back to back and are updated alike: torch.optim takes them for one parameter. No torch.optim here.
+"""Fused parameters: arrays that lie back to back and are updated alike are one parameter to torch.optim.
 
-A step looks at each parameter with Python's speed, and at thousands of small ones for longer than it computes.
+A step of torch.optim visits each parameter in Python. With thousands of small ones, that takes longer than the update.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kvstore.cached import cached
 from kvstore.spec import Key
 from kvstore.values import many_small, split_like
 
-# Elements. Arrays whose sizes are multiples of it are computed to the same bits alone and one after the other: no
-# processor's vectors are longer, so none of them holds elements of two.
+# Elements. Arrays whose sizes are multiples of it give the same bits alone and fused: no processor's vectors are
+# longer, so no vector holds elements of two arrays.
 LANE = 64
 
 Kind: TypeAlias = tuple[int, float, float, torch.dtype, torch.device, bool]  # see ``FusedGroup``
@@ -29,8 +29,8 @@ class FusedParameter:
     """Arrays that are updated as one.
 
     Attributes:
-        keys: theirs, in the order in which they lie.
-        shapes: theirs.
+        keys: of the arrays, in the order in memory.
+        shapes: of the arrays.
         tensor: what torch.optim knows: of the only array's shape, or flat.
         master: whether ``tensor`` is a float32 copy of weights of half precision.
     """
@@ -108,7 +108,7 @@ class FusedGroup:
         return weights, grads
 
     def point(self, flat: torch.Tensor) -> None:
-        """Let the weights be those in ``flat``, back to back, from now on."""
+        """Update the weights in ``flat``, back to back, from now on."""
         if flat is self._flat or self._own is not None:
             self._flat = flat
             return
@@ -124,7 +124,7 @@ class FusedGroup:
         return split_like(flat, self._sizes, self._shaped)
 
     def take(self, grads: torch.Tensor | Sequence[torch.Tensor]) -> None:
-        """Let these be the gradients: a tensor for each param, or one of all, back to back."""
+        """Set the gradients: a tensor for each param, or one of all, back to back."""
         if self._own is not None and isinstance(grads, torch.Tensor):
             self._own[1].copy_(grads)
             return
@@ -133,13 +133,13 @@ class FusedGroup:
             param.grad = part
 
     def drop(self) -> None:
-        """Let go of gradients that are others'."""
+        """Drop references to the caller's gradients."""
         if self._own is None:
             for param in self.params:
                 param.grad = None
 
     def finish(self) -> None:
-        """Note that the params have been updated; weights that lie elsewhere follow them."""
+        """Note that the params have been updated, and copy them to weights that lie elsewhere."""
         self.stepped = True
         if self._own is not None and self._flat is not None:
             self._flat.copy_(self._own[0])
@@ -149,7 +149,7 @@ class FusedGroup:
 
 
 def alike(kinds: Sequence[Hashable], sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return which arrays can be one parameter: ranges of places, that are all places."""
+    """Return which arrays can be fused, as ranges of their places that together are all places."""
     ranges: list[tuple[int, int]] = []
     for place, kind in enumerate(kinds):
         if place and kind == kinds[place - 1] and sizes[place - 1] % LANE == 0:
@@ -160,7 +160,7 @@ def alike(kinds: Sequence[Hashable], sizes: Sequence[int]) -> list[tuple[int, in
 
 
 def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return what a parameter has of a state of which each of its arrays has one of ``values``."""
+    """Return the state of a fused parameter, from the ``values`` that its arrays have of it."""
     first = values[0]
     if not first.dim():  # a count, or a number; an array that others follow in a parameter has dimensions
         return first.clone()

@@ -1,4 +1,4 @@
-"""Optimizers by name: a description that can travel, because it is a name and numbers and nothing else."""
+"""Optimizers by name: a description that can be sent, because it is a name and numbers and nothing else."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Optimizer:
         return self.name in _WHOLE
 
     def same_rule(self, other: Optimizer | None) -> bool:
-        """Whether state made by ``other`` still means the same under this one."""
+        """Whether states made by ``other`` are valid for this one."""
         return other is not None and self.name == other.name
 
     def number_of(self, key: Key) -> int:
@@ -130,7 +130,7 @@ class Optimizer:
         return changed
 
     def require_changes(self, changes: Changes) -> None:
-        """Raise ``UsageError`` if ``changes`` are not such that updates can go on with them, state and all."""
+        """Raise ``UsageError`` if updates cannot go on with ``changes`` and the states that there are."""
         for (number, name), value in changes.items():
             if number > len(self.groups):
                 raise UsageError(f"there is no group {number}: set_optimizer had {len(self.groups)}")
@@ -215,7 +215,7 @@ def require_shapes(optimizer: Optimizer | None, specs: Iterable[tuple[Key, Spec]
 def _groups(
     name: str, given: Any, base: Mapping[str, Any], lr_mult: dict[Key, float], wd_mult: dict[Key, float]
 ) -> tuple[ParameterGroup, ...]:
-    """The groups of a description; their multipliers go into those by key."""
+    """Return the groups of a description; their multipliers are added to ``lr_mult`` and ``wd_mult``."""
     if isinstance(given, Mapping | str) or not isinstance(given, Sequence) or len(given) > MAX_GROUPS:
         raise UsageError(f"groups is a list of at most {MAX_GROUPS} dicts with 'keys' and hyper-parameters")
     groups: list[ParameterGroup] = []
@@ -241,7 +241,7 @@ def _groups(
 
 
 def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """``given`` by torch's names; ``defaults`` has what one of two betas leaves open."""
+    """Return ``given`` by torch's names; if only one beta is given, ``defaults`` has the other."""
     valid, aliases = _hyperparameters(name), _aliases(name)
     named = {key: value for key, value in given.items() if key not in _IGNORED}
     for old, new in aliases.items():
@@ -307,6 +307,6 @@ def _multipliers(given: dict[str, Any], name: str) -> dict[Key, float]:
 
 
 def log_replaced(old: Optimizer | None, new: Optimizer) -> None:
-    """Say so when another optimizer takes over and the old one's state is dropped."""
+    """Log a warning if ``new`` is another optimizer, so that the states of ``old`` are dropped."""
     if old is not None and not new.same_rule(old):
         log.warning("set_optimizer: %s replaces %s, whose state is dropped", new.name, old.name)

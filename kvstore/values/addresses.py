@@ -1,8 +1,8 @@
-"""Many small ranges of memory, given by their addresses: all read, or all written, in one step of numpy's.
+"""Many small ranges of memory, given by their addresses: read or written in one step of numpy's.
 
-A call for each of thousands takes ten times as long as their bytes. numpy's indexing moves elements of 1 to 16 bytes
-wherever they are. What is indexed here is all memory from the first range to the last; nothing of it is touched but
-the ranges themselves.
+A call for each of thousands of ranges takes ten times as long as copying their bytes. numpy's indexing moves elements
+of 1 to 16 bytes wherever they are. The array that is indexed spans all memory from the first range to the last; only
+the ranges themselves are read or written.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def scatter(data: Buffer, addresses: Column, lengths: Column) -> None:
 
 
 def _indexed(addresses: Column, lengths: Column) -> tuple[np.ndarray[Any, Any], Column]:
-    """Return an array over all memory between these, and which of its elements they are."""
+    """Return an array over all memory that the ranges span, and the indices of their elements."""
     sound = lengths > 0
-    if not sound.all():  # what has no elements may lie nowhere
+    if not sound.all():  # an empty array may have any address
         addresses, lengths = addresses[sound], lengths[sound]
     bits = int(np.bitwise_or.reduce(addresses) | np.bitwise_or.reduce(lengths)) | max(_UNITS)
     unit = bits & -bits  # the largest power of two that divides them all

@@ -13,7 +13,7 @@ T = TypeVar("T")
 def without_grad(action: Callable[..., T], *args: Any, **options: Any) -> T:
     """Return what ``action`` returns, which nothing records for autograd.
 
-    The handler of a signal may cut the end of ``torch.no_grad()`` short; this leaves the caller's mode as it was.
+    A signal's handler may raise at the end of ``torch.no_grad()``. This restores the caller's mode even then.
     """
     recording = torch.is_grad_enabled()
     try:

@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 
 def many_small(count: int, nbytes: int) -> bool:
-    """Whether ``count`` arrays, of so many bytes together, are best moved all at once."""
+    """Whether ``count`` arrays, of ``nbytes`` together, are faster to copy in one step than one by one."""
     return count > FEW and nbytes < PART * count
 
 
 class Layout:
-    """What the arrays of a list are to be; and how copies of them lie back to back, those of large items first.
+    """The shapes and dtypes that a list of arrays must have, and how copies lie back to back: largest items first.
 
     Args:
         kinds: for each array, which of ``specs`` it has.
@@ -89,7 +89,7 @@ class Arrays:
         self.own = own
         self.given = given
         self._addresses = addresses
-        self._made = made  # tensors are, anew whenever one is asked for; their memory stays where it is
+        self._made = made  # whether tensors are made anew whenever one is asked for, over memory that stays
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], given: bool = False) -> Arrays:
@@ -102,7 +102,7 @@ class Arrays:
         return cls(tuple(tensors), addresses if len(tensors) > FEW else None, given=given)
 
     def at(self, positions: Column) -> Column | None:
-        """Return where those at ``positions`` begin.
+        """Return the addresses of the arrays at ``positions``.
 
         None: the list is short, or one of them has other memory than when it was listed.
         """
@@ -115,12 +115,12 @@ class Arrays:
         return addresses if np.array_equal(addresses, now) else None
 
     def written(self, positions: Column) -> None:
-        """Let autograd know that those at ``positions`` are written to, other than by torch."""
+        """Tell autograd that the arrays at ``positions`` are written to, not by torch."""
         if not self._made:
             increment_version([self.tensors[position] for position in positions.tolist()])
 
     def copied(self, layout: Layout) -> Arrays:
-        """Return copies."""
+        """Return copies of all, in new memory."""
         flat = np.empty(layout.nbytes, np.uint8)
         addresses = _addresses(self.tensors) if self._addresses is None else self._addresses
         collect(addresses[layout.order], layout.lengths[layout.order], flat.data)
@@ -128,7 +128,7 @@ class Arrays:
 
 
 def tensors_of(values: Arrays | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return the tensors of a list of arrays, in whatever form it is."""
+    """Return ``values`` as tensors."""
     return values.tensors if isinstance(values, Arrays) else values
 
 
@@ -155,7 +155,7 @@ def outputs_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
 
 
 def kinds_of(arrays: Sequence[Any]) -> tuple[Column, list[Spec]] | None:
-    """Return which kind of array each is, and the kinds, if all are torch tensors, or all are numpy arrays.
+    """Return for each array the index of its spec, and the specs, if all are torch tensors or all are numpy arrays.
 
     None: not on the fast path; validate fully.
     """
@@ -240,7 +240,7 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> Column:
 
 
 class _Numbers(dict[Any, int]):
-    """Numbers things as they come."""
+    """Numbers keys in the order in which they are first looked up."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)
@@ -248,7 +248,7 @@ class _Numbers(dict[Any, int]):
 
 
 class _Lazy(Sequence[T]):
-    """Things that are made when somebody asks for them."""
+    """A sequence whose items are made when they are asked for."""
 
     def __init__(self, make: Callable[[int], T], size: int) -> None:
         self._make, self._size = make, size

@@ -17,25 +17,25 @@ from kvstore.wire import Buffer
 
 
 class PayloadRange(Protocol):
-    """Elements ``start`` to ``stop`` of a payload, in whatever form."""
+    """Elements ``start`` to ``stop`` of a payload, plain or encoded."""
 
     @property
     def start(self) -> int:
-        """Where it begins."""
+        """The first element."""
         ...
 
     @property
     def stop(self) -> int:
-        """Where it ends."""
+        """The element after the last."""
         ...
 
     @property
     def values(self) -> torch.Tensor:
-        """The elements, flat: where they lie, or new."""
+        """The elements, flat: views of the payload, or new if they are encoded."""
         ...
 
     def cut(self, start: int, stop: int) -> PayloadRange:
-        """Return what of it is from ``start`` to ``stop``, counted from ``start``."""
+        """Return the elements that are also between ``start`` and ``stop``, counted from ``start``."""
         ...
 
     def write(self, out: torch.Tensor, add: bool) -> None:
@@ -51,7 +51,7 @@ class TensorRange(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Where it ends."""
+        """The element after the last."""
         return self.start + self.values.numel()
 
     def cut(self, start: int, stop: int) -> TensorRange:

@@ -1,4 +1,4 @@
-"""Sums in a fixed order, so that the same contributions always give the same bits."""
+"""Sums in a fixed order: the same contributions always give the same bits."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ def sum_in_order(tensors: Sequence[torch.Tensor], *, out: torch.Tensor | None = 
 
     Args:
         tensors: one or more of one shape and dtype.
-        out: where to put the sum. Without it the result is new memory, but for a single tensor, which is returned as
-            it is.
+        out: where to put the sum. By default the sum is a new tensor; a single tensor is returned as it is.
     """
     first, *rest = tensors
     if not rest:

@@ -1,4 +1,4 @@
-"""Between devices and the host memory that the wire reads and writes; pinned where a GPU is at the other end."""
+"""Copies between devices and host memory, which the wire reads and writes; pinned where a GPU is the other end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstore.values.lists import Arrays
 
 
 class Leaving:
-    """Arrays on their way to the host: those of CUDA devices come while the first are being sent already.
+    """Arrays on their way to the host: copies from CUDA devices go on while the first arrays are being sent.
 
     Args:
         values: contiguous tensors; on the CPU they are what they are.

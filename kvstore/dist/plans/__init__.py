@@ -1,4 +1,4 @@
-"""What a list of keys means: where its arrays are, and which messages it takes. Pure.
+"""Plans: where the arrays of a list of keys are, and which messages they take. Pure.
 
 entries  what a worker knows of its store's keys
 parcels  the messages that a list of keys takes, and which elements each has

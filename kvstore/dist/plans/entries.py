@@ -1,4 +1,4 @@
-"""What a worker knows of its store's keys, in columns: what is done to thousands of keys is a few steps. Pure."""
+"""What a worker knows of its store's keys, in numpy columns: thousands of keys take a few steps. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = tuple(ITEMSIZE)  # by the code that columns have
 
 
 class Segment(NamedTuple):
-    """A segment: elements ``start`` to ``stop`` of the array of ``key``, which its server calls ``id``."""
+    """Elements ``start`` to ``stop`` of the array of ``key``, which one server holds under the number ``id``."""
 
     id: int
     server: int
@@ -26,7 +26,7 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """What a worker knows of a key; ``place`` is its number among the store's keys, by which its clock is found."""
+    """What a worker knows of a key; ``place`` is its number among the store's keys, the index of its clock."""
 
     spec: Spec
     segments: list[Segment]
@@ -79,7 +79,7 @@ class Entries(Mapping[Key, Entry]):
         return made
 
     def add(self, others: Entries) -> None:
-        """Take in ``others``, none of which are here yet. May be cut short by an exception, and repeated."""
+        """Add ``others``, none of which are here yet. If an exception ends this, it may be called again."""
         keys, segments = len(others), others.segments
         columns = (column[:segments] for column in (others.ids, others.servers, others.starts, others.stops))
         self._add(list(others), others.kinds[:keys], others.specs, SegmentColumns(others.counts[:keys], *columns))
@@ -111,7 +111,7 @@ class Entries(Mapping[Key, Entry]):
         self.servers = _written(self.servers, segment, segments.servers)
         self.starts = _written(self.starts, segment, segments.starts)
         self.stops = _written(self.stops, segment, segments.stops)
-        self.places.update(dict(zip(keys, range(place, place + len(keys)), strict=True)))  # all at once: they are here
+        self.places.update(dict(zip(keys, range(place, place + len(keys)), strict=True)))  # last, in one step
 
     def __getitem__(self, key: Key) -> Entry:
         place = self.places[key]
@@ -133,7 +133,7 @@ class Entries(Mapping[Key, Entry]):
         return len(self.places)
 
     def bytes_by_server(self, servers: int) -> list[int]:
-        """Return how many bytes of the arrays each of so many servers holds."""
+        """Return how many bytes of the arrays each of ``servers`` servers holds."""
         keys, segments = len(self.places), self.segments
         itemsizes = np.array([spec.itemsize for spec in self.specs], np.int64)[self.kinds[:keys]]
         held = np.zeros(servers, np.int64)

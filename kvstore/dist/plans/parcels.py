@@ -1,4 +1,4 @@
-"""What a list of keys means to servers: which messages it takes, and which elements of which arrays each has. Pure."""
+"""Parcels: which messages a list of keys takes, and which elements of which arrays each of them carries. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvstore.spec import ITEMSIZE, Key
 from kvstore.values import many_small
 from kvstore.values.addresses import Column
 
-MOST_SEGMENTS = 1 << 17  # in one message; what says which they are, or what their states are, must fit its header
+MOST_SEGMENTS = 1 << 17  # in one message: their numbers, and descriptions of their states, must fit its header
 
 Flags: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.bool_]]"
 
@@ -22,7 +22,7 @@ _ITEMSIZES = np.array(list(ITEMSIZE.values()), np.int64)
 
 
 class PayloadSource(NamedTuple):
-    """What has one payload: elements ``start`` to ``stop`` of an array, or of several whole ones, back to back."""
+    """What one payload is made from: elements ``start`` to ``stop`` of an array, or several whole arrays."""
 
     keys: tuple[Key, ...]
     start: int
@@ -31,7 +31,7 @@ class PayloadSource(NamedTuple):
 
 
 class ArrayRange(NamedTuple):
-    """Elements ``start`` to ``stop`` of the array at ``position`` of the list; ``whole`` if that is all of it."""
+    """Elements ``start`` to ``stop`` of the array at ``position`` in the list; ``whole`` if that is all of it."""
 
     position: int
     start: int
@@ -75,7 +75,7 @@ class SegmentTable:
 
 
 class Parcel:
-    """What one message carries: segments of one dtype on one server, back to back; merged, they are ranges.
+    """What one message carries: segments of one dtype on one server, back to back; adjacent ones merge into ranges.
 
     Args:
         table: the list of keys.
@@ -109,7 +109,7 @@ class Parcel:
 
     @cached
     def many(self) -> bool:
-        """Whether its ranges are best moved all at once."""
+        """Whether its ranges are faster to copy in one step of numpy's than one by one."""
         return many_small(len(self.positions), self.nbytes)
 
     @cached
@@ -149,7 +149,7 @@ class Parcel:
         return list(map(self._table.keys.__getitem__, self._table.positions[self._numbers].tolist()))
 
     def shapes(self) -> tuple[list[int], list[list[int]]]:
-        """Return which shape each segment has, and the shapes: of whole arrays their own, of others they are flat."""
+        """Return for each segment the index of its shape, and the shapes; a segment of a cut array is flat."""
         table = self._table
         positions = table.positions[self._numbers]
         sizes = (table.stops - table.starts)[self._numbers]
@@ -172,7 +172,7 @@ class Parcel:
 
     @cached
     def sources(self) -> list[PayloadSource]:
-        """What the payloads of all segments are of, in order."""
+        """What each payload is made from, in order."""
         made: list[PayloadSource] = []
         shared = False
         for key, start, stop, small, segments in self._by_range():
@@ -227,12 +227,12 @@ def pack(table: SegmentTable, most: int, small: int = 0) -> list[Parcel]:
 
 
 def _filled(numbers: Column, nbytes: Column, most: int) -> Iterator[Column]:
-    """Cut ``numbers`` into those of a message each: as many as have ``most`` bytes, and at least one that has any."""
+    """Yield the numbers for each message: as many as fit in ``most`` bytes, and at least one that is not empty."""
     ends = np.cumsum(nbytes)
     start = 0
     while start < len(numbers):
         before = int(ends[start] - nbytes[start])
-        filled = int(np.searchsorted(ends, before, "right")) + 1  # the first that has any is in
+        filled = int(np.searchsorted(ends, before, "right")) + 1  # at least the first that is not empty
         stop = max(filled, int(np.searchsorted(ends, before + most, "right")))
         stop = min(stop, start + MOST_SEGMENTS, len(numbers))
         yield numbers[start:stop]
