@@ -5,6 +5,7 @@ calls        their arguments, checked
 plans        what a list of keys means: checks of its arrays, and the messages it takes
 pushes       contributions out, values in, and who waits for which
 clocks       how often each key has been pushed
+counts       the counters behind statistics()
 requests     the messages themselves, to servers and scheduler
 outgoing     arrays into messages
 incoming     replies into arrays

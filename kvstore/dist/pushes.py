@@ -15,6 +15,7 @@ import torch
 from kvstore.dist.calls import StoreCall
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
+from kvstore.dist.counts import Counts
 from kvstore.dist.incoming import Decode, Writer
 from kvstore.dist.join import Joining
 from kvstore.dist.optimizer import Optimizing, PushHyperparameters
@@ -31,17 +32,6 @@ from kvstore.ticket import Operation
 from kvstore.values import Arrays, Leaving, tensors_of
 from kvstore.values.addresses import Column
 from kvstore.wire import MAX_PRIORITY, Ack, CodecDescription, Pull, Push, Sender, Values
-
-
-class Counts(NamedTuple):
-    """The counters of one store; see ``Statistics``."""
-
-    pushes: int = 0
-    pulls: int = 0
-    bytes_pushed: int = 0
-    bytes_pulled: int = 0
-    late: int = 0
-    staleness: tuple[tuple[int, int], ...] = ()
 
 
 class Pushes:
@@ -149,7 +139,7 @@ class Pushes:
             pulls: list[PendingRequest] = [
                 _Pull(self, operation, parcel, self._incoming(parcel, writer, priority)) for parcel in plan.parcels
             ]
-            return pulls, partial(self._count, self.counts._replace(pulls=self.counts.pulls + len(plan.keys)))
+            return pulls, partial(self._count, self.counts.called(0, len(plan.keys)))
         if self._joining.under_way:
             raise UsageError("this worker has joined, and others have not yet: call join() again, which waits on")
         self._forget()
@@ -160,10 +150,7 @@ class Pushes:
         pushes = [
             _Push(self, operation, parcel, self._incoming(parcel, writer, turn), outgoing) for parcel in plan.parcels
         ]
-        counts = self.counts._replace(
-            pushes=self.counts.pushes + len(plan.keys),
-            pulls=self.counts.pulls + (0 if writer is None else len(plan.keys)),
-        )
+        counts = self.counts.called(len(plan.keys), 0 if writer is None else len(plan.keys))
         clocks = self.clocks.pushed[plan.places] + 1
         return pushes, partial(self._made, self._number + 1, operation, plan, clocks, counts)
 
@@ -209,21 +196,12 @@ class Pushes:
             pushed: bytes of gradients that went out.
             pulled: whether the values have been written.
         """
-        counts = self.counts
-        staleness = counts.staleness
-        if pulled and self.rule.mode == "async" and isinstance(reply, Values):
-            seen = dict(staleness)
-            seen[reply.ahead] = seen.get(reply.ahead, 0) + 1
-            staleness = tuple(seen.items())
-        counts = Counts(
-            counts.pushes,
-            counts.pulls,
-            counts.bytes_pushed + pushed,
-            counts.bytes_pulled + (sum(reply.lengths) or parcel.nbytes if pulled and isinstance(reply, Values) else 0),
-            counts.late + (reply.missed if self.rule.quorum is not None else 0),
-            staleness,
-        )
-        versions = reply.clocks if pulled and isinstance(reply, Values) else []
+        counts = self.counts.sent(pushed, reply, self.rule.quorum is not None)
+        versions: Sequence[int] = ()
+        if pulled and isinstance(reply, Values):
+            nbytes = sum(reply.lengths) or parcel.nbytes
+            counts = counts.received(nbytes, reply.ahead if self.rule.mode == "async" else None)
+            versions = reply.clocks
         return partial(self._noted, counts, parcel, versions)
 
     def _noted(self, counts: Counts, parcel: Parcel, versions: Sequence[int]) -> None:

@@ -1,0 +1,45 @@
+"""The counters of one worker in one store; see ``Statistics``. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvstore.wire import Ack, Values
+
+
+class Counts(NamedTuple):
+    """How much has been pushed and pulled so far. Each change is a new one, so an exception leaves the old or the new.
+
+    Attributes:
+        pushes, pulls: keys, counted once for each call that had them.
+        bytes_pushed, bytes_pulled: bytes of values that answered messages have carried.
+        late: segments of pushes that came after their rounds were over.
+        staleness: how often a read was so many pushes ahead of the slowest worker.
+    """
+
+    pushes: int = 0
+    pulls: int = 0
+    bytes_pushed: int = 0
+    bytes_pulled: int = 0
+    late: int = 0
+    staleness: tuple[tuple[int, int], ...] = ()
+
+    def called(self, pushes: int, pulls: int) -> Counts:
+        """Return the counts after a call that pushes and pulls so many keys."""
+        return self._replace(pushes=self.pushes + pushes, pulls=self.pulls + pulls)
+
+    def sent(self, nbytes: int, reply: Ack | Values, quorum: bool) -> Counts:
+        """Return the counts after the answer to a message that carried ``nbytes`` of gradients.
+
+        Args:
+            quorum: whether rounds may be over before this worker's push is there.
+        """
+        late = reply.missed if quorum else 0
+        return self._replace(bytes_pushed=self.bytes_pushed + nbytes, late=self.late + late)
+
+    def received(self, nbytes: int, ahead: int | None) -> Counts:
+        """Return the counts after values of ``nbytes`` came, read ``ahead`` of the slowest; None without a bound."""
+        staleness = dict(self.staleness)
+        if ahead is not None:
+            staleness[ahead] = staleness.get(ahead, 0) + 1
+        return self._replace(bytes_pulled=self.bytes_pulled + nbytes, staleness=tuple(staleness.items()))
