@@ -26,7 +26,7 @@ class Counts(NamedTuple):
 
     def called(self, pushes: int, pulls: int) -> Counts:
         """Return the counts after a call that pushes and pulls so many keys."""
-        return self._replace(pushes=self.pushes + pushes, pulls=self.pulls + pulls)
+        return Counts(self.pushes + pushes, self.pulls + pulls, *self[2:])
 
     def sent(self, nbytes: int, reply: Ack | Values, quorum: bool) -> Counts:
         """Return the counts after the answer to a message that carried ``nbytes`` of gradients.
@@ -34,12 +34,15 @@ class Counts(NamedTuple):
         Args:
             quorum: whether rounds may be over before this worker's push is there.
         """
-        late = reply.missed if quorum else 0
-        return self._replace(bytes_pushed=self.bytes_pushed + nbytes, late=self.late + late)
+        pushes, pulls, bytes_pushed, bytes_pulled, late, staleness = self
+        late += reply.missed if quorum else 0
+        return Counts(pushes, pulls, bytes_pushed + nbytes, bytes_pulled, late, staleness)
 
     def received(self, nbytes: int, ahead: int | None) -> Counts:
         """Return the counts after values of ``nbytes`` came, read ``ahead`` of the slowest; None without a bound."""
-        staleness = dict(self.staleness)
+        pushes, pulls, bytes_pushed, bytes_pulled, late, staleness = self
         if ahead is not None:
-            staleness[ahead] = staleness.get(ahead, 0) + 1
-        return self._replace(bytes_pulled=self.bytes_pulled + nbytes, staleness=tuple(staleness.items()))
+            times = dict(staleness)
+            times[ahead] = times.get(ahead, 0) + 1
+            staleness = tuple(times.items())
+        return Counts(pushes, pulls, bytes_pushed, bytes_pulled + nbytes, late, staleness)

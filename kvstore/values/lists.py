@@ -98,8 +98,11 @@ class Arrays:
         Raises:
             RuntimeError: one has no plain memory.
         """
-        addresses = _addresses(tensors)
-        return cls(tuple(tensors), addresses if len(tensors) > FEW else None, given=given)
+        if len(tensors) > FEW:
+            return cls(tuple(tensors), _addresses(tensors), given=given)
+        for tensor in tensors:
+            tensor.data_ptr()  # raises where there is no plain memory
+        return cls(tuple(tensors), None, given=given)
 
     def at(self, positions: Column) -> Column | None:
         """Return the addresses of the arrays at ``positions``.
