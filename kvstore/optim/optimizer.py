@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 # Names that MXNet gives to what torch calls otherwise.
 ALIASES = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
-_ITS_ALIASES = {"rmsprop": {"gamma1": "alpha", "rho": "alpha"}, "nadam": {"schedule_decay": "momentum_decay"}}
+_OWN_ALIASES = {"rmsprop": {"gamma1": "alpha", "rho": "alpha"}, "nadam": {"schedule_decay": "momentum_decay"}}
 # MXNet's names for what is always on here, and for other implementations of the same update.
 _IGNORED = frozenset({"multi_precision", "lazy_update", "aggregate_num", "use_fused_step"})
 _NOT_HERE = {
@@ -295,7 +295,7 @@ def _hyperparameters(name: str) -> dict[str, Any]:
 
 def _aliases(name: str) -> dict[str, str]:
     """MXNet's names for hyper-parameters that this optimizer has, and torch's."""
-    every, valid = ALIASES | _ITS_ALIASES.get(name, {}), _hyperparameters(name)
+    every, valid = ALIASES | _OWN_ALIASES.get(name, {}), _hyperparameters(name)
     return {old: new for old, new in every.items() if new in valid}
 
 

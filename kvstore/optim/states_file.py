@@ -130,13 +130,13 @@ def require_optimizer(saved: str, current: str, path: str | os.PathLike[str]) ->
 
 
 def require_keys(states: StateTensors, specs: Mapping[Key, Spec], path: str | os.PathLike[str]) -> None:
-    """Raise ``UsageError`` unless every key with state in ``path`` has been initialised, and is of some such shape.
+    """Raise ``UsageError`` unless every key with state in ``path`` has been initialized, and is of some such shape.
 
     Who loads them looks closer; see ``StateStore.load``.
     """
     for (key, name), value in states.items():
         if key not in specs:
-            raise UsageError(f"{path} holds state of key {key!r}, which has not been initialised")
+            raise UsageError(f"{path} holds state of key {key!r}, which has not been initialized")
         if value.dim() and tuple(value.shape) not in _shapes(specs[key].shape):
             raise UsageError(f"{path} holds {name} of shape {list(value.shape)} for key {key!r}, which is {specs[key]}")
 

@@ -328,17 +328,20 @@ def test_over_plain_links_a_forger_draws_no_answer_away():
             return out.tolist()
 
         def forge() -> None:
-            session = job.sessions[0]
-            links = session.client._links
-            until(lambda: any(r.peer == b"server 0" and r.gone for r in links.outstanding), "the worker to wait")
-            (request,) = [r for r in links.outstanding if r.peer == b"server 0"]
-            asked.append(decode([bytes(f) for f in request.frames or ()]))
+            links = job.sessions[0].client._links
+
+            def waiting() -> list[Push]:
+                """Return the push that has left and waits for the other worker's; init's requests do not wait."""
+                left = [decode([bytes(f) for f in r.frames or ()]) for r in links.outstanding if r.gone]
+                return [message for message in left if isinstance(message, Push)]
+
+            asked.extend(until(waiting, "the worker to wait"))
             transport = TcpTransport()
             link = transport.connect(links._links[b"server 0"].endpoint)
             try:
                 transport.send(link, encode(Here(Node("worker", 0, 1))))
                 transport.send(link, encode(asked[0]))
-                transport.send(link, encode(Worker(0).explain(request.seq)))
+                transport.send(link, encode(Worker(0).explain(asked[0].seq)))
                 until(lambda: transport.recv(0.05), "the forger to be heard")
                 go_on.set()
                 until(lambda: transport.recv(0.05), "the forger to be answered, too")

@@ -127,7 +127,7 @@ class Incoming:
         self._start = self._stop = 0  # of what is in there and not taken yet
         self._lengths: list[int] = []  # of the message that is coming, last first
         self._frames: Frames = []
-        self._large: memoryview | None = None  # the frame that is coming, with as much of it as is here
+        self._large: memoryview | None = None  # the frame that is coming, with as much of it as has come
         self._filled = 0
 
     def room(self) -> memoryview:
@@ -172,11 +172,11 @@ class Incoming:
 
     def _greet(self) -> bool:
         """Take the greeting, if it is whole."""
-        here = self._stop - self._start
-        if not is_greeting(self._bytes[self._start : self._start + min(here, len(GREETING))]):
+        buffered = self._stop - self._start
+        if not is_greeting(self._bytes[self._start : self._start + min(buffered, len(GREETING))]):
             return False
         self._bytes = self._bytes[self._start + len(GREETING) : self._stop] + bytearray(_ROOM)
-        self._start, self._stop = 0, here - len(GREETING)
+        self._start, self._stop = 0, buffered - len(GREETING)
         self.greeted = True
         return True
 
@@ -186,8 +186,8 @@ class Incoming:
             return self._begin()
         if not self._lengths:
             return True  # the large frame that has just come was the last
-        length, here = self._lengths[-1], self._stop - self._start
-        if length <= here:
+        length, buffered = self._lengths[-1], self._stop - self._start
+        if length <= buffered:
             self._frames.append(self._bytes[self._start : self._start + length])
             self._start += length
             self._lengths.pop()
@@ -195,23 +195,23 @@ class Incoming:
         if length < SMALL:
             return False
         self._large = space(length)
-        self._large[:here] = self._bytes[self._start : self._stop]
-        self._filled, self._start = here, self._stop
+        self._large[:buffered] = self._bytes[self._start : self._stop]
+        self._filled, self._start = buffered, self._stop
         self._lengths.pop()
         return False
 
     def _begin(self) -> bool:
-        here = self._stop - self._start
-        if here < _COUNT.size:
+        buffered = self._stop - self._start
+        if buffered < _COUNT.size:
             return False
         (count,) = _COUNT.unpack_from(self._bytes, self._start)
         if not 0 < count <= MAX_FRAMES:
             raise WireError(f"a message of {count} frames")
         size = _COUNT.size + _LENGTH * count
-        if here < size:
+        if buffered < size:
             if size > len(self._bytes) // 2:
                 self._bytes = self._bytes[self._start : self._stop] + bytearray(2 * size)
-                self._start, self._stop = 0, here
+                self._start, self._stop = 0, buffered
             return False
         self._lengths = list(struct.unpack_from(f"<{count}Q", self._bytes, self._start + _COUNT.size))[::-1]
         if max(self._lengths) > MAX_FRAME:

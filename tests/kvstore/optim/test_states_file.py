@@ -139,7 +139,7 @@ def test_a_file_of_another_optimizer(tmp_path: Path) -> None:
 def test_states_of_keys_that_are_not_there() -> None:
     specs: dict[Key, Spec] = {"w": Spec((2, 3), "float32")}
     require_keys({("w", "sum"): torch.ones(2, 3), ("w", "step"): torch.tensor(1.0)}, specs, "s")
-    with pytest.raises(UsageError, match="s holds state of key 'v', which has not been initialised"):
+    with pytest.raises(UsageError, match="s holds state of key 'v', which has not been initialized"):
         require_keys({("v", "sum"): torch.ones(2, 3)}, specs, "s")
 
 

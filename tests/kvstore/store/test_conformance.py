@@ -927,7 +927,7 @@ def test_states_that_do_not_belong_here(run: Run, tmp_path: Path) -> None:
 
     run(save)
     run(refuse("sgd", "w", (2,), "the states of adam, but the optimizer is sgd"))
-    run(refuse("adam", "v", (2,), "key 'w', which has not been initialised"))
+    run(refuse("adam", "v", (2,), "key 'w', which has not been initialized"))
     run(refuse("adam", "w", (3,), r"of shape \[2\] for key 'w'"))
     path.write_bytes(b"nonsense")
     run(refuse("adam", "w", (2,), "damaged"))

@@ -82,7 +82,7 @@ def test_a_killed_process_ends_the_job(start: Start, tmp_path: Path, file: str, 
     assert launched.family() == {}
 
 
-def test_a_kill_inside_a_shell_is_recognised(start: Start) -> None:
+def test_a_kill_inside_a_shell_is_recognized(start: Start) -> None:
     launched = start("-n", "1", "sh -c 'kill -9 $$'; exit $?")
     assert launched.wait() == 137
     assert "worker 0 exited with code 137 (128 + SIGKILL)" in launched.err

@@ -18,7 +18,7 @@ from kvstore.transport.zeromq.losses import _may_be
         ("ipc:///tmp/x", "ipc:///tmp/x"),
     ],
 )
-def test_an_endpoint_is_recognised(endpoint: str, there: str):
+def test_an_endpoint_is_recognized(endpoint: str, there: str):
     assert _may_be(endpoint, there)
 
 
