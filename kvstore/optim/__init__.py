@@ -8,14 +8,3 @@ states           what an optimizer keeps of each key: momentum, counts, float32 
 updater          the step: gradients change weights
 states_file      the states in a file
 """
-
-"""Optimizers: torch's, described by a name and numbers, so that a server can have one.
-
-optimizer        the description: what ``set_optimizer`` takes
-hyperparameters  its values, as users give them and as the wire carries them
-param_groups     what the description means to torch.optim, key by key
-fused            arrays that are updated alike, as one parameter
-states           what an optimizer keeps of each key: momentum, counts, float32 copies
-updater          the step: gradients change weights
-states_file      the states in a file
-"""

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import selectors
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from kvstore.wire import Message
-from launcher.agents import fleet as fleet_module
-from launcher.agents import remote as remote_module
-from launcher.agents import roll_call as roll_call_module
 from launcher.agents.fleet import Fleet
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
@@ -111,20 +106,6 @@ class Heard:
     @property
     def said(self) -> list[str]:
         return [event[1] for event in self.events if event[0] == "say"]
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    for module in (fleet_module, remote_module, roll_call_module):
-        monkeypatch.setattr(module, "time", made)
-    return made
-
-
-@pytest.fixture
-def selector() -> Iterator[selectors.BaseSelector]:
-    with selectors.DefaultSelector() as made:
-        yield made
 
 
 def remote(host: str = "node", carrier: Bringer | None = None, **options: Any) -> tuple[RemoteAgent, Wire]:

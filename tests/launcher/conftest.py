@@ -16,12 +16,31 @@ from cluster.hosts import Hosts
 from launched import DRIVER, HASTE, WAITS, Launched, launch
 from sites import Site
 
+from launcher.processes.guard import Guard
+
 
 @pytest.fixture
 def short() -> Iterator[Path]:
     """A temporary directory with a name short enough for sockets in it; pytest's are long."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         yield Path(directory)
+
+
+@pytest.fixture
+def guard(short: Path) -> Iterator[Guard]:
+    made = Guard(short, f"test-{os.getpid()}-{short.name}")
+    yield made
+    made.kill()
+    made.dismiss()
+
+
+@pytest.fixture
+def shadowed(tmp_path: Path) -> Path:
+    """A directory of a user who calls things as we do."""
+    for name in ("launcher", "kvstore", "msgpack", "json"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('shadowed')\n")
+    return tmp_path
 
 
 @pytest.fixture

@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_jobs import SOON, value_of
 from threaded import ThreadedJob, set_limits
 from waiting import LONG
 
 import kvstore as kv
 from kvstore.dist import DistStore
-
-BOUND = 10  # elements: arrays of so many are cut over the servers
-SOON = 0.05  # seconds: the deadline of what cannot come
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2, bigarray_bound=BOUND) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=3, servers=3, bigarray_bound=BOUND) as cluster:
-        yield cluster
-
-
-def value_of(store: kv.KVStore, key: Any, *shape: int) -> torch.Tensor:
-    out = torch.empty(shape)
-    store.pull(key, out)
-    return out
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

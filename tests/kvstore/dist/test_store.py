@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from small_jobs import BOUND, SOON, value_of
 from threaded import ThreadedJob, set_limits
 from waiting import LONG
 
@@ -16,31 +17,10 @@ from kvstore.dist import DistStore
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 
-BOUND = 10  # elements: arrays of so many are cut over the servers
-SOON = 0.05  # seconds: the deadline of what cannot come
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=2, servers=2, bigarray_bound=BOUND) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def three() -> Iterator[ThreadedJob]:
-    with ThreadedJob(workers=3, servers=3, bigarray_bound=BOUND) as cluster:
-        yield cluster
-
 
 def by_rank(*works: Callable[[DistStore], Any]) -> Callable[[DistStore], Any]:
     """Each worker does its own."""
     return lambda store: works[store.rank](store)
-
-
-def value_of(store: kv.KVStore, key: Any, *shape: int) -> torch.Tensor:
-    out = torch.empty(shape)
-    store.pull(key, out)
-    return out
 
 
 def refused(call: Callable[[], Any]) -> str:

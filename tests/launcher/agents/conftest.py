@@ -6,20 +6,11 @@ import selectors
 from collections.abc import Iterator
 
 import pytest
+from agent_doubles import Clock
 
 from launcher.agents import fleet as fleet_module
 from launcher.agents import remote as remote_module
 from launcher.agents import roll_call as roll_call_module
-
-
-class Clock:
-    """Passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture

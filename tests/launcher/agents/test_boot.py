@@ -5,21 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
 from launched import ROOT
 from programs_of_ours import run
 
 from launcher.agents import boot
 from launcher.agents.links.ticket import ENLIST
-
-
-@pytest.fixture
-def shadowed(tmp_path: Path) -> Path:
-    """A directory of a user who calls things as we do."""
-    for name in ("launcher", "kvstore", "msgpack", "json"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise SystemExit('shadowed')\n")
-    return tmp_path
 
 
 def test_an_agent_is_ours_whatever_the_working_directory_holds(shadowed: Path) -> None:

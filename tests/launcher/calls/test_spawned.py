@@ -3,11 +3,8 @@ from __future__ import annotations
 import os
 import selectors
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import called
-import pytest
 from agent_doubles import Heard
 from waiting import until
 
@@ -18,14 +15,6 @@ from launcher.job.tasks import Task
 from launcher.processes.guard import Guard
 from launcher.supervision.crew import turn
 from launcher.supervision.exits import Exit
-
-
-@pytest.fixture
-def guard(short: Path) -> Iterator[Guard]:
-    made = Guard(short, f"test-{os.getpid()}-{short.name}")
-    yield made
-    made.kill()
-    made.dismiss()
 
 
 def tasks(guard: Guard) -> dict[int, Task]:

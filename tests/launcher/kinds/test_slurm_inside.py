@@ -5,20 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
 from launched import ROOT
 from programs_of_ours import run
 
 from launcher.agents import boot
-
-
-@pytest.fixture
-def shadowed(tmp_path: Path) -> Path:
-    """A directory of a user who calls things as we do."""
-    for name in ("launcher", "kvstore", "msgpack", "json"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise SystemExit('shadowed')\n")
-    return tmp_path
 
 
 def test_the_description_of_a_job_is_executed_in_our_module(shadowed: Path) -> None:

@@ -33,11 +33,11 @@ store.barrier()
 store.close()
 """
 
-# How torch rounds the last bits of an array depends on where it is cut: for messages, which are larger within one
-# host, and for threads, of which a server that has a host to itself has more.
 # Whole trainings, while other tests run beside them.
 pytestmark = pytest.mark.timeout(300)
 
+# How torch rounds the last bits of an array depends on where it is cut: for messages, which are larger within one
+# host, and for threads, of which a server that has a host to itself has more.
 SAME = ("--env-server", "OMP_NUM_THREADS:1")
 CUT = {"KVSTORE_PIECE_BYTES": f"{1 << 20}"}
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import os
 import selectors
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,14 +16,6 @@ from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.supervision.crew import turn
 from launcher.supervision.exits import Exit
-
-
-@pytest.fixture
-def guard(short: Path) -> Iterator[Guard]:
-    made = Guard(short, f"test-{os.getpid()}-{short.name}")
-    yield made
-    made.kill()
-    made.dismiss()
 
 
 class Crew:

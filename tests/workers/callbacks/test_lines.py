@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Iterator
 
 import pytest
 from callback_runs import param, right
@@ -85,14 +83,3 @@ def test_log_train_metric(caplog: pytest.LogCaptureFixture) -> None:
         "Iter[0] Batch[2] Train-accuracy=0.750000",
         "Epoch[4] Validation-accuracy=0.500000",
     ]
-
-
-@pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
-    """The root logger as in a program that has called basicConfig."""
-    root = logging.getLogger()
-    monkeypatch.setattr(root, "handlers", [logging.StreamHandler(sys.stderr)])
-    level = root.level
-    root.setLevel(logging.INFO)
-    yield root
-    root.setLevel(level)

@@ -1,0 +1,21 @@
+"""Jobs inside this process, of two and of three workers and servers, whose small arrays are cut over the servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from small_jobs import BOUND
+from threaded import ThreadedJob
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=2, servers=2, bigarray_bound=BOUND) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[ThreadedJob]:
+    with ThreadedJob(workers=3, servers=3, bigarray_bound=BOUND) as cluster:
+        yield cluster
