@@ -13,7 +13,7 @@ class WaitLimits(NamedTuple):
     """How long a wait may take.
 
     Attributes:
-        answer_s: how long a peer may take to answer, or to say what it waits for itself, in seconds.
+        answer_s: how long a peer may take to answer, or to report what it is waiting for, in seconds.
         patience_s: how long a wait goes on while all peers do so, in seconds.
     """
 

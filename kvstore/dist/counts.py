@@ -8,7 +8,9 @@ from kvstore.wire import Ack, Values
 
 
 class Counts(NamedTuple):
-    """How much has been pushed and pulled so far. Each change is a new one, so an exception leaves the old or the new.
+    """How much has been pushed and pulled so far.
+
+    A change makes new counts, which replace the old ones in one step. An exception cannot leave a mixture of both.
 
     Attributes:
         pushes, pulls: keys, counted once for each call that had them.

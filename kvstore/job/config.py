@@ -38,7 +38,7 @@ class Config:
         local_rank, local_size: which of its host's members of its role this is, and how many there are; -1 and 0 where
             nobody has said.
         root_fd: a listening socket that was opened for the scheduler, -1 for none.
-        timeout_s: how long a peer may take to answer, or to say what it waits for itself, in seconds.
+        timeout_s: how long a peer may take to answer, or to report what it is waiting for, in seconds.
         patience_s: how long a wait goes on whose peers say that; 0 for ever.
         join_timeout_s: how long a worker waits for the others to be there; 0 for ``patience_s``.
         heartbeat_s, heartbeat_timeout_s: how often a node says it is alive, and after how long a silence it is lost.

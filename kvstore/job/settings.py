@@ -184,7 +184,7 @@ TIMEOUT_S = Setting(
     "KVSTORE_TIMEOUT_S",
     Seconds(),
     60.0,
-    "how long a peer may take to answer, or to say what it waits for itself",
+    "how long a peer may take to answer, or to report what it is waiting for",
 )
 PATIENCE_S = Setting(
     "KVSTORE_PATIENCE_S",

@@ -1,7 +1,8 @@
 """The states that an optimizer keeps of each key: momentum, counts of steps, float32 copies of half-precision weights.
 
-torch.optim has a state for each parameter, which may be several keys' (see ``fused``). Here it is each key's, whatever
-the parameters: loaded states, and those of keys that are about to be fused in another way, are in none.
+torch.optim keeps one state for each parameter, and a parameter may hold several keys (see ``fused``). This module keeps
+one state for each key, however keys are fused. A key's state may belong to no parameter at all: after it has been
+loaded, or while keys are being fused in another way.
 """
 
 from __future__ import annotations

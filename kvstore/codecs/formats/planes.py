@@ -1,4 +1,4 @@
-"""The base of codecs that encode every element by itself, or with the others of a small block: payloads of planes.
+"""The base of codecs that encode each element alone, or each small block of elements alone: payloads of planes.
 
 A plane is a flat tensor, of which each item stands for a fixed number of elements: one float16 for each, one byte of
 signs for eight, one scale for 256. The payload of a range has the items of the first plane that the range needs, then
