@@ -27,6 +27,7 @@ from kvstore.bootstrap.report import tell
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import inherited
 from kvstore.job.contract import member_name
+from kvstore.job.exits import Exit
 from kvstore.job.processes import TiedProcess
 
 POLL_S = 0.05
@@ -137,7 +138,7 @@ class ServerSupervisor:
             code = process.returncode
             if code in (0, JOB_FAILED_EXIT) or self._deadline < float("inf"):
                 continue
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            how = str(Exit.of(code))
             print(f"kvstore: {member.name} {how}", file=sys.stderr, flush=True)
             self._fail(member.role, member.rank, how, self._task.patience_s)
 

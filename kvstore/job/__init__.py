@@ -9,6 +9,7 @@ address      the address by which other hosts reach this one
 ranks        the rank of a process under torchrun, mpirun or srun
 directory    a job's private directory, for its unix sockets
 processes    how the project's processes are started
+exits        how a process has ended, in words
 exec_helper  what a new process does between fork and exec
 files        files that are replaced whole or not at all
 """

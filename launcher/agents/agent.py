@@ -20,6 +20,7 @@ from pathlib import Path
 
 import kvstore
 from kvstore.errors import WireError
+from kvstore.job.exits import Exit
 from kvstore.job.processes import source_root
 from kvstore.wire import Message
 from launcher.agents.links import protocol as p
@@ -36,7 +37,6 @@ from launcher.processes.jobdir import JobDir
 from launcher.processes.keeper import remove_shared
 from launcher.processes.machine import cores, require_files
 from launcher.supervision.crew import turn
-from launcher.supervision.exits import Exit
 from launcher.supervision.signals import CHILD, SignalQueue
 
 _TICK_S = 0.5

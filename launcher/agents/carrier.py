@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from kvstore.job.exits import Exit
 from launcher.agents.links.link import PipeLink
 from launcher.processes.child import Child
-from launcher.supervision.exits import Exit
 from launcher.supervision.output import Prefixer
 
 _READ = 1 << 16

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from kvstore.job.exits import Exit
 from kvstore.wire import Message
 from launcher.agents.carrier import Carrier
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
 from launcher.supervision.crew import Sink, turn
-from launcher.supervision.exits import Exit
 
 _PING_S = 1.0
 _AWAY_S = 2.0

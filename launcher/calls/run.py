@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from kvstore.job.exits import signal_name
 from kvstore.job.settings import TASK_ID
 from launcher.calls.handover import Handover
 from launcher.calls.interrupts import TIME_LIMIT, Interrupts
@@ -24,7 +25,6 @@ from launcher.job.description import RESERVED, Job
 from launcher.job.tasks import Task
 from launcher.kinds import local
 from launcher.supervision.ending import UNNAMED
-from launcher.supervision.exits import signal_name
 from launcher.supervision.report import report
 
 # The exit code of a worker that has called `launcher.run` while it imported the script.

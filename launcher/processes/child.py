@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from kvstore.job.exits import Exit
 from kvstore.job.processes import TiedProcess
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
-from launcher.supervision.exits import Exit
 
 
 class Program(Protocol):
@@ -110,7 +110,7 @@ class Child:
     def _poll(self) -> Exit | None:
         if sys.platform == "darwin":  # where waitid is missing before 3.13: reaped at once
             code = self._process.poll()
-            return None if code is None else Exit(code=max(code, 0), signum=max(-code, 0))
+            return None if code is None else Exit.of(code)
         state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if state is None:
             return None

@@ -3,7 +3,6 @@
 supervisor   the loop
 crew         the interface of what runs tasks, and of who hears from it
 ending       when a job ends, and how. No I/O
-exits        how a process has ended
 output       the output of many processes as whole lines
 signals      signals as something to wait for
 report       tells the scheduler which process has failed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import selectors
 from typing import Protocol
 
-from launcher.supervision.exits import Exit
+from kvstore.job.exits import Exit
 
 
 def turn(selector: selectors.BaseSelector, seconds: float) -> bool:

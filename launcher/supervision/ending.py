@@ -27,8 +27,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
-from launcher.supervision.exits import Exit
 
 
 class Phase(enum.Enum):

@@ -7,10 +7,10 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.crew import Crew, turn
 from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Say, Tell
-from launcher.supervision.exits import Exit
 from launcher.supervision.output import Outlet, Prefixer, prefix, wants_color
 from launcher.supervision.signals import CHILD, SignalQueue
 

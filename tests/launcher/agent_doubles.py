@@ -7,12 +7,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from kvstore.job.exits import Exit
 from kvstore.wire import Message
 from launcher.agents.fleet import Fleet
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
 from launcher.agents.roll_call import RollCall
-from launcher.supervision.exits import Exit
 
 LIMIT_S = 10.0
 

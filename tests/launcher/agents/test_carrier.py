@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from waiting import LONG, until
 
+from kvstore.job.exits import Exit
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.protocol import Note
 from launcher.errors import LaunchError
 from launcher.supervision.crew import turn
-from launcher.supervision.exits import Exit
 
 ENV = {"PATH": os.defpath}
 

@@ -7,8 +7,8 @@ import selectors
 import pytest
 from agent_doubles import LIMIT_S, Cast, Clock, Passing, start
 
+from kvstore.job.exits import Exit
 from launcher.agents.links import protocol as p
-from launcher.supervision.exits import Exit
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from agent_doubles import HELLO, Bringer, Clock, remote
 
+from kvstore.job.exits import Exit
 from kvstore.wire import Message
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
-from launcher.supervision.exits import Exit
 
 
 def test_what_an_agent_has_said_is_kept_until_somebody_listens(clock: Clock) -> None:

@@ -8,13 +8,13 @@ import called
 from agent_doubles import Heard
 from waiting import until
 
+from kvstore.job.exits import Exit
 from launcher.calls.handover import Handover
 from launcher.calls.outcome import Returned
 from launcher.calls.spawned import SpawnedCrew
 from launcher.job.tasks import Task
 from launcher.processes.guard import Guard
 from launcher.supervision.crew import turn
-from launcher.supervision.exits import Exit
 
 
 def tasks(guard: Guard) -> dict[int, Task]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from waiting import until
 
+from kvstore.job.exits import Exit
 from launcher.errors import LaunchError
 from launcher.processes.child import Child, cannot_start
-from launcher.supervision.exits import Exit
 
 
 @dataclass

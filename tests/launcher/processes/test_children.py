@@ -10,12 +10,12 @@ import pytest
 from agent_doubles import Heard
 from waiting import until
 
+from kvstore.job.exits import Exit
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.supervision.crew import turn
-from launcher.supervision.exits import Exit
 
 
 class Crew:

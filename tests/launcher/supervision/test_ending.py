@@ -7,9 +7,9 @@ import signal
 import pytest
 
 from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Phase, Say, Tell
-from launcher.supervision.exits import Exit
 
 TASKS = [
     Task("scheduler", 0, ("x",), {}),

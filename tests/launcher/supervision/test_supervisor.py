@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from waiting import LONG
 
+from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.crew import Sink
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.exits import Exit
 from launcher.supervision.output import Outlet
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import Supervisor

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from agent_doubles import Heard
 
+from kvstore.job.exits import Exit
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
 from launcher.kinds.pods import crew as module
 from launcher.kinds.pods.crew import PodCrew
-from launcher.supervision.exits import Exit
 
 TASKS = [Task("scheduler", 0, ("x",), {}), Task("worker", 0, ("x",), {})]
 STAMP = b"2024-01-01T00:00:0%d.5Z "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.supervision.exits import Exit
+from kvstore.job.exits import Exit
 
 
 @pytest.mark.parametrize(
@@ -20,3 +20,8 @@ from launcher.supervision.exits import Exit
 )
 def test_how_it_is_said(how: Exit, text: str, status: int) -> None:
     assert (str(how), how.status) == (text, status)
+
+
+@pytest.mark.parametrize(("returncode", "how"), [(0, Exit()), (7, Exit(code=7)), (-9, Exit(signum=9))])
+def test_how_a_child_ended(returncode: int, how: Exit) -> None:
+    assert Exit.of(returncode) == how

@@ -21,6 +21,11 @@ class Exit:
     signum: int = 0
     text: str = ""
 
+    @classmethod
+    def of(cls, returncode: int) -> Exit:
+        """How a child ended, by what ``subprocess`` says: the code, or the negative number of the signal."""
+        return cls(code=max(returncode, 0), signum=max(-returncode, 0))
+
     @property
     def status(self) -> int:
         """The exit status in a shell: 128 + N after signal N."""
