@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvstore.job.system import unsupported
 from launcher.errors import LaunchError, WorkerFailed
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Import `run` on first use, because launch.py needs no multiprocessing."""
     if name == "run":
+        if why := unsupported("launcher.run"):
+            raise LaunchError(why)
         from launcher.calls.run import run
 
         return run

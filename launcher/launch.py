@@ -18,6 +18,12 @@ if __package__ in (None, ""):
     _here = Path(__file__).resolve().parent
     sys.path[:] = [str(_here.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != _here)]
 
+from kvstore.job.system import unsupported
+
+if _why := unsupported("launch.py"):  # before modules are imported that are not there
+    print(_why, file=sys.stderr)
+    sys.exit(2)
+
 from launcher.cli import parse
 from launcher.errors import LaunchError
 from launcher.kinds.registry import find

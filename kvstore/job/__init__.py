@@ -10,6 +10,7 @@ ranks        the rank of a process under torchrun, mpirun or srun
 directory    a job's private directory, for its unix sockets
 processes    how the project's processes are started
 exits        how a process has ended, in words
+system       the operating systems that jobs run on
 exec_helper  what a new process does between fork and exec
 files        files that are replaced whole or not at all
 """

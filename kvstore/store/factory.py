@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from kvstore.errors import ConfigError
+from kvstore.job.system import unsupported
 from kvstore.store.base import KVStore
 from kvstore.store.registry import Builtin, find
 
@@ -25,13 +27,15 @@ def create(name: str = "local", **options: Any) -> KVStore:
 
     Raises:
         UnknownName: no such store, or no such option; the message lists those there are.
-        ConfigError: a dist store outside a job.
+        ConfigError: a dist store outside a job, or on Windows.
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a store is a str, not {type(name).__name__}")
     maker = find(name)
     store: KVStore
     if isinstance(maker, Builtin):
+        if maker.module == "kvstore.dist" and (why := unsupported(f"kv.create({name!r})")):
+            raise ConfigError(why)  # now, before modules are imported that are not there
         cls = getattr(importlib.import_module(maker.module), maker.cls)
         store = cls.create(name.lower(), maker.canonical, options)
     else:

@@ -289,7 +289,8 @@ def _require_command(command: list[str], directory: str) -> None:
     if shutil.which(program_path) is None:
         exists = os.sep in program_path and Path(program_path).exists()
         program = _Program("the command", argv, {})
-        raise cannot_start(program, PermissionError(0, "is not executable") if exists else FileNotFoundError())
+        error = PermissionError(0, "is not executable") if exists else FileNotFoundError()
+        raise cannot_start(program, error, directory)
 
 
 class _Program:

@@ -13,6 +13,7 @@ from typing import Protocol
 from kvstore.job.exits import Exit
 from kvstore.job.processes import TiedProcess
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
+from launcher.processes.suggestion import suggestion
 
 
 class Program(Protocol):
@@ -117,14 +118,25 @@ class Child:
         return Exit(code=state.si_status) if state.si_code == os.CLD_EXITED else Exit(signum=state.si_status)
 
 
-def cannot_start(task: Program, error: OSError) -> LaunchError:
-    """The error for a program that cannot be executed, with the exit code of a shell."""
+def cannot_start(task: Program, error: OSError, directory: str = ".") -> LaunchError:
+    """The error for a program that cannot be executed, with the exit code of a shell.
+
+    Args:
+        task: the program.
+        error: what the system says.
+        directory: its working directory.
+    """
     program = task.argv[0]
+    found = Path(directory) / program
+    meant = suggestion(task.argv, task.env.get("PATH", os.environ.get("PATH", os.defpath)), directory)
+    hint = f"; did you mean: {meant}?" if meant else ""
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        if Path(program).is_file():
+        # Without a slash, it was looked for on PATH alone.
+        if os.sep in program and found.is_file():
             return LaunchError(
-                f"cannot start {task.name}: the interpreter that {program} names does not exist", NOT_FOUND
+                f"cannot start {task.name}: the interpreter that {program} names does not exist{hint}", NOT_FOUND
             )
-        hint = "; quote the whole command, or none of it" if " " in program else ""
+        if " " in program:
+            hint = "; quote the whole command, or none of it"
         return LaunchError(f"cannot start {task.name}: there is no command {program}{hint}", NOT_FOUND)
-    return LaunchError(f"cannot start {task.name}: {program}: {error.strerror}", CANNOT_EXECUTE)
+    return LaunchError(f"cannot start {task.name}: {program}: {error.strerror}{hint}", CANNOT_EXECUTE)

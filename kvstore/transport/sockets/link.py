@@ -17,6 +17,7 @@ Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 RETRY_S, RETRY_MAX_S = 0.02, 1.0
 ATTEMPT_S = 10.0  # how long an attempt to connect may take
 STALLED_S = 60.0  # a peer that takes nothing of what waits for it for so long is disconnected
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS may lack it; there Python alone ignores SIGPIPE
 _PARTS = 256  # buffers in one system call
 _THERE = (0, errno.EISCONN)
 _UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
@@ -84,7 +85,7 @@ class Link:
         while self.queue:
             self._sending = True
             try:
-                sent = self.socket.sendmsg(self.queue.head(_PARTS), (), socket.MSG_NOSIGNAL)
+                sent = self.socket.sendmsg(self.queue.head(_PARTS), (), _NO_SIGNAL)
             except BlockingIOError:
                 self._sending = False
                 return False

@@ -260,6 +260,9 @@ def test_closed_standard_streams_take_no_pipe_for_theirs(start: Start) -> None:
     [
         (("no-such-command", "x"), 127, "cannot start worker 0: there is no command no-such-command"),
         (("./no-such-file",), 127, "there is no command ./no-such-file"),
+        (("ok.py",), 127, "there is no command ok.py; did you mean: python ok.py?"),
+        (("./ok.py",), 126, "./ok.py: is not executable; did you mean: python ./ok.py?"),
+        (("pyhton ok.py",), 127, "there is no command pyhton; did you mean: python ok.py?"),
         (
             ("python train.py", "--lr"),
             127,
@@ -275,6 +278,7 @@ def test_a_command_that_cannot_run(
 ) -> None:
     for name, text, mode in (
         ("plain", "", 0o600),
+        ("ok.py", "", 0o600),
         ("no-interpreter", "#!/no/such\n", 0o700),
         ("not-a-program", "\0", 0o700),
     ):

@@ -102,6 +102,7 @@ def test_what_to_tell_the_user(tmp_path: Path) -> None:
         ),
         ((str(script),), missing, f"the interpreter that {script} names does not exist", 127),
         ((str(script),), PermissionError(13, "Permission denied"), f"{script}: Permission denied", 126),
+        (("pyhton", "x.py"), missing, "there is no command pyhton; did you mean: python x.py?", 127),
     ):
         told = cannot_start(Program(argv), error)
         assert (str(told), told.exit_code) == (f"cannot start worker 0: {text}", code)

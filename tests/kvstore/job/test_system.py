@@ -1,0 +1,60 @@
+"""What a user of Windows is told. The system is pretended: `sys.platform`, and the modules that Windows lacks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import LONG
+
+from kvstore.job.system import unsupported
+
+ROOT = Path(__file__).resolve().parents[3]
+
+WINDOWS = """
+import os, sys
+import importlib.util, subprocess  # which choose by the system, and were chosen for this one
+sys.platform = "win32"
+for name in ("fcntl", "resource"):
+    sys.modules[name] = None
+del os.register_at_fork, os.getuid
+"""
+STORE = """
+import kvstore as kv
+try:
+    kv.create("dist_async")
+except kv.ConfigError as error:
+    print(error, file=sys.stderr)
+    sys.exit("torch" in sys.modules)
+"""
+CALL = """
+import launcher
+try:
+    launcher.run(print)
+except launcher.LaunchError as error:
+    print(error, file=sys.stderr)
+    sys.exit(0)
+"""
+COMMAND = "import runpy; sys.argv[1:] = ['-n', '1', 'true']; runpy.run_module('launcher', run_name='__main__')"
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "status"),
+    [(STORE, "kv.create('dist_async')", 0), (CALL, "launcher.run", 0), (COMMAND, "launch.py", 2)],
+)
+def test_windows_is_told_so_at_once(code: str, what: str, status: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WINDOWS + code], cwd=ROOT, capture_output=True, text=True, timeout=LONG
+    )
+    assert (done.returncode, done.stdout) == (status, ""), done.stderr
+    assert done.stderr.startswith(f"{what} runs on Linux and macOS, but not on Windows")
+    assert "run it in WSL 2" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_other_systems_are_not(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    assert unsupported("launch.py") == ""
