@@ -51,7 +51,7 @@ class CurveKeys:
         secret, root, listed = texts.values()
         members = frozenset(listed.split(","))
         for name, keys in zip(VARIABLES, ({secret}, {root}, members), strict=True):
-            if not all(map(_is_key, keys)):
+            if not all(map(is_key, keys)):
                 raise ConfigError(
                     f"{name} is not valid; valid: {LENGTH} characters of Z85, with commas between keys of members"
                 )
@@ -98,7 +98,7 @@ def split_key(endpoint: str) -> tuple[str, str]:
     """
     bare, mark, quoted = endpoint.partition(MARK)
     key = unquote(quoted)
-    if mark and not _is_key(key):
+    if mark and not is_key(key):
         raise ConfigError(
             f"the key of the address {bare} is not valid; valid: {LENGTH} characters of Z85, percent-quoted"
         )
@@ -113,7 +113,8 @@ def no_keys(endpoint: str) -> ConfigError:
     )
 
 
-def _is_key(text: str) -> bool:
+def is_key(text: str) -> bool:
+    """Whether ``text`` is a key: 40 characters of Z85 that stand for 32 bytes."""
     if len(text) != LENGTH or set(text) - set(_DIGITS):
         return False
     groups = (text[i : i + 5] for i in range(0, LENGTH, 5))

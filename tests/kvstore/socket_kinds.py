@@ -10,9 +10,9 @@ from waiting import LONG
 
 from kvstore.transport.sockets.strangers import StrangerLimits
 from kvstore.transport.sockets.stream import GREETING, packed
-from kvstore.transport.sockets.tcp import TcpTransport
-from kvstore.transport.sockets.transport import SocketTransport
-from kvstore.transport.sockets.unix import UnixTransport
+from kvstore.transport.sockets.tcp import TcpPlaces
+from kvstore.transport.sockets.transport import Places, SocketTransport
+from kvstore.transport.sockets.unix import UnixPlaces
 
 
 class Kind:
@@ -23,12 +23,15 @@ class Kind:
         self.endpoint = "tcp://127.0.0.1:0" if self.tcp else f"ipc://{directory}/here"
         self._made: list[SocketTransport] = []
 
-    def new(self, limits: StrangerLimits | None = None) -> SocketTransport:
-        self._made.append(TcpTransport(limits=limits) if self.tcp else UnixTransport(limits))
+    def places(self) -> Places:
+        return TcpPlaces() if self.tcp else UnixPlaces()
+
+    def new(self, limits: StrangerLimits | None = None, places: Places | None = None) -> SocketTransport:
+        self._made.append(SocketTransport(places or self.places(), limits))
         return self._made[-1]
 
-    def listening(self, limits: StrangerLimits | None = None) -> SocketTransport:
-        made = self.new(limits)
+    def listening(self, limits: StrangerLimits | None = None, places: Places | None = None) -> SocketTransport:
+        made = self.new(limits, places)
         self.endpoint = made.bind(self.endpoint)
         return made
 

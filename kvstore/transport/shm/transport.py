@@ -28,7 +28,7 @@ from kvstore.job.config import Config
 from kvstore.rare_log import Drops
 from kvstore.transport.base import Frames, Peer, Transport
 from kvstore.transport.memory import Heap, ScatteredFrame
-from kvstore.transport.shm.arena import Arena
+from kvstore.transport.shm.arena import Arena, ArenaUsage
 from kvstore.transport.shm.mapped import Mapped
 from kvstore.transport.shm.presence import CONTROL, DIRECTORY, Reader, available, exists, room
 from kvstore.transport.system_errors import require_systems
@@ -103,6 +103,11 @@ class SharedMemoryTransport:
                 require_systems(exc)
                 _notice(nbytes, exc)
         return self._heap.allocate(nbytes)
+
+    def usage(self) -> ArenaUsage | None:
+        """Return how much of this process's shared memory is in use; None if it has none."""
+        arena = self._arena
+        return None if arena is None else arena.usage()
 
     def busy(self, buffer: Buffer) -> bool:
         """Whether a peer may still read a message that was sent from ``buffer``'s memory."""
@@ -327,12 +332,12 @@ def _introduced(own: Buffer) -> tuple[str, bytes]:
     return fields[0], fields[1]
 
 
-_noticed = threading.Lock()
+noticed = threading.Lock()  # held from the time on that this process has logged it
 
 
 def _notice(nbytes: int, error: OSError) -> None:
     """Log, once in a process, that it goes on without more shared memory."""
-    if not _noticed.acquire(blocking=False):
+    if not noticed.acquire(blocking=False):
         return
     try:
         total, free = (count / 2**20 for count in room())

@@ -23,7 +23,7 @@ SCHEME = "tcp://"
 _INT = struct.Struct("i")
 _RATE = struct.Struct("Q")
 _NAME = 16  # bytes of a congestion control's name
-_SO_MAX_PACING_RATE = 47  # of Linux; Python does not name it
+SO_MAX_PACING_RATE = 47  # of Linux; Python does not name it
 _INFO = struct.Struct("=120xQ16xI20xQQ")  # of Linux's tcp_info: bytes_acked, notsent_bytes, busy_time, rwnd_limited
 
 
@@ -107,7 +107,7 @@ class TcpPlaces:
         if limit is not None:
             for connection in progress:
                 with ignored():
-                    connection.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, _RATE.pack(limit))
+                    connection.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, _RATE.pack(limit))
 
     def on_way(self, made: socket.socket) -> bool:
         """Whether the other host has not confirmed all that was sent.

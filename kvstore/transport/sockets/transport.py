@@ -80,7 +80,8 @@ class SocketTransport(Heap):
         limits: what peers may cost that have made a link and have not been admitted.
 
     Attributes:
-        strangers: those peers.
+        links: those that this side has made, and those of others that have been admitted.
+        strangers: the others.
         courier: connects, and sends what did not leave at once.
     """
 
@@ -91,14 +92,14 @@ class SocketTransport(Heap):
         self._bell = Bell()
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._numbers = itertools.count()
-        self._links: dict[Peer, Link] = {}  # those that this side has made, and the admitted ones
-        self.strangers = Strangers(self._selector, self._arrive, limits or StrangerLimits())  # the others
+        self.links: dict[Peer, Link] = {}
+        self.strangers = Strangers(self._selector, self._arrive, limits or StrangerLimits())
         self._handed_at = 0.0  # when ``recv`` last returned a message
         # For whom this thread works at strangers' cost, and since when, in the processor's time.
         self._bill: tuple[Peer, float] | None = None
         self._received: deque[tuple[Peer, Frames]] = deque()
         self._changed = threading.Condition()  # also guards what is sent, and which sockets links have
-        self.courier = Courier(self._links, self._changed, partial(places.addresses, wait=True), self._begin)
+        self.courier = Courier(self.links, self._changed, partial(places.addresses, wait=True), self._begin)
         self._look_at = 0.0
         self._closed = False
 
@@ -125,7 +126,7 @@ class SocketTransport(Heap):
         addresses = self._places.addresses(endpoint, wait=False)
         with self._changed:
             self.courier.start()
-            self._links[peer] = link
+            self.links[peer] = link
             made = link.dial(addresses, time.monotonic()) if addresses else None
             if made is not None:
                 self._begin(link, made)
@@ -135,7 +136,7 @@ class SocketTransport(Heap):
 
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Send ``frames``. The courier sends later what does not fit now, so the buffers must not change."""
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         if link is None:
             if peer in self.strangers.links:
                 self.strangers.answer(peer, packed(frames))
@@ -154,7 +155,7 @@ class SocketTransport(Heap):
     def detach(self) -> None:
         """Copy what is queued."""
         with self._changed:
-            for link in self._links.values():
+            for link in self.links.values():
                 link.detach()
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
@@ -187,7 +188,7 @@ class SocketTransport(Heap):
             return None
         peer, frames = self._received.popleft()
         if not frames:
-            self._links[peer].lost = False
+            self.links[peer].lost = False
         self._handed_at = now
         if peer in self.strangers.links:
             self._bill = peer, time.thread_time()
@@ -201,12 +202,12 @@ class SocketTransport(Heap):
             return
         link.known()
         with self._changed:
-            self._links[peer] = link
+            self.links[peer] = link
         self._selector.register(link.socket, selectors.EVENT_READ, link)
 
     def refuse(self, peer: Peer) -> None:
         """Drop a link that the other side has made, and what has come over it."""
-        link = self._links.get(peer)
+        link = self.links.get(peer)
         if link is not None and link.endpoint:
             return
         if self._bill is None:
@@ -218,7 +219,7 @@ class SocketTransport(Heap):
 
     def gone(self, peer: Peer) -> bool:
         """Whether a link that the other side has made was lost."""
-        return peer not in self._links and peer not in self.strangers.links
+        return peer not in self.links and peer not in self.strangers.links
 
     def identity(self, peer: Peer) -> str:
         """Empty: there are no keys."""
@@ -233,7 +234,7 @@ class SocketTransport(Heap):
         self._closed = True
         with self._changed:  # the courier must not be at what is closed; this thread may hold it already
             self.courier.abandon()
-            for sock in [link.socket for link in self._links.values()]:
+            for sock in [link.socket for link in self.links.values()]:
                 if sock is not None:
                     sock.close()
             self.strangers.close()
@@ -250,7 +251,7 @@ class SocketTransport(Heap):
             return
         deadline = time.monotonic() + linger
         with self._changed:
-            while any(link.queue for link in self._links.values()) and (left := deadline - time.monotonic()) > 0:
+            while any(link.queue for link in self.links.values()) and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             self._closed = True
         self.courier.stop()
@@ -258,15 +259,15 @@ class SocketTransport(Heap):
             time.sleep(_ARRIVING_S)
         self._selector.close()
         self.strangers.close()
-        for link in self._links.values():
+        for link in self.links.values():
             if link.socket is not None:
                 link.socket.close()
-        self._links.clear()
+        self.links.clear()
         self._places.leave()
         self._bell.close()
 
     def _connections(self) -> list[socket.socket]:
-        return [link.socket for link in self._links.values() if link.socket is not None and link.connected]
+        return [link.socket for link in self.links.values() if link.socket is not None and link.connected]
 
     def _on_way(self) -> bool:
         return any(map(self._places.on_way, self._connections()))
@@ -307,7 +308,7 @@ class SocketTransport(Heap):
 
     def _read_anyway(self) -> None:
         """Read links that wait for many bytes: Linux before 5.8 may not wake us if its memory is full before."""
-        for link in [link for link in self._links.values() if link.wakes_at > 1]:
+        for link in [link for link in self.links.values() if link.wakes_at > 1]:
             self._read(link)
 
     def _read(self, link: Link) -> None:
@@ -343,7 +344,7 @@ class SocketTransport(Heap):
                 self._selector.unregister(link.socket)
             link.lose(time.monotonic())
             if not link.endpoint:
-                del self._links[link.peer]
+                del self.links[link.peer]
             if self.courier.needed:  # to dial again, and it may wait for the socket that has gone
                 self.courier.call()
 

@@ -47,7 +47,7 @@ class Losses:
         while int(self.monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             event, name = self.monitor.recv_multipart()
             kind, _ = _EVENT.unpack(event)
-            endpoints = {endpoint for endpoint in self._endpoints if _may_be(endpoint, name.decode(errors="replace"))}
+            endpoints = {endpoint for endpoint in self._endpoints if may_be(endpoint, name.decode(errors="replace"))}
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._begun |= endpoints
             else:
@@ -59,7 +59,7 @@ class Losses:
         self.monitor.close(linger=0)
 
 
-def _may_be(endpoint: str, name: str) -> bool:
+def may_be(endpoint: str, name: str) -> bool:
     """Whether ZeroMQ may call ``endpoint`` ``name``. That has an address where the endpoint may have a host's name."""
     if endpoint == name:
         return True

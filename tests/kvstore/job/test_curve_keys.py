@@ -13,7 +13,7 @@ from jobkeys import variables
 from zmq.utils import z85
 
 from kvstore.errors import ConfigError
-from kvstore.job.curve_keys import LENGTH, VARIABLES, CurveKeys, _is_key, pair, split_key, with_key
+from kvstore.job.curve_keys import LENGTH, VARIABLES, CurveKeys, is_key, pair, split_key, with_key
 from kvstore.wire import Join, Node, Sender, Welcome
 
 ENV = variables(3)[1]
@@ -88,7 +88,7 @@ def assert_no_secret(error: Exception) -> None:
 @given(st.binary(min_size=32, max_size=32))
 def test_a_key_survives_an_address(key: bytes) -> None:
     text = z85.encode(key).decode()
-    assert _is_key(text)
+    assert is_key(text)
     endpoint = with_key("tcp://[fe80::1%eth0]:5555", text)
     assert split_key(endpoint) == ("tcp://[fe80::1%eth0]:5555", text)
     assert endpoint.isascii()

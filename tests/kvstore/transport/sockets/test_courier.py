@@ -25,7 +25,7 @@ def test_no_thread_is_started_after_connecting(
     assert len(received[1][0]) == 8 << 20
     listener.close()
     assert other.recv(0.1) is None
-    assert other._links[link].lonely, "and goes on being seen to"
+    assert other.links[link].lonely, "and goes on being seen to"
 
 
 def test_what_does_not_fit_leaves_although_its_sender_does_nothing_more(
@@ -89,7 +89,7 @@ def test_what_is_sent_last_arrives_although_answers_are_not_read(kind: Kind):
 
 
 def test_who_takes_nothing_of_what_is_sent_is_dropped_and_what_waited_is_freed(
-    ends: tuple[SocketTransport, SocketTransport, bytes], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[SocketTransport, SocketTransport, bytes], kind: Kind, monkeypatch: pytest.MonkeyPatch
 ):
     listener, other, link = ends
     other.send(link, [b"question"])
@@ -97,12 +97,11 @@ def test_who_takes_nothing_of_what_is_sent_is_dropped_and_what_waited_is_freed(
     assert received is not None
     for _ in range(8):
         listener.send(received[0], [bytes(8 << 20)])
-    (answers,) = (link.queue for link in listener._links.values())
+    (answers,) = (link.queue for link in listener.links.values())
     assert answers
     monkeypatch.setattr(links, "STALLED_S", 0.1)
-    listener.send(received[0], [b"another"])  # nobody has waited for so long yet, and the courier does not look
-    with listener._changed:
-        listener.courier.call()
+    with connected(kind, [b"hello"]):
+        listener.send(hear(listener), [bytes(8 << 20)])  # the courier looks at all links when there is something new
     until(lambda: listener.recv(0.02) is None and listener.gone(received[0]), "the link to be dropped")
     assert not answers
     while other.recv(LONG) != (link, []):

@@ -155,7 +155,13 @@ def test_every_limit_lets_so_much_through_that_the_next_look_counts(
 
 
 def limit_of(made: socket.socket) -> int:
-    return int.from_bytes(made.getsockopt(socket.SOL_SOCKET, tcp._SO_MAX_PACING_RATE, 8), sys.byteorder)
+    return int.from_bytes(made.getsockopt(socket.SOL_SOCKET, tcp.SO_MAX_PACING_RATE, 8), sys.byteorder)
+
+
+def connection(end: TcpTransport) -> socket.socket:
+    (link,) = end.links.values()
+    assert link.socket is not None
+    return link.socket
 
 
 class Ends:
@@ -181,9 +187,7 @@ class Ends:
 
     def limits(self) -> set[int]:
         """Those of both ends."""
-        made = [*self.one._connections(), *self.two._connections()]
-        assert len(made) == 2
-        return set(map(limit_of, made))
+        return {limit_of(connection(end)) for end in (self.one, self.two)}
 
     def close(self) -> None:
         """Close both."""
@@ -223,7 +227,7 @@ def test_what_linux_says_of_a_connection(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Pacing, "look", look)
     ends = Ends(TcpTransport(), TcpTransport())
     try:
-        (made,) = ends.one._connections()
+        made = connection(ends.one)
         for number in range(2, 5):
             ends.exchange()
             until(lambda least=number * LEAST: tcp.progress_of(made).acked >= least, "the last of it to be confirmed")

@@ -12,9 +12,10 @@ import pytest
 from socket_kinds import Kind, connected, ended, hear
 from waiting import LONG, until
 
+from kvstore.transport.base import Frames
 from kvstore.transport.sockets import transport as sockets
-from kvstore.transport.sockets.strangers import Stranger, StrangerLimits, Strangers
-from kvstore.transport.sockets.stream import GREETING, SHORT_BYTES, packed
+from kvstore.transport.sockets.strangers import StrangerLimits
+from kvstore.transport.sockets.stream import GREETING, SHORT_BYTES, Introduction, packed
 from kvstore.transport.sockets.transport import SocketTransport
 
 
@@ -172,25 +173,27 @@ def test_a_stranger_who_reads_no_answers_is_dropped(kind: Kind):
 
 
 class Clock:
-    """The time, which goes on when a test says so, and whenever a stranger is heard."""
+    """The time, which goes on when a test says so, and whenever a stranger's message has been read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
         self.now = 100.0
         self._cost = cost
-        really = Strangers._hear
+        really = Introduction.take
 
-        def hear(strangers: Strangers, stranger: Stranger) -> object:
-            self.now += self._cost
-            return really(strangers, stranger)
+        def take(introduction: Introduction, count: int) -> Frames | None:
+            message = really(introduction, count)
+            if message is not None:
+                self.now += self._cost
+            return message
 
         for name in ("monotonic", "thread_time"):
             monkeypatch.setattr(sockets.time, name, lambda: self.now)
-        monkeypatch.setattr(Strangers, "_hear", hear)
+        monkeypatch.setattr(Introduction, "take", take)
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """To hear a stranger takes a second."""
+    """To read a stranger's message takes a second."""
     return Clock(monkeypatch, 1.0)
 
 

@@ -151,13 +151,12 @@ def test_closing_does_not_wait_for_a_name_to_be_resolved(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     monkeypatch.setattr(courier, "JOIN_S", 0.05)
+    before = set(threading.enumerate())
     transport = new()
     transport.connect("tcp://node-7.example:1")
     assert asked.wait(LONG)
     transport.close()
-    thread = transport.courier._thread
-    assert thread is not None
-    assert thread.is_alive()
+    (thread,) = set(threading.enumerate()) - before
     go_on.set()
     thread.join(LONG)
     assert not thread.is_alive()
@@ -264,7 +263,7 @@ def test_a_real_connection_has_what_was_chosen(new: Callable[..., TcpTransport])
     listener, other = new(congestion="reno"), new(congestion="reno")
     other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])
     assert hear(listener) == [b"hello"]
-    (ours,), (theirs,) = other._links.values(), listener.strangers.links.values()
+    (ours,), (theirs,) = other.links.values(), listener.strangers.links.values()
     for link in (ours, theirs.link):
         assert link.socket is not None
         name = link.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
@@ -284,10 +283,10 @@ def half_of_a_large_message(listener: TcpTransport, endpoint: str) -> tuple[sock
 
     def read() -> bool:
         assert listener.recv(0.01) is None
-        return any(len(link.incoming.room()) == len(rest) for link in listener._links.values())
+        return any(len(link.incoming.room()) == len(rest) for link in listener.links.values())
 
     until(read, "the listener to have read the first half")
-    (link,) = listener._links.values()
+    (link,) = listener.links.values()
     assert link.wakes_at > 1
     assert link.socket is not None
     return sender, link.socket, rest
@@ -313,7 +312,7 @@ def test_the_end_of_a_connection_wakes_in_the_middle_of_a_large_frame(new: Calla
     sender.close()
     assert select.select([there], [], [], LONG)[0] == [there]
     assert listener.recv(0) is None
-    assert listener._links == {}
+    assert listener.links == {}
 
 
 def test_a_large_frame_arrives_although_the_system_forgets_to_wake(
@@ -344,18 +343,21 @@ def test_a_large_frame_arrives_although_the_system_forgets_to_wake(
     assert bytes(received[1][1]) == b"x" * (1 << 20)
 
 
-def test_a_connection_to_itself_is_none():
+def test_a_connection_to_itself_is_none(monkeypatch: pytest.MonkeyPatch):
     """At a free port of this host a socket may find itself; whoever is to listen there could not any more."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = probe.getsockname()
-        link = Link(b"x", "tcp://{}:{}".format(*address))
-        probe.connect(address)  # its own
-        assert probe.getsockname() == probe.getpeername()
-        link.socket, link._address = probe, address
-        assert link.arrive(0.0) is None
-        assert link.socket is None
-        assert link.lonely
+
+    def to_itself(made: socket.socket, _address: object) -> int:
+        made.setblocking(True)
+        made.bind(("127.0.0.1", 0))
+        made.connect(made.getsockname())
+        assert made.getsockname() == made.getpeername()
+        return 0
+
+    monkeypatch.setattr(socket.socket, "connect_ex", to_itself)
+    link = Link(b"x", "tcp://127.0.0.1:9")
+    assert link.dial([(socket.AF_INET, ("127.0.0.1", 9))], 0.0) is None
+    assert link.socket is None
+    assert link.lonely
 
 
 def test_who_does_not_answer_is_tried_again(monkeypatch: pytest.MonkeyPatch):

@@ -6,6 +6,7 @@ import select
 import socket
 import time
 
+import pytest
 from socket_kinds import Kind, hear
 from waiting import LONG, until
 
@@ -27,7 +28,7 @@ def test_a_link_that_is_lost_is_made_anew_and_says_so(ends: tuple[SocketTranspor
     other.send(link, [b"before"])
     received = listener.recv(LONG)
     assert received is not None
-    (made,) = [link.socket for link in other._links.values()]
+    (made,) = [link.socket for link in other.links.values()]
     assert made is not None
     listener.send(received[0], [b"read before the end"])
     until(lambda: bool(select.select([made], [], [], 0)[0]), "the answer is here")
@@ -46,23 +47,42 @@ def test_a_link_that_is_lost_is_made_anew_and_says_so(ends: tuple[SocketTranspor
     assert other.recv(LONG) == (link, [b"answer"])
 
 
-def test_a_link_may_be_lost_again_before_anybody_is_told(ends: tuple[SocketTransport, SocketTransport, bytes]):
-    listener, other, link = ends
-    (lost,) = other._links.values()
-    for number in range(3):
-        other.send(link, [b"%d" % number])
-        received = listener.recv(LONG)
-        assert received is not None
-        assert received[1] == [b"%d" % number]
-        listener.admit(received[0])
-        for count in (1, 2):
-            before = lost.socket
-            assert before is not None
-            before.shutdown(socket.SHUT_RDWR)
-            while lost.socket is before:
-                other._read(lost)  # sees the end, and nobody asks for messages
-            until(lambda count=count: len(other._received) == count, "the link is made anew")  # it is used by then
-        assert [other.recv(LONG), other.recv(LONG)] == [(link, [])] * 2
+def test_a_link_may_be_lost_again_before_anybody_is_told(kind: Kind, monkeypatch: pytest.MonkeyPatch):
+    places, cuts = kind.places(), 0
+    really = places.admit
+
+    def cut(made: socket.socket) -> bool:
+        nonlocal cuts
+        if cuts:
+            cuts -= 1
+            made.shutdown(socket.SHUT_RDWR)
+        return really(made)
+
+    monkeypatch.setattr(places, "admit", cut)
+    listener, other = kind.listening(), kind.new(places=places)
+    link = other.connect(kind.endpoint)
+    other.send(link, [b"0"])
+    hear(listener)
+    (lost,) = other.links.values()
+    for number in range(1, 4):
+        assert lost.socket is not None
+        cuts = 2  # of the connections that take the place of this one
+        lost.socket.shutdown(socket.SHUT_RDWR)
+
+        def heard(number: int = number) -> bool:
+            told = other.recv(0.01)
+            if told is not None:
+                assert told == (link, [])
+                other.send(link, [b"%d" % number])  # as a client does that has not been answered
+            received = listener.recv(0.01)
+            if received is None:
+                return False
+            assert received[1] == [b"%d" % number]
+            listener.admit(received[0])
+            return True
+
+        until(heard, "what was sent when the last loss was told", step=0.0)
+        assert cuts == 0
 
 
 def test_a_peer_that_does_not_read_delays_nobody_else(kind: Kind):
@@ -99,15 +119,16 @@ def test_a_link_goes_on_with_whoever_listens_next(kind: Kind):
     until(comes, "the link is made again")
 
 
-def test_who_hangs_up_without_a_word_is_not_called_all_the_time(kind: Kind):
-    listener = kind.listening()
+def test_who_hangs_up_without_a_word_is_not_called_all_the_time(kind: Kind, monkeypatch: pytest.MonkeyPatch):
     calls = []
 
     def hang_up(made: socket.socket) -> bool:
         calls.append(made)
         return False
 
-    listener._places.admit = hang_up  # type: ignore[method-assign]
+    places = kind.places()
+    monkeypatch.setattr(places, "admit", hang_up)
+    listener = kind.listening(places=places)
     other = kind.new()
     link = other.connect(kind.endpoint)
     end = time.monotonic() + 0.6
@@ -133,16 +154,18 @@ def test_who_is_refused_is_made_anew_and_asks_again(ends: tuple[SocketTransport,
     listener, other, link = ends
     for frames in ([b"bad"], [b"never looked at"]):
         other.send(link, frames)
-    until(lambda: len(listener._received) == 2 or listener.recv(0.01), "both to be here")
     received = listener.recv(LONG)
     assert received is not None
+    assert received[1] == [b"bad"]
     listener.refuse(received[0])
     assert listener.gone(received[0])
     assert other.recv(LONG) == (link, [])
     other.send(link, [b"here"])
-    again = hear(listener)
-    assert again != received[0]
-    assert not listener.gone(again)
+    again = listener.recv(LONG)
+    assert again is not None
+    assert again[0] != received[0]
+    assert again[1] == [b"here"]
+    assert not listener.gone(again[0])
 
 
 def test_a_link_of_this_side_cannot_be_refused(ends: tuple[SocketTransport, SocketTransport, bytes]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 from waiting import LONG
 
 from kvstore.errors import ConfigError
-from kvstore.transport.sockets import unix
 from kvstore.transport.sockets.stream import GREETING
 from kvstore.transport.sockets.unix import UnixTransport
 
@@ -45,8 +45,14 @@ def test_another_user_is_refused(place: Path, transport: UnixTransport, monkeypa
         friend.connect(str(place))
         assert transport.recv(0.2) is None
         assert friend.recv(100) == GREETING
-    monkeypatch.setattr(unix.os, "getuid", lambda: 12345)
-    monkeypatch.setattr(unix, "_user", lambda _: 54321)
+    really = socket.socket.getsockopt
+
+    def another(made: socket.socket, level: int, option: int, *size: int) -> int | bytes:
+        if (level, option) == (socket.SOL_SOCKET, socket.SO_PEERCRED):
+            return struct.pack("3i", 1, 54321, 54321)
+        return really(made, level, option, *size)
+
+    monkeypatch.setattr(socket.socket, "getsockopt", another)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.settimeout(LONG)
         stranger.connect(str(place))

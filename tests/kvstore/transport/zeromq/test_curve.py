@@ -15,6 +15,7 @@ import zmq
 from jobkeys import variables
 from strangers import BYTES, HELLO_BYTES, NULL, READY, Tap, attempt, frame, greeting, idle, throw
 from waiting import LONG
+from zeromq_sockets import Sockets
 
 from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import CurveKeys, pair, split_key, with_key
@@ -56,10 +57,12 @@ class Listener:
         impatient: another endpoint of the same socket, where a handshake has 300 ms: for strangers who wait for more.
     """
 
-    def __init__(self, make: Make) -> None:
-        self.transport = make(JOB[0])
+    def __init__(self, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patched:
+            sockets = Sockets(patched)
+            self.transport = make(JOB[0])
         self.endpoint = self.transport.bind("tcp://127.0.0.1:0")
-        self.transport._socket.set(zmq.HANDSHAKE_IVL, 300)
+        sockets.last(zmq.ROUTER).set(zmq.HANDSHAKE_IVL, 300)
         self.impatient = self.transport.bind("tcp://127.0.0.1:0")
         self._honest = make(JOB[1])
         self._link = self._honest.connect(self.endpoint)
@@ -76,8 +79,8 @@ class Listener:
 
 
 @pytest.fixture
-def listener(make: Make) -> Listener:
-    return Listener(make)
+def listener(make: Make, monkeypatch: pytest.MonkeyPatch) -> Listener:
+    return Listener(make, monkeypatch)
 
 
 # ---- addresses and keys
@@ -183,7 +186,7 @@ def test_who_stops_in_the_middle_of_the_handshake_is_dropped(listener: Listener,
 
 def test_a_thousand_connections_that_send_nothing_cost_nobody_anything(make: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(zeromq, "HANDSHAKE_MS", 2000)
-    listener = Listener(make)
+    listener = Listener(make, monkeypatch)
     with idle(listener.endpoint, 1000) as strangers:
         listener.hears_only_the_honest()
         another = make(JOB[2])

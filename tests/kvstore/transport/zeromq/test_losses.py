@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.transport.zeromq.losses import _may_be
+from kvstore.transport.zeromq.losses import may_be
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from kvstore.transport.zeromq.losses import _may_be
     ],
 )
 def test_an_endpoint_is_recognized(endpoint: str, there: str):
-    assert _may_be(endpoint, there)
+    assert may_be(endpoint, there)
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_an_endpoint_is_recognized(endpoint: str, there: str):
     ],
 )
 def test_another_is_not(endpoint: str, there: str):
-    assert not _may_be(endpoint, there)
+    assert not may_be(endpoint, there)

@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import zmq
 from jobkeys import variables
 from line import Line
 from waiting import LONG, until
+from zeromq_sockets import Sockets
 
 from kvstore.errors import ConfigError
 from kvstore.job.curve_keys import CurveKeys
@@ -108,7 +110,7 @@ def test_what_is_sent_is_copied_and_what_comes_is_not(monkeypatch: pytest.Monkey
             assert not copy
             return super().recv_multipart(flags, copy=copy, **kwargs)
 
-    monkeypatch.setattr(zmq.Context, "_socket_class", Spy)
+    monkeypatch.setattr(zmq.Context, "socket", partialmethod(zmq.Context.socket, socket_class=Spy))
     listener, other = ZmqTransport(), ZmqTransport()
     try:
         link = other.connect(listener.bind(f"ipc://{directory}/s"))
@@ -173,6 +175,11 @@ def test_who_does_not_greet_is_not_heard(directory: Path):
 # ---- connections that break
 
 
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Sockets:
+    return Sockets(monkeypatch)
+
+
 @pytest.fixture(params=["plain", "keys"])
 def ends(request: pytest.FixtureRequest) -> Iterator[tuple[ZmqTransport, ZmqTransport, bytes, Line]]:
     """A listener, another that has a link to it, that link, and the line in between."""
@@ -207,16 +214,17 @@ def test_a_link_that_is_lost_is_made_anew_and_says_so(ends: tuple[ZmqTransport, 
     until(lambda: line.alive == 1, "the end of those that ZeroMQ has made")
 
 
-def test_what_came_before_a_link_was_lost_is_taken_first(ends: tuple[ZmqTransport, ZmqTransport, bytes, Line]):
+def test_what_came_before_a_link_was_lost_is_taken_first(
+    sockets: Sockets, ends: tuple[ZmqTransport, ZmqTransport, bytes, Line]
+):
     listener, other, link, line = ends
     other.send(link, [b"first"])
     name, _ = hear(listener)
     assert other.recv(0) is None, "news of the connection has been taken"
     listener.send(name, [b"answer", b"in two frames"])
-    assert other._socket.poll(LONG * 1000), "of which ZeroMQ has taken the first by now"
+    assert sockets.last(zmq.ROUTER).poll(LONG * 1000), "of which ZeroMQ has taken the first by now"
     line.cut()
-    assert other._losses is not None
-    assert other._losses.monitor.poll(LONG * 1000)
+    assert sockets.last(zmq.PAIR).poll(LONG * 1000)
     assert hear(other) == (link, b"answer in two frames")
     assert other.recv(LONG) == (link, [])
     assert other.recv(0) is None
