@@ -3,53 +3,68 @@ PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
+EXTRA := $(VENV)/.extra
 PACKAGES := kvstore launcher servers workers
 SOURCES := $(PACKAGES) examples benchmarks tests
 
+# Compiled modules are kept: tests start hundreds of processes.
+unexport PYTHONDONTWRITEBYTECODE
+# One pip at a time.
+.NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-14s %s\n", $$1, $$2}'
 
-$(INSTALLED): setup.cfg pyproject.toml $(CONSTRAINTS)
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo "Python 3.10 or later is needed; make PYTHON=python3.12 names another"; exit 1; }
-	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || \
+	@echo "making $(VENV), the environment for everything here"
+	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "python3 -m venv failed; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	$(BIN)/pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[test,bench]'
+
+# What setup.cfg lists for an extra, without versions; the first time, what every installation needs, too.
+LISTED = $(if $(wildcard $(EXTRA)-*),,c["options"]["install_requires"] + )c["options.extras_require"]["$*"]
+NAMES = $(PYTHON) -c 'import configparser, re; c = configparser.ConfigParser(); c.read("setup.cfg"); \
+  print(*re.findall(r"^[\w-]+", $(LISTED), re.M), sep=", ")'
+
+# An extra of setup.cfg; a file in .venv says that it is installed. pip shows its progress on a terminal. It compiles
+# nothing: all of torch would take longer than the rest together, and Python compiles what it imports.
+# The project was called kvstore before: what is left under that name would be a second owner of launch.py.
+$(EXTRA)-%: setup.cfg pyproject.toml $(CONSTRAINTS) | $(BIN)/pip
+	@rm -rf kvstore.egg-info
+	@! ls -d $(VENV)/lib/python3*/site-packages/kvstore-*.dist-info >/dev/null 2>&1 || \
+	  $(BIN)/pip uninstall --quiet --yes kvstore
+	@echo "installing $$($(NAMES)) into $(VENV) (once; less than a minute, and the time to download them)"
+	@$(BIN)/pip install $(if $(MAKE_TERMOUT),,--quiet) --no-compile --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$*]'
 	@touch $@
 
-install: $(INSTALLED)  ## make .venv with everything that the other commands need
+install: $(EXTRA)-examples $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-bench  ## make .venv with everything that the other commands need
 
 DEMO := --dataset digits --batch-size 32 --num-epochs 15
 
-demo: $(INSTALLED)  ## train a small residual network with two workers and two servers, on digits
+demo: $(EXTRA)-examples  ## train a small residual network with two workers and two servers, on digits
 	$(BIN)/launch.py -n 2 -s 2 --launcher local "python examples/train_cifar10.py $(DEMO)"
 
 # Many tests wait for processes, and clusters more so: more of them at a time are faster on two cores, too.
 PARALLEL := -n 4 --dist worksteal
 PARALLEL_ALL := -n 6 --dist worksteal
 
-# Compile once: tests start hundreds of processes, and PYTHONDONTWRITEBYTECODE may be set.
-compiled: $(INSTALLED)
-	@$(BIN)/python -m compileall -q $(SOURCES)
-
-test: compiled  ## run the tests that need no other program; at most four minutes on two cores
+test: $(EXTRA)-test  ## run the tests that need no other program; at most four minutes on two cores
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long"
 
-test-all: compiled  ## run all tests, on clusters made of namespaces too; at most twelve minutes
+test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests, on clusters made of namespaces too; at most twelve minutes
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL)
 
 SEEDS ?= 0-19
 
 # SEEDS=0-199 takes an hour or two. The tests run the first seed. KVSTORE_TESTS_LINES=1 raises at every line.
-faults: $(INSTALLED)  ## cut, stop, kill and interrupt jobs by seeds, and count every update: make faults SEEDS=0-199
+faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count every update: make faults SEEDS=0-199
 	PYTHONPATH=tests $(BIN)/python -m faults $(SEEDS)
 	PYTHONPATH=tests $(BIN)/python -m faults $(SEEDS) --signals
 	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q -n 2 tests/interrupts
 
-lint: $(INSTALLED)  ## format, lint, types and import contracts
+lint: $(EXTRA)-dev  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy
@@ -58,19 +73,19 @@ lint: $(INSTALLED)  ## format, lint, types and import contracts
 check: lint test-all  ## what CI runs, except the demo
 
 # Twice the time of the tests alone: each of the processes that they start is measured, too.
-coverage: $(INSTALLED)  ## run all tests and list the lines that none of them runs; fails below 90 %
+coverage: $(EXTRA)-test $(EXTRA)-dev  ## run all tests and list the lines that none of them runs; fails below 90 %
 	$(BIN)/coverage erase
 	$(BIN)/python -m pytest -q $(PARALLEL_ALL) --cov --cov-config=setup.cfg --cov-report=term
 
-format: $(INSTALLED)  ## let ruff format the code and repair what it can
+format: $(EXTRA)-dev  ## let ruff format the code and repair what it can
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-bench: $(INSTALLED)  ## measure everything beside MXNet, gloo and plain sockets; under ten minutes on two cores
+bench: $(EXTRA)-bench  ## measure everything beside MXNet, gloo and plain sockets; under ten minutes on two cores
 	$(BIN)/python -m benchmarks all
 
 clean:  ## remove .venv and everything that tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo compiled test test-all faults lint check coverage format bench clean
+.PHONY: help install demo test test-all faults lint check coverage format bench clean

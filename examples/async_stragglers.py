@@ -4,7 +4,7 @@
     python async_stragglers.py --plot stragglers.png
     python async_stragglers.py --modes dist_sync dist_ssp:staleness=10
 
-It starts a job on this machine for each type of store. The workers train on scikit-learn's digits, and the last one is
+It starts a job on this machine for each type of store. The workers train on handwritten digits, and the last one is
 five times as slow as the others. The network is small, and workers sleep so that every batch takes the same time, as if
 each had its own device. So the results are about waiting and not about this machine's cores.
 """

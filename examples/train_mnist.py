@@ -156,7 +156,7 @@ def load_dataset(args: Namespace, sgd: DistOpt) -> Dataset:
     if sgd.rank_in_global == 0:
         if args.dataset == "auto" and without[0]:
             where = "here" if paths is None else "on every worker"
-            print(f"MNIST is not in {args.data_dir} {where}; training on scikit-learn's digits", file=sys.stderr)
+            print(f"MNIST is not in {args.data_dir} {where}; training on handwritten digits", file=sys.stderr)
         for array in (dataset.train_x, dataset.train_y, dataset.test_x, dataset.test_y):
             print(array.shape, flush=True)
     return dataset

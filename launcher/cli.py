@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--version",
         action="version",
-        version=f"launch.py of kvstore {kvstore.__version__}",
+        version=f"launch.py of torch-kvstore {kvstore.__version__}",
         help="print the version of launch.py and exit",
     )
     add("-n", "--num-workers", type=_count, required=True, metavar="NUM_WORKERS", help="number of workers")

@@ -1,7 +1,7 @@
 """What the CIFAR-10 example consists of, besides the training.
 
 cifar10   the binary version of CIFAR-10
-digits    scikit-learn's digits, in its place
+digits    handwritten digits, in its place
 download  CIFAR-10's archive, once per host
 choice    which of the two every worker uses
 images    images in memory

@@ -34,7 +34,7 @@ def load(wanted: str, data_dir: Path, reducer: Sums, rank: int) -> Dataset:
     if folder and not without:
         return cifar10.read_dataset(folder)
     if rank == 0:
-        logging.warning("CIFAR-10 is not available (%s); training on scikit-learn's handwritten digits", reason)
+        logging.warning("CIFAR-10 is not available (%s); training on handwritten digits", reason)
     return digits.read_dataset()
 
 

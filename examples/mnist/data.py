@@ -1,4 +1,4 @@
-"""The data: MNIST if its files are there, otherwise scikit-learn's handwritten digits in the form of MNIST."""
+"""The data: MNIST if its files are there, otherwise handwritten digits in its form."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from digits.pictures import SHADES, Pictures, read
 from torch.nn import functional
 
 from mnist.idx import DataError, read_image_file, read_label_file
@@ -14,8 +15,6 @@ from mnist.idx import DataError, read_image_file, read_label_file
 IMG_SIZE = 28
 NUM_CLASSES = 10
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-VALIDATION_PART = 0.2
-SPLIT_SEED = 0  # fixed, so that no run has trained on what another validates with
 
 
 @dataclass(frozen=True)
@@ -50,20 +49,15 @@ def load_mnist(paths: list[Path]) -> Dataset:
 
 
 def load_digits() -> Dataset:
-    """Load scikit-learn's 1797 digits, 8 x 8, enlarged to 20 x 20 within 28 x 28 as in MNIST."""
-    try:
-        from sklearn import datasets
-        from sklearn.model_selection import train_test_split
-    except ImportError as exc:
-        raise DataError("the digits come with scikit-learn, which is not installed: pip install scikit-learn") from exc
-    digits = datasets.load_digits()
-    gray = torch.from_numpy(digits.images).float()[:, None] / 16
+    """Load the 1797 digits, 8 x 8, enlarged to 20 x 20 within 28 x 28 as in MNIST."""
+    training, validation = read()
+    return Dataset(*_enlarged(training), *_enlarged(validation))
+
+
+def _enlarged(pictures: Pictures) -> tuple[np.ndarray, np.ndarray]:
+    gray = torch.from_numpy(pictures.images).float()[:, None] / SHADES
     large = functional.interpolate(gray, size=(20, 20), mode="bilinear", align_corners=False)
-    x, y = functional.pad(large, (4, 4, 4, 4)).numpy(), to_categorical(digits.target, NUM_CLASSES)
-    train, test = train_test_split(
-        np.arange(len(x)), test_size=VALIDATION_PART, stratify=digits.target, random_state=SPLIT_SEED
-    )
-    return Dataset(x[train], y[train], x[test], y[test])
+    return functional.pad(large, (4, 4, 4, 4)).numpy(), to_categorical(pictures.labels, NUM_CLASSES)
 
 
 def to_categorical(y: np.ndarray, num_classes: int) -> np.ndarray:

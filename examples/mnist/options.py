@@ -54,7 +54,7 @@ def parser(description: str) -> argparse.ArgumentParser:
         "--dataset",
         choices=["auto", "mnist", "digits"],
         default="auto",
-        help="auto: MNIST if every worker has its files, otherwise scikit-learn's handwritten digits",
+        help="auto: MNIST if every worker has its files, otherwise handwritten digits",
     )
     data.add_argument(
         "--no-mirror", action="store_true", help="only shift images at random; SINGA also mirrors half of them"

@@ -315,7 +315,7 @@ def _version(remote: RemoteAgent) -> str:
     mine, hello = kvstore.__version__, remote.said(p.Hello)
     if hello is None or hello.version == mine:
         return ""
-    return f"has kvstore {hello.version} (Python {hello.python}), but this machine has {mine}; install the same"
+    return f"has torch-kvstore {hello.version} (Python {hello.python}), but this machine has {mine}; install the same"
 
 
 def _surveyed(remote: RemoteAgent) -> p.Surveyed:

@@ -48,7 +48,7 @@ def test_help(way: list[str], tmp_path: Path) -> None:
 
 def test_version(way: list[str], tmp_path: Path) -> None:
     done = call(way, "--version", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"launch.py of kvstore {kvstore.__version__}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"launch.py of torch-kvstore {kvstore.__version__}\n", "")
 
 
 def test_dir_lists_the_public_names_alone() -> None:

@@ -29,7 +29,7 @@ def test_cifar10_where_every_worker_has_it(cifar10_folder):
 
 def test_the_digits_where_it_cannot_be_had(tmp_path, offline, caplog):
     assert choice.load("auto", tmp_path, Job(), rank=0).name == "digits"
-    assert caplog.messages == ["CIFAR-10 is not available (no network); training on scikit-learn's handwritten digits"]
+    assert caplog.messages == ["CIFAR-10 is not available (no network); training on handwritten digits"]
 
 
 def test_only_rank_0_says_so(tmp_path, offline, caplog):

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from cifar import digits
-from cifar.images import DataError
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +41,3 @@ def test_the_mean_and_deviation_are_those_of_the_pictures(images):
     pixels = images.train.pixels.float() / 255
     assert torch.allclose(pixels.mean((0, 2, 3)), torch.tensor(images.mean), atol=0.002)
     assert torch.allclose(pixels.std((0, 2, 3)), torch.tensor(images.std), atol=0.002)
-
-
-def test_without_scikit_learn_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match="pip install scikit-learn"):
-        digits.read_dataset()

@@ -88,7 +88,7 @@ def refused(*agents: tuple[p.Hello, Answer]) -> list[str]:
 def test_hosts_must_have_the_same_version() -> None:
     assert refused((hello(), answers()), (hello("0.0.9"), answers())) == [
         "nothing was started; 1 of 2 hosts cannot take part:",
-        f"node1: has kvstore 0.0.9 (Python 3.11.7), but this machine has {kvstore.__version__}; install the same",
+        f"node1: has torch-kvstore 0.0.9 (Python 3.11.7), but this machine has {kvstore.__version__}; install the same",
     ]
 
 

@@ -81,7 +81,7 @@ def test_all_failures_are_in_one_report(over_ssh: Site, hosts: Hosts) -> None:
     run = over_ssh.launch(*hostfile(over_ssh, *lines), "--python", str(python), "-n", "7", "-s", "1", "true")
     said = refused(run)
     assert "6 of 7 hosts cannot take part" in said
-    assert f"{hosts.addresses[0]}: has kvstore 0.0.1 (Python 3." in said
+    assert f"{hosts.addresses[0]}: has torch-kvstore 0.0.1 (Python 3." in said
     assert (
         f"{hosts.addresses[1]}: ssh to {hosts.addresses[1]} exited with code 127: exec: /opt/python: not found" in said
     )
