@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRA := $(VENV)/.extra
 PACKAGES := kvstore launcher servers workers
-SOURCES := $(PACKAGES) examples benchmarks tests
+SOURCES := $(PACKAGES) examples benchmarks docs tests
 
 # Compiled modules are kept: tests start hundreds of processes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -39,7 +39,7 @@ $(EXTRA)-%: setup.cfg pyproject.toml $(CONSTRAINTS) | $(BIN)/pip
 	@$(BIN)/pip install $(if $(MAKE_TERMOUT),,--quiet) --no-compile --disable-pip-version-check -c $(CONSTRAINTS) -e '.[$*]'
 	@touch $@
 
-install: $(EXTRA)-examples $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-bench  ## make .venv with everything that the other commands need
+install: $(EXTRA)-examples $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-bench $(EXTRA)-docs  ## make .venv with everything that the other commands need
 
 DEMO := --dataset digits --batch-size 32 --num-epochs 15
 
@@ -70,7 +70,10 @@ lint: $(EXTRA)-dev  ## format, lint, types and import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test-all  ## what CI runs, except the demo
+docs: $(EXTRA)-docs  ## build the site into build/site, with the API reference; every warning is an error
+	$(BIN)/python docs/build.py
+
+check: lint docs test-all  ## what CI runs, except the demo
 
 # Twice the time of the tests alone: each of the processes that they start is measured, too.
 coverage: $(EXTRA)-test $(EXTRA)-dev  ## run all tests and list the lines that none of them runs; fails below 90 %
@@ -85,7 +88,7 @@ bench: $(EXTRA)-bench  ## measure everything beside MXNet, gloo and plain socket
 	$(BIN)/python -m benchmarks all
 
 clean:  ## remove .venv and everything that tools have left
-	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results
+	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test test-all faults lint check coverage format bench clean
+.PHONY: help install demo test test-all faults lint docs check coverage format bench clean

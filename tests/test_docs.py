@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/*.md")]
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/*.md")]
 )
 TOP = ("kvstore", "servers", "launcher", "workers", "tests", "examples", "benchmarks", "docs")
 CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # of a change log, files may have gone since
@@ -30,8 +30,10 @@ def prose(page: Path) -> str:
 
 
 def anchors(page: Path) -> set[str]:
+    """What a link to a page may end in: its headings, and the names whose docstrings it gets."""
     headings = re.findall(r"^#+ (.*)$", prose(page), flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    names = re.findall(r"^::: ([\w.]+)$", prose(page), flags=re.MULTILINE)
+    return {*names} | {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def paths(page: Path) -> set[str]:

@@ -33,7 +33,7 @@ from workers.ddp import (
 )
 from workers.dist_opt import DistOpt
 from workers.fitting import Checkpoint, CheckpointError, fit
-from workers.group import init, is_initialized, local_rank, local_size, rank, shutdown, size
+from workers.group import RankAndDevice, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from workers.reducer import Reducer
 from workers.samplers import SplitBatchSampler, SplitSampler
 from workers.trainer import Trainer
@@ -46,6 +46,7 @@ __all__ = [
     "DistributedOptimizer",
     "PartialSync",
     "PeriodicAveraging",
+    "RankAndDevice",
     "Reducer",
     "SplitBatchSampler",
     "SplitSampler",
@@ -67,3 +68,7 @@ __all__ = [
     "shutdown",
     "size",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

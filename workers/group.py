@@ -21,7 +21,12 @@ from workers.common.stores import AUTO, open_store, store_type
 
 
 class RankAndDevice(NamedTuple):
-    """A worker's ``rank``, from 0, and its own ``device``."""
+    """What ``init`` returns: ``rank, device = workers.init()``.
+
+    Attributes:
+        rank: this worker's rank, from 0.
+        device: its GPU by its rank on the host, or the CPU if there is no GPU.
+    """
 
     rank: int
     device: torch.device
@@ -32,7 +37,7 @@ _stores: list[KVStore] = []  # the group's own store, then those that new_store 
 _type = ""  # the type of these stores
 
 
-def init(kvstore: KVStore | str = AUTO) -> RankAndDevice:
+def init(kvstore: KVStore | str = "auto") -> RankAndDevice:
     """Join the other workers of the job. Every worker calls this first. A second call changes nothing.
 
     A process outside of a job is a group of one, with a ``device`` store.

@@ -11,7 +11,7 @@ metric is exact however uneven their shares are. Sums stay on the device until t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -19,7 +19,20 @@ from torch.nn import functional
 from kvstore import Mismatch, UnknownName, UsageError
 from workers.common.tensors import to_tensor
 
-BatchArrays: TypeAlias = Any  # an array, or a list with one for each device
+__all__ = [
+    "Accuracy",
+    "CompositeEvalMetric",
+    "CrossEntropy",
+    "CustomMetric",
+    "EvalMetric",
+    "Loss",
+    "TopKAccuracy",
+    "create",
+]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 class Sums(Protocol):
@@ -55,7 +68,7 @@ class EvalMetric:
         raise NotImplementedError(f"{type(self).__name__} defines neither measure nor update")
 
     @torch.no_grad()
-    def update(self, labels: BatchArrays, preds: BatchArrays) -> None:
+    def update(self, labels: Any, preds: Any) -> None:
         """Add a batch: its labels and predictions, or lists with those of each device.
 
         Raises:
@@ -66,7 +79,7 @@ class EvalMetric:
             self.sum_metric = self.sum_metric + (total.double() if isinstance(total, torch.Tensor) else total)
             self.num_inst += count
 
-    def update_dict(self, labels: Mapping[str, BatchArrays], preds: Mapping[str, BatchArrays]) -> None:
+    def update_dict(self, labels: Mapping[str, Any], preds: Mapping[str, Any]) -> None:
         """Add a batch: the labels are ``labels["label"]``, and the predictions ``preds[self.output]``."""
         self.update(labels["label"], preds[self.output])
 
@@ -136,12 +149,12 @@ class CompositeEvalMetric(EvalMetric):
         """Return a metric by its number, from 0."""
         return self.metrics[index]
 
-    def update(self, labels: BatchArrays, preds: BatchArrays) -> None:
+    def update(self, labels: Any, preds: Any) -> None:
         """See ``EvalMetric``."""
         for metric in self.metrics:
             metric.update(labels, preds)
 
-    def update_dict(self, labels: Mapping[str, BatchArrays], preds: Mapping[str, BatchArrays]) -> None:
+    def update_dict(self, labels: Mapping[str, Any], preds: Mapping[str, Any]) -> None:
         """See ``EvalMetric``."""
         for metric in self.metrics:
             metric.update_dict(labels, preds)
@@ -245,7 +258,7 @@ class Loss(EvalMetric):
         super().__init__(name)
 
     @torch.no_grad()
-    def update(self, labels: BatchArrays, preds: BatchArrays) -> None:
+    def update(self, labels: Any, preds: Any) -> None:
         """See ``EvalMetric``; the labels are ignored."""
         for pred in preds if isinstance(preds, list | tuple) else [preds]:
             losses = to_tensor(pred)
@@ -310,7 +323,7 @@ def create(metric: Any, **options: Any) -> EvalMetric:
     )
 
 
-def _pairs(labels: BatchArrays, preds: BatchArrays) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _pairs(labels: Any, preds: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     listed = [list(arrays) if isinstance(arrays, list | tuple) else [arrays] for arrays in (labels, preds)]
     if len(listed[0]) != len(listed[1]):
         raise Mismatch(

@@ -10,7 +10,7 @@ import torch
 import kvstore as kv
 from kvstore import KVStore
 from kvstore.errors import warn_renamed
-from workers.common.stores import AUTO, store_type
+from workers.common.stores import store_type
 
 
 class Reducer:
@@ -23,7 +23,7 @@ class Reducer:
             with any other they are this process's own. ``auto``: all workers in a job, this process outside of one.
     """
 
-    def __init__(self, kvstore: KVStore | str = AUTO, *, kind: str | None = None) -> None:
+    def __init__(self, kvstore: KVStore | str = "auto", *, kind: str | None = None) -> None:
         if kind is not None:
             warn_renamed("kind=", "kvstore=")
             kvstore = kind

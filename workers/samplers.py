@@ -196,11 +196,16 @@ class SplitBatchSampler(_Split[list[int]]):
     """Batches of a ``SplitSampler``'s samples, with Gluon's ``last_batch``; for ``DataLoader(..., batch_sampler=...)``.
 
     Args:
-        length, num_parts, part_index, even_size, shuffle, seed: see ``SplitSampler``.
+        length: the number of samples, or an object with that length, such as the data set.
         batch_size: the samples in a batch.
+        num_parts: the number of workers.
+        part_index: this worker's rank.
         last_batch: what happens to samples that do not fill a batch at an epoch's end. ``keep`` makes a smaller batch
             of them, ``discard`` leaves them out, ``rollover`` begins the next epoch with them. What rolls over into an
             epoch depends only on its number, as if all earlier epochs had been iterated.
+        even_size: make all parts equal; see ``SplitSampler``.
+        shuffle: use another order in each epoch; see ``SplitSampler``.
+        seed: the seed of the order, the same in all parts.
 
     Raises:
         UsageError: a number is out of range.

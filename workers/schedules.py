@@ -13,7 +13,13 @@ from kvstore import UsageError
 from kvstore.optim.hyperparameters import finite
 from workers.common.checks import at_least
 
+__all__ = ["CosineScheduler", "FactorScheduler", "LRScheduler", "MultiFactorScheduler", "PolyScheduler"]
+
 WARMUPS = ("linear", "constant")
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 class LRScheduler:

@@ -19,12 +19,12 @@ T = TypeVar("T", bound="type[KVStore]")
 class KVStore:
     """Arrays by key: pushed values are summed, and assigned or handed to an optimizer; pulled ones are the result.
 
-    A key is an ``int`` from -2**63 to 2**64 - 1 or a ``str``; one store has keys of one kind. A value is a numpy array,
-    a torch tensor on any device, a cupy array or anything with DLPack; a list of them holds one per device, whose sum
-    counts. Numpy arrays of foreign byte order are converted; nothing can be written into them. Every method that takes
-    a key also takes a list of keys, with a list of values.
+    A key is an ``int`` from ``-2**63`` to ``2**64 - 1`` or a ``str``; one store has keys of one kind. A value is a
+    numpy array, a torch tensor on any device, a cupy array or anything with DLPack; a list of them holds one per
+    device, whose sum counts. Numpy arrays of foreign byte order are converted; nothing can be written into them. Every
+    method that takes a key also takes a list of keys, with a list of values.
 
-    To add a store, subclass and register it (as MXNet's ``KVStoreBase.register``)::
+    To add a store, subclass and register it (as MXNet's ``KVStoreBase.register``):
 
         @kv.KVStore.register
         class Mine(kv.KVStore):
@@ -92,7 +92,8 @@ class KVStore:
                 one.
 
         Raises:
-            KeyNotInitialized, Mismatch: as for ``push``.
+            KeyNotInitialized: this worker has not passed a key to ``init``.
+            Mismatch: an ``out`` has another shape or dtype than its key.
             DeadlineExceeded: the value did not come in time; the message names who is missing.
         """
         return finish(self._pull(self._pairs(key, out), priority, copy), wait)
@@ -171,7 +172,7 @@ class KVStore:
             compression: ``type``, and the parameters of that type: ``fp16``, ``bf16``, ``2bit`` (``threshold``),
                 ``1bit`` (``threshold``), ``topk`` and ``randomk`` (``ratio`` or ``k``), ``threshold``, ``int8``,
                 ``powersgd`` (``rank``); ``pull``, a type or such a dict, for what comes back. None, or the type
-                ``none``, turns it off. See ``kvstore.codecs.parse``.
+                ``none``, turns it off. ``docs/compression.md`` says what each does.
 
         Raises:
             UnknownName: no such type or parameter; the message lists those there are.
@@ -180,7 +181,7 @@ class KVStore:
         """
         raise self._unsupported("set_gradient_compression")
 
-    def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
+    def set_updater(self, updater: Callable[[int | str, Any, Any], None]) -> None:
         """Update with ``updater(key, pushed, stored)``, which changes ``stored`` in place; local stores only."""
         raise self._unsupported("set_updater")
 
@@ -207,7 +208,8 @@ class KVStore:
         """Use these from this worker's next push on; what is not given stays. See ``set_learning_rate``.
 
         Args:
-            learning_rate, rescale_grad: None leaves them as they are.
+            learning_rate: the new rate; None leaves it as it is.
+            rescale_grad: the new factor of gradients; None leaves it as it is.
             groups: what changes for each of ``set_optimizer``'s groups, in their order; ``lr`` too.
             others: other hyper-parameters, of all keys whose group has none of its own.
 

@@ -17,13 +17,24 @@ def create(name: str = "local", **options: Any) -> KVStore:
     Args:
         name: ``local``, ``device``, ``dist_sync`` (or ``dist``), ``dist_device_sync``, ``dist_async``, ``dist_ssp``,
             one of MXNet's other names for these, or a registered one; upper or lower case.
-        options: ``check_finite``: refuse pushes with NaN or infinite elements, with ``NotFinite``, which names worker,
-            key and push; off by default, as it costs a look at every sum. For dist stores ``timeout``, the deadline
-            of every wait in seconds, and ``bigarray_bound``, the number of elements from which an array is cut across
-            all servers; for those with rounds ``quorum``, how many workers make one, and ``late`` (``drop`` or
-            ``keep``); for ``dist_ssp`` ``staleness``, how many pushes a worker that reads may be ahead of the slowest
-            (3); for this and ``dist_async`` ``delay_compensation``; see ``kvstore.rule``. A registered store's
-            own.
+        options: by name; those below, or a registered store's own.
+
+    Every store takes one option:
+
+    - ``check_finite`` (False): refuse pushes with NaN or infinite elements, with ``NotFinite``, which names worker, key
+      and push. It costs a look at every sum.
+
+    Dist stores take more:
+
+    - ``timeout``: the deadline of every wait, in seconds; by default ``KVSTORE_TIMEOUT_S``.
+    - ``bigarray_bound``: the number of elements from which an array is cut across all servers; by default
+      ``KVSTORE_BIGARRAY_BOUND``.
+    - ``quorum``, for ``dist_sync`` and ``dist_device_sync``: how many workers' pushes make a round; by default all.
+    - ``late`` (``drop``): with a quorum, what becomes of pushes after their round: ``drop`` them, or ``keep`` them for
+      the next one.
+    - ``staleness`` (3), for ``dist_ssp``: how many pushes a worker that reads may be ahead of the slowest.
+    - ``delay_compensation`` (0), for ``dist_async`` and ``dist_ssp``: the factor with which gradients are corrected for
+      what others have changed since the worker last read.
 
     Raises:
         UnknownName: no such store, or no such option; the message lists those there are.

@@ -12,8 +12,10 @@ class Statistics:
 
     Attributes:
         keys: how many have been initialized.
-        pushes, pulls: how many keys have been pushed and pulled, repeats counted.
-        bytes_pushed, bytes_pulled: bytes of gradients sent and values received (in dist stores), headers apart.
+        pushes: how many keys have been pushed, repeats counted.
+        pulls: how many keys have been pulled, repeats counted.
+        bytes_pushed: bytes of gradients sent, headers apart; in dist stores.
+        bytes_pulled: bytes of values received, headers apart; in dist stores.
         outstanding: pushes that have not taken effect yet.
         staleness: how often values were read that were so many pushes ahead of the slowest worker's, by that number; in
             stores in which every push is an update.

@@ -55,10 +55,12 @@ def run(
 
     Args:
         function: the function to call.
-        args, kwargs: its arguments. Each worker gets a copy of them.
+        args: its positional arguments. Each worker gets a copy of them.
+        kwargs: its keyword arguments, likewise.
         num_workers: the number of workers.
         num_servers: the number of servers; None for as many as workers.
-        env, env_server: environment variables for the workers and for the servers, beside those of this process.
+        env: environment variables for the workers, beside those of this process.
+        env_server: environment variables for the servers, likewise.
         timeout: the time limit for the job, in seconds; None for no limit.
 
     Returns:

@@ -11,7 +11,6 @@ from kvstore import KVStore
 from workers.averaging.replicas import Replicas
 from workers.common.checks import at_least
 from workers.common.chunks import ChunkRange
-from workers.common.stores import AUTO
 
 CHUNK_BYTES = 8 << 20  # SINGA's threshold: 2 Mi elements of float32
 
@@ -55,7 +54,7 @@ class PartialSync(Replicas):
         self,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        kvstore: KVStore | str = AUTO,
+        kvstore: KVStore | str = "auto",
         chunk_bytes: int = CHUNK_BYTES,
         buffers: bool = True,
     ) -> None:

@@ -15,7 +15,6 @@ from kvstore import KVStore, UnknownName, UsageError
 from workers.averaging.replicas import Replicas
 from workers.common.checks import at_least
 from workers.common.chunks import ChunkRange
-from workers.common.stores import AUTO
 
 MOMENTUM = ("keep", "average", "reset")
 
@@ -60,7 +59,7 @@ class PeriodicAveraging(Replicas):
         self,
         model: Any,
         optimizer: torch.optim.Optimizer,
-        kvstore: KVStore | str = AUTO,
+        kvstore: KVStore | str = "auto",
         sync_every: int = 8,
         warmup_steps: int = 0,
         buffers: bool = True,

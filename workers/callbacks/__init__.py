@@ -37,3 +37,7 @@ __all__ = [
     "do_checkpoint",
     "log_train_metric",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

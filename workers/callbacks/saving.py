@@ -20,7 +20,7 @@ class Saving(Protocol):
 class do_checkpoint:  # noqa: N801 - MXNet's name
     """Saves a ``Checkpoint`` after every ``period`` epochs; an ``epoch_end_callback``, on every worker.
 
-    After epoch 0 that is ``prefix-0001.safetensors`` and its companions; see ``workers/fitting/checkpoint.py``.
+    After epoch 0 that is ``prefix-0001.safetensors`` and its companions; see ``workers.Checkpoint``.
     """
 
     def __init__(self, prefix: str, period: int = 1) -> None:

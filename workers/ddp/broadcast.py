@@ -25,7 +25,7 @@ from workers.common.values import describe
 SMALL, LARGE = 1 << 14, 1 << 22  # bytes in a piece
 
 
-def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | str | None = AUTO) -> None:
+def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | str | None = "auto") -> None:
     """Overwrite every worker's values with those of ``root_rank``. Every worker calls this.
 
     Args:
@@ -47,11 +47,12 @@ def broadcast_parameters(params: Any, root_rank: int = 0, *, kvstore: KVStore | 
     relay.send(list(named.values()))
 
 
-def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | str | None = AUTO) -> Any:
+def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | str | None = "auto") -> Any:
     """Return the value of ``root_rank``. Every worker calls this; the values of the others are ignored.
 
     Args:
-        value: a plain value; see ``workers/common/bundle.py``. Nothing is pickled. Tensors arrive on the CPU.
+        value: None, a bool, an integer of 64 bits, a float, a text, bytes, a tensor, or a list, tuple or dict of these.
+            Nothing is pickled. Tensors arrive on the CPU.
         root_rank: the worker whose value is sent.
         kvstore: as for ``broadcast_parameters``.
 
@@ -70,7 +71,7 @@ def broadcast_object(value: Any, root_rank: int = 0, *, kvstore: KVStore | str |
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int = 0, *, kvstore: KVStore | str | None = AUTO
+    optimizer: torch.optim.Optimizer, root_rank: int = 0, *, kvstore: KVStore | str | None = "auto"
 ) -> None:
     """Give every worker's optimizer the state and the hyper-parameters of the optimizer of ``root_rank``.
 

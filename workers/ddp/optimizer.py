@@ -16,11 +16,14 @@ from kvstore import AlreadyInitialized, KVStore, Mismatch, UnknownName, UsageErr
 from workers import group
 from workers.common.checks import at_least
 from workers.common.gather import Gather, digest
-from workers.common.stores import AUTO
 from workers.common.values import describe
 from workers.ddp.averager import GradientAverager
 
-Average, Sum = "average", "sum"
+Average = "average"
+"""``DistributedOptimizer(op=workers.Average)``: gradients are averaged over the workers. The default."""
+
+Sum = "sum"
+"""``DistributedOptimizer(op=workers.Sum)``: gradients are summed over the workers."""
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -71,7 +74,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         *,
         sparse_as_dense: bool = False,
         overlap: bool = True,
-        kvstore: KVStore | str | None = AUTO,
+        kvstore: KVStore | str | None = "auto",
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")

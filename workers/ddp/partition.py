@@ -42,7 +42,8 @@ def partition_dataset(
         device: the device of the batches; None for the CPU.
         dtype: the dtype of floating-point values, as torch, numpy or its name; None leaves them as they are.
         seed: the seed of the division and of the order.
-        rank, size: which part of how many; None for those of the group.
+        rank: which part to return, from 0; None for this worker's rank in the group.
+        size: how many parts there are; None for the size of the group.
 
     Returns:
         The loader, and the number of samples in one of its batches.

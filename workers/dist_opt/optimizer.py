@@ -11,7 +11,6 @@ import torch
 from kvstore import KVStore, Mismatch, UsageError
 from workers.common.chunks import wire_dtype
 from workers.common.gather import Gather, digest
-from workers.common.stores import AUTO
 from workers.dist_opt.channel import NOT_ZERO, Channel
 from workers.dist_opt.communicator import Communicator
 from workers.dist_opt.gradients import OptimizerGradients, joined, split_into
@@ -53,7 +52,7 @@ class DistOpt(Communicator):
         Mismatch: another worker has different parameters.
     """
 
-    def __init__(self, opt: torch.optim.Optimizer, kvstore: KVStore | str | None = AUTO, **other: Any) -> None:
+    def __init__(self, opt: torch.optim.Optimizer, kvstore: KVStore | str | None = "auto", **other: Any) -> None:
         if other:
             raise UsageError(
                 f"DistOpt takes opt and kvstore, and no {', '.join(other)}: launch.py, launcher.run, torchrun, mpirun "
@@ -126,7 +125,7 @@ class DistOpt(Communicator):
         """Update with this worker's own gradients, then replace one partition of the parameters by its mean.
 
         Partitions take turns, the last layers' first. In between, workers differ. To evaluate or save what they have
-        learned together, average all parameters, as SINGA's guide does at the start::
+        learned together, average all parameters, as SINGA's guide does at the start:
 
             for param in model.parameters():
                 sgd.all_reduce(param.data)

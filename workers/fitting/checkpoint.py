@@ -141,6 +141,10 @@ class Checkpoint:
         """Write the optimizer's states; return whether this worker's file is needed.
 
         Rank 0's states are those of all workers. Another worker's file is only needed for residuals of its compression.
+
+        Args:
+            trainer: a ``Trainer``, or an object that has its ``save_states`` and ``load_states``.
+            rank: this worker's rank.
         """
         path = self.states(rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,6 +156,10 @@ class Checkpoint:
 
     def load_states(self, trainer: HasStates, rank: int = 0) -> None:
         """Load the optimizer's states into ``trainer``. Every worker calls this.
+
+        Args:
+            trainer: a ``Trainer``, or an object that has its ``save_states`` and ``load_states``.
+            rank: this worker's rank.
 
         Raises:
             CheckpointError: the file is missing.

@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from kvstore import KVStore, UnknownName, UsageError
 from kvstore.errors import choices
 from workers import metrics
 from workers.common.checks import at_least
-from workers.common.stores import AUTO
 from workers.fitting.checkpoint import Checkpoint
-from workers.fitting.copies import Copies, LossFunction
+from workers.fitting.copies import Copies
 from workers.fitting.run import TrainingRun
 from workers.fitting.run_callbacks import Callbacks, RunCallbacks
 from workers.reducer import Reducer
@@ -43,8 +43,8 @@ def fit(
     *,
     num_epoch: int,
     begin_epoch: int | None = None,
-    loss: LossFunction = nn.functional.cross_entropy,
-    kvstore: KVStore | str | None = AUTO,
+    loss: Callable[[Any, Any], torch.Tensor] | None = None,
+    kvstore: KVStore | str | None = "auto",
     optimizer: Any = "sgd",
     optimizer_params: Mapping[str, Any] | None = None,
     initializer: Callable[[nn.Module], Any] | None = None,
@@ -63,7 +63,7 @@ def fit(
 
     Names and order of the arguments are those of MXNet's ``Module.fit``. An epoch consists of a step of a ``Trainer``
     for each batch, the metric over all workers, an average of the model's buffers (batch statistics) over the workers,
-    the evaluation, with the metric over all workers, and the callbacks of the epoch. MXNet's lines are logged::
+    the evaluation, with the metric over all workers, and the callbacks of the epoch. MXNet's lines are logged:
 
         Epoch[0] Train-accuracy=0.382812
         Epoch[0] Time cost=114.941
@@ -78,11 +78,14 @@ def fit(
         eval_metric: an argument of ``metrics.create``: ``acc``, ``ce``, ``loss``, a list of these, ...
         num_epoch: the number of the last epoch, plus 1. Epochs of a resumed run count.
         begin_epoch: the number of the first epoch; None for 0, or for where ``resume`` ends.
-        loss: a function of the model's output and the labels; its result is a scalar, the mean over the batch.
-        kvstore, optimizer, optimizer_params: see ``Trainer``.
+        loss: a function of the model's output and the labels; its result is a scalar, the mean over the batch. None for
+            ``torch.nn.functional.cross_entropy``.
+        kvstore: a store, or the type of one to make; see ``Trainer``.
+        optimizer: an optimizer by name, class or unused instance; see ``Trainer``.
+        optimizer_params: its hyper-parameters by name; see ``Trainer``.
         initializer: a function that is applied to each module of the model (``model.apply``) before training; not on
             resumption.
-        batch_end_callback: one callback or several, called after each batch; see ``workers/callbacks/``.
+        batch_end_callback: one callback or several, called after each batch; see ``workers.callbacks``.
         epoch_end_callback: called after each epoch with its number, the model, and its parameters and buffers by name.
         eval_end_callback: called after each evaluation.
         eval_batch_end_callback: called after each batch of an evaluation.
@@ -103,7 +106,8 @@ def fit(
     Raises:
         UnknownName: neither ``fit`` nor ``Trainer`` has such an argument. The message lists those there are.
         UsageError: arguments or data are invalid.
-        CheckpointError, Mismatch: ``resume`` is missing, damaged or of another run.
+        CheckpointError: ``resume`` is missing or damaged.
+        Mismatch: ``resume`` is of another run.
         KVStoreError: an error of the store.
     """
     at_least("num_epoch", num_epoch, 0)
@@ -145,7 +149,8 @@ def fit(
         stack.callback(trainer.close)
         metric = metrics.create(eval_metric)
         second = metric if validation_metric is None else metrics.create(validation_metric)
-        run = TrainingRun(copies, trainer, store, reducer, train_data, eval_data, loss, metric, second, callbacks)
+        measured = loss or cross_entropy
+        run = TrainingRun(copies, trainer, store, reducer, train_data, eval_data, measured, metric, second, callbacks)
         stack.callback(run.end)
         run.begin(first, resume)
         while run.epoch < num_epoch and not run.stopped:

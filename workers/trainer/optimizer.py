@@ -25,7 +25,7 @@ class Trains(Protocol):
 
 
 class TrainerOptimizer(torch.optim.Optimizer):
-    """A trainer's optimizer, for code that expects a torch optimizer::
+    """A trainer's optimizer, for code that expects a torch optimizer:
 
         scheduler = torch.optim.lr_scheduler.OneCycleLR(trainer.optimizer, max_lr=0.1, total_steps=1000)
         scaler.step(trainer.optimizer)

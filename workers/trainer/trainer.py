@@ -16,7 +16,6 @@ from kvstore.errors import warn_renamed
 from kvstore.optim import states_file
 from kvstore.optim.optimizer import describe
 from workers.common.checks import on_off_auto
-from workers.common.stores import AUTO
 from workers.common.torch_internals import note_step
 from workers.trainer.clipping import SummedGradients, clip
 from workers.trainer.decision import decide, opened, overlapping, require_free, take
@@ -57,7 +56,7 @@ class Trainer:
             if there is one device and no other worker.
         compression_params: how to compress what is sent; see ``KVStore.set_gradient_compression``.
         overlap: push during backward. ``auto`` decides by the first ten steps, for dist stores and models of more than
-            one bucket (``workers/common/buckets.py``). True does it from the second step on, whatever the first was
+            one bucket of 8 MiB. True does it from the second step on, whatever the first was
             like, also with ``step(batch_size)``, which must then always be given the same. False never does.
         share_gradients: keep the gradients of CPU parameters in memory from ``KVStore.empty``, so that a push copies
             nothing. ``zero_grad`` then sets gradients to zero instead of dropping them, so a parameter that the loss
@@ -87,10 +86,10 @@ class Trainer:
         params: Any,
         optimizer: Any = "sgd",
         optimizer_params: Mapping[str, Any] | None = None,
-        kvstore: KVStore | str | None = AUTO,
-        update_on_kvstore: bool | str | None = AUTO,
+        kvstore: KVStore | str | None = "auto",
+        update_on_kvstore: bool | str | None = "auto",
         compression_params: Mapping[str, object] | None = None,
-        overlap: bool | str | None = AUTO,
+        overlap: bool | str | None = "auto",
         share_gradients: bool = False,
         share_weights: bool = False,
         wait_in_forward: nn.Module | None = None,
@@ -222,7 +221,8 @@ class Trainer:
         (``dist_async``, ``dist_ssp``), the norm is that of this worker's own gradient.
 
         Args:
-            max_norm, norm_type: see ``torch.nn.utils.clip_grad_norm_``.
+            max_norm: the largest norm that the gradient may have.
+            norm_type: the order of the norm, as for ``torch.nn.utils.clip_grad_norm_``; 2 is the Euclidean one.
             batch_size: the one that ``step`` will be given.
 
         Returns:
@@ -255,7 +255,7 @@ class Trainer:
         """Push nothing during the backward passes in this block; ``step``, or the next backward, pushes instead.
 
         For gradients that are not final: in all but the last of several backward passes that add up, before clipping,
-        or for a batch whose size differs from the others'::
+        or for a batch whose size differs from the others':
 
             with trainer.no_sync():
                 loss_of(first_half).backward()
