@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,26 @@ from benchmarks.programs.stopwatch import parser, report, timed
 NEVER_CUT = 2**40
 
 
+class Exported:
+    """A numpy array that has DLPack, and nothing else."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._array = tensor.numpy()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._array.__dlpack_device__()
+
+
+ARRAYS: Mapping[str, Callable[[torch.Tensor], Any]] = {
+    "torch": lambda tensor: tensor,
+    "numpy": torch.Tensor.numpy,
+    "dlpack": Exported,
+}
+
+
 def main() -> None:
     """Measure; rank 0 reports. Without an optimizer the last sum is checked."""
     options = parser()
@@ -24,7 +45,7 @@ def main() -> None:
     options.add_argument("--type", default="dist_sync")
     options.add_argument("--optimizer", default="none")
     options.add_argument("--memory", choices=["ordinary", "arena"], default="ordinary")
-    options.add_argument("--arrays", choices=["torch", "numpy"], default="torch", help="what the caller has")
+    options.add_argument("--arrays", choices=list(ARRAYS), default="torch", help="what the caller has")
     options.add_argument("--check-finite", action="store_true", help="let servers refuse NaN and infinity")
     options.add_argument("--sample-every", type=int, default=0, help="note the servers' memory every so many rounds")
     options.add_argument("--compression", type=json.loads, help="what set_gradient_compression takes, as JSON")
@@ -40,9 +61,8 @@ def main() -> None:
     for gradient in gradients:
         gradient.normal_()
     expected = gradients[0] * store.num_workers
-    given: tuple[list[Any], list[Any]] = gradients, weights
-    if args.arrays == "numpy":
-        given = [gradient.numpy() for gradient in gradients], [weight.numpy() for weight in weights]
+    kind = ARRAYS[args.arrays]
+    given = list(map(kind, gradients)), list(map(kind, weights))
     if args.optimizer != "none":
         momentum = {"momentum": 0.9} if args.optimizer == "sgd" else {}
         store.set_optimizer(args.optimizer, learning_rate=0.01, **momentum)

@@ -36,13 +36,13 @@ def pushpull(session: Session) -> None:
 
 
 def small(session: Session) -> None:
-    """Measure many small arrays, of torch and of numpy, and one: the cost of a message and of a key."""
-    session.measure(with_numpy(case(_work(session.options, "small"), session.peers)))
-    session.measure(with_numpy(case(_work(session.options, "small", "sgd"), session.peers)))
+    """Measure many small arrays, of torch and of others, and one: the cost of a message and of a key."""
+    session.measure(with_other_arrays(case(_work(session.options, "small"), session.peers)))
+    session.measure(with_other_arrays(case(_work(session.options, "small", "sgd"), session.peers)))
     session.measure(case(_work(session.options, "tiny"), session.peers))
     if session.options.net is None:
         alone = Peers((), session.peers.cache)
-        session.measure(with_numpy(case(_work(session.options, "many"), alone), with_init=True))
+        session.measure(with_other_arrays(case(_work(session.options, "many"), alone), with_init=True))
 
 
 def asynchronous(session: Session) -> None:
@@ -90,13 +90,16 @@ def with_default(measured: Case) -> Case:
     return replace(measured, contenders=[*measured.contenders, default], peers=(*measured.peers, default.name))
 
 
-def with_numpy(measured: Case, with_init: bool = False) -> Case:
-    """Return the case with a row of ours with numpy arrays, to compare with torch tensors."""
+def with_other_arrays(measured: Case, with_init: bool = False) -> Case:
+    """Return the case with rows of ours with numpy arrays and with what has DLPack, to compare with torch tensors."""
     ours = next(one for one in measured.contenders if isinstance(one, Ours))
     torch = replace(ours, with_init=with_init)
-    numpy = replace(torch, name=f"{ours.name}, numpy", words=(*ours.words, "--arrays", "numpy"))
+    numpy, dlpack = (
+        replace(torch, name=f"{ours.name}, {kind}", words=(*ours.words, "--arrays", kind))
+        for kind in ("numpy", "dlpack")
+    )
     others = [one for one in measured.contenders if one is not ours]
-    return replace(measured, contenders=[torch, numpy, *others], peers=(*measured.peers, ours.name))
+    return replace(measured, contenders=[torch, numpy, dlpack, *others], peers=(*measured.peers, ours.name))
 
 
 def our_name(memory: str, transport: str) -> str:

@@ -17,7 +17,6 @@ from kvstore.values import (
     crossed,
     cut,
     from_host,
-    outputs_of,
     ranges_of,
     scatter,
     spread,
@@ -106,12 +105,12 @@ class Writer:
         addresses = outs.at(parcel.positions)
         if addresses is not None:
             return addresses
-        now = outputs_of(outs.tensors, self._layout)
+        now = outs.again(self._layout)
         addresses = None if now is None else now.at(parcel.positions)
         if addresses is None:
             raise UsageError(
-                "an array passed as out has another shape or dtype since the call that was to write it; wait for the "
-                "ticket before changing the arrays in out"
+                "an array passed as out has another shape or dtype since the call that was to write it, or has become "
+                "read-only; wait for the ticket before changing the arrays in out"
             )
         return addresses
 

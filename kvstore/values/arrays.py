@@ -15,6 +15,8 @@ from kvstore.wire import Buffer
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEMSIZE}
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
+_NUMPY = frozenset(np.dtype(name) for name in ITEMSIZE if name != "bfloat16")  # their names cost 2 us each
+DLPACK_CPU = 1  # of DLPack's types of devices, the host's memory
 
 # All views in one call of C++, which torch has for its own use; a version without it takes the slower way.
 _unflatten: Any = getattr(getattr(torch._C, "_nn", None), "unflatten_dense_tensors", None)
@@ -69,7 +71,7 @@ def readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return ``array`` if torch can have its memory, to read from; else a copy, in the machine's byte order."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return array if array.flags.writeable and _plain(array) else array.copy()
+    return array if array.flags.writeable and has_plain_strides(array) else array.copy()
 
 
 def as_output(out: Any) -> torch.Tensor:
@@ -87,12 +89,13 @@ def as_output(out: Any) -> torch.Tensor:
                 f"an array of foreign byte order ({out.dtype.str}) cannot be written to; pass out as an array of "
                 f"{out.dtype.name}, and copy from it"
             )
-        if not _plain(out):
+        if not has_plain_strides(out):
             raise UsageError("out has unusual strides; pass a plain array and copy from it")
         return _written(_from_numpy(out))
     if isinstance(out, torch.Tensor):
         return _written(_checked(out.detach()))
     if hasattr(out, "__dlpack__"):
+        _require_writable(out)
         return _written(as_tensor(out))
     raise UsageError(f"out must be an array to write to, not {type(out).__name__}")
 
@@ -148,15 +151,15 @@ def split_like(
 
 
 def _from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    if array.dtype in _NUMPY:
+        return torch.from_numpy(array)
     if array.dtype.name == "bfloat16":  # ml_dtypes; torch knows it by another name
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-    if array.dtype.name not in ITEMSIZE:
-        raise UsageError(f"dtype {array.dtype} cannot be stored; choose from {choices(ITEMSIZE)}")
-    return torch.from_numpy(array)
+    raise UsageError(f"dtype {array.dtype} cannot be stored; choose from {choices(ITEMSIZE)}")
 
 
-def _plain(array: np.ndarray[Any, Any]) -> bool:
-    """Whether torch can represent the strides; those of a record's field need not be whole items."""
+def has_plain_strides(array: np.ndarray[Any, Any]) -> bool:
+    """Whether torch can represent the strides of ``array``; those of a record's field need not be whole items."""
     return array.flags.aligned and all(stride >= 0 and stride % array.itemsize == 0 for stride in array.strides)
 
 
@@ -164,8 +167,24 @@ def _from_dlpack(value: Any) -> torch.Tensor:
     try:
         tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(value)
     except Exception as exc:  # any exception of the exporter's, or torch's
-        raise UsageError(f"torch cannot import this {type(value).__name__} by DLPack: {exc}") from exc
+        raise _no_import(value, exc) from exc
     return tensor
+
+
+def _require_writable(out: Any) -> None:
+    """Raise if an array that has DLPack and lies in the host's memory is read-only; torch would write into it."""
+    try:
+        if out.__dlpack_device__()[0] == DLPACK_CPU:
+            out.__dlpack__()  # without a version it cannot say that it is read-only: it has to refuse
+    except BufferError as error:
+        as_tensor(out)  # raises if it cannot be read either
+        raise UsageError(f"out is a read-only {type(out).__name__}: {error}") from error
+    except Exception as error:  # any exception of the exporter's
+        raise _no_import(out, error) from error
+
+
+def _no_import(value: Any, error: Exception) -> UsageError:
+    return UsageError(f"torch cannot import this {type(value).__name__} by DLPack: {error}")
 
 
 def _written(tensor: torch.Tensor) -> torch.Tensor:

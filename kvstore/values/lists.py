@@ -7,7 +7,8 @@ would visit thousands of them again and again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter, eq
+from ctypes import addressof, c_char
+from operator import attrgetter, eq, methodcaller
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -17,14 +18,17 @@ from torch.autograd.graph import increment_version
 from kvstore.errors import UsageError
 from kvstore.spec import ITEMSIZE, Spec
 from kvstore.values.addresses import Column, collect
-from kvstore.values.arrays import as_dtype, as_output, as_tensor
+from kvstore.values.arrays import DLPACK_CPU, as_dtype, as_output, as_tensor, has_plain_strides
 
 FEW = 16  # arrays; so many may as well be moved one by one
 PART = 4 << 10  # bytes; arrays that have more, on average, are moved one by one as fast as memory is
 
 _TENSORS = {torch.Tensor, torch.nn.Parameter}
+_LISTS = {list, tuple}
 _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
-_ON_CPU, _PLAIN = attrgetter("is_cpu"), attrgetter("flags.carray")
+_ON_CPU, _PLAIN, _NBYTES = attrgetter("is_cpu"), attrgetter("flags.carray"), attrgetter("nbytes")
+_DEVICE = methodcaller("__dlpack_device__")
+_MEMORY = (c_char * 0).from_buffer  # of an array that is contiguous and not read-only; others raise
 
 T = TypeVar("T")
 
@@ -44,6 +48,7 @@ class Layout:
     Attributes:
         shapes, dtypes: of each array, as torch has them.
         numpy: dtypes as numpy has them; None if it lacks one.
+        loose: whether an array has a dimension of one or none: to numpy any stride is contiguous there.
         lengths: bytes of each array.
         offsets: where in a copy of all each of them begins; it is aligned there.
         nbytes: of all.
@@ -56,6 +61,7 @@ class Layout:
         self.dtypes = list(map([as_dtype(spec.dtype) for spec in specs].__getitem__, numbers))
         names = [spec.dtype for spec in specs]
         self.numpy = None if "bfloat16" in names else list(map(list(map(np.dtype, names)).__getitem__, numbers))
+        self.loose = any(size <= 1 for spec in specs for size in spec.shape)
         self.lengths = np.array([spec.nbytes for spec in specs], np.int64)[kinds]
         self.nbytes = int(self.lengths.sum())
         self.many = many_small(len(numbers), self.nbytes)
@@ -117,6 +123,10 @@ class Arrays:
         now = _addresses([self.tensors[position] for position in positions.tolist()])
         return addresses if np.array_equal(addresses, now) else None
 
+    def again(self, layout: Layout) -> Arrays | None:
+        """Return the list as it is now, to write to; None if it does not fit any more."""
+        return outputs_of(self.tensors, layout)
+
     def written(self, positions: Column) -> None:
         """Tell autograd that the arrays at ``positions`` are written to, not by torch."""
         if not self._made:
@@ -130,6 +140,37 @@ class Arrays:
         return _parts(flat, layout)
 
 
+class NumpyOutputs(Arrays):
+    """numpy arrays to write into.
+
+    Where they lie is asked for when they are written: until then the caller may have given one other memory
+    (``resize``), which holding on to the array does not prevent.
+
+    Args:
+        arrays: contiguous, aligned, not read-only.
+        layout: what they fit.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray[Any, Any]], layout: Layout) -> None:
+        super().__init__(_Lazy(lambda position: torch.from_numpy(arrays[position]), len(arrays)), None, made=True)
+        self._arrays = arrays
+        self._lengths = layout.lengths
+
+    def at(self, positions: Column) -> Column | None:
+        """Return the addresses of the arrays at ``positions``; None if one cannot be written any more."""
+        arrays = [self._arrays[position] for position in positions.tolist()]
+        try:
+            addresses = np.fromiter(map(addressof, map(_MEMORY, arrays)), np.int64, len(arrays))
+        except (TypeError, ValueError, BufferError):
+            return None
+        fit = list(map(_NBYTES, arrays)) == self._lengths[positions].tolist()
+        return addresses if fit else None
+
+    def again(self, layout: Layout) -> Arrays | None:
+        """See ``Arrays``."""
+        return self if _writable(self._arrays, layout) else None
+
+
 def tensors_of(values: Arrays | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Return ``values`` as tensors."""
     return values.tensors if isinstance(values, Arrays) else values
@@ -140,20 +181,22 @@ def values_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
 
     None: not on the fast path; validate fully.
     """
-    kinds = set(map(type, arrays))
-    if kinds == {np.ndarray} and layout.many and (copies := _joined(arrays, layout)) is not None:
-        return copies
+    arrays, kinds = _unwrapped(arrays)
+    if layout.many:
+        listed = tuple(map(np.asarray, arrays)) if _all_numpy(kinds) else _imported(arrays, kinds)
+        if listed is not None and (copies := _joined(listed, layout)) is not None:
+            return copies
     fitting = _fitting(arrays, kinds, as_tensor, layout)
     return fitting.copied(layout) if fitting is not None and layout.many else fitting
 
 
 def outputs_of(arrays: Sequence[Any], layout: Layout) -> Arrays | None:
     """Return ``arrays`` to write to, as ``values_of`` does."""
-    kinds = set(map(type, arrays))
-    if kinds == {np.ndarray} and layout.many and _writable(arrays, layout):
-        kept = tuple(arrays)
-        addresses = _addresses(map(torch.from_numpy, kept))
-        return Arrays(_Lazy(lambda position: torch.from_numpy(kept[position]), len(kept)), addresses, made=True)
+    arrays, kinds = _unwrapped(arrays)
+    if layout.many:
+        listed = tuple(arrays) if _all_numpy(kinds) else _imported(arrays, kinds)
+        if listed is not None and _writable(listed, layout):
+            return NumpyOutputs(listed, layout)
     return _fitting(arrays, kinds, as_output, layout)
 
 
@@ -201,6 +244,33 @@ def _fitting(
         return None
 
 
+def _unwrapped(arrays: Sequence[Any]) -> tuple[Sequence[Any], set[type]]:
+    """Return the arrays, taken out of lists if each is alone in one (of one device), and their types."""
+    kinds = set(map(type, arrays))
+    if kinds <= _LISTS and set(map(len, arrays)) == {1}:
+        arrays = [array for (array,) in arrays]
+        kinds = set(map(type, arrays))
+    return arrays, kinds
+
+
+def _all_numpy(kinds: set[type]) -> bool:
+    return all(issubclass(kind, np.ndarray) for kind in kinds)
+
+
+def _imported(arrays: Sequence[Any], kinds: set[type]) -> Sequence[np.ndarray[Any, Any]] | None:
+    """Return numpy arrays over the memory of arrays that have DLPack; None if one is another, or not on the host.
+
+    They hold on to that memory, so their addresses stay.
+    """
+    if any(issubclass(kind, np.ndarray | torch.Tensor) or not hasattr(kind, "__dlpack__") for kind in kinds):
+        return None
+    try:
+        on_host = {device for device, _ in map(_DEVICE, arrays)} == {DLPACK_CPU}
+        return tuple(map(np.from_dlpack, arrays)) if on_host else None
+    except Exception:  # any exception of an exporter's, or numpy's, which lacks bfloat16
+        return None
+
+
 def _joined(arrays: Sequence[np.ndarray[Any, Any]], layout: Layout) -> Arrays | None:
     """Return copies of numpy arrays, whatever their strides; None if one is of another shape or dtype."""
     if layout.numpy is None or not all(map(eq, map(_SHAPE, arrays), layout.shapes)):
@@ -211,7 +281,7 @@ def _joined(arrays: Sequence[np.ndarray[Any, Any]], layout: Layout) -> Arrays | 
         of_dtype = arrays if len(layout.by_dtype) == 1 else [arrays[position] for position in positions.tolist()]
         start, stop = stop, stop + int(layout.lengths[positions].sum())
         try:
-            np.concatenate(of_dtype, axis=None, out=flat[start:stop].view(name), casting="no")
+            np.concatenate(of_dtype, axis=None, out=flat[start:stop].view(name), casting="equiv")
         except TypeError:
             return None
     return _parts(flat, layout)
@@ -223,6 +293,7 @@ def _writable(arrays: Sequence[np.ndarray[Any, Any]], layout: Layout) -> bool:
         list(map(_DTYPE, arrays)) == layout.numpy
         and all(map(eq, map(_SHAPE, arrays), layout.shapes))
         and all(map(_PLAIN, arrays))
+        and (not layout.loose or all(map(has_plain_strides, arrays)))
     )
 
 

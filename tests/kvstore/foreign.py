@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 
 class Foreign:
     """DLPack, and nothing else."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor | np.ndarray[Any, Any]) -> None:
         self.tensor = tensor
 
     def __dlpack__(self, **kwargs: Any) -> Any:

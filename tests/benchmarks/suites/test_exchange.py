@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks.suites.exchange import case_name, pushpull
+from benchmarks.suites.exchange import case_name, pushpull, small
 
 
-def cases(made):
+def cases(made, measure=pushpull):
     found = []
     made.measure = found.append
-    pushpull(made)
+    measure(made)
     return found
 
 
@@ -36,3 +36,11 @@ def test_without_peers_we_are_alone(session):
 def test_names_say_what_is_unusual(session):
     work = cases(session("pushpull", "-s", "3"))[0].contenders[0].work
     assert case_name(work) == "resnet50-none-2x3"
+
+
+def test_lists_of_other_arrays_are_compared_with_lists_of_tensors(session):
+    sums, updates, _, many = cases(session("small", "--peers", "none"), small)
+    for case in (sums, updates, many):
+        assert [one.name for one in case.contenders] == ["kvstore", "kvstore, numpy", "kvstore, dlpack"]
+        assert [one.words for one in case.contenders] == [(), ("--arrays", "numpy"), ("--arrays", "dlpack")]
+        assert case.peers[-1] == "kvstore"

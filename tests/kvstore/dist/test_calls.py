@@ -15,6 +15,7 @@ from threaded import ThreadedJob
 
 from kvstore.dist import DistStore
 from kvstore.errors import KVStoreError, Mismatch, UsageError
+from kvstore.values import as_tensor
 
 SHAPES = [(2,), (3, 2), (), (0, 4), (5,), (130,)]
 DTYPES = ["float32", "float32", "float32", "float64", "int64"]
@@ -56,6 +57,27 @@ def read_only(array: np.ndarray[Any, Any]) -> Any:
     return made
 
 
+class Lent:
+    """An array that has DLPack, and nothing else."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def lent(array: np.ndarray[Any, Any]) -> Any:
+    return Lent(array.copy())
+
+
+def swapped(array: np.ndarray[Any, Any]) -> Any:
+    return array.astype(array.dtype.newbyteorder())
+
+
 Make = Callable[[np.ndarray[Any, Any]], Any]
 OUTS: list[list[Make]] = [
     [tensor],
@@ -63,9 +85,15 @@ OUTS: list[list[Make]] = [
     [tensor, parameter],
     [plain, tensor],
     [plain, strided],
-    [plain, tensor, parameter, strided, strided_tensor],
+    [lent],
+    [plain, tensor, lent, parameter, strided, strided_tensor],
 ]
-VALUES = [*OUTS, [plain, read_only], [plain, tensor, parameter, strided, strided_tensor, read_only]]
+VALUES = [*OUTS, [plain, read_only, swapped], [plain, tensor, parameter, strided, strided_tensor, read_only]]
+
+
+def one_by_one(array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """An array, and another that adds nothing: lists for several devices are not on the fast path."""
+    return [array, np.full_like(array, -0.0)]
 
 
 def made(dice: random.Random, ways: Sequence[Make], arrays: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
@@ -73,7 +101,7 @@ def made(dice: random.Random, ways: Sequence[Make], arrays: Sequence[np.ndarray[
 
 
 def bits(arrays: Sequence[Any]) -> list[bytes]:
-    return [np.asarray(array.detach() if torch.is_tensor(array) else array).tobytes() for array in arrays]
+    return [as_tensor(array).contiguous().numpy().tobytes() for array in arrays]
 
 
 def numbers(dice: np.random.Generator, like: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -94,14 +122,15 @@ def test_lists_of_all_kinds_give_the_same_bits(job: ThreadedJob, count: int, opt
         if optimizer is not None:
             store.set_optimizer(optimizer, learning_rate=0.1, momentum=0.9)
         store.init(one, made(own, own.choice(VALUES), first))
-        store.init(other, [[array.copy()] for array in first])
+        store.init(other, list(map(one_by_one, first)))
         for ways in VALUES:
             for kinds in OUTS:
                 arrays = [numbers(its, array) for array in first]
                 given, outs = made(own, ways, arrays), made(own, kinds, first)
                 expected = [array.copy() for array in first]
                 store.pushpull(one, given, out=outs, wait=own.random() < 0.5).wait()
-                store.pushpull(other, [[array] for array in arrays], out=[[out] for out in expected])
+                outs_of_other = [[out, out.copy()] for out in expected]
+                store.pushpull(other, list(map(one_by_one, arrays)), out=outs_of_other)
                 assert bits(given) == bits(arrays)
                 assert bits(outs) == bits(expected)
                 outs = made(own, kinds, first)
@@ -111,7 +140,7 @@ def test_lists_of_all_kinds_give_the_same_bits(job: ThreadedJob, count: int, opt
             arrays = [numbers(its, array) for array in first]
             inplace, expected = made(own, kinds, arrays), [array.copy() for array in arrays]
             store.pushpull(one, inplace)
-            store.pushpull(other, [[array] for array in expected])
+            store.pushpull(other, list(map(one_by_one, expected)))
             assert bits(inplace) == bits(expected)
 
     job.run(work)

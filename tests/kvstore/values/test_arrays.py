@@ -147,6 +147,16 @@ def test_an_array_that_will_not_be_lent() -> None:
             take(Broken(torch.zeros(2)))
 
 
+def test_an_output_of_another_library_that_is_read_only() -> None:
+    array = np.zeros(2, np.float32)
+    out = Foreign(array)
+    as_output(out).fill_(1)
+    assert array.tolist() == [1, 1]
+    array.flags.writeable = False
+    with pytest.raises(UsageError, match="Foreign"):  # "out is a read-only Foreign", where that can be said
+        as_output(out)
+
+
 def test_a_list_has_one_value_per_device() -> None:
     assert [t.tolist() for t in as_tensors([np.ones(2), torch.zeros(2, dtype=torch.float64)])] == [[1, 1], [0, 0]]
     assert len(as_tensors(np.ones(2))) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from kvstore.values import (
 )
 
 SPECS = [Spec((2,), "float32"), Spec((3, 2), "float32"), Spec((), "int64"), Spec((0, 4), "float16"), Spec((5,), "int8")]
+ONES = [Spec((1,), "float32"), Spec((1, 3), "int64")]  # numpy calls any stride of the first dimension contiguous
 LARGE = Spec((40_000,), "float64")
 
 
@@ -49,6 +51,29 @@ class Interchanged:
 
     def __dlpack_device__(self) -> Any:
         return self.tensor.__dlpack_device__()
+
+
+class Lent:
+    """An array that has DLPack, and nothing else; of version 0 if ``old``."""
+
+    def __init__(self, array: np.ndarray[Any, Any], old: bool = False) -> None:
+        self.array = array
+        self.old = old
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self.old and options:
+            raise TypeError("no options here")
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+class Named(np.ndarray[Any, Any]):
+    """A subclass that numpy's own functions treat otherwise."""
+
+    def __array_function__(self, *_: Any) -> Any:
+        raise AssertionError("not to be asked")
 
 
 def plain(array: np.ndarray[Any, Any]) -> Any:
@@ -90,16 +115,47 @@ def interchanged(array: np.ndarray[Any, Any]) -> Any:
     return Interchanged(tensor(array))
 
 
+def lent(array: np.ndarray[Any, Any]) -> Any:
+    return Lent(array.copy())
+
+
+def lent_read_only(array: np.ndarray[Any, Any]) -> Any:
+    return Lent(read_only(array))
+
+
+def lent_of_old(array: np.ndarray[Any, Any]) -> Any:
+    return Lent(array.copy(), old=True)
+
+
+def named(array: np.ndarray[Any, Any]) -> Any:
+    return array.copy().view(Named)
+
+
+def alone(array: np.ndarray[Any, Any]) -> Any:
+    return [array.copy()]
+
+
 GAPS = [strided, backwards, strided_tensor]  # unless they have one element
-WAYS = [plain, read_only, strided, backwards, swapped, tensor, parameter, strided_tensor, interchanged]
+NUMPY = [plain, read_only, strided, backwards, named]
+LENT = [lent, lent_of_old, interchanged]
+if np.lib.NumpyVersion(np.__version__) >= "2.1.0" and torch.__version__ >= torch.torch_version.TorchVersion("2.9"):
+    LENT.append(lent_read_only)  # others lend no such array
+WAYS = [*NUMPY, *LENT, swapped, tensor, parameter, strided_tensor]
 lists = st.one_of(
-    st.lists(st.tuples(st.sampled_from(SPECS), st.sampled_from(ways)), min_size=1, max_size=40)
-    for ways in (WAYS, [plain], [tensor, parameter], [plain, read_only, strided, backwards], [plain, tensor])
+    st.lists(st.tuples(st.sampled_from([*SPECS, *ONES]), st.sampled_from(ways)), min_size=1, max_size=40)
+    for ways in (WAYS, [plain], [tensor, parameter], NUMPY, [*NUMPY, swapped], LENT, [lent], [plain, tensor], [alone])
 )
 
 
 def gaps(listed: Sequence[tuple[Spec, Any]]) -> bool:
     return any(way in GAPS and spec.size > 1 for spec, way in listed)
+
+
+def refused(spec: Spec, way: Any) -> bool:
+    """Whether ``as_output`` refuses it, whatever its strides are."""
+    if way is swapped:
+        return spec.itemsize > 1
+    return way in (read_only, lent_read_only) or (way is backwards and spec.shape[:1] == (1,))
 
 
 def bits(tensors: Sequence[torch.Tensor]) -> list[bytes]:
@@ -119,7 +175,7 @@ def by_address(arrays: Arrays, layout: Layout) -> list[bytes] | None:
 @given(lists, st.booleans(), st.integers(0, 2**32))
 def test_values_are_what_they_are_one_by_one(listed: list[tuple[Spec, Any]], large: bool, seed: int) -> None:
     if large:  # then they are not copied
-        listed = [*listed, (LARGE, tensor)]
+        listed = [*listed, (LARGE, alone if listed[0][1] is alone else tensor)]
     arrays = [way(numbers(spec, seed + place)) for place, (spec, way) in enumerate(listed)]
     layout = layout_of([spec for spec, _ in listed])
     found = values_of(arrays, layout)
@@ -137,9 +193,7 @@ def test_outputs_are_written_where_they_are_or_not_at_all(listed: list[tuple[Spe
     outs = [way(numbers(spec, seed)) for spec, way in listed]
     layout = layout_of([spec for spec, _ in listed])
     found = outputs_of(outs, layout)
-    assert (found is None) == (
-        gaps(listed) or any(way is read_only or (way is swapped and spec.itemsize > 1) for spec, way in listed)
-    )
+    assert (found is None) == (gaps(listed) or any(refused(spec, way) for spec, way in listed))
     if found is None:
         return
     addresses = found.at(np.arange(len(outs)))
@@ -192,6 +246,13 @@ def test_what_has_no_memory_of_its_own_is_for_who_looks_at_each(count: int, odd:
 
 
 @pytest.mark.parametrize("count", [3, 30])
+def test_strides_that_torch_cannot_have_are_for_who_looks_at_each(count: int) -> None:
+    outs = [np.zeros(1, np.float32)[::-1] for _ in range(count)]
+    assert all(out.flags.carray for out in outs)
+    assert outputs_of(outs, layout_of([Spec((1,), "float32")] * count)) is None
+
+
+@pytest.mark.parametrize("count", [3, 30])
 def test_what_torch_negates_when_it_is_read_is_negated(count: int) -> None:
     layout = layout_of([Spec((1,), "float32")] * count)
     views = [torch.complex(torch.zeros(1), torch.full((1,), -float(number))).conj().imag for number in range(count)]
@@ -210,6 +271,56 @@ def test_a_tensor_that_has_moved_is_not_written_by_its_address() -> None:
     outs[7].data = torch.zeros(1)
     assert found.at(np.array([6, 7])) is None
     assert found.at(np.array([5, 6])) is not None
+
+
+def test_a_numpy_array_that_has_moved_is_written_where_it_is_then_or_not_at_all() -> None:
+    layout = layout_of([Spec((2,), "float32")] * 20)
+    outs = [np.zeros(2, np.float32) for _ in range(20)]
+    found = outputs_of(outs, layout)
+    assert found is not None
+    outs[7].resize(100_000, refcheck=False)
+    assert found.at(np.array([6, 7])) is None
+    assert found.again(layout) is None
+    assert found.at(np.array([5, 6])) is not None
+    outs[7].resize(2, refcheck=False)
+    addresses = found.at(np.array([7]))
+    assert addresses is not None
+    scatter(np.array([1, 2], np.float32).data.cast("B"), addresses, np.array([8]))
+    assert outs[7].tolist() == [1, 2]
+    outs[7].flags.writeable = False
+    assert found.at(np.array([7])) is None
+    assert found.again(layout) is None
+
+
+def test_what_was_lent_by_others_is_kept_until_it_is_written() -> None:
+    layout = layout_of([Spec((2,), "float32")] * 20)
+    outs = [Lent(np.zeros(2, np.float32)) for _ in range(20)]
+    found = outputs_of(outs, layout)
+    assert found is not None
+    kept = outs[7].array
+    outs[7].array = np.zeros(2, np.float32)
+    addresses = found.at(np.array([7]))
+    assert addresses is not None
+    scatter(np.array([1, 2], np.float32).data.cast("B"), addresses, np.array([8]))
+    assert kept.tolist() == [1, 2]
+
+
+def test_what_is_on_a_device_is_not_read_before_the_device_has_written_it() -> None:
+    asked: list[dict[str, Any]] = []
+
+    class OnDevice(Lent):
+        def __dlpack__(self, **options: Any) -> Any:
+            asked.append(options)
+            return super().__dlpack__()
+
+        def __dlpack_device__(self) -> Any:
+            return (2, 0)  # CUDA's first
+
+    arrays = [OnDevice(np.zeros(2, np.float32)) for _ in range(20)]
+    for take in (values_of, outputs_of):
+        with suppress(Exception):  # where torch has no CUDA it cannot ask for a stream
+            take(arrays, layout_of([Spec((2,), "float32")] * 20))
+    assert all("stream" in options for options in asked)
 
 
 def test_versions_grow_with_what_is_written() -> None:
