@@ -164,6 +164,7 @@ def main() -> int:
         print("The site has not been built: see above.")
         return 1
     print(f"The site is in {SITE.relative_to(ROOT)}: open {(SITE / 'index.html').relative_to(ROOT)} in a browser.")
+    print(f"Its search needs a server: python -m http.server -d {SITE.relative_to(ROOT)}")
     return 0
 
 

@@ -73,6 +73,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
+def test_a_page_has_one_title_which_is_its_first_line() -> None:
+    titles = {page.relative_to(ROOT): re.findall(r"^# .*", prose(page), flags=re.MULTILINE) for page in PAGES}
+    wrong = {page: found for page, found in titles.items() if len(found) != 1}
+    assert wrong == {}, "a site's table of contents begins below the title"
+    assert [page for page in PAGES if not page.read_text(encoding="utf-8").startswith("# ")] == []
+
+
 @pytest.mark.parametrize("page", CURRENT, **IDS)
 def test_files_that_are_named_exist(page: Path) -> None:
     missing = [path for path in sorted(paths(page)) if not (ROOT / path).exists() and not list(ROOT.glob(path))]
