@@ -41,7 +41,7 @@ $(EXTRA)-%: setup.cfg pyproject.toml $(CONSTRAINTS) | $(BIN)/pip
 
 install: $(EXTRA)-examples $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release $(EXTRA)-bench $(EXTRA)-docs  ## make .venv with everything that the other commands need
 
-DEMO := --dataset digits --batch-size 32 --num-epochs 15
+DEMO := --dataset digits --batch-size 16 --num-epochs 6
 
 demo: $(EXTRA)-examples  ## train a small residual network with two workers and two servers, on digits
 	$(BIN)/launch.py -n 2 -s 2 --launcher local "python examples/train_cifar10.py $(DEMO)"

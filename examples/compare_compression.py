@@ -4,7 +4,7 @@
     launch.py -n 2 -s 2 --launcher local "python compare_compression.py --plot compression.png"
     launch.py -n 2 -s 2 --launcher local "python compare_compression.py --codecs fp32 2bit topk:ratio=0.05,momentum=0.9"
 
-Everything but the compression is as in `make demo`: a residual network of 8 layers on handwritten digits, with the
+Everything but the compression is the same: the residual network of `make demo` on handwritten digits, with the
 same initial weights and the same batches. Each way has its own store, whose statistics count the bytes that were sent.
 """
 

@@ -12,7 +12,6 @@ MXNet's.
 
 from __future__ import annotations
 
-import logging
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
@@ -33,8 +32,6 @@ from workers import Checkpoint, Reducer, callbacks, fit, metrics
 def main() -> None:
     """Train as the command line says. Errors that the user can fix are printed in one line."""
     args = options.parse()
-    logging.basicConfig(level=logging.INFO)
-    logging.info("start with arguments %s", args)
     try:
         devices = find_devices(args.gpus)
         with kv.create(args.kv_store) as store, Reducer(args.kv_store) as reducer:
@@ -50,6 +47,8 @@ def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reduc
         lines.test_io(batches, args.batch_size, args.disp_batches)
         return
 
+    summary = lines.Summary(args, store, len(batches))
+    summary.announce()
     torch.manual_seed(args.seed)
     model = resnet.build(args.network, args.num_layers, args.num_classes, getattr(torch, args.dtype))
     torch.set_rng_state(seeded(args.seed, store.rank).get_state())  # each worker draws its own from here on
@@ -62,7 +61,7 @@ def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reduc
     after_batch = [callbacks.Speedometer(args.batch_size, args.disp_batches), callbacks.ProgressBar()]
     if args.monitor:
         after_batch.append(lines.Monitor(args.monitor))
-    after_epoch = [callbacks.LearningRateScheduler(lambda epoch: options.learning_rate(args, epoch))]
+    after_epoch = [summary, callbacks.LearningRateScheduler(lambda epoch: options.learning_rate(args, epoch))]
     if args.model_prefix:
         after_epoch.append(callbacks.do_checkpoint(args.model_prefix))
     if args.d2l:
@@ -83,7 +82,9 @@ def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reduc
         resume=Checkpoint(args.model_prefix, args.load_epoch) if args.load_epoch else None,
         devices=devices,
         reducer=reducer,
+        compression_params=args.gc_type,
     )
+    summary.show()
 
 
 def read(args: Namespace, store: kv.KVStore, reducer: Reducer) -> tuple[Iterable[Any], Iterable[Any] | None]:

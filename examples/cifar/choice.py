@@ -11,6 +11,8 @@ from cifar import cifar10, digits
 from cifar.download import UnavailableError, find_or_fetch
 from cifar.images import Dataset
 
+log = logging.getLogger(__name__)  # logging.warning would set up logging, and fit would leave its lines to that
+
 
 class Sums(Protocol):
     """What is needed of `workers.Reducer`: sums over all workers."""
@@ -34,7 +36,7 @@ def load(wanted: str, data_dir: Path, reducer: Sums, rank: int) -> Dataset:
     if folder and not without:
         return cifar10.read_dataset(folder)
     if rank == 0:
-        logging.warning("CIFAR-10 is not available (%s); training on handwritten digits", reason)
+        log.warning("CIFAR-10 is not available (%s); training on handwritten digits", reason)
     return digits.read_dataset()
 
 

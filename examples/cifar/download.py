@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import logging
 import queue
 import shutil
+import sys
 import tarfile
 import threading
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ def _fetch(archive: Path, folder: Path, source: Source) -> None:
 
 def _download(url: str, path: Path) -> None:
     with _open(url) as answer, path.open("wb") as file:
-        logging.info("Downloading %s", url)
+        print(f"downloading {url}", file=sys.stderr, flush=True)
         shutil.copyfileobj(answer, file, 1 << 20)
 
 

@@ -11,6 +11,7 @@ from arguments import default_store, natural, positive
 from cifar.augment import PAD
 from cifar.distort import HUES, LEVELS
 from cifar.resnet import CLASSES, NETWORKS
+from cifar.settings import parse_setting
 
 SIDE = 32  # pixels of a picture
 LAST_BATCH = ("keep", "discard", "rollover")
@@ -116,6 +117,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
     system = parser.add_argument_group("system")
     system.add_argument("--kv-store", default=default_store(), help="local, device, dist_sync, dist_async, ...")
+    system.add_argument(
+        "--gc-type", type=gradient_compression, help="gradient compression, such as int8, fp16 or 2bit:threshold=0.02"
+    )
+    system.add_argument("--gc-threshold", type=float, help="its threshold, for 2bit and 1bit")
     system.add_argument("--gpus", nargs="?", type=numbers, help='CUDA devices, such as "0,1"; the CPU if not given')
     system.add_argument("--disp-batches", type=positive, default=20, help="number of batches between reports")
     system.add_argument(
@@ -144,6 +149,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--top-k 1 is the accuracy, which is always reported: give 2 or more")
     if args.lr_period and args.lr_step_epochs is not None:
         parser.error("--lr-period and --lr-step-epochs both say when the learning rate falls: give one")
+    if args.gc_threshold is not None:
+        if args.gc_type is None:
+            parser.error("--gc-threshold belongs to a gradient compression: give --gc-type, such as 2bit")
+        args.gc_type["threshold"] = args.gc_threshold
     if args.load_epoch and not args.model_prefix:
         parser.error("--load-epoch needs --model-prefix, the name under which the checkpoint was saved")
     if args.load_epoch and args.load_epoch >= args.num_epochs:
@@ -194,6 +203,12 @@ def rgb(text: str) -> tuple[float, float, float]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not three numbers, as 123.68,116.779,103.939") from None
     return red, green, blue
+
+
+def gradient_compression(text: str) -> dict[str, object] | None:
+    """Parse a type of compression and its parameters, such as 2bit:threshold=0.02; `none` is none."""
+    kind, parameters = parse_setting(text)
+    return None if kind == "none" else {"type": kind, **parameters}
 
 
 def layers(text: str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from workers.callbacks.param import BatchEndParam, log
+from workers.callbacks.param import BatchEndParam
+from workers.common.run_log import log_line
 
 
 class Speedometer:
@@ -34,7 +35,9 @@ class Speedometer:
             now = time.perf_counter()
             speed = (param.nbatch - self._since) * self.batch_size / max(now - self._tic, 1e-9)
             shown = "".join(f"\t{name}={value:f}" for name, value in pairs)
-            log.info("Epoch[%d] Batch [%d]\tSpeed: %.2f samples/sec%s", param.epoch, param.nbatch, speed, shown)
+            log_line(
+                param.rank, "Epoch[%d] Batch [%d]\tSpeed: %.2f samples/sec%s", param.epoch, param.nbatch, speed, shown
+            )
             if param.eval_metric and self.auto_reset:
                 param.eval_metric.reset_local()
             self._since, self._tic = param.nbatch, now
@@ -47,7 +50,7 @@ def log_train_metric(period: int, auto_reset: bool = False) -> Callable[[BatchEn
         if param.nbatch % period or param.eval_metric is None:
             return
         for name, value in param.eval_metric.get_name_value():
-            log.info("Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value)
+            log_line(param.rank, "Iter[%d] Batch[%d] Train-%s=%f", param.epoch, param.nbatch, name, value)
         if auto_reset:
             param.eval_metric.reset_local()
 
@@ -60,4 +63,4 @@ class LogValidationMetricsCallback:
     def __call__(self, param: BatchEndParam) -> None:
         """Log the metric."""
         for name, value in param.eval_metric.get_name_value() if param.eval_metric else []:
-            log.info("Epoch[%d] Validation-%s=%f", param.epoch, name, value)
+            log_line(param.rank, "Epoch[%d] Validation-%s=%f", param.epoch, name, value)

@@ -1,16 +1,13 @@
-"""``BatchEndParam``, the argument of a batch's callbacks, and the logger."""
+"""``BatchEndParam``, the argument of a batch's callbacks."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvstore import UnknownName
+from kvstore.job.config import Config
 from workers.metrics import EvalMetric
-
-# The root logger, as in MXNet: lines begin with INFO:root: unless configured otherwise.
-log = logging.getLogger()
 
 
 class BatchEndParam(NamedTuple):
@@ -27,6 +24,15 @@ class BatchEndParam(NamedTuple):
     nbatch: int
     eval_metric: EvalMetric | None
     locals: Mapping[str, Any]
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank. Outside of ``fit`` it is the rank that the environment names, or 0."""
+        run = self.locals.get("self")
+        if run is not None:
+            return int(run.rank)
+        config = Config.from_env()
+        return config.ranks.rank if config.ranks else max(0, config.rank_hint)
 
     def value(self, name: str | None = None) -> tuple[str, float]:
         """Return a metric's name and value; for None, the first metric's.

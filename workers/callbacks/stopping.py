@@ -6,8 +6,9 @@ import math
 from typing import Any, Protocol
 
 from kvstore import UnknownName, UsageError
-from workers.callbacks.param import BatchEndParam, log
+from workers.callbacks.param import BatchEndParam
 from workers.common.checks import at_least
+from workers.common.run_log import log_line
 
 MODES = ("auto", "max", "min")
 
@@ -75,7 +76,8 @@ class EarlyStopping:
             return
         self._waited += 1
         if self._waited >= self.patience and self._run is not None:
-            log.info(
+            log_line(
+                param.rank,
                 "Epoch[%d] Early stopping: %s has not improved on %f for %d epochs",
                 *(param.epoch, name, math.nan if self.best is None else self.best, self._waited),
             )

@@ -9,5 +9,6 @@ values           an optimizer's parameters and a model's buffers, by name
 bundle           nested plain values with tensors, as msgpack
 tensors          what users hand in, as tensors
 checks           checks of arguments
+run_log          the log lines of a training, seen without a set-up of logging
 torch_internals  the internals of torch that are used here
 """

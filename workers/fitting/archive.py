@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from kvstore import Mismatch
-from workers.callbacks.param import log
+from workers.common.run_log import log_line
 from workers.fitting import randomness
 from workers.fitting.checkpoint import Checkpoint, CheckpointError, reading, require_fields
 from workers.fitting.copies import Copies
@@ -18,6 +19,8 @@ from workers.fitting.run_callbacks import RunCallbacks
 from workers.metrics import EvalMetric
 from workers.reducer import Reducer
 from workers.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 # Fields that ``load`` checks. The position in the data has no type here: it belongs to the sampler.
 _ABOUT: dict[str, type] = {"num_workers": int, "run": int}
@@ -91,7 +94,7 @@ class Archive:
         checkpoint.save_worker(self._rank, tensors, own)
         if self._rank == 0:
             checkpoint.save_weights(self._copies.models[0], about)
-            log.info('Saved checkpoint to "%s"', checkpoint.weights)
+            log_line(self._rank, 'Saved checkpoint to "%s"', checkpoint.weights)
 
     def load(self, checkpoint: Checkpoint, metric: EvalMetric) -> int:
         """Load all but the weights, which the trainer already has, and the random numbers, which ``go_on`` loads.

@@ -63,7 +63,10 @@ def fit(
 
     Names and order of the arguments are those of MXNet's ``Module.fit``. An epoch consists of a step of a ``Trainer``
     for each batch, the metric over all workers, an average of the model's buffers (batch statistics) over the workers,
-    the evaluation, with the metric over all workers, and the callbacks of the epoch. MXNet's lines are logged:
+    the evaluation, with the metric over all workers, and the callbacks of the epoch.
+
+    Rank 0 prints MXNet's lines to standard error. If the program has set up ``logging``, they are records of the root
+    logger on every rank instead:
 
         Epoch[0] Train-accuracy=0.382812
         Epoch[0] Time cost=114.941

@@ -8,7 +8,8 @@ from typing import Any
 
 from kvstore import KVStore, UsageError
 from kvstore.job.config import Config
-from workers.callbacks.param import BatchEndParam, log
+from workers.callbacks.param import BatchEndParam
+from workers.common.run_log import log_line
 from workers.fitting import position
 from workers.fitting.archive import Archive
 from workers.fitting.checkpoint import Checkpoint
@@ -101,13 +102,13 @@ class TrainingRun:
         self.metric.reduce(self.reducer)
         values = {f"train-{name}": value for name, value in self.metric.get_name_value()}
         for name, value in self.metric.get_name_value():
-            log.info("Epoch[%d] Train-%s=%f", self.epoch, name, value)
-        log.info("Epoch[%d] Time cost=%.3f", self.epoch, time.perf_counter() - tic)
+            log_line(self.rank, "Epoch[%d] Train-%s=%f", self.epoch, name, value)
+        log_line(self.rank, "Epoch[%d] Time cost=%.3f", self.epoch, time.perf_counter() - tic)
         self._copies.average_buffers(self.reducer)
         if self._eval_data is not None:
             for name, value in self._evaluate(self._eval_data):
                 values[f"validation-{name}"] = value
-                log.info("Epoch[%d] Validation-%s=%f", self.epoch, name, value)
+                log_line(self.rank, "Epoch[%d] Validation-%s=%f", self.epoch, name, value)
         self.history.append(values)
         epoch, self.epoch, self.batches, self.samples = self.epoch, self.epoch + 1, 0, 0
         params, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
