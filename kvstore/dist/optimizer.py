@@ -122,13 +122,13 @@ class Optimizing:
         )
 
     def require(self, what: str) -> str:
-        """Return the optimizer's name; a worker that has not set it asks the servers, once.
+        """Return the optimizer's rule; a worker that has not set it asks the servers, once.
 
         Raises:
             UsageError: no optimizer has been set. The message says that ``what`` needs one.
         """
         if self.optimizer is not None:
-            return self.optimizer.name
+            return self.optimizer.rule
         if self._theirs is None:
             self._theirs = self._requests.optimizer()
         if self._theirs is None:

@@ -1,5 +1,7 @@
-"""Optimizers: torch's, described by a name and numbers, so that a server can have one.
+"""Optimizers, described by a name and numbers, so that a server can have one.
 
+algorithms       MXNet's optimizers that torch.optim lacks, and MXNet's momentum
+registry         which optimizers there are, and what is particular to each
 optimizer        the description: what ``set_optimizer`` takes
 hyperparameters  its values, as users give them and as the wire carries them
 param_groups     what the description means to torch.optim, key by key

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,44 +12,16 @@ import torch
 from kvstore.cached import cached
 from kvstore.errors import UnknownName, UsageError, choices
 from kvstore.optim.hyperparameters import finite, is_number, plain, positive
+from kvstore.optim.registry import NOT_HERE, OptimizerClass, builtin, find, names
 from kvstore.spec import Key, Spec, check_key
 from kvstore.wire.parameters import MAX_GROUPS
 
 log = logging.getLogger(__name__)
 
-# Names that MXNet gives to what torch calls otherwise.
-ALIASES = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
-_OWN_ALIASES = {"rmsprop": {"gamma1": "alpha", "rho": "alpha"}, "nadam": {"schedule_decay": "momentum_decay"}}
 # MXNet's names for what is always on here, and for other implementations of the same update.
 _IGNORED = frozenset({"multi_precision", "lazy_update", "aggregate_num", "use_fused_step"})
-_NOT_HERE = {
-    "lbfgs": "it evaluates the loss several times a step, through a closure, which cannot travel to a server",
-    "sparseadam": "it is for sparse gradients, and stores hold dense ones; adam takes those",
-    "optimizer": "it is the base class",
-}
-# These decide how to run rather than what to compute.
-_HOW = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
-# These look at the shape of the whole tensor, so servers must not hold it in pieces.
-_WHOLE = frozenset({"adafactor", "muon"})
-_MATRICES = frozenset({"muon"})
 
 Changes: TypeAlias = Mapping[tuple[int, str], Any]  # by number of the group and name; see ``Optimizer.changes``
-
-
-@functools.cache
-def classes() -> dict[str, type[torch.optim.Optimizer]]:
-    """The classes of ``torch.optim`` that can be used, by name."""
-    usable = {
-        name.lower(): cls
-        for name, cls in vars(torch.optim).items()
-        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name.lower() not in _NOT_HERE
-    }
-    return usable | {"nag": torch.optim.SGD}
-
-
-def names() -> list[str]:
-    """The optimizers that can be set by name."""
-    return sorted(classes())
 
 
 @dataclass(frozen=True)
@@ -87,14 +57,26 @@ class Optimizer:
     wd_mult: dict[Key, float] = field(default_factory=dict)
     groups: tuple[ParameterGroup, ...] = ()
 
-    @property
+    @cached
+    def found(self) -> OptimizerClass:
+        """The class, and what is particular to it."""
+        return find(self.name)
+
+    @cached
     def whole(self) -> bool:
         """Whether it needs whole tensors."""
-        return self.name in _WHOLE
+        return not self.found.elementwise
+
+    @property
+    def rule(self) -> str:
+        """What states must have in common to be those of this optimizer: its name, and options that they depend on."""
+        valid = self.found.hyperparameters
+        options = {name: self.hyper.get(name, valid[name]) for name in self.found.state_options}
+        return " ".join([self.name, *(f"{name}={value}" for name, value in options.items() if value != valid[name])])
 
     def same_rule(self, other: Optimizer | None) -> bool:
         """Whether states made by ``other`` are valid for this one."""
-        return other is not None and self.name == other.name
+        return other is not None and self.rule == other.rule
 
     def number_of(self, key: Key) -> int:
         """Return the number of the group that ``key`` is in."""
@@ -110,7 +92,7 @@ class Optimizer:
 
     def defaults(self, number: int) -> dict[str, Any]:
         """Return all hyper-parameters of a group, those that were not given too, by torch's names."""
-        return _hyperparameters(self.name) | self.hyper_of(number)
+        return self.found.hyperparameters | self.hyper_of(number)
 
     def changes(self, base: Mapping[str, Any], groups: Sequence[Mapping[str, Any]] = ()) -> dict[tuple[int, str], Any]:
         """Return new values of hyper-parameters, of all keys and of each group, as pushes carry them.
@@ -134,7 +116,7 @@ class Optimizer:
         for (number, name), value in changes.items():
             if number > len(self.groups):
                 raise UsageError(f"there is no group {number}: set_optimizer had {len(self.groups)}")
-            valid = _hyperparameters(self.name) | self.hyper_of(number)
+            valid = self.found.hyperparameters | self.hyper_of(number)
             if name not in valid:
                 raise UnknownName(f"{self.name} has no hyper-parameter {name!r}; choose from {choices(valid)}")
             before = valid[name]
@@ -175,7 +157,8 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
     name = _name_of(optimizer, grouped=bool(groups))
     rescale, clip = given.pop("rescale_grad", 1.0), given.pop("clip_gradient", None)
     lr_mult, wd_mult = _multipliers(given, "lr_mult"), _multipliers(given, "wd_mult")
-    valid = _hyperparameters(name)
+    found = find(name)
+    valid = found.hyperparameters
     defaults = dict(valid)
     if isinstance(optimizer, torch.optim.Optimizer):
         # Some classes are special cases of others and have defaults that they do not let anybody choose.
@@ -188,6 +171,7 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
         hyper = {"momentum": 0.9, "nesterov": True} | hyper
     lr = finite("learning_rate", hyper.pop("lr", valid["lr"]))
     hyper = {key: plain(key, value) for key, value in sorted(hyper.items())}
+    _require_words(name, hyper)
     return Optimizer(
         name,
         lr,
@@ -202,13 +186,13 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
 
 def require_shapes(optimizer: Optimizer | None, specs: Iterable[tuple[Key, Spec]]) -> None:
     """Raise ``UsageError`` unless ``optimizer`` can update arrays like these."""
-    if optimizer is None or optimizer.name not in _MATRICES:
+    if optimizer is None or (dims := optimizer.found.dims) is None:
         return
     for key, spec in specs:
-        if len(spec.shape) != 2:
+        if len(spec.shape) != dims:
             raise UsageError(
-                f"{optimizer.name} updates matrices only, and key {key!r} is {spec}; use a store, or a Trainer, with "
-                "another optimizer for what is no matrix"
+                f"{optimizer.name} updates {'matrices' if dims == 2 else f'arrays of {dims} dimensions'} only, and key "
+                f"{key!r} is {spec}; use a store, or a Trainer, with another optimizer for what is no matrix"
             )
 
 
@@ -234,6 +218,9 @@ def _groups(
                 factor = finite(which, own.pop(which))
                 mults.update({key: factor for key in keys if key not in mults})
         hyper = _torch_names(name, own, base)
+        for option in find(name).state_options:
+            if hyper.get(option, base[option]) != base[option]:
+                raise UsageError(f"{option} is one for all keys; pass it to set_optimizer, not with a group")
         groups.append(ParameterGroup(keys, {key: plain(key, value) for key, value in sorted(hyper.items())}))
         if "lr" in hyper:
             finite("learning_rate", hyper["lr"])
@@ -242,7 +229,7 @@ def _groups(
 
 def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``given`` by torch's names; if only one beta is given, ``defaults`` has the other."""
-    valid, aliases = _hyperparameters(name), _aliases(name)
+    valid, aliases = find(name).hyperparameters, find(name).aliases
     named = {key: value for key, value in given.items() if key not in _IGNORED}
     for old, new in aliases.items():
         if old in named:
@@ -263,17 +250,16 @@ def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any
 def _name_of(optimizer: Any, *, grouped: bool) -> str:
     if isinstance(optimizer, str):
         name = optimizer.lower()
-        if name in classes():
-            return name
-        why = f": {_NOT_HERE[name]}" if name in _NOT_HERE else ""
-        raise UnknownName(f"no optimizer {optimizer!r}{why}; choose from {', '.join(names())}")
+        find(name)
+        return name
     cls = optimizer if isinstance(optimizer, type) else type(optimizer)
     name = cls.__name__.lower()
-    if name in _NOT_HERE and cls.__module__.startswith("torch.optim"):
+    if name in NOT_HERE and cls.__module__.startswith("torch.optim"):
         raise UsageError(
-            f"torch.optim.{cls.__name__} cannot travel to a server: {_NOT_HERE[name]}; choose from {', '.join(names())}"
+            f"torch.optim.{cls.__name__} cannot travel to a server: {NOT_HERE[name]}; choose from {', '.join(names())}"
         )
-    if classes().get(name) is not cls:
+    known = builtin().get(name)
+    if known is None or known.cls is not cls:
         raise UsageError(
             f"{cls.__module__}.{cls.__qualname__} cannot travel to a server; use one of torch.optim's: "
             f"{', '.join(names())}"
@@ -288,15 +274,10 @@ def _name_of(optimizer: Any, *, grouped: bool) -> str:
     return name
 
 
-def _hyperparameters(name: str) -> dict[str, Any]:
-    parameters = inspect.signature(classes()[name]).parameters
-    return {key: parameter.default for key, parameter in parameters.items() if key not in _HOW}
-
-
-def _aliases(name: str) -> dict[str, str]:
-    """MXNet's names for hyper-parameters that this optimizer has, and torch's."""
-    every, valid = ALIASES | _OWN_ALIASES.get(name, {}), _hyperparameters(name)
-    return {old: new for old, new in every.items() if new in valid}
+def _require_words(name: str, hyper: Mapping[str, Any]) -> None:
+    for option, valid in find(name).words.items():
+        if hyper.get(option, valid[0]) not in valid:
+            raise UsageError(f"{option}={hyper[option]!r} is not valid; choose from {choices(valid)}")
 
 
 def _multipliers(given: dict[str, Any], name: str) -> dict[Key, float]:
@@ -309,4 +290,4 @@ def _multipliers(given: dict[str, Any], name: str) -> dict[Key, float]:
 def log_replaced(old: Optimizer | None, new: Optimizer) -> None:
     """Log a warning if ``new`` is another optimizer, so that the states of ``old`` are dropped."""
     if old is not None and not new.same_rule(old):
-        log.warning("set_optimizer: %s replaces %s, whose state is dropped", new.name, old.name)
+        log.warning("set_optimizer: %s replaces %s, whose state is dropped", new.rule, old.rule)

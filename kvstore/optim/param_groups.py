@@ -6,13 +6,12 @@ and weight decay (its multipliers). What torch makes of a group's hyper-paramete
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from kvstore.optim.optimizer import Changes, Optimizer, classes
+from kvstore.optim.optimizer import Changes, Optimizer
 from kvstore.spec import Key
 
 
@@ -80,9 +79,7 @@ class ParamGroups:
 
 def build(optimizer: Optimizer, number: int, *params: torch.Tensor) -> torch.optim.Optimizer:
     """Return torch's optimizer of ``params`` with the hyper-parameters of group ``number``, fused where torch can."""
-    cls: Callable[..., torch.optim.Optimizer] = classes()[optimizer.name]
-    how = {"fused": True} if "fused" in inspect.signature(cls).parameters else {}
-    return cls(params, **optimizer.hyper_of(number), **how)
+    return optimizer.found.build(params, optimizer.hyper_of(number))
 
 
 def first_state(optimizer: Optimizer, number: int, device: torch.device) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from kvstore.errors import UsageError, WeightsInDoubt
+from kvstore.optim.algorithms.momentum import MxnetSGD
 from kvstore.optim.fused import FusedGroup, Kind, alike
 from kvstore.optim.optimizer import Changes, Optimizer
 from kvstore.optim.param_groups import ParamGroups, Rates, build
@@ -64,6 +65,7 @@ class Updater:
         self._torch = build(groups.optimizer, 0, torch.zeros(1, 1))
         self._torch.state = self.states.by_param
         self._fused = bool(self._torch.defaults.get("fused"))
+        self._reads_only = self._fused and not isinstance(self._torch, MxnetSGD)
 
     def update(self, items: Sequence[tuple[Key, torch.Tensor, torch.Tensor]]) -> None:
         """Update weights in place.
@@ -110,7 +112,7 @@ class Updater:
 
     def reads_only(self) -> bool:
         """Whether ``step`` leaves gradients as they are."""
-        return self._fused and self.rescale_grad == 1.0 and self.optimizer.clip_gradient is None
+        return self._reads_only and self.rescale_grad == 1.0 and self.optimizer.clip_gradient is None
 
     def step(self, groups: Sequence[FusedGroup], grads: Sequence[torch.Tensor | Sequence[torch.Tensor]]) -> None:
         """Update the weights of ``groups``: all, or none if the optimizer fails.

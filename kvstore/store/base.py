@@ -150,8 +150,9 @@ class KVStore:
         numbers it keeps the optimizer's state; another optimizer drops it, with a warning.
 
         Args:
-            optimizer: the name of one in ``torch.optim`` (``sgd``, ``nag``, ``adam``, ``adamw``, ...), its class, or an
-                instance that has not been used, whose defaults are taken.
+            optimizer: the name of one of torch's or MXNet's (``sgd``, ``nag``, ``adam``, ``adamw``, ``lamb``, ...;
+                docs/from-mxnet.md lists them), its class, or an instance that has not been used, whose defaults are
+                taken.
             hyperparameters: by torch's names or MXNet's (``learning_rate``, ``wd``); also ``rescale_grad``,
                 ``clip_gradient``, and ``lr_mult`` and ``wd_mult``, factors by key; and ``groups``, a list of dicts,
                 each with ``keys`` and what differs for these: ``groups=[{"keys": ["bias"], "wd": 0.0}]``.

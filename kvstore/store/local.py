@@ -134,13 +134,13 @@ class LocalStore(KVStore):
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
-        states_file.write(path, updater.optimizer.name, updater.states.of(self._stored), note=note)
+        states_file.write(path, updater.optimizer.rule, updater.states.of(self._stored), note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
         optimizer, loaded = states_file.read(path)
-        states_file.require_optimizer(optimizer, updater.optimizer.name, path)
+        states_file.require_optimizer(optimizer, updater.optimizer.rule, path)
         states_file.require_keys(loaded, self._specs, path)
         updater.states.load(loaded, self._stored)
 

@@ -21,7 +21,7 @@ def get_states(message: GetStates, buckets: Buckets, updates: Updates) -> Optimi
     tensors = [value.detach().contiguous().clone() for value in states.values()]
     return OptimizerStates(
         message.seq,
-        optimizer=updater.optimizer.name if updater is not None else None,
+        optimizer=updater.optimizer.rule if updater is not None else None,
         ids=[int(number) for number, _ in states],
         names=[name for _, name in states],
         shapes=[list(value.shape) for value in tensors],

@@ -85,12 +85,12 @@ class LocalUpdates:
         """Write the state of the first device to ``path``."""
         updater = self._updaters[0]
         saved = updater.states.of(param.key for param in self._params)
-        states_file.write(path, updater.optimizer.name, saved, note=note)
+        states_file.write(path, updater.optimizer.rule, saved, note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """Read the state from ``path``, for all devices."""
         name, loaded = states_file.read(path)
-        states_file.require_optimizer(name, self._updaters[0].optimizer.name, path)
+        states_file.require_optimizer(name, self._updaters[0].optimizer.rule, path)
         states_file.require_keys(loaded, {param.key: spec_of(param.tensors[0]) for param in self._params}, path)
         for device, updater in enumerate(self._updaters):
             updater.states.load(loaded, {param.key: param.tensors[device].detach() for param in self._params})

@@ -14,6 +14,7 @@ from waiting import LONG
 
 import kvstore as kv
 from kvstore.dist import DistStore
+from kvstore.optim.registry import find
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
@@ -189,6 +190,55 @@ def test_one_worker_may_set_the_learning_rate_for_all(cluster: ThreadedJob) -> N
     cluster.run(work)
 
 
+def test_a_ported_schedule_gives_mxnets_numbers(cluster: ThreadedJob, tmp_path: Path) -> None:
+    path = tmp_path / "states"
+
+    def work(store: DistStore) -> None:
+        how = {"momentum": 0.5, "rescale_grad": 1 / store.num_workers}
+        store.init(["w", "cut"], [torch.zeros(1), torch.zeros(25)])
+        store.set_optimizer("sgd", momentum_style="mxnet", learning_rate=1.0, **how)
+        store.push(["w", "cut"], [torch.full((1,), 2.0), torch.full((25,), 2.0)]).wait()
+        store.set_learning_rate(0.5)
+        store.push(["w", "cut"], [torch.full((1,), 2.0), torch.full((25,), 2.0)]).wait()
+        assert value_of(store, "w", 1).item() == -4.0
+        assert value_of(store, "cut", 25).tolist() == [-4.0] * 25
+        if store.rank == 0:
+            store.save_optimizer_states(path)
+            store.load_optimizer_states(path)
+        store.barrier()
+        store.push("w", torch.full((1,), 2.0)).wait()
+        assert value_of(store, "w", 1).item() == -6.0
+        store.set_optimizer("sgd", learning_rate=0.5, **how)
+        if store.rank == 0:
+            with pytest.raises(kv.UsageError, match="states of sgd momentum_style=mxnet, but the optimizer is sgd"):
+                store.load_optimizer_states(path)
+        store.push("w", torch.full((1,), 2.0)).wait()
+        assert value_of(store, "w", 1).item() == -7.0, "the momentum has been dropped"
+
+    cluster.run(work)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lans", "lars"])
+def test_norms_are_of_whole_arrays(cluster: ThreadedJob, name: str) -> None:
+    first, grad = torch.linspace(0, 1, 42).view(6, 7), torch.linspace(-1, 1, 42).view(6, 7)
+
+    def work(store: DistStore) -> None:
+        store.set_optimizer(name, learning_rate=0.1, rescale_grad=1 / store.num_workers)
+        store.init(["w", "v"], [first, 2 * first])  # in one bucket
+        for _ in range(2):
+            store.push(["w", "v"], [grad, grad]).wait()
+        assert torch.equal(value_of(store, "w", 6, 7), expected[0])
+        assert torch.equal(value_of(store, "v", 6, 7), expected[1])
+
+    expected = [first.clone(), 2 * first]
+    optimizer: Any = find(name).cls(expected, lr=0.1)
+    for _ in range(2):
+        for weight in expected:
+            weight.grad = grad.clone()
+        optimizer.step()
+    cluster.run(work)
+
+
 def test_an_optimizer_that_needs_whole_arrays_gets_them(cluster: ThreadedJob) -> None:
     def early(store: DistStore) -> None:
         store.set_optimizer("adafactor", learning_rate=0.1)
@@ -203,8 +253,9 @@ def test_an_optimizer_that_needs_whole_arrays_gets_them(cluster: ThreadedJob) ->
 
     def late(store: DistStore) -> None:
         store.init("w", torch.ones(6, 7))
-        with pytest.raises(kv.UsageError, match="adafactor needs whole tensors, but key 'w' is cut over 2 servers"):
-            store.set_optimizer("adafactor")
+        for name in ("adafactor", "lamb", "groupadagrad"):
+            with pytest.raises(kv.UsageError, match=f"{name} needs whole tensors, but key 'w' is cut over 2 servers"):
+                store.set_optimizer(name)
 
     cluster.run(early)
     cluster.run(late)

