@@ -18,6 +18,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import kvstore
+
+if not hasattr(kvstore, "create"):  # a module of the user's has the name
+    raise ImportError(f"launcher needs the package kvstore, but `import kvstore` gives {kvstore}; rename that file")
+
 from kvstore.job.system import unsupported
 from launcher.errors import LaunchError, WorkerFailed
 

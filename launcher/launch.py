@@ -24,8 +24,10 @@ if _why := unsupported("launch.py"):  # before modules are imported that are not
     print(_why, file=sys.stderr)
     sys.exit(2)
 
+from kvstore.job.shadows import shadows
 from launcher.cli import parse
 from launcher.errors import LaunchError
+from launcher.job.command import module_directories
 from launcher.kinds.registry import find
 from launcher.supervision.report import report
 from launcher.supervision.supervisor import OnFailure
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> i
         if dry_run:
             print(launcher.dry_run(job))
             return 0
+        for shadow in shadows(module_directories(job.command, {**os.environ, **job.env_worker})):
+            print(f"launch.py: warning: in the command, {shadow}", file=sys.stderr)
         return launcher.run(job, on_failure)
     except LaunchError as error:
         print(f"launch.py: {error}", file=sys.stderr)

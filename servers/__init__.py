@@ -9,3 +9,8 @@ scheduler  the core of the scheduler: members, keys, barriers
 requests   what both cores do with requests: repeats, replies, links
 names      how messages to people name members
 """
+
+import kvstore
+
+if not hasattr(kvstore, "create"):  # a module of the user's has the name
+    raise ImportError(f"servers needs the package kvstore, but `import kvstore` gives {kvstore}; rename that file")

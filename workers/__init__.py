@@ -20,6 +20,11 @@ loss.backward()
 trainer.step()
 """
 
+import kvstore
+
+if not hasattr(kvstore, "create"):  # a module of the user's has the name
+    raise ImportError(f"workers needs the package kvstore, but `import kvstore` gives {kvstore}; rename that file")
+
 from workers import callbacks, metrics, schedules
 from workers.averaging import PartialSync, PeriodicAveraging
 from workers.ddp import (

@@ -11,6 +11,8 @@ directory    a job's private directory, for its unix sockets
 processes    how the project's processes are started
 exits        how a process has ended, in words
 system       the operating systems that jobs run on
+our_module   executes one of the project's modules, whatever the user's modules are called
+shadows      the user's modules that hide packages of the project
 exec_helper  what a new process does between fork and exec
 files        files that are replaced whole or not at all
 """

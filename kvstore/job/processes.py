@@ -17,14 +17,15 @@ from typing import Any
 
 _STREAM_BYTES = 1 << 20  # larger copies bypass the caches: 10 to 20 % faster where memory is the limit
 _HELPER = Path(__file__).with_name("exec_helper.py")
+_OUR_MODULE = Path(__file__).resolve().with_name("our_module.py")
 EXECUTE_S = 60.0  # for a new interpreter to begin, which takes 0.05 s on an idle machine
 MAX_FILES = 1 << 16  # open files of a process that listens: each connection is one, even a stranger's
 _files: int | None = None  # the limit that this process was started with, once it has raised it
 
 
 def words(python: str, module: str) -> tuple[str, ...]:
-    """The command that executes one of our modules. ``-P``: do not take the user's folder of that name."""
-    return (python, *(("-P",) if sys.version_info >= (3, 11) else ()), "-m", module)
+    """The command that executes one of our modules, even if a module of the user's has the same name."""
+    return (python, str(_OUR_MODULE), module)
 
 
 def source_root() -> str | None:

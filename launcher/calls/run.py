@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import reprlib
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from kvstore.job.exits import signal_name
 from kvstore.job.settings import TASK_ID
+from kvstore.job.shadows import shadows
 from launcher.calls.handover import Handover
 from launcher.calls.interrupts import TIME_LIMIT, Interrupts
 from launcher.calls.outcome import Failed, Outcome, Returned, Unfinished
@@ -76,13 +78,14 @@ def run(
         KeyboardInterrupt: the user has interrupted this process.
         BrokenPipeError: standard output has no reader any more.
     """
-    if not callable(function):
-        raise TypeError(f"run() needs a function, got {function!r}; pass its arguments as args and kwargs")
+    _check_call(function, args, kwargs)
     for variables in (env or {}, env_server or {}):
         for name, value in variables.items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise TypeError(f"variables must be strings, but {name!r} is set to a {type(value).__name__}")
     _check_guard()
+    for shadow in shadows(sys.path):
+        print(f"launcher.run: warning: {shadow}", file=sys.stderr)
     job = Job(
         num_workers=num_workers,
         num_servers=num_workers if num_servers is None else num_servers,
@@ -98,6 +101,22 @@ def run(
         return _run(job, handover, timeout)
     finally:
         handover.close()
+
+
+def _check_call(function: object, args: object, kwargs: object) -> None:
+    """Refuse what would be taken for a list of arguments: a string would give one argument for each character."""
+    if not callable(function):
+        raise TypeError(f"run() needs a function, got {function!r}; pass its arguments as args and kwargs")
+    if isinstance(args, Mapping):
+        raise TypeError(
+            f"args must be a list or tuple, got {reprlib.repr(args)}; for arguments by name, pass it as kwargs"
+        )
+    if isinstance(args, (str, bytes, bytearray)) or not isinstance(args, Sequence):
+        shown = reprlib.repr(args)
+        raise TypeError(f"args must be a list or tuple of arguments, got {shown}; for one argument: args=({shown},)")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        shown = reprlib.repr(kwargs)
+        raise TypeError(f"kwargs must be a dict of arguments by name, got {shown}; for others, pass args")
 
 
 def _check_guard() -> None:

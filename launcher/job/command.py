@@ -6,9 +6,11 @@ a shell there is one process less to signal, and the exit status is that of the 
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 
 from launcher.errors import LaunchError
 
@@ -45,6 +47,34 @@ def argv_of(command: Sequence[str], python: str) -> tuple[str, ...]:
     if words[0] in PYTHONS:
         words[0] = python
     return tuple(words)
+
+
+def module_directories(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The directories in which the Python program of a command looks for modules before it comes to installed ones.
+
+    Args:
+        command: the command: one string, or several words.
+        environ: the environment of the program.
+
+    Returns:
+        The directory of its script, or the working directory for `python -m` and `python -c`; then PYTHONPATH. For a
+        command without any of these, PYTHONPATH alone.
+    """
+    words = list(command)
+    if len(words) == 1:
+        try:
+            words = shlex.split(words[0])
+        except ValueError:
+            words = []
+    first: list[str] = []
+    for word in words:
+        if word in ("-m", "-c"):
+            first = ["."]
+            break
+        if word.endswith(".py"):
+            first = [str(PurePath(word).parent)]
+            break
+    return [*first, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def shim(python: str) -> str:

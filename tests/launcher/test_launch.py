@@ -108,3 +108,30 @@ def test_the_oldest_libraries_that_are_allowed_are_those_that_are_tested_with() 
     config.read(ROOT / "setup.cfg")
     allowed = [line.replace(">=", "==") for line in config["options"]["install_requires"].split()]
     assert [line for line in (ROOT / "oldest.txt").read_text().split("\n") if line and line[0] != "#"] == allowed
+
+
+def test_modules_that_hide_ours_are_named(tmp_path: Path) -> None:
+    """A warning, for they may be meant; and servers start all the same."""
+    for name in ("workers", "servers"):
+        (tmp_path / "jobs" / name).mkdir(parents=True)
+        (tmp_path / "jobs" / name / "__init__.py").write_text("print('theirs')")
+    (tmp_path / "jobs" / "ok.py").write_text("import workers")
+    done = call(WAYS["clone"], "-n", "1", "python jobs/ok.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[worker 0] theirs\n")
+    assert done.stderr == (
+        "launch.py: warning: in the command, `import workers` takes "
+        f"{tmp_path}/jobs/workers/__init__.py, which hides the package {ROOT}/workers; "
+        "rename the file, unless that is meant\n"
+    )
+
+
+@pytest.mark.parametrize("package", ["launcher", "servers", "workers"])
+def test_a_users_kvstore_module_is_named(package: str, tmp_path: Path) -> None:
+    (tmp_path / "kvstore.py").touch()
+    program = [sys.executable, "-c", f"import {package}"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=LONG)
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: {package} needs the package kvstore, but `import kvstore` gives "
+        f"<module 'kvstore' from '{tmp_path}/kvstore.py'>; rename that file"
+    )

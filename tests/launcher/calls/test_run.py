@@ -267,6 +267,17 @@ def test_a_result_that_cannot_be_loaded() -> None:
 def test_senseless_calls() -> None:
     with pytest.raises(TypeError, match=r"run\(\) needs a function, got 3; pass its arguments"):
         launcher.run(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got 'dist_async'; for one argument: args=\('dist_async',\)"):
+        launcher.run(called.echo, "dist_async")
+    for args, wanted in (
+        (b"dist_sync", r"got b'dist_sync'; for one argument: args=\(b'dist_sync',\)"),
+        (3, r"got 3; for one argument: args=\(3,\)"),
+        ({"lr": 0.1}, r"got {'lr': 0.1}; for arguments by name, pass it as kwargs"),
+    ):
+        with pytest.raises(TypeError, match=f"args must be a list or tuple.*{wanted}"):
+            launcher.run(called.echo, args)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"kwargs must be a dict of arguments by name, got \[0.1\]"):
+        launcher.run(called.echo, (), [0.1])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="variables must be strings, but 'DEPTH' is set to a int"):
         launcher.run(called.echo, env={"DEPTH": 3})  # type: ignore[dict-item]
     with pytest.raises(LaunchError, match="0 workers are not possible; valid: 1 to 1024"):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
-from launcher.job.command import argv_of, shim
+from launcher.job.command import argv_of, module_directories, shim
 
 PYTHON = "/a b/bin/python"
 HOSTILE = ["a b", "it's", '"', "$(echo gone)", "`id`", "x;y", "new\nline", "", "*", "ünï", "--", "\\"]
@@ -85,3 +85,20 @@ def test_the_shim_is_that_interpreter(tmp_path) -> None:
 
 def test_the_shim_quotes_the_path() -> None:
     assert shim("/a'b $x/python").splitlines()[1] == "exec '/a'\"'\"'b $x/python' \"$@\""
+
+
+@pytest.mark.parametrize(
+    ("command", "directories"),
+    [
+        (["python", "train.py", "other/x.py"], ["."]),
+        (["python jobs/train.py --lr 0.1"], ["jobs"]),
+        (["nice -n 5 /opt/python '/a b/train.py'"], ["/a b"]),
+        (["python -m train"], ["."]),
+        (["python", "-c", "import train.py"], ["."]),
+        (["./train"], []),
+        (["no 'end"], []),
+    ],
+)
+def test_where_a_program_looks_for_modules(command: list[str], directories: list[str]) -> None:
+    assert module_directories(command, {}) == directories
+    assert module_directories(command, {"PYTHONPATH": "/a::b"}) == [*directories, "/a", "b"]

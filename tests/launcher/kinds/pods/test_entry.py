@@ -39,7 +39,7 @@ def test_a_worker_is_its_command_with_its_own_number_and_variables(mount: Path) 
 
 def test_without_a_command_it_is_a_server_or_the_scheduler(tmp_path: Path) -> None:
     task = compose([], {"DMLC_ROLE": "scheduler", INDEX: "0"}, tmp_path)
-    assert (task.role, task.argv[0], task.argv[-2:]) == ("scheduler", sys.executable, ("-m", "servers"))
+    assert (task.role, task.argv[0], task.argv[-1]) == ("scheduler", sys.executable, "servers")
     assert "KVSTORE_SECRET_KEY" not in task.env
 
 
