@@ -113,12 +113,15 @@ class Html(HTMLParser):
 
 
 def mistakes(site: Path) -> Iterator[str]:
-    """Links that lead nowhere, and what would be loaded from other hosts."""
-    pages = {path: Html(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    """Links that lead nowhere, what would be loaded from other hosts, and modules in the reference."""
+    texts = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    pages = {path: Html(text) for path, text in texts.items()}
     for path, html in sorted(pages.items()):
         if path.name == "404.html":  # it is shown under any address, so its links are absolute
             continue
         name = path.relative_to(site)
+        if "doc-module" in texts[path]:
+            yield f"{name} describes a module, which has the name of what was meant"
         for url in html.loaded:
             if urlsplit(url).netloc:
                 yield f"{name} loads {url}"

@@ -37,7 +37,8 @@ from workers.ddp import (
     partition_dataset,
 )
 from workers.dist_opt import DistOpt
-from workers.fitting import Checkpoint, CheckpointError, fit
+from workers.fitting import Checkpoint, CheckpointError
+from workers.fitting.fit import fit
 from workers.group import RankAndDevice, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from workers.reducer import Reducer
 from workers.samplers import SplitBatchSampler, SplitSampler

@@ -15,7 +15,6 @@ from workers.dist_opt.channel import NOT_ZERO, Channel
 from workers.dist_opt.communicator import Communicator
 from workers.dist_opt.gradients import OptimizerGradients, joined, split_into
 
-FUSED = 2097152  # elements; SINGA's default
 PRESENT = "present"
 
 
@@ -71,13 +70,13 @@ class DistOpt(Communicator):
         self._agree()
         self._plain.broadcast(self._weights(range(len(self._gradients.params))))
 
-    def backward_and_update(self, loss: torch.Tensor, threshold: int = FUSED) -> None:
+    def backward_and_update(self, loss: torch.Tensor, threshold: int = 2097152) -> None:
         """Compute gradients, average them over workers, and update.
 
         Args:
             loss: the loss, one element.
             threshold: a gradient of more elements than this gets a message of its own. Smaller ones share a message
-                until together they have more. Results do not depend on it.
+                until together they have more. Results do not depend on it. The default is SINGA's.
 
         Raises:
             UsageError: the optimizer's parameters have changed, or a gradient is sparse.
@@ -93,7 +92,7 @@ class DistOpt(Communicator):
     def backward_and_update_half(
         self,
         loss: torch.Tensor,
-        threshold: int = FUSED,
+        threshold: int = 2097152,
         clipping: bool = False,
         clip_Value: float = 100,  # noqa: N803 (SINGA's)
     ) -> None:
@@ -121,7 +120,7 @@ class DistOpt(Communicator):
         channel.compress({"type": "fp16", "pull": "fp16"})
         self._average_and_update(channel, threshold, grads, present)
 
-    def backward_and_partial_update(self, loss: torch.Tensor, threshold: int = FUSED) -> None:
+    def backward_and_partial_update(self, loss: torch.Tensor, threshold: int = 2097152) -> None:
         """Update with this worker's own gradients, then replace one partition of the parameters by its mean.
 
         Partitions take turns, the last layers' first. In between, workers differ. To evaluate or save what they have
@@ -153,7 +152,7 @@ class DistOpt(Communicator):
     def backward_and_sparse_update(
         self,
         loss: torch.Tensor,
-        threshold: int = FUSED,
+        threshold: int = 2097152,
         spars: float = 0.05,
         topK: bool = False,  # noqa: N803 (SINGA's)
         corr: bool = True,
@@ -190,7 +189,7 @@ class DistOpt(Communicator):
 
     backward_and_spars_update = backward_and_sparse_update  # its older name
 
-    def step(self, threshold: int = FUSED) -> None:
+    def step(self, threshold: int = 2097152) -> None:
         """Average the current gradients, and update: for loops that call ``loss.backward()`` themselves.
 
         Gradients may be of several batches, or clipped; they stay until ``opt.zero_grad()``. Parameters without a
