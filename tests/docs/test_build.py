@@ -44,7 +44,8 @@ def test_what_is_wrong_with_a_site_is_found(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "index.html").write_text('<h1 id="x y"></h1><a href="../b.html#no">')
     (tmp_path / "b.html").write_text(
-        '<div class="doc doc-module"></div><a href="a#x%20y"><a href="gone.html"><a href="https://example.org"><a href="#"><img src="data:,">'
+        '<div class="doc doc-module"></div>'
+        '<a href="a#x%20y"><a href="gone.html"><a href="https://example.org"><a href="#"><img src="data:,">'
         '<script src="https://example.org/s.js"></script><link rel="stylesheet" href="gone.css">'
     )
     (tmp_path / "404.html").write_text('<a href="/nowhere.html">')
