@@ -72,7 +72,7 @@ def require() -> None:
 def sent(host: Place) -> int:
     """Return the number of bytes that ``host`` has sent, including headers."""
     path = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
-    return int(_run(*host.wrap(["cat", path])))
+    return int(run(*host.wrap(["cat", path])))
 
 
 def _add_host(switch: str, name: str, number: int, rate: str, mtu: int) -> None:
@@ -83,7 +83,7 @@ def _add_host(switch: str, name: str, number: int, rate: str, mtu: int) -> None:
     _ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", INTERFACE)
     _ip("-n", name, "link", "set", "lo", "up")
     _ip("-n", name, "link", "set", INTERFACE, "mtu", f"{mtu}", "up")
-    _run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", "rate", rate, *LIMIT)
+    run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", "rate", rate, *LIMIT)
 
 
 def _remove(name: str) -> None:
@@ -101,10 +101,11 @@ def _remove(name: str) -> None:
 
 
 def _ip(*words: str) -> str:
-    return _run("ip", *words)
+    return run("ip", *words)
 
 
-def _run(*words: str) -> str:
+def run(*words: str) -> str:
+    """Return what a command prints; raise ``Unavailable`` if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unavailable(f"`{' '.join(words)}` failed: {done.stderr.strip() or done.returncode}")

@@ -54,15 +54,16 @@ def default_cache() -> Path:
 def _environment(path: Path, packages: Sequence[str], module: str) -> str:
     python = str(path / "bin" / "python")
     try:
-        _run([python, "-c", f"import {module}"])  # what was interrupted half-way is made again
+        run([python, "-c", f"import {module}"])  # what was interrupted half-way is made again
     except Unavailable:
         print(f"making {path}: pip install {' '.join(packages)}", file=sys.stderr, flush=True)
-        _run([_old_python(), "-m", "venv", "--clear", str(path)])
-        _run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
+        run([old_python(), "-m", "venv", "--clear", str(path)])
+        run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
     return python
 
 
-def _old_python() -> str:
+def old_python() -> str:
+    """Return a Python for which there is an MXNet."""
     if sys.version_info < (3, 12):
         return sys.executable
     for name in PYTHONS:
@@ -72,7 +73,8 @@ def _old_python() -> str:
     raise Unavailable(f"MXNet 1.9.1 needs Python 3.11 or older, and there is none: {', '.join(PYTHONS)}")
 
 
-def _run(argv: Sequence[str]) -> None:
+def run(argv: Sequence[str]) -> None:
+    """Run a command; raise ``Unavailable`` with its last line if it fails."""
     try:
         subprocess.run(argv, capture_output=True, text=True, check=True)
     except FileNotFoundError:

@@ -38,7 +38,7 @@ from servers.server import run_scheduler, run_server
 
 def set_limits(store: DistStore, seconds: float) -> None:
     """Give every later wait of ``store`` so many seconds, however patient it was made."""
-    store._requests.limits = WaitLimits(seconds, seconds)
+    store.limits = WaitLimits(seconds, seconds)
 
 
 class ThreadedJob:

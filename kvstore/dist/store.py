@@ -23,7 +23,8 @@ from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
 from kvstore.errors import AlreadyInitialized, Unsupported, UsageError
 from kvstore.job.config import Config
-from kvstore.member.session import Session, shared
+from kvstore.member.session import Session
+from kvstore.member.shared_session import shared
 from kvstore.optim import states_file
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
@@ -62,6 +63,9 @@ class DistStore(KVStore):
         on_device: sum the values of several devices on the first one's device, not on the CPU.
         timeout: the deadline of every wait, in seconds; None for the job's.
         bound: arrays of so many elements are cut across all servers; None for the job's.
+
+    Attributes:
+        rule: how updates and reads go together.
     """
 
     def __init__(
@@ -75,8 +79,8 @@ class DistStore(KVStore):
     ) -> None:
         super().__init__(name)
         self._session = session
-        self._rule = Rule() if rule is None else rule
-        self._rule.require_workers(session.num_workers)
+        self.rule = Rule() if rule is None else rule
+        self.rule.require_workers(session.num_workers)
         self._on_device = on_device
         self._timeout = timeout
         limits = session.limits if timeout is None else WaitLimits(timeout, timeout)
@@ -88,10 +92,10 @@ class DistStore(KVStore):
         self._at_barrier = _Barrier()
         self._closed = False
         ordinal = session.stores + 1
-        self._requests = Requests(session, ordinal, self._rule, limits)
+        self._requests = Requests(session, ordinal, self.rule, limits)
         self._optimizing = Optimizing(self._requests, name)
         self._joining = Joining(self._requests, self._clocks)
-        self._pushes = Pushes(session, self._requests, self._rule, self._clocks, self._optimizing, self._joining)
+        self._pushes = Pushes(session, self._requests, self.rule, self._clocks, self._optimizing, self._joining)
         session.flushes.append(self._pushes.flush)
         session.stores = ordinal  # last: if an exception has ended this before, the next store is made in its place
 
@@ -249,10 +253,24 @@ class DistStore(KVStore):
         """See ``KVStore``."""
         return self._session.num_workers
 
+    @property
+    def limits(self) -> WaitLimits:
+        """How long a wait of this store may take. May be set; waits that begin later then have the new limits."""
+        return self._requests.limits
+
+    @limits.setter
+    def limits(self, limits: WaitLimits) -> None:
+        self._requests.limits = limits
+
+    @property
+    def barriers(self) -> int:
+        """How many barriers this worker has passed: where one that has fallen behind the others stands."""
+        return self._at_barrier.passed
+
     def barrier(self) -> None:
         """See ``KVStore``."""
         self._check()
-        if self._rule.mode == "async":  # no round waits for these, so nothing else says that they are in
+        if self.rule.mode == "async":  # no round waits for these, so nothing else says that they are in
             self._pushes.flush()
         passed, operation = self._at_barrier
         if operation is None:
@@ -274,7 +292,7 @@ class DistStore(KVStore):
         """See ``KVStore``."""
         self._check()
         if not self._joining.under_way:
-            if self._rule.mode == "async":
+            if self.rule.mode == "async":
                 self._pushes.flush(timeout)
             self._joining.begin(self._entries)
         self._joining.wait(timeout)  # should others be late, this worker has joined: another call waits on
@@ -285,7 +303,7 @@ class DistStore(KVStore):
     @property
     def check_finite(self) -> bool:
         """See ``KVStore``."""
-        return self._rule.finite
+        return self.rule.finite
 
     def num_dead_nodes(self) -> int:
         """See ``KVStore``."""

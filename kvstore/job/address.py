@@ -16,7 +16,7 @@ from kvstore.errors import ConfigError
 SIOCGIFADDR = 0x8915
 LINK_LOCAL = 0x20  # a scope in if_inet6
 ANYWHERE = ("198.51.100.1", "2001:db8::1")  # reserved for documentation, so routes to them are the default routes
-_IF_INET6 = Path("/proc/net/if_inet6")
+IF_INET6 = Path("/proc/net/if_inet6")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def choose(*, host: str = "", interface: str = "", toward: str = "") -> Address:
             raise ConfigError(f"DMLC_INTERFACE={interface}: no interface with that name has an address; {_valid()}")
         same_family = [ip for ip in addresses if (":" in ip) == (":" in toward)]
         return Address((same_family or addresses)[0], f"the address of {interface}")
-    ip = _source(toward)
+    ip = source(toward)
     why = f"it leads to {toward}" if toward else "it is what other hosts are likely to reach"
     others = _others(ip)
     return Address(ip, why + (f"; there are also {', '.join(others)}" if others else ""), others)
@@ -70,7 +70,7 @@ def interfaces() -> list[tuple[str, str]]:
                 answer = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 addresses.append((name, socket.inet_ntoa(answer[20:24])))
     with contextlib.suppress(OSError):  # no IPv6 here
-        for line in _IF_INET6.read_text().splitlines():
+        for line in IF_INET6.read_text().splitlines():
             digits, _, _, scope, _, name = line.split()
             if int(scope, 16) != LINK_LOCAL:
                 addresses.append((name, str(ipaddress.IPv6Address(int(digits, 16)))))
@@ -130,7 +130,8 @@ def _own(host: str) -> str:
     )
 
 
-def _source(toward: str) -> str:
+def source(toward: str) -> str:
+    """Return the address of this host that leads to ``toward``; empty for any other host."""
     for ip in resolve(toward) if toward else ANYWHERE:
         with contextlib.suppress(OSError), socket.socket(_family(ip), socket.SOCK_DGRAM) as sock:
             sock.connect((ip, 9))  # of a datagram socket: nothing is sent

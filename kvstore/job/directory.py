@@ -10,7 +10,7 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 
 # A unix socket's path has at most 107 bytes, 103 on macOS. Members of the job make theirs in the directory.
-_MAX_PATH = 103
+MAX_PATH = 103
 _FOR_NAMES = 36
 _RANDOM = 8  # characters that mkdtemp adds
 
@@ -23,7 +23,7 @@ def temporary_root(wanted: Path | None = None) -> Path:
     """
     root = Path(tempfile.gettempdir()).absolute() if wanted is None else wanted
     length = len(os.fsencode(root / _prefix())) + _RANDOM
-    return Path("/tmp") if length + _FOR_NAMES > _MAX_PATH else root  # noqa: S108 (mkdtemp makes a private one there)
+    return Path("/tmp") if length + _FOR_NAMES > MAX_PATH else root  # noqa: S108 (mkdtemp makes a private one there)
 
 
 def make_private(root: Path) -> Path:
@@ -39,7 +39,7 @@ def make_private(root: Path) -> Path:
     except OSError as error:
         raise ConfigError(
             f"cannot make the job's private directory in {root}: {error.strerror}; "
-            f"set TMPDIR to a writable directory with a name of at most {_MAX_PATH - _FOR_NAMES - 40} bytes"
+            f"set TMPDIR to a writable directory with a name of at most {MAX_PATH - _FOR_NAMES - 40} bytes"
         ) from None
 
 

@@ -20,7 +20,7 @@ _HELPER = Path(__file__).with_name("exec_helper.py")
 _OUR_MODULE = Path(__file__).resolve().with_name("our_module.py")
 EXECUTE_S = 60.0  # for a new interpreter to begin, which takes 0.05 s on an idle machine
 MAX_FILES = 1 << 16  # open files of a process that listens: each connection is one, even a stranger's
-_files: int | None = None  # the limit that this process was started with, once it has raised it
+given_files: int | None = None  # the limit that this process was started with, once it has raised it
 
 
 def words(python: str, module: str) -> tuple[str, ...]:
@@ -57,12 +57,12 @@ def allow_many_files() -> None:
 
     A ``TiedProcess`` gets the original limit.
     """
-    global _files
+    global given_files
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-        _files = soft
+        given_files = soft
 
 
 class TiedProcess:
@@ -98,7 +98,7 @@ class TiedProcess:
         self._program = argv[0]
         self._request = _request(argv, env)
         self._channel, theirs = socket.socketpair()
-        files = -1 if _files is None else _files
+        files = -1 if given_files is None else given_files
         numbers = (os.getpid(), theirs.fileno(), len(self._request), len(argv), files, keeper_fd)
         with theirs:
             try:

@@ -1,11 +1,12 @@
 """A process as a member of a job: it joins, sends requests and takes replies, beats, and leaves.
 
-session      joining, and leaving in order
-client       sends requests and waits for replies, for any thread
-links        the links to the scheduler and the servers, and how they are mended
-outstanding  the requests that have not been answered
-window       the send window: which request goes next, while the bytes in flight are bounded
-io_lock      lets one thread at a time use the links
-heartbeat    the thread that tells the scheduler that this process is alive
-pulse        the process beside it that does the same while the interpreter is busy in C
+shared_session  the session that all stores of a worker process share; it leaves when the process ends
+session         joining, and leaving in order
+client          sends requests and waits for replies, for any thread
+links           the links to the scheduler and the servers, and how they are mended
+outstanding     the requests that have not been answered
+window          the send window: which request goes next, while the bytes in flight are bounded
+io_lock         lets one thread at a time use the links
+heartbeat       the thread that tells the scheduler that this process is alive
+pulse           the process beside it that does the same while the interpreter is busy in C
 """

@@ -44,6 +44,11 @@ class Client:
         limits: of a wait without limits of its own.
         role, incarnation: who this process is, until the scheduler gives it a rank.
         window: how many bytes of answers to requests that wait their turn may be in flight from one peer.
+
+    Attributes:
+        limits: see above.
+        links: the links and the requests on them. Only code that runs ``alone`` may change them.
+        failure: the error that has ended the job; None as long as it goes on.
     """
 
     def __init__(
@@ -58,39 +63,39 @@ class Client:
         self.limits = limits
         self.failure: KVStoreError | None = None
         self._clock = clock
-        self._links = Links(make_transport, Node(role, -1, incarnation), window)
-        self._lock = IOLock(self._links.interrupt)
+        self.links = Links(make_transport, Node(role, -1, incarnation), window)
+        self._lock = IOLock(self.links.interrupt)
 
     @property
     def node(self) -> Node:
         """This process, as every request names it."""
-        return self._links.node
+        return self.links.node
 
     @node.setter
     def node(self, node: Node) -> None:
-        self._links.node = node
+        self.links.node = node
 
     # ---- links
 
     def connect(self, endpoint: str, name: str, *, bulk: bool = False) -> Peer:
         """Make a link to a peer, which is called ``name`` in messages; see ``Transport.connect``."""
-        return self.alone(self._links.connect, name.encode(), endpoint, bulk)
+        return self.alone(self.links.connect, name.encode(), endpoint, bulk)
 
     def allocate(self, nbytes: int) -> memoryview:
         """See ``Memory``. Only for code that runs ``alone`` at the links."""
-        return self._links.allocate(nbytes)
+        return self.links.allocate(nbytes)
 
     def busy(self, buffer: Buffer) -> bool:
         """See ``Memory``."""
-        return self._links.busy(buffer)
+        return self.links.busy(buffer)
 
     def gathers(self, peer: Peer) -> bool:
         """See ``Transport.gathers``."""
-        return self._links.gathers(peer)
+        return self.links.gathers(peer)
 
     def close(self, linger: float = 0.0) -> None:
         """Close the links."""
-        self.alone(self._links.close, linger)
+        self.alone(self.links.close, linger)
 
     # ---- requests
 
@@ -106,7 +111,7 @@ class Client:
         try:
             self.check()
             self._require_returned()
-            self.alone(self._links.submit, operation, prepare, args)
+            self.alone(self.links.submit, operation, prepare, args)
         except BaseException:
             self.give_up(operation)
             raise
@@ -119,7 +124,7 @@ class Client:
         except BaseException:
             self.give_up(operation)
             raise
-        self._links.lent.pop(operation, None)
+        self.links.lent.pop(operation, None)
         return result
 
     def ask(self, operation: Operation, *questions: Question) -> None:
@@ -140,22 +145,22 @@ class Client:
     def tell(self, peer: Peer, kind: type[Request], /, **fields: Any) -> None:
         """Send a request whose answer nobody waits for, even if the job has failed."""
         operation = Operation("farewell")
-        self.alone(self._links.submit, operation, ready, ([Question(peer, operation, kind, fields)],))
+        self.alone(self.links.submit, operation, ready, ([Question(peer, operation, kind, fields)],))
 
     def renew(self) -> None:
         """Have all links made anew: what was sent over the old ones may take long to come. Any thread may call it."""
-        self._links.suspect()
+        self.links.suspect()
         self._lock.wake()
 
     def give_up(self, operation: Operation) -> None:
         """Give up the rest of ``operation``: from now on the caller's arrays are neither read nor written."""
         if operation.open:
-            self.alone(self._links.give_up, operation)
-        self._links.lent.pop(operation, None)
+            self.alone(self.links.give_up, operation)
+        self.links.lent.pop(operation, None)
 
     def of(self, kind: type[T]) -> list[T]:
         """Return the unanswered requests of a class."""
-        return [request for request in self._links.outstanding if isinstance(request, kind)]
+        return [request for request in self.links.outstanding if isinstance(request, kind)]
 
     # ---- the job
 
@@ -163,7 +168,7 @@ class Client:
         """Raise the error that has ended the job, if there is one."""
         if self.failure is not None:
             raise again(self.failure)
-        if self._links.closed:
+        if self.links.closed:
             raise UsageError("this process has left the job")
 
     def fail(self, error: KVStoreError) -> None:
@@ -177,13 +182,13 @@ class Client:
     def poll(self) -> None:
         """Take in what has arrived; raise the error that has ended the job, if there is one."""
         self.check()
-        self.alone(self._links.receive, self._failed, 0.0)
+        self.alone(self.links.receive, self._failed, 0.0)
 
     def wait(self, operation: Operation, timeout: float | None = None) -> None:
         """Return when ``operation`` is done; see ``Operation.wait``."""
         answer_s, patience_s = operation.limits or self.limits
         began, waited = self._clock(), answer_s if timeout is None else timeout
-        if operation.open and self._links.congested:
+        if operation.open and self.links.congested:
             self._pace(operation, began + waited)
             self._hurry(operation)
         while not self._wait_until(lambda: not operation.open, began + waited - self._clock()):
@@ -209,24 +214,24 @@ class Client:
             if left <= 0:
                 return False
             left = min(left, SLICE_S)
-            self.alone(self._links.receive, lambda: condition() or self._failed(), left, yielding_s=left)
+            self.alone(self.links.receive, lambda: condition() or self._failed(), left, yielding_s=left)
         return True
 
     def _pace(self, operation: Operation, deadline: float) -> None:
         """Wait for ``operation`` while its requests go in their turn, as long as answers keep coming."""
-        while operation.open and self._links.congested and (left := deadline - self._clock()) > 0:
-            before = self._links.answers
+        while operation.open and self.links.congested and (left := deadline - self._clock()) > 0:
+            before = self.links.answers
             self._wait_until(partial(self._answered_since, before), min(STALL_S, left))
-            if self._links.answers == before:
+            if self.links.answers == before:
                 return
 
     def _answered_since(self, before: int) -> bool:
-        return self._links.answers > before
+        return self.links.answers > before
 
     def _hurry(self, operation: Operation) -> None:
         """Send the rest of ``operation``, whose caller waits: that must not depend on other answers."""
         if self.failure is None:
-            self.alone(self._links.hurry, operation)
+            self.alone(self.links.hurry, operation)
 
     def _reasons(self, operation: Operation) -> tuple[str, tuple[str, ...]]:
         """Ask the peers that have not answered what they wait for.
@@ -234,7 +239,7 @@ class Client:
         Returns:
             Their answers in words, and the names of the peers that have not even answered this.
         """
-        missing = self.alone(self._links.outstanding.of, operation)
+        missing = self.alone(self.links.outstanding.of, operation)
         answers: dict[Peer, str | None] = {}
         question = Operation("explanation", (), self)
 
@@ -275,17 +280,17 @@ class Client:
             elif not self._lock.try_acquire():
                 self._lock.sleep(yielding_s)
                 return None  # type: ignore[return-value]
-            if self._links.torn:
-                self._links.mend()
+            if self.links.torn:
+                self.links.mend()
             result = action(*args)
             self._lock.release()
         except BaseException as exc:
             if collecting:
                 gc.enable()
             self._recover()
-            if exc is not self._links.blamed:
+            if exc is not self.links.blamed:
                 raise
-            self._links.blamed = None
+            self.links.blamed = None
             return None  # type: ignore[return-value]
         return result
 
@@ -299,12 +304,12 @@ class Client:
     def _recover(self) -> None:
         """Leave nothing half done when an exception leaves ``alone``."""
         self._lock.let_go()
-        if not self._links.torn:
+        if not self.links.torn:
             return
         self._acquire()
         try:
-            if self._links.torn:  # else another thread has seen to it
-                self._links.mend()  # if it fails they stay torn, and the next call tries again
+            if self.links.torn:  # else another thread has seen to it
+                self.links.mend()  # if it fails they stay torn, and the next call tries again
         finally:
             self._lock.release()
 
@@ -315,21 +320,21 @@ class Client:
 
     def _require_returned(self) -> None:
         """Fail if exceptions have cut a call of this thread short twice: arrays that it lent may have changed."""
-        if self._links.lent and not under_way(_EXCHANGE):
+        if self.links.lent and not under_way(_EXCHANGE):
             self.alone(self._look_for_lent)
             self.check()
 
     def _look_for_lent(self) -> None:
         me = threading.get_ident()
-        for operation in [operation for operation, thread in self._links.lent.items() if thread == me]:
-            if any(request.borrows for request in self._links.outstanding.requests_of(operation)):
+        for operation in [operation for operation, thread in self.links.lent.items() if thread == me]:
+            if any(request.borrows for request in self.links.outstanding.requests_of(operation)):
                 self.fail(
                     KVStoreError(
                         f"a {operation.what} was interrupted twice, the second time while it cleaned up: its arrays "
                         "may have changed before they were sent, so this worker cannot go on"
                     )
                 )
-            del self._links.lent[operation]
+            del self.links.lent[operation]
 
 
 _ALONE = Client.alone.__code__

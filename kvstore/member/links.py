@@ -86,6 +86,11 @@ class Links:
         self._ends.transport.interrupt()
 
     @property
+    def endpoints(self) -> dict[Peer, str]:
+        """Where each peer listens."""
+        return {peer: link.endpoint for peer, link in self._links.items()}
+
+    @property
     def torn(self) -> bool:
         """Whether an exception has left something half done, or the links have to be made anew."""
         return self._doubtful or self._suspect or self.outstanding.torn

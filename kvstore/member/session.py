@@ -1,26 +1,18 @@
 """A process's membership in a job: it joins, beats while it is a member, and leaves in order.
 
-Workers and servers have sessions alike. A worker process has one session for all its stores, so that it has one rank.
-``shared`` keeps it until the process ends.
+Workers and servers have sessions alike. A worker process has one for all its stores (``shared_session.py``).
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import math
-import os
 import secrets
-import signal
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 
-from kvstore.bootstrap import joining
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError, NodeLost, rebuild
 from kvstore.job.address import host_and_port, resolve
 from kvstore.job.config import Config
@@ -28,7 +20,7 @@ from kvstore.job.curve_keys import split_key
 from kvstore.member.client import Client
 from kvstore.member.heartbeat import Heartbeat, Listener
 from kvstore.member.outstanding import PendingRequest, ready
-from kvstore.member.pulse import PulseProcess, available
+from kvstore.member.pulse import PulseProcess
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
 from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Node, Sender, Welcome
@@ -36,8 +28,6 @@ from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Mess
 log = logging.getLogger(__name__)
 
 LEAVE_S = 5.0  # how long the scheduler may take to let a member go
-AFTER_OTHERS_S = 2.0  # launchers blame the first process to end, so the one that failed has to end first
-EXIT_GRACE_S = 2.0  # how long a process that ends waits for its outstanding pushes
 
 
 class Session:
@@ -233,98 +223,3 @@ class _JoinRequest(PendingRequest):
     def take(self, reply: Welcome) -> None:
         """See ``PendingRequest``."""
         self.operation.take(reply)
-
-
-_FORKED = "this process was forked from a member of the job: create and use stores in the parent only"
-_lock = threading.RLock()  # an exception may leave it locked; the same thread can take it again
-_shared: tuple[int, Session] | None = None
-_joining: tuple[contextlib.AbstractContextManager[Config], Session] | None = None  # interrupted by an exception
-
-
-def shared(config: Config) -> Session:
-    """Return this process's session as a worker, joining the job (see ``bootstrap``) the first time.
-
-    Raises:
-        ConfigError: the environment describes no job, or this process was forked from a member.
-    """
-    global _shared, _joining
-    with _lock:
-        if _shared is not None:
-            if _shared[0] != os.getpid():
-                raise ConfigError(_FORKED)
-            return _shared[1]
-        if _joining is None:
-            place: contextlib.AbstractContextManager[Config] = joining(config)
-            config = place.__enter__()
-            try:
-                _joining = place, _new(config)
-            except Exception as exc:
-                place.__exit__(type(exc), exc, exc.__traceback__)
-                raise
-            atexit.register(leave_at_exit)
-        place, session = _joining
-        try:
-            session.join()
-        except Exception as exc:
-            _joining = None
-            place.__exit__(type(exc), exc, exc.__traceback__)
-            raise
-        place.__exit__(None, None, None)
-        _shared, _joining = (os.getpid(), session), None
-        return session
-
-
-def _new(config: Config) -> Session:
-    from kvstore.transport.choose import links
-    from kvstore.transport.shm.transport import sharing
-
-    config.require_job("worker")
-    return Session(config, sharing(links(config), config), pulse=config.pulse and available())
-
-
-def _after_fork() -> None:
-    """Let every call in the child fail: servers would take its requests for its parent's, and those for repeats."""
-    if _shared is not None:
-        _shared[1].client.failure = ConfigError(_FORKED)
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def leave_at_exit() -> None:
-    """Leave in order. If the script died of an exception, tell the job instead of letting it wait."""
-    if _joining is not None:
-        place, session = _joining
-        session.give_up("it ended before it had joined")
-        place.__exit__(SystemExit, SystemExit(), None)
-    if _shared is None or _shared[0] != os.getpid():
-        return
-    session = _shared[1]
-    try:
-        _say_farewell(session)
-    except KeyboardInterrupt:  # Python would print it, go on, and exit with 0
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        with contextlib.suppress(KVStoreError):
-            session.leave("KeyboardInterrupt")
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # it may be closed, or none
-                stream.flush()
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-def _say_farewell(session: Session) -> None:
-    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # a shell goes on after errors
-    text = None if error is None else "".join(traceback.format_exception_only(error)).strip()
-    if text is None:
-        for flush in session.flushes:
-            try:
-                flush(EXIT_GRACE_S)
-            except DeadlineExceeded:
-                pass  # the servers have these pushes; other workers are late, and this one need not wait
-            except KVStoreError as exc:
-                text = f"{type(exc).__name__}: {exc}"
-                print(f"kvstore: at exit: {text}", file=sys.stderr)
-    with contextlib.suppress(KVStoreError):
-        session.leave(text)
-    if session.client.failure is not None:
-        time.sleep(AFTER_OTHERS_S)

@@ -29,14 +29,14 @@ _BUILTIN = {
     )
     for name in names
 }
-_REGISTERED: dict[str, Callable[..., Any]] = {}
+REGISTERED: dict[str, Callable[..., Any]] = {}  # by programs
 
 
 def register(name: str, make: Callable[..., Any]) -> None:
     """Let ``name``, in lower case, mean the store that ``make`` returns. Warn if the name is taken."""
     if name in store_names():
         warnings.warn(f"the new store {name!r} replaces the one of that name", stacklevel=3)
-    _REGISTERED[name] = make
+    REGISTERED[name] = make
 
 
 def find(name: str) -> Builtin | Callable[..., Any]:
@@ -46,8 +46,8 @@ def find(name: str) -> Builtin | Callable[..., Any]:
         UnknownName: no store has that name; the message lists the names there are.
     """
     lowered = name.lower()
-    if lowered in _REGISTERED:
-        return _REGISTERED[lowered]
+    if lowered in REGISTERED:
+        return REGISTERED[lowered]
     if lowered not in _BUILTIN:
         raise UnknownName(f"no store {name!r}; choose from {', '.join(store_names())}")
     return _BUILTIN[lowered]
@@ -55,7 +55,7 @@ def find(name: str) -> Builtin | Callable[..., Any]:
 
 def store_names() -> list[str]:
     """The names that ``create`` knows."""
-    return [*_BUILTIN, *sorted(_REGISTERED)]
+    return [*_BUILTIN, *sorted(REGISTERED)]
 
 
 def require_options(name: str, options: Mapping[str, Any], valid: tuple[str, ...]) -> None:

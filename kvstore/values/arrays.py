@@ -19,7 +19,7 @@ _NUMPY = frozenset(np.dtype(name) for name in ITEMSIZE if name != "bfloat16")  #
 DLPACK_CPU = 1  # of DLPack's types of devices, the host's memory
 
 # All views in one call of C++, which torch has for its own use; a version without it takes the slower way.
-_unflatten: Any = getattr(getattr(torch._C, "_nn", None), "unflatten_dense_tensors", None)
+unflatten: Any = getattr(getattr(torch._C, "_nn", None), "unflatten_dense_tensors", None)
 
 
 def spec_of(tensor: torch.Tensor) -> Spec:
@@ -143,10 +143,10 @@ def split_like(
     parts: Sequence[torch.Tensor]
     if shaped is None:
         parts = torch.split_with_sizes(flat, sizes)
-    elif 0 in sizes or _unflatten is None:
+    elif 0 in sizes or unflatten is None:
         parts = [part.view(like.shape) for part, like in zip(torch.split_with_sizes(flat, sizes), shaped, strict=True)]
     else:
-        parts = _unflatten(flat, shaped)
+        parts = unflatten(flat, shaped)
     return parts
 
 

@@ -46,7 +46,7 @@ _PROBE_S = 4.0
 _GRACE_S = 2.0
 _LONGEST = 4096
 _FAREWELL_S = 1.0
-_PATIENCE_S = 120.0  # before the job begins: launch.py may wait for other agents
+PATIENCE_S = 120.0  # before the job begins: launch.py may wait for other agents
 
 
 class Agent:
@@ -65,7 +65,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._selector.register(signals, selectors.EVENT_READ)
         self._heard = time.monotonic()
-        self._limit_s = _PATIENCE_S
+        self._limit_s = PATIENCE_S
         self._why: str | None = None  # why it ends its tasks and exits by itself
         self._dismissed = False
         self._crew: Children | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_CODE = "import sys; sys.path[:] = [p for p in sys.path if p]{more}; from {module} import main; sys.exit(main())"
+CODE = "import sys; sys.path[:] = [p for p in sys.path if p]{more}; from {module} import main; sys.exit(main())"
 
 
 def argv(python: str, source_root: str | None = None) -> list[str]:
@@ -22,4 +22,4 @@ def run(python: str, module: str, source_root: str | None = None) -> list[str]:
         source_root: the directory of the packages, if they are not installed.
     """
     more = "" if source_root is None else f" + [{source_root!r}]"
-    return [python, "-c", _CODE.format(more=more, module=module)]
+    return [python, "-c", CODE.format(more=more, module=module)]

@@ -24,7 +24,7 @@ from launcher.job.description import Job
 if TYPE_CHECKING:
     from launcher.agents.links.hub import Hub, HubLink
 
-_NOTICE_S = 30.0
+NOTICE_S = 30.0
 _SETTLE_S = 1.0
 _PARTING_S = 0.2
 _SILENCE_S = 20.0  # of an agent that waits for the others; it is pinged every 5 s
@@ -149,7 +149,7 @@ class ManagerRecruiter:
                     f"this machine at {self._own_address}: choose another address with --host-ip or --interface",
                     exit_code=1,
                 )
-            if now >= noticed + _NOTICE_S:
+            if now >= noticed + NOTICE_S:
                 noticed = now
                 print(f"launch.py: {self._count()} have started", file=sys.stderr)
         if len(self._connected()) < self._wanted:

@@ -28,7 +28,7 @@ from pathlib import Path
 PATIENCE_S = 3.0
 POLL_S = 0.02
 _PROC = Path("/proc")
-_SHARED = Path("/dev/shm")  # noqa: S108 (files are only removed)
+SHARED = Path("/dev/shm")  # noqa: S108 (files are only removed)
 
 
 def strays(sessions: Collection[int], mark: str) -> dict[int, int]:
@@ -112,7 +112,7 @@ def remove_shared(job: str) -> None:
     ours = re.compile(rf"kvstore-{os.getuid()}-{re.escape(job)}-[0-9]+-[0-9a-f]+\.[0-9]+")
     paths: list[Path] = []
     with suppress(OSError):
-        paths = list(_SHARED.glob("kvstore-*"))
+        paths = list(SHARED.glob("kvstore-*"))
     for path in paths:
         if ours.fullmatch(path.name):
             with suppress(OSError):

@@ -31,7 +31,7 @@ def test_hosts_are_removed_when_making_them_fails(monkeypatch):
         return ""
 
     monkeypatch.setattr(hosts_module, "require", lambda: None)
-    monkeypatch.setattr(hosts_module, "_run", pretend)
+    monkeypatch.setattr(hosts_module, "run", pretend)
     with pytest.raises(Unavailable, match="no tbf"), hosts(2):
         pass
     added = {words[3] for words in said if words[:3] == ("ip", "netns", "add")}

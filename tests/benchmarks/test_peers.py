@@ -17,12 +17,12 @@ def test_environments_of_peers_are_made_once_in_a_cache(tmp_path, monkeypatch):
         if argv[1] == "-c" or "pip" in argv:
             raise Unavailable("no network")
 
-    monkeypatch.setattr(peers_module, "_run", pretend)
-    monkeypatch.setattr(peers_module, "_old_python", lambda: "python3")
+    monkeypatch.setattr(peers_module, "run", pretend)
+    monkeypatch.setattr(peers_module, "old_python", lambda: "python3")
     with pytest.raises(Unavailable, match="no network"):
         Peers(("mxnet",), tmp_path).mxnet()
     assert ran == [["-c", "import mxnet"], ["-m", "venv"], ["-m", "pip"]]
-    monkeypatch.setattr(peers_module, "_run", lambda argv: None)
+    monkeypatch.setattr(peers_module, "run", lambda argv: None)
     assert Peers(("mxnet",), tmp_path / "made").mxnet() == str(tmp_path / "made" / "mxnet" / "bin" / "python")
 
 

@@ -112,8 +112,8 @@ class Hosts:
             stack.callback(network.end)
             names = [f"{mark}-{number}" for number in range(1, count + 1)]
             hosts = cls(directory, network, names, [*ports, *[22] * count][:count])
-            stack.callback(hosts._end)
-            hosts._begin(rate, [ROOT, Path(sys.prefix), Path(sys.base_prefix), *shared])
+            stack.callback(hosts.end)
+            hosts.begin(rate, [ROOT, Path(sys.prefix), Path(sys.base_prefix), *shared])
             yield hosts
 
     def __len__(self) -> int:
@@ -208,7 +208,7 @@ class Hosts:
                 os.kill(pid, signal.SIGKILL)
         return not running
 
-    def _begin(self, rate: str | None, shared: Sequence[Path]) -> None:
+    def begin(self, rate: str | None, shared: Sequence[Path]) -> None:
         known = zip(self.names, self.addresses, self.addresses6, strict=True)
         lines = ["127.0.0.1 localhost", "::1 localhost"]
         lines += [f"{address} {name}" for name, *both in known for address in both]
@@ -241,7 +241,7 @@ class Hosts:
     def _idle(self, i: int) -> bool:
         return not self.processes(i)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         for host in self._hosts:
             host.end()
 

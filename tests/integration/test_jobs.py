@@ -210,7 +210,7 @@ def test_a_worker_that_is_interrupted_while_it_leaves_has_not_left_in_order(tmp_
         import signal
         import numpy as np
         import kvstore as kv
-        from kvstore.member import session
+        from kvstore.member.shared_session import shared
 
         store = kv.create("dist_sync")
         weight = np.zeros(4, np.float32)
@@ -218,7 +218,7 @@ def test_a_worker_that_is_interrupted_while_it_leaves_has_not_left_in_order(tmp_
         store.barrier()
         if store.rank == 0:
             print("the last words", end="")
-            session.shared(None).flushes.append(lambda timeout: signal.raise_signal(signal.SIGINT))
+            shared(None).flushes.append(lambda timeout: signal.raise_signal(signal.SIGINT))
         else:
             store.pushpull("w", weight, out=weight)
         """

@@ -319,10 +319,10 @@ def test_a_barrier_with_others(tmp_path: Path) -> None:
 
         def after(_: int) -> None:
             nonlocal passed
-            if store._at_barrier.passed > passed:
+            if store.barriers > passed:
                 comes.put(True)
             store.barrier()  # the same, or the next
-            passed = store._at_barrier.passed
+            passed = store.barriers
             comes.put(True)
 
         comes.put(True)

@@ -36,7 +36,7 @@ def networks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     there = [("lo", "127.0.0.1"), ("eth0", "10.0.0.5"), ("eth0", "fd00::5")]
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(address, "_source", source)
+    monkeypatch.setattr(address, "source", source)
     monkeypatch.setattr(address, "interfaces", lambda: there)
     monkeypatch.setattr(address, "is_here", HERE.__contains__)
     monkeypatch.setattr(places, "is_here", HERE.__contains__)

@@ -328,7 +328,7 @@ def test_over_plain_links_a_forger_draws_no_answer_away():
             return out.tolist()
 
         def forge() -> None:
-            links = job.sessions[0].client._links
+            links = job.sessions[0].client.links
 
             def waiting() -> list[Push]:
                 """Return the push that has left and waits for the other worker's; init's requests do not wait."""
@@ -337,7 +337,7 @@ def test_over_plain_links_a_forger_draws_no_answer_away():
 
             asked.extend(until(waiting, "the worker to wait"))
             transport = TcpTransport()
-            link = transport.connect(links._links[b"server 0"].endpoint)
+            link = transport.connect(links.endpoints[b"server 0"])
             try:
                 transport.send(link, encode(Here(Node("worker", 0, 1))))
                 transport.send(link, encode(asked[0]))

@@ -19,11 +19,11 @@ from launcher.kinds.managers.programs import tell
 from launcher.processes.last_will import LastWill
 from launcher.supervision.signals import CHILD, SignalQueue
 
-_STEP_S = 0.2
+STEP_S = 0.2
 _ASK_S = 0.5
-_NOTICE_S = 30.0
-_GRACE_S = 8.0  # for launch.py inside the allocation to end the job
-_CANCEL_S = 10.0
+NOTICE_S = 30.0
+GRACE_S = 8.0  # for launch.py inside the allocation to end the job
+CANCEL_S = 10.0
 _CHUNK = 1 << 20
 _TAKEN = 4096  # bytes that a writable pipe takes without blocking
 
@@ -115,7 +115,7 @@ def follow(submit: Callable[[], QueuedJob], *, ask_s: float = _ASK_S) -> int:
         try:
             return _follow(job, [_Tail(job.stdout, 1), _Tail(job.stderr, 2)], signals, selector, ask_s)
         except BaseException:
-            tell(job.cancel, _CANCEL_S)  # nothing follows it any more
+            tell(job.cancel, CANCEL_S)  # nothing follows it any more
             raise
         finally:
             will.revoke()
@@ -136,14 +136,14 @@ def _follow(
     canceled = False
     broken: list[int] = []
     while True:
-        selector.select(_STEP_S)
+        selector.select(STEP_S)
         now = time.monotonic()
         received, broken = [*signals.take(), *broken], []
         for signum in received:
             if signum == CHILD:
                 continue
             if ended is None:
-                ended, deadline = 128 + signum, now + (_GRACE_S if state.running else 0.0)
+                ended, deadline = 128 + signum, now + (GRACE_S if state.running else 0.0)
                 if state.running:
                     job.interrupt(signum)
             else:
@@ -152,8 +152,8 @@ def _follow(
             if canceled:
                 print(f"launch.py: gave up waiting for {job.title} to end; it was canceled", file=sys.stderr)
                 return ended
-            canceled, deadline = True, now + _CANCEL_S
-            tell(job.cancel, _CANCEL_S)
+            canceled, deadline = True, now + CANCEL_S
+            tell(job.cancel, CANCEL_S)
         if now >= asked + ask_s:
             asked = now
             try:
@@ -162,7 +162,7 @@ def _follow(
                 failures += 1
                 if worth_a_line(failures):  # the manager may restart while a job runs
                     print(f"launch.py: {error}", file=sys.stderr)
-            if not state.running and not state.over and now >= noticed + _NOTICE_S:
+            if not state.running and not state.over and now >= noticed + NOTICE_S:
                 noticed = now
                 print(f"launch.py: {job.title} is waiting: {state.text}", file=sys.stderr)
         try:
@@ -172,10 +172,10 @@ def _follow(
             tails, broken = [], [signal.SIGPIPE]
         if state.over:
             # The last output may arrive later than the state, over a network file system.
-            time.sleep(_STEP_S)
+            time.sleep(STEP_S)
             with suppress(BrokenPipeError):
                 while not all([tail.pump() for tail in tails]) and not signals.take():  # noqa: C419 (each must go on)
-                    selector.select(_STEP_S)
+                    selector.select(STEP_S)
             if ended is None and state.status:
                 print(f"launch.py: {job.title} ended: {state.text}, exit code {state.status}", file=sys.stderr)
             return state.status if ended is None else ended

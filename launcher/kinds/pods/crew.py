@@ -18,8 +18,8 @@ from launcher.kinds.pods.watch import FollowLog, PodWatch, TaskEnded
 from launcher.supervision.crew import Sink
 from launcher.supervision.ending import Say
 
-_POLL_S = 1.0
-_PODS_PER_S = 200  # whose state is read at most
+POLL_S = 1.0
+PODS_PER_S = 200  # whose state is read at most
 _SILENCE_S = 60.0  # between two messages that the cluster does not answer
 _LAST_WORDS_S = 30.0
 _EVERYTHING = "jobs,services,secrets"
@@ -74,7 +74,7 @@ class PodCrew:
             self._take_listing(listing)
         now = time.monotonic()
         if self._listing is None and now >= self._next and self._running:
-            self._next = now + max(_POLL_S, len(self._tasks) / _PODS_PER_S)
+            self._next = now + max(POLL_S, len(self._tasks) / PODS_PER_S)
             self._listed.clear()
             words = ["get", "pods", *self._mine, "--output", "json", "--request-timeout", "30s"]
             self._listing = self._listen(words, self._listed.extend)

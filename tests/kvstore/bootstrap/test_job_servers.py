@@ -115,7 +115,7 @@ def test_a_supervisor_that_cannot_be_started_leaves_nothing(tmp_path: Path, monk
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(directory, "_MAX_PATH", 300)
+    monkeypatch.setattr(directory, "MAX_PATH", 300)
     with pytest.raises(OSError, match="temporarily unavailable"):
         JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
     assert list(tmp_path.iterdir()) == []

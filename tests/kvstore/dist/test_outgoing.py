@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +18,6 @@ from waiting import LONG
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.member import client
-from kvstore.transport.sockets.link import Link
-from kvstore.transport.sockets.transport import SocketTransport
 
 KEYS = list(range(6))
 SIZE = 50_000  # elements, of which many messages are made
@@ -86,15 +86,15 @@ def test_the_same_memory_in_and_out(job: ThreadedJob):
 def test_arrays_may_change_after_a_call_that_failed(directory: Path, monkeypatch: pytest.MonkeyPatch):
     """What the socket had not taken by then goes out later, as it was."""
     stuck, failed = threading.Event(), threading.Event()
-    read = SocketTransport._read
+    recv_into = socket.socket.recv_into
 
-    def reluctant(transport: SocketTransport, link: Link) -> None:
-        if stuck.is_set() and not link.endpoint:  # of the scheduler and the servers
+    def reluctant(made: socket.socket, *room: Any) -> int:
+        if stuck.is_set() and made.getsockname():  # of the scheduler and the servers, which listen at a path
             time.sleep(0.005)
-        else:
-            read(transport, link)
+            raise BlockingIOError
+        return recv_into(made, *room)
 
-    monkeypatch.setattr(SocketTransport, "_read", reluctant)
+    monkeypatch.setattr(socket.socket, "recv_into", reluctant)
     monkeypatch.setattr(client, "EXPLAIN_S", 0.1)  # nobody will
 
     def work(store: DistStore) -> list[torch.Tensor]:

@@ -258,7 +258,8 @@ def test_what_a_thread_pushes_while_another_waits_for_all_pushes(cluster: Thread
 
     def zero(store: DistStore) -> None:
         store.init(["a", "b"], [torch.zeros(3)] * 2)
-        client = store._session.client
+        session = cluster.sessions[store.rank]
+        client = session.client
         wait_all = client.wait_all
 
         def meanwhile(*waits: Any) -> None:
@@ -268,7 +269,8 @@ def test_what_a_thread_pushes_while_another_waits_for_all_pushes(cluster: Thread
 
         store.push("a", torch.ones(3))
         client.wait_all = meanwhile  # type: ignore[method-assign]
-        store._pushes.flush(LONG)
+        for flush in session.flushes:  # as at exit
+            flush(LONG)
         assert store.statistics().outstanding == 1  # b, which waits for the other worker
         counted.set()
         assert value_of(store, "b", 3).tolist() == [2, 2, 2]  # comes after the answer to the push

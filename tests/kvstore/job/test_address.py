@@ -22,7 +22,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(address, "interfaces", lambda: THERE)
     monkeypatch.setattr(address, "is_here", lambda ip: ip in dict(map(reversed, THERE)))
     monkeypatch.setattr(address, "resolve", lambda name: names.get(name, [name]))
-    monkeypatch.setattr(address, "_source", lambda toward: "2001:db8::5" if ":" in toward else "10.0.0.5")
+    monkeypatch.setattr(address, "source", lambda toward: "2001:db8::5" if ":" in toward else "10.0.0.5")
 
 
 def test_what_the_user_says_goes_before_all_else(host: None) -> None:
@@ -108,9 +108,9 @@ def test_ipv6_addresses_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path) -> N
         "fe8000000000000000fc00fffe000001 04 40 20 80     eth0\n"
         "00000000000000000000000000000001 01 80 10 80       lo\n"
     )
-    monkeypatch.setattr(address, "_IF_INET6", listed)
+    monkeypatch.setattr(address, "IF_INET6", listed)
     assert [ip for _, ip in interfaces() if ":" in ip] == ["fd00::2", "::1"]
-    monkeypatch.setattr(address, "_IF_INET6", tmp_path / "none")
+    monkeypatch.setattr(address, "IF_INET6", tmp_path / "none")
     assert not [ip for _, ip in interfaces() if ":" in ip]
 
 

@@ -137,7 +137,7 @@ def test_it_can_lead_a_session() -> None:
 
 
 def test_it_has_the_limit_that_this_process_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_files", None)
+    monkeypatch.setattr(processes, "given_files", None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
@@ -194,15 +194,6 @@ def test_a_process_whose_start_is_interrupted_ends() -> None:
     finally:
         signal.signal(signal.SIGALRM, before)
     assert tied.process.wait(LONG) == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("heard", [0, 5])
-def test_half_a_request_is_not_executed(heard: int, tmp_path: Path) -> None:
-    tied = TiedProcess(["touch", str(tmp_path / "file")], ENV)
-    tied._channel.sendall(tied._request[:heard])
-    tied._channel.close()
-    assert tied.process.wait(LONG) == exec_helper.FAILED
-    assert list(tmp_path.iterdir()) == []
 
 
 PARENT = """

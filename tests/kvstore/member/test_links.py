@@ -59,11 +59,11 @@ class Case:
     def __init__(self) -> None:
         self.made: list[Ends] = []
         self.refusals: list[OSError] = []
-        self.links = Links(self._make, NODE, WINDOW)
+        self.links = Links(self.make, NODE, WINDOW)
         for peer in (A, B):
             assert self.links.connect(peer, peer.decode(), False) == peer
 
-    def _make(self) -> Any:
+    def make(self) -> Any:
         if self.refusals:
             raise self.refusals.pop()
         self.made.append(Ends(self.made))
@@ -118,7 +118,7 @@ def test_every_link_begins_by_saying_whose_it_is(case: Case) -> None:
     assert case.ends.sent == [(A, Here(NODE)), (B, Here(NODE))]
     assert case.links.connect(A, "server 0", False) == A, "it is there already"
     assert len(case.ends.sent) == 2
-    stranger = Links(case._make, Node("worker", -1, 77), WINDOW)
+    stranger = Links(case.make, Node("worker", -1, 77), WINDOW)
     stranger.connect(A, "server 0", False)
     assert case.ends.sent == [], "who has no rank yet has nothing to say"
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +16,6 @@ from waiting import LONG
 from kvstore.dist import DistStore
 from kvstore.errors import (
     JOB_FAILED_EXIT,
-    ConfigError,
     DeadlineExceeded,
     KVStoreError,
     Mismatch,
@@ -407,116 +404,6 @@ def test_two_threads_push_the_same_key_and_every_push_is_a_round_of_its_own():
             return out.item()
 
         assert cluster.run(work) == [-200.0, -200.0]
-
-
-# ---- the session that all stores of a process share
-
-
-@pytest.fixture
-def shared_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[ThreadedJob], Session]]:
-    """``kvstore.member.session.shared`` as a worker process has it, over an in-process network."""
-    from kvstore.transport import choose as links
-
-    hooks: list[Any] = []
-    monkeypatch.setattr(sessions, "_shared", None)
-    monkeypatch.setattr(sessions.atexit, "register", hooks.append)
-    monkeypatch.setattr(sessions, "AFTER_OTHERS_S", 0.0)
-    monkeypatch.delattr(sys, "last_value", raising=False)
-
-    def make(cluster: ThreadedJob) -> Session:
-        monkeypatch.setattr(links, "links", cluster.ends)
-        session = sessions.shared(cluster.config("worker"))
-        assert sessions.shared(cluster.config("worker")) is session, "one for the whole process"
-        assert hooks == [sessions.leave_at_exit]
-        return session
-
-    yield make
-    assert sessions._shared is None or sessions._shared[1].left
-
-
-class Alone(ThreadedJob):
-    """A cluster whose only worker the test makes."""
-
-    def join(self, rank: int) -> None:
-        self.make(self)  # type: ignore[attr-defined]
-        assert sessions._shared is not None
-        self.sessions.append(sessions._shared[1])
-
-
-def alone(make: Callable[[ThreadedJob], Session]) -> Alone:
-    cluster = Alone(1, 1)
-    cluster.make = make  # type: ignore[attr-defined]
-    return cluster
-
-
-def test_at_exit_pushes_take_effect_and_the_member_leaves_in_order(shared_in):
-    with alone(shared_in) as cluster:
-        store = DistStore(cluster.sessions[0])
-        store.init("w", torch.zeros(1))
-        ticket = store.push("w", torch.ones(1))
-        sessions.leave_at_exit()
-        assert ticket.done()
-    assert set(cluster.exit_codes.values()) == {0}
-
-
-def test_at_exit_after_an_exception_the_job_is_told(
-    shared_in, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    with alone(shared_in) as cluster:
-        monkeypatch.setattr(sys, "last_value", ZeroDivisionError("division by zero"), raising=False)
-        sessions.leave_at_exit()
-    assert set(cluster.exit_codes.values()) == {JOB_FAILED_EXIT}
-    assert "the job has failed: worker 0 failed: ZeroDivisionError: division by zero" in caplog.text
-
-
-def test_at_exit_in_a_shell_an_old_exception_is_not_the_end(shared_in, monkeypatch: pytest.MonkeyPatch):
-    with alone(shared_in) as cluster:
-        monkeypatch.setattr(sys, "last_value", ValueError("an hour ago"), raising=False)
-        monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
-        sessions.leave_at_exit()
-    assert set(cluster.exit_codes.values()) == {0}
-
-
-def test_at_exit_a_push_that_failed_is_said_and_fails_the_job(shared_in, capsys: pytest.CaptureFixture[str]):
-    with alone(shared_in) as cluster:
-        store = DistStore(cluster.sessions[0])
-
-        def flush(_timeout: float) -> None:
-            raise ServerError("it broke")
-
-        store._session.flushes[:] = [flush]
-        sessions.leave_at_exit()
-    assert "at exit: ServerError: it broke" in capsys.readouterr().err
-    assert set(cluster.exit_codes.values()) == {JOB_FAILED_EXIT}
-
-
-def test_at_exit_a_push_that_others_hold_up_does_not_fail_the_job(shared_in):
-    with alone(shared_in) as cluster:
-
-        def flush(timeout: float) -> None:
-            assert timeout == sessions.EXIT_GRACE_S
-            raise DeadlineExceeded("not yet")
-
-        cluster.sessions[0].flushes[:] = [flush]
-        sessions.leave_at_exit()
-    assert set(cluster.exit_codes.values()) == {0}
-
-
-def test_a_forked_child_has_no_session(shared_in, monkeypatch: pytest.MonkeyPatch):
-    with alone(shared_in) as cluster:
-        pid = os.getpid()
-        with monkeypatch.context() as child:
-            child.setattr(os, "getpid", lambda: pid + 1)
-            with pytest.raises(ConfigError, match="this process was forked from a member"):
-                sessions.shared(cluster.config("worker"))
-            sessions.leave_at_exit()
-        assert not cluster.sessions[0].left, "and does not end its parent's"
-        sessions.leave_at_exit()
-
-
-def test_outside_a_job_there_is_no_session():
-    with pytest.raises(ConfigError, match="not part of a distributed job"):
-        sessions.shared(Config())
 
 
 def test_a_scheduler_whose_name_nobody_knows_is_not_only_silent(monkeypatch: pytest.MonkeyPatch):

@@ -11,5 +11,5 @@ from kvstore.store import registry as names_of_stores
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, type[kv.KVStore]]:
     """What is registered in a test is forgotten after it."""
-    monkeypatch.setattr(names_of_stores, "_REGISTERED", {})
-    return names_of_stores._REGISTERED
+    monkeypatch.setattr(names_of_stores, "REGISTERED", {})
+    return names_of_stores.REGISTERED

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from threaded import ThreadedJob
 from waiting import LONG
@@ -25,8 +26,8 @@ NAMES = [*LOCAL, *DEVICE, *SYNC, *DEVICE_SYNC, *ASYNC]
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process is the only worker of a job."""
-    with ThreadedJob(workers=1, servers=1) as cluster:
+    """This process is the only worker of a job with two servers."""
+    with ThreadedJob(workers=1, servers=2) as cluster:
         session = cluster.run_sessions(lambda session: session)[0]
         monkeypatch.setattr("kvstore.dist.store.shared", lambda config: session)
         yield
@@ -46,8 +47,8 @@ def test_dist_names(name: str) -> None:
     with kv.create(name.upper()) as store:
         assert isinstance(store, DistStore)
         assert store.type == name
-        assert (store._rule.mode == "async") == (name in ASYNC)
-        assert store._on_device == ("device" in name)
+        assert (store.rule.mode == "async") == (name in ASYNC)
+        assert ("device" in store.companion().type) == ("device" in name)
 
 
 def test_a_local_store_is_the_default() -> None:
@@ -82,12 +83,16 @@ def test_an_unknown_option_lists_those_there_are() -> None:
 
 @pytest.mark.usefixtures("job")
 def test_options_of_dist_stores() -> None:
-    store = kv.create("dist_sync", timeout=3, bigarray_bound=7)
+    store = kv.create("dist_sync", timeout=3)
     assert isinstance(store, DistStore)
-    assert (store._requests.limits, store._bound) == (WaitLimits(3, 3), 7)
+    assert store.limits == WaitLimits(3, 3)
     default = kv.create("dist_sync", timeout=None)
     assert isinstance(default, DistStore)
-    assert (default._requests.limits, default._bound) == (WaitLimits(LONG, LONG), 1000)
+    assert default.limits == WaitLimits(LONG, LONG)
+    for options, elements, cut in [({}, 999, False), ({}, 1000, True), ({"bigarray_bound": 7}, 7, True)]:
+        store = kv.create("dist_sync", **options)
+        store.init("w", np.zeros(elements))
+        assert all(store.statistics().server_bytes) == cut, "over both servers, or whole on one"
 
 
 @pytest.mark.usefixtures("job")
@@ -105,7 +110,7 @@ def test_the_old_name_of_the_timeout_warns() -> None:
         store = kv.create("dist_sync", timeout_s=3)
     assert caught[0].filename == __file__
     assert isinstance(store, DistStore)
-    assert store._requests.limits == WaitLimits(3, 3)
+    assert store.limits == WaitLimits(3, 3)
 
 
 @pytest.mark.usefixtures("job")

@@ -32,11 +32,24 @@ def cluster() -> Iterator[ThreadedJob]:
         yield cluster
 
 
+def summing_on(store: kv.KVStore) -> list[tuple[str, str]]:
+    """Let the store keep its sums; return a list of where each sum was made, and where the value is."""
+    devices: list[tuple[str, str]] = []
+
+    def keep(_key: Any, total: Any, stored: Any) -> None:
+        devices.append((str(total.device), str(stored.device)))
+        stored.copy_(total)
+
+    store.set_updater(keep)
+    return devices
+
+
 def test_the_sum_of_values_on_a_device_is_made_there() -> None:
     store = kv.create("device")
+    devices = summing_on(store)
     store.init("w", torch.zeros(3))
     store.push("w", [torch.ones(3, device=GPU), torch.ones(3, device=GPU)])
-    assert store._stored["w"].device == torch.device(GPU)  # type: ignore[attr-defined]
+    assert devices == [(GPU, GPU)]
     outs = [torch.empty(3, device=GPU), torch.empty(3)]
     store.pull("w", outs)
     assert [out.tolist() for out in outs] == [[2, 2, 2]] * 2
@@ -44,9 +57,10 @@ def test_the_sum_of_values_on_a_device_is_made_there() -> None:
 
 def test_a_local_store_sums_on_the_cpu() -> None:
     store = kv.create("local")
+    devices = summing_on(store)
     store.init("w", torch.zeros(3, device=GPU))
     store.push("w", [torch.ones(3, device=GPU), torch.ones(3)])
-    assert store._stored["w"].device.type == "cpu"  # type: ignore[attr-defined]
+    assert devices == [("cpu", "cpu")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

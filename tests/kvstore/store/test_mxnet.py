@@ -140,7 +140,7 @@ def test_pushpull(key: Any, keys: list[Any], kind: str) -> None:
 @pytest.fixture
 def teststore(monkeypatch: pytest.MonkeyPatch) -> kv.KVStore:
     """MXNet's TestStore: sums and copies in this process, and no more."""
-    monkeypatch.setattr(registry, "_REGISTERED", {})
+    monkeypatch.setattr(registry, "REGISTERED", {})
 
     @kv.KVStore.register
     class TestStore(kv.KVStore):

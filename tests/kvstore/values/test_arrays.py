@@ -284,7 +284,7 @@ def test_parts_of_a_flat_tensor_have_shapes_and_share_its_memory(
     shapes: list[tuple[int, ...]], fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not fast:  # a version of torch without its own function for this
-        monkeypatch.setattr("kvstore.values.arrays._unflatten", None)
+        monkeypatch.setattr("kvstore.values.arrays.unflatten", None)
     shaped = [torch.empty(shape) for shape in shapes]
     sizes = [tensor.numel() for tensor in shaped]
     flat = torch.arange(float(sum(sizes)))

@@ -200,7 +200,7 @@ def test_when_it_ends_by_itself_its_tasks_end_and_it_says_why(
 def test_it_does_not_wait_for_ever_for_a_launch_py_that_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
     link = LaunchPy()
     assert serve(link) == 1
     assert link.heard[-1] == p.Bye("launch.py had been silent for 0 s, as if stopped, or cut off")

@@ -24,4 +24,4 @@ def test_a_clone_may_be_anywhere(tmp_path: Path) -> None:
     (clone / "ours").mkdir(parents=True)
     (clone / "ours" / "__init__.py").write_text("def main():\n    print('here')\n    return 3\n")
     assert run(boot.run(sys.executable, "ours", str(clone)), tmp_path) == (3, b"here\n", "")
-    assert boot.run("py", "ours") == ["py", "-c", boot._CODE.format(more="", module="ours")]
+    assert boot.run("py", "ours") == ["py", "-c", boot.CODE.format(more="", module="ours")]

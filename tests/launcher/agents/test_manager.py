@@ -80,7 +80,7 @@ def test_strangers_may_keep_many_connections_and_programs_have_the_limit_that_we
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    monkeypatch.setattr(processes, "_files", None)
+    monkeypatch.setattr(processes, "given_files", None)
     monkeypatch.chdir(tmp_path)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))

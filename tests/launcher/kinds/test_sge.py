@@ -64,7 +64,7 @@ def test_the_script_reads_its_ticket_wherever_that_is(tmp_path: Path) -> None:
 def test_fewer_slots_than_processes(site: Site) -> None:
     """It says how many there are, again and again; and Ctrl-C removes those that run and those that wait."""
     assert site.run is not None
-    prelude = "import launcher.agents.manager as e; e._NOTICE_S = 1.0"
+    prelude = "import launcher.agents.manager as e; e.NOTICE_S = 1.0"
     option = ("--cluster-option=-pe", "--cluster-option=kvstore", "--cluster-option=6")  # slots for each process
     run = site.launch(*option, "-n", "2", "-s", "1", "python", "-c", "1", env={"PRELUDE": prelude})
     until(lambda: "launch.py: 2 of 3 processes (on " in run.err, "launch.py to say how many there are", over=run.over)

@@ -98,7 +98,7 @@ def test_a_job_survives_the_script(tmp_path: Path) -> None:
 def test_a_job_that_waits_says_so_and_ctrl_c_there_cancels_it(site: Site) -> None:
     assert site.run is not None
     full = site.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 99")
-    prelude = "import launcher.kinds.managers.queued as q; q._NOTICE_S = 0.5"
+    prelude = "import launcher.kinds.managers.queued as q; q.NOTICE_S = 0.5"
     run = site.launch("-n", "1", "-s", "1", "--job-name", "waits", "python", "-c", "1", env={"PRELUDE": prelude})
     until(lambda: " is waiting: PENDING (" in run.err, "launch.py to say that it waits", over=run.over)
     run.send(signal.SIGINT)

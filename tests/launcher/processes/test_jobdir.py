@@ -92,7 +92,7 @@ def test_a_locked_one_is_alive_whatever_its_pid_says(short: Path, dead_pid: int)
 def test_the_memory_that_the_job_shared_goes_and_nobody_elses(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = short / "shm"
     shared.mkdir()
-    monkeypatch.setattr(keeper, "_SHARED", shared)
+    monkeypatch.setattr(keeper, "SHARED", shared)
     job = JobDir.make(short)
     uid, name = os.getuid(), job.path.name
     ours = [f"kvstore-{uid}-{name}-{pid}-{'0' * 16}.{number}" for pid in (7, 77) for number in (0, 12)]

@@ -145,14 +145,14 @@ def test_new_parameters_are_not_forgotten() -> None:
 def test_weights_change_only_when_all_of_an_average_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
     store, (param, optimizer) = LocalStore(), constant(1)
     sync = PartialSync({"w": param}, optimizer, store)
-    pushpull = store._pushpull
+    pushpull = store.pushpull
 
-    def fail(values: dict[Any, Any], *rest: Any) -> Any:
-        if "w" in values:
+    def fail(keys: Any, *rest: Any, **how: Any) -> Any:
+        if "w" in keys:
             raise kv.DeadlineExceeded("late")
-        return pushpull(values, *rest)
+        return pushpull(keys, *rest, **how)
 
-    monkeypatch.setattr(store, "_pushpull", fail)
+    monkeypatch.setattr(store, "pushpull", fail)
     with pytest.raises(kv.DeadlineExceeded):
         sync.step()
     assert param.tolist() == [-1] * 10
@@ -162,7 +162,11 @@ def test_workers_at_different_steps_are_told(pair: ThreadedJob) -> None:
     def work(store: DistStore) -> None:
         param, optimizer = constant(1)
         sync = PartialSync({"w": param}, optimizer, store)
-        sync._steps += store.rank  # as after an error that one worker has caught
+        if store.rank == 1:  # catches an error that the other has not had
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+            with pytest.raises(kv.UsageError, match="parameters have changed"):
+                sync.step()
+            optimizer.param_groups.pop()
         with pytest.raises(kv.Mismatch, match=f"worker {1 - store.rank} is at step {2 - store.rank}, this one at"):
             sync.step()
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 from callback_runs import Run, param
-from rich.console import Console
 
-from workers.callbacks import ProgressBar, progress
+from workers.callbacks import ProgressBar
 
 
 @pytest.fixture
@@ -41,11 +40,19 @@ def test_lines_alone_where_there_is_no_terminal(root: logging.Logger, capsys: py
     assert capsys.readouterr().err == "".join(f"[bold]line {n}[/bold]\n" for n in range(3)) + "after it\n"
 
 
+class Screen(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_a_bar_under_the_lines_on_a_terminal(root: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
+    screen = Screen()
     monkeypatch.setattr(sys, "stderr", screen)
     root.handlers[0].setStream(screen)
-    monkeypatch.setattr(progress, "_terminal", lambda: Console(file=screen, force_terminal=True, width=80))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
     bar(root)
     text = screen.getvalue()
     assert "[bold]line 1[/bold]" in text

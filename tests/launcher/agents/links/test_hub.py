@@ -14,10 +14,11 @@ from line import Line
 from link_ends import End, settle, turn
 from strangers import BYTES, attempt, throw
 from waiting import LONG
+from zeromq_sockets import Sockets
 
 from kvstore.job.curve_keys import pair
-from kvstore.wire import encode
-from launcher.agents.links.hub import BackLink, Hub, HubLink
+from launcher.agents.links import hub as hubs
+from launcher.agents.links.hub import BackLink, Hub
 from launcher.agents.links.protocol import Bye, Note, Output, Ping, Pong
 from launcher.agents.links.ticket import AgentTicket
 
@@ -105,9 +106,11 @@ def test_what_was_said_before_the_end_arrives(wide: Wide) -> None:
     assert agent.ends == there.ends == []
 
 
-def test_what_makes_no_sense_ends_that_link_alone(wide: Wide) -> None:
+def test_what_makes_no_sense_ends_that_link_alone(wide: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
     (bad, to_bad), (good, to_good) = wide.join(), wide.join()
-    bad.link._transport.send(bad.link._peer, [b"nonsense"])  # type: ignore[attr-defined]
+    with monkeypatch.context() as patched:
+        patched.setattr(hubs, "encode", lambda _: [b"nonsense"])
+        bad.link.send(Ping())
     bad.link.send(Note("never heard"))
     good.link.send(Note("still here"))
     wide.until(lambda: to_bad.ends and len(to_good.said) == 2)
@@ -119,11 +122,12 @@ def test_what_makes_no_sense_ends_that_link_alone(wide: Wide) -> None:
     assert bad.said == []
 
 
-def test_what_makes_no_sense_ends_an_agents_link(wide: Wide) -> None:
+def test_what_makes_no_sense_ends_an_agents_link(wide: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, there = wide.join()
-    assert isinstance(there.link, HubLink)
-    wide.hub._transport.send(there.link._peer, [b"nonsense"])
-    wide.hub._transport.send(there.link._peer, encode(Ping()))
+    with monkeypatch.context() as patched:
+        patched.setattr(hubs, "encode", lambda _: [b"nonsense"])
+        there.link.send(Ping())
+    there.link.send(Ping())
     wide.until(lambda: agent.ends)
     assert len(agent.ends) == 1
     assert agent.said == []
@@ -161,21 +165,23 @@ def test_an_agent_learns_that_its_connection_has_broken(wide: Wide) -> None:
         line.close()
 
 
-def test_an_agent_talks_to_launch_py_alone(wide: Wide) -> None:
+def test_an_agent_talks_to_launch_py_alone(wide: Wide, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody else listens there, who has not its secret key."""
     ticket = wide.hub.ticket
     other = Hub("127.0.0.1")
     heard: list[Any] = []
     with selectors.DefaultSelector() as selector:
         other.open(selector, heard.append)
+        sockets = Sockets(monkeypatch)
         link = BackLink(AgentTicket(other.ticket.endpoint, ticket.server_key, ticket.public, ticket.secret))
-        monitor = link._transport._socket.get_monitor_socket(
+        router = sockets.last(zmq.ROUTER)
+        monitor = router.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_DISCONNECTED
         )
         end = End(link, selector)
         link.send(Ping())
         assert monitor.poll(LONG * 1000), "not refused"
-        link._transport._socket.disable_monitor()
+        router.disable_monitor()
         monitor.close()
         settle(selector)
         assert (heard, end.said) == ([], [])

@@ -48,11 +48,11 @@ def pipes(selector: selectors.BaseSelector) -> Iterator[Pipes]:
 
 
 class Half:
-    """launch.py's end alone; what the other says, and hears, are bytes."""
+    """launch.py's end alone, which writes to ``own``; what the other says, and hears, are bytes."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
-        (read, self.target), (self.source, write) = os.pipe(), os.pipe()
-        self.link = PipeLink(read, write)
+        (read, self.target), (self.source, self.own) = os.pipe(), os.pipe()
+        self.link = PipeLink(read, self.own)
         self.end = End(self.link, selector)
 
     def hang_up(self, what: str) -> None:
@@ -229,6 +229,6 @@ def test_all_output_arrives_in_order(pieces: list[bytes], wishes: list[bool]) ->
 
 def test_a_pipe_that_breaks_in_another_way(half: Half, selector: selectors.BaseSelector) -> None:
     with Path("/dev/full").open("wb") as full:
-        os.dup2(full.fileno(), half.link._target)
+        os.dup2(full.fileno(), half.own)
     half.link.send(Ping())
     assert half.end.ends == ["No space left on device"]

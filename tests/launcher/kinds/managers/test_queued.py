@@ -59,7 +59,7 @@ class Manager:
 
 @pytest.fixture
 def manage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Manager]:
-    monkeypatch.setattr(queued, "_STEP_S", 0.005)
+    monkeypatch.setattr(queued, "STEP_S", 0.005)
     return lambda *states: Manager(tmp_path, states)
 
 
@@ -115,7 +115,7 @@ def test_a_manager_that_does_not_answer_is_asked_again(
 def test_who_waits_is_told_so(
     manage: Callable[..., Manager], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queued, "_NOTICE_S", 0.0)
+    monkeypatch.setattr(queued, "NOTICE_S", 0.0)
     assert manage(WAITING, RUNNING, DONE).follow() == 0
     assert capfd.readouterr().err.count("launch.py: Fake job 7 is waiting: PENDING (Resources)") == 1
 
@@ -140,7 +140,7 @@ def test_one_that_waits_is_cancelled_at_once(manage: Callable[..., Manager], cap
 def test_so_is_one_that_does_not_end_in_time(
     manage: Callable[..., Manager], capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queued, "_GRACE_S", 0.0)
+    monkeypatch.setattr(queued, "GRACE_S", 0.0)
     manager = manage(RUNNING, send(signal.SIGTERM), RUNNING)
     assert manager.follow() == 143
     assert manager.interrupts == [signal.SIGTERM]
@@ -157,7 +157,7 @@ def test_and_one_whose_user_is_in_a_hurry(manage: Callable[..., Manager], capfd:
 def test_a_manager_that_does_not_cancel_is_given_up(
     manage: Callable[..., Manager], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queued, "_CANCEL_S", 0.3)
+    monkeypatch.setattr(queued, "CANCEL_S", 0.3)
     manager = manage(WAITING, send(signal.SIGINT), WAITING)
     monkeypatch.setattr(manager, "state", lambda: manager.states[0] if manager.states else WAITING)
     monkeypatch.setattr(manager, "state", lambda: (send(signal.SIGINT)(), WAITING)[1])
@@ -168,8 +168,8 @@ def test_a_manager_that_does_not_cancel_is_given_up(
 def test_a_cancellation_that_hangs_or_is_not_there_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(queued, "_STEP_S", 0.005)
-    monkeypatch.setattr(queued, "_CANCEL_S", 0.1)
+    monkeypatch.setattr(queued, "STEP_S", 0.005)
+    monkeypatch.setattr(queued, "CANCEL_S", 0.1)
     for cancel in (("sleep", "60"), ("/nowhere/scancel",)):
         states = iter([WAITING, "signal"])
 

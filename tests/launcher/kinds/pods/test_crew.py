@@ -82,8 +82,8 @@ class Cluster:
     """A crew, and the cluster that it believes to talk to. Every look at the crew asks for the pods anew."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kubectl: Kubectl | None = None) -> None:
-        monkeypatch.setattr(module, "_POLL_S", 0.0)
-        monkeypatch.setattr(module, "_PODS_PER_S", 1e9)
+        monkeypatch.setattr(module, "POLL_S", 0.0)
+        monkeypatch.setattr(module, "PODS_PER_S", 1e9)
         self.kubectl = kubectl or Kubectl()
         self.sink = Heard()
         self.crew = PodCrew(self.kubectl, "mnist-1", TASKS, "{}")  # type: ignore[arg-type]

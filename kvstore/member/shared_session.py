@@ -1,0 +1,127 @@
+"""The session that all stores of a worker process share, so that it has one rank. It ends with the process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+
+from kvstore.bootstrap import joining
+from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError
+from kvstore.job.config import Config
+from kvstore.member.pulse import available
+from kvstore.member.session import Session
+
+AFTER_OTHERS_S = 2.0  # launchers blame the first process to end, so the one that failed has to end first
+EXIT_GRACE_S = 2.0  # how long a process that ends waits for its outstanding pushes
+_FORKED = "this process was forked from a member of the job: create and use stores in the parent only"
+
+
+class SharedSession:
+    """Joins the job when the session is first asked for, and leaves it when the process ends.
+
+    Attributes:
+        session: the session, once this process has joined; None before.
+    """
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self._pid = 0  # of the process that has joined
+        # While an exception has interrupted joining: what undoes the preparations for it, and the session.
+        self._joining: tuple[contextlib.AbstractContextManager[Config], Session] | None = None
+        self._lock = threading.RLock()  # an exception may leave it locked; the same thread can take it again
+
+    def get(self, config: Config) -> Session:
+        """Return the session, joining the job (see ``bootstrap``) the first time.
+
+        Raises:
+            ConfigError: the environment describes no job, or this process was forked from a member.
+        """
+        with self._lock:
+            if self.session is not None:
+                if self._pid != os.getpid():
+                    raise ConfigError(_FORKED)
+                return self.session
+            if self._joining is None:
+                place: contextlib.AbstractContextManager[Config] = joining(config)
+                config = place.__enter__()
+                try:
+                    self._joining = place, _new(config)
+                except Exception as exc:
+                    place.__exit__(type(exc), exc, exc.__traceback__)
+                    raise
+                atexit.register(self.leave_at_exit)
+            place, session = self._joining
+            try:
+                session.join()
+            except Exception as exc:
+                self._joining = None
+                place.__exit__(type(exc), exc, exc.__traceback__)
+                raise
+            place.__exit__(None, None, None)
+            self._pid, self.session, self._joining = os.getpid(), session, None
+            return session
+
+    def fail_after_fork(self) -> None:
+        """Let every call in a child fail: servers would take its requests for its parent's, and those for repeats."""
+        if self.session is not None:
+            self.session.client.failure = ConfigError(_FORKED)
+
+    def leave_at_exit(self) -> None:
+        """Leave in order. If the script died of an exception, tell the job instead of letting it wait."""
+        if self._joining is not None:
+            place, session = self._joining
+            session.give_up("it ended before it had joined")
+            place.__exit__(SystemExit, SystemExit(), None)
+        if self.session is None or self._pid != os.getpid():
+            return
+        try:
+            _say_farewell(self.session)
+        except KeyboardInterrupt:  # Python would print it, go on, and exit with 0
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with contextlib.suppress(KVStoreError):
+                self.session.leave("KeyboardInterrupt")
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # it may be closed, or none
+                    stream.flush()
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+_here = SharedSession()
+os.register_at_fork(after_in_child=_here.fail_after_fork)
+
+
+def shared(config: Config) -> Session:
+    """Return this process's session as a worker; see ``SharedSession.get``."""
+    return _here.get(config)
+
+
+def _new(config: Config) -> Session:
+    from kvstore.transport.choose import links
+    from kvstore.transport.shm.transport import sharing
+
+    config.require_job("worker")
+    return Session(config, sharing(links(config), config), pulse=config.pulse and available())
+
+
+def _say_farewell(session: Session) -> None:
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # a shell goes on after errors
+    text = None if error is None else "".join(traceback.format_exception_only(error)).strip()
+    if text is None:
+        for flush in session.flushes:
+            try:
+                flush(EXIT_GRACE_S)
+            except DeadlineExceeded:
+                pass  # the servers have these pushes; other workers are late, and this one need not wait
+            except KVStoreError as exc:
+                text = f"{type(exc).__name__}: {exc}"
+                print(f"kvstore: at exit: {text}", file=sys.stderr)
+    with contextlib.suppress(KVStoreError):
+        session.leave(text)
+    if session.client.failure is not None:
+        time.sleep(AFTER_OTHERS_S)
