@@ -15,6 +15,7 @@ import griffe
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 _NAME = re.compile(r"``(?:workers\.|kvstore\.|launcher\.)?([A-Z]\w*)(\.\w+)?``")  # a class, or something in it
+_PAGE = re.compile(r"``docs/([\w-]+\.md)``")
 
 
 @cache
@@ -25,13 +26,17 @@ def places() -> dict[str, str]:
 
 
 def linked(text: str) -> str:
-    """A docstring in which classes of the reference, and their methods, are links."""
+    """A docstring in which classes of the reference, their methods, and pages of docs/ are links."""
 
     def link(match: re.Match[str]) -> str:
         full = places().get(match[1])
         return f"[`{match[0].strip('`')}`][{full}{match[2] or ''}]" if full else match[0]
 
-    return _NAME.sub(link, text)
+    return _PAGE.sub(lambda match: f"[{_title(match[1])}](../{match[1]})", _NAME.sub(link, text))
+
+
+def _title(page: str) -> str:
+    return (REFERENCE.parent / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 class Crossrefs(griffe.Extension):

@@ -54,7 +54,7 @@ class AlreadyInitialized(UsageError):
 
 
 class Mismatch(UsageError, ValueError):
-    """A shape, dtype or setting differs from what was agreed before, or between workers."""
+    """A shape, dtype or setting differs from what was agreed before, or between workers; the message has both."""
 
 
 class NotFinite(UsageError, ArithmeticError):
@@ -66,7 +66,10 @@ class Unsupported(UsageError, NotImplementedError):
 
 
 class ConfigError(UsageError):
-    """The environment does not describe a job that this process can join."""
+    """The environment does not describe a job that this process can join.
+
+    The message names the variable, its value and the valid ones.
+    """
 
 
 class PeerError(KVStoreError):
@@ -74,15 +77,18 @@ class PeerError(KVStoreError):
 
 
 class NodeLost(PeerError):
-    """A member of the job has died, fallen silent or failed, and the job cannot go on."""
+    """A member of the job has died, fallen silent or failed, and the job cannot go on.
+
+    The message names it, and says how it ended. Look at its output for the cause. Every later call raises this, too.
+    """
 
 
 class ServerError(PeerError):
-    """An exception on a server, while it served this worker's request."""
+    """An exception on a server, while it served this worker's request. The message has its class and its text."""
 
 
 class WireError(PeerError):
-    """A frame that is not a valid message."""
+    """A frame that is not a valid message: the peer is of another version, or no member of the job."""
 
 
 class WeightsInDoubt(KVStoreError):

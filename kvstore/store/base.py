@@ -151,11 +151,18 @@ class KVStore:
 
         Args:
             optimizer: the name of one of torch's or MXNet's (``sgd``, ``nag``, ``adam``, ``adamw``, ``lamb``, ...;
-                docs/from-mxnet.md lists them), its class, or an instance that has not been used, whose defaults are
+                ``docs/from-mxnet.md`` lists them), its class, or an instance that has not been used, whose defaults are
                 taken.
-            hyperparameters: by torch's names or MXNet's (``learning_rate``, ``wd``); also ``rescale_grad``,
-                ``clip_gradient``, and ``lr_mult`` and ``wd_mult``, factors by key; and ``groups``, a list of dicts,
-                each with ``keys`` and what differs for these: ``groups=[{"keys": ["bias"], "wd": 0.0}]``.
+            hyperparameters: the optimizer's, by torch's names (``lr``, ``weight_decay``, ...) or MXNet's
+                (``learning_rate``, ``wd``, ...), and those below.
+
+        Every optimizer has these, too:
+
+        - ``rescale_grad`` (1): gradients are multiplied by it first.
+        - ``clip_gradient`` (None): then each of their elements is clipped to plus and minus this.
+        - ``lr_mult`` and ``wd_mult`` (``{}``): by key, a factor of the learning rate, and of the weight decay.
+        - ``groups`` (none): a list of dicts, each with ``keys`` and what differs for these:
+          ``groups=[{"keys": ["bias"], "wd": 0.0}]``.
 
         Raises:
             UnknownName: no such optimizer or hyper-parameter.
@@ -170,10 +177,18 @@ class KVStore:
         What an encoding lacks is kept and goes with the next push of the key. Integers are sent as they are.
 
         Args:
-            compression: ``type``, and the parameters of that type: ``fp16``, ``bf16``, ``2bit`` (``threshold``),
-                ``1bit`` (``threshold``), ``topk`` and ``randomk`` (``ratio`` or ``k``), ``threshold``, ``int8``,
-                ``powersgd`` (``rank``); ``pull``, a type or such a dict, for what comes back. None, or the type
-                ``none``, turns it off. ``docs/compression.md`` says what each does.
+            compression: a dict with ``type``, the parameters of that type, and perhaps ``pull``: a type, or such a
+                dict, for what comes back. None, or the type ``none``, turns compression off.
+
+        The types, and their parameters; ``docs/compression.md`` says what each does, and which to choose:
+
+        - ``fp16``, ``bf16``
+        - ``int8``: ``stochastic``
+        - ``2bit``, ``1bit``: ``threshold``
+        - ``topk``: ``ratio`` or ``k``, ``momentum``, ``warmup_steps``
+        - ``threshold``: ``threshold``, ``momentum``
+        - ``randomk``: ``ratio`` or ``k``, ``seed``
+        - ``powersgd``: ``rank``
 
         Raises:
             UnknownName: no such type or parameter; the message lists those there are.

@@ -17,6 +17,10 @@ def test_classes_of_the_reference_and_their_methods_become_links() -> None:
     )
 
 
+def test_pages_become_links_with_their_titles() -> None:
+    assert crossrefs.linked("see ``docs/compression.md``") == "see [Compression](../compression.md)"
+
+
 def test_other_code_stays() -> None:
     text = "``push``, ``Module.fit``, ``KVStore(1)`` and ``None``"
     assert crossrefs.linked(text) == text

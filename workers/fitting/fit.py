@@ -29,7 +29,7 @@ from workers.common.checks import at_least
 from workers.fitting.checkpoint import Checkpoint
 from workers.fitting.copies import Copies
 from workers.fitting.run import TrainingRun
-from workers.fitting.run_callbacks import Callbacks, RunCallbacks
+from workers.fitting.run_callbacks import RunCallbacks
 from workers.reducer import Reducer
 from workers.trainer import Trainer
 from workers.trainer.decision import opened
@@ -48,10 +48,10 @@ def fit(
     optimizer: Any = "sgd",
     optimizer_params: Mapping[str, Any] | None = None,
     initializer: Callable[[nn.Module], Any] | None = None,
-    batch_end_callback: Callbacks = None,
-    epoch_end_callback: Callbacks = None,
-    eval_end_callback: Callbacks = None,
-    eval_batch_end_callback: Callbacks = None,
+    batch_end_callback: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None,
+    epoch_end_callback: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None,
+    eval_end_callback: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None,
+    eval_batch_end_callback: Callable[..., Any] | Iterable[Callable[..., Any]] | None = None,
     validation_metric: Any = None,
     resume: Checkpoint | None = None,
     devices: Sequence[torch.device | str] | None = None,
