@@ -265,8 +265,11 @@ def _imported(arrays: Sequence[Any], kinds: set[type]) -> Sequence[np.ndarray[An
     if any(issubclass(kind, np.ndarray | torch.Tensor) or not hasattr(kind, "__dlpack__") for kind in kinds):
         return None
     try:
-        on_host = {device for device, _ in map(_DEVICE, arrays)} == {DLPACK_CPU}
-        return tuple(map(np.from_dlpack, arrays)) if on_host else None
+        # numpy refuses memory of GPUs, but takes what is managed by CUDA, which a GPU may still be writing to.
+        cuda = any(hasattr(kind, "__cuda_array_interface__") for kind in kinds)
+        if cuda and {device for device, _ in map(_DEVICE, arrays)} != {DLPACK_CPU}:
+            return None
+        return tuple(map(np.from_dlpack, arrays))
     except Exception:  # any exception of an exporter's, or numpy's, which lacks bfloat16
         return None
 

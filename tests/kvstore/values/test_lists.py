@@ -309,6 +309,8 @@ def test_what_is_on_a_device_is_not_read_before_the_device_has_written_it() -> N
     asked: list[dict[str, Any]] = []
 
     class OnDevice(Lent):
+        __cuda_array_interface__ = None  # as cupy's arrays, and others that may be CUDA's
+
         def __dlpack__(self, **options: Any) -> Any:
             asked.append(options)
             return super().__dlpack__()
