@@ -87,8 +87,14 @@ format: $(EXTRA)-dev  ## let ruff format the code and repair what it can
 bench: $(EXTRA)-bench  ## measure everything beside MXNet, gloo and plain sockets; under ten minutes on two cores
 	$(BIN)/python -m benchmarks all
 
+dist: $(EXTRA)-release  ## make the sdist and the wheel from the tracked files; the same files give the same bytes
+	rm -rf dist
+	tools/dist.sh dist $(BIN)/python
+	$(BIN)/twine check --strict dist/*
+	cd dist && sha256sum *
+
 clean:  ## remove .venv and everything that tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test test-all faults lint docs check coverage format bench clean
+.PHONY: help install demo test test-all faults lint docs check coverage format bench dist clean
