@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kvstore.cached import cached
-from kvstore.errors import Mismatch, UsageError, choices
+from kvstore.errors import KeyNotInitialized, Mismatch, UsageError, choices
 
 Key: TypeAlias = "int | str"
+
+MOST_GUESSED = 2_000
 
 ITEMSIZE = {
     "float16": 2,
@@ -130,6 +133,20 @@ def require_floats(specs: Iterable[tuple[Key, Spec]]) -> None:
     for key, spec in specs:
         if spec.dtype not in FLOATS:
             raise Mismatch(f"key {key!r} is {spec}; an optimizer updates floating point only")
+
+
+def without_value(key: Key, known: Collection[Key], where: str = "") -> KeyNotInitialized:
+    """Return the error for a key that is not ``known``; it names the known key that may have been meant.
+
+    Args:
+        key: a key.
+        known: all keys of the store. Among more than ``MOST_GUESSED`` none is looked for: it would take seconds.
+        where: who does not know it, for the message.
+    """
+    names = [each for each in known if isinstance(each, str)] if len(known) <= MOST_GUESSED else []
+    close = difflib.get_close_matches(key, names, n=1) if isinstance(key, str) else []
+    advice = f"did you mean {close[0]!r}? A new key needs init first" if close else "call init first"
+    return KeyNotInitialized(f"key {key!r} has no value{where}; {advice}")
 
 
 def shorten(keys: Iterable[Key], most: int = 8) -> str:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from kvstore.errors import AlreadyInitialized, KeyNotInitialized, NotFinite, UsageError
+from kvstore.errors import AlreadyInitialized, NotFinite, UsageError
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import describe, log_replaced, require_shapes
 from kvstore.optim.updater import Updater, refusals
-from kvstore.spec import Key, Spec, require_floats, require_same
+from kvstore.spec import Key, Spec, require_floats, require_same, without_value
 from kvstore.store.base import KVStore
 from kvstore.store.registry import flag, require_options
 from kvstore.store.statistics import Statistics
@@ -187,7 +187,7 @@ class LocalStore(KVStore):
         self._check()
         spec = self._specs.get(key)
         if spec is None:
-            raise KeyNotInitialized(f"key {key!r} has no value; call init first")
+            raise without_value(key, self._specs)
         for tensor in tensors:
             require_same(key, spec, spec_of(tensor), "this call has")
         return tensors

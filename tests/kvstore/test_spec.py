@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvstore.errors import Mismatch, UsageError
-from kvstore.spec import ITEMSIZE, Spec, as_shape, check_key, require_floats, require_same, shorten
+from kvstore.spec import ITEMSIZE, Key, Spec, as_shape, check_key, require_floats, require_same, shorten, without_value
 
 
 def test_sizes() -> None:
@@ -85,3 +85,20 @@ def test_require_floats() -> None:
 )
 def test_many_keys_are_shortened(count: int, text: str) -> None:
     assert shorten(range(count)) == text
+
+
+@pytest.mark.parametrize(
+    ("key", "known", "advice"),
+    [
+        ("wieght", ["bias", "weight"], "did you mean 'weight'? A new key needs init first"),
+        ("fc.2.weight", ["fc.1.weight", "fc.1.bias"], "did you mean 'fc.1.weight'? A new key needs init first"),
+        ("wieght", ["bias"], "call init first"),
+        ("wieght", [], "call init first"),
+        ("wieght", [*map(str, range(2_000)), "weight"], "call init first"),
+        (12, [1, 2, 112], "call init first"),
+    ],
+    ids=["misspelled", "another layer", "unlike", "none", "among too many", "int"],
+)
+def test_a_key_without_a_value(key: Key, known: list[Key], advice: str) -> None:
+    assert str(without_value(key, known)) == f"key {key!r} has no value; {advice}"
+    assert str(without_value(key, known, " here")) == f"key {key!r} has no value here; {advice}"

@@ -10,8 +10,7 @@ import torch
 from kvstore.cached import cached
 from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.parcels import Parcel, SegmentTable, pack
-from kvstore.errors import KeyNotInitialized
-from kvstore.spec import FLOATS, Key, Spec
+from kvstore.spec import FLOATS, Key, Spec, without_value
 from kvstore.values import Arrays, Layout, outputs_of, values_of
 
 MOST = 1 << 20  # keys in all plans that are kept
@@ -104,7 +103,7 @@ class Plans:
         if plan is None:
             for key in listed:
                 if key not in self.entries:
-                    raise KeyNotInitialized(f"key {key!r} has no value on this worker; call init first")
+                    raise without_value(key, self.entries, " on this worker")
             plan = self._make(listed)
         return plan
 

@@ -460,6 +460,24 @@ def test_a_key_without_a_value(run: Run) -> None:
     run(work)
 
 
+@every
+def test_a_key_that_is_misspelled(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.init(["weight", "bias"], [torch.ones(2), torch.ones(2)])
+        for call in (
+            lambda: store.push("wieght", torch.ones(2)),
+            lambda: store.pull("wieght", torch.ones(2)),
+            lambda: store.pushpull("wieght", torch.ones(2)),
+            lambda: store.push(["bias", "wieght"], [torch.ones(2)] * 2),
+            lambda: store.pull(["bias", "wieght"], [torch.ones(2)] * 2),
+            lambda: store.pushpull(["bias", "wieght"], [torch.ones(2)] * 2),
+        ):
+            with pytest.raises(kv.KeyNotInitialized, match=r"'wieght' has no value.*; did you mean 'weight'\?"):
+                call()
+
+    run(work)
+
+
 @pytest.mark.parametrize(
     "wrong", [torch.ones(3), torch.ones(2, 1), torch.ones(2, dtype=torch.float64), np.ones(2, "i4")]
 )
