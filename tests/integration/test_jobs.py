@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from jobs import job
-from waiting import PROMPT, until
+from waiting import LONG, PROMPT, until
+
+from kvstore.transport.shm.presence import available
 
 TRAIN = """
     import sys
@@ -102,7 +104,7 @@ LINKS = """
 @pytest.mark.parametrize("keys", [False, True])
 def test_a_jobs_links_are_zeromqs_where_that_is_set(tmp_path: Path, keys: bool) -> None:
     """ZeroMQ's threads have names, so one can see what a process uses."""
-    with job(tmp_path, LINKS, keys=keys, KVSTORE_TRANSPORT="zeromq", KVSTORE_SHM="false") as running:
+    with job(tmp_path, LINKS, servers=1, keys=keys, KVSTORE_TRANSPORT="zeromq", KVSTORE_SHM="false") as running:
         assert running.wait() == 0, running.output
         assert not running.members()
     assert running.output.count("ZeroMQ") == 2, running.output
@@ -125,12 +127,11 @@ def test_a_worker_that_exits_with_7(tmp_path: Path) -> None:
         assert not running.members()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path, number: int, code: int) -> None:
+def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path) -> None:
     with job(tmp_path, TRAIN, workers=1, servers=1) as running:
         running.until(running.said("training"), "training")
-        running.process.send_signal(number)
-        assert running.wait(PROMPT) == code
+        running.process.send_signal(signal.SIGINT)
+        assert running.wait(PROMPT) == 130
         assert not running.members()
 
 
@@ -145,11 +146,14 @@ def test_a_member_that_falls_silent_is_lost_by_name(tmp_path: Path) -> None:
         assert not running.members()
 
 
-@pytest.mark.parametrize("shm", ["0", "1"])
-def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path, shm: str) -> None:
+def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path) -> None:
+    """Worker 0 shares no memory, because that can be turned off."""
     script = """
         import os
         import warnings
+        from pathlib import Path
+        if os.environ["DMLC_TASK_ID"] == "0":
+            os.environ["KVSTORE_SHM"] = "0"
         import numpy as np
         import kvstore as kv
 
@@ -159,6 +163,8 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path, shm: s
         store.init("w", weight)
         ticket = store.pushpull("w", np.ones(3, np.float32), out=weight, wait=False)
         store.barrier()                                       # or the fork might come before all have their answers
+        shared = list(Path("/dev/shm").glob(f"kvstore-{os.getuid()}-*-{os.getpid()}-*"))
+        assert bool(shared) == (SHARES and store.rank == 1), shared
         child = os.fork()
         if not child:
             calls = [
@@ -183,10 +189,11 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path, shm: s
             store.pushpull("w", np.full(3, value, np.float32), out=weight)
             assert (weight == 2 * value).all(), weight
         """
-    with job(tmp_path, script, servers=1, KVSTORE_SHM=shm) as running:
+    with job(tmp_path, script.replace("SHARES", repr(available())), servers=1) as running:
         assert running.wait() == 0, running.output
 
 
+@pytest.mark.long
 def test_an_error_nobody_waited_for_fails_the_job(tmp_path: Path) -> None:
     script = """
         import numpy as np
@@ -252,15 +259,17 @@ def test_a_worker_that_never_pushes_is_named_at_the_deadline(tmp_path: Path) -> 
         except kv.DeadlineExceeded as error:
             print("late:", error, flush=True)
         """
-    with job(
-        tmp_path, script, servers=1, KVSTORE_PATIENCE_S="5", KVSTORE_TIMEOUT_S="5", KVSTORE_JOIN_TIMEOUT_S="60"
-    ) as running:
+    settings = {"KVSTORE_TIMEOUT_S": "1", "KVSTORE_PATIENCE_S": "5"}
+    settings["KVSTORE_JOIN_TIMEOUT_S"] = f"{LONG:g}"  # processes that start are not late yet
+    with job(tmp_path, script, servers=1, **settings) as running:
         running.wait()
-    assert "pushpull of 'w', 'v' is not done after 5 s" in running.output
+    assert "pushpull of 'w', 'v' is not done after 1 s" in running.output, "that is said, and patience goes on"
+    assert "late: pushpull of 'w', 'v' is not done after 5 s" in running.output
     assert "worker 1, whose push 1 of" in running.output
-    assert "barrier is not done after 5 s: the scheduler waits at the barrier for worker 0" in running.output
+    assert "late: barrier is not done after 5 s: the scheduler waits at the barrier for worker 0" in running.output
 
 
+@pytest.mark.long
 def test_a_worker_that_does_not_come_is_named(tmp_path: Path) -> None:
     script = """
         import os, time

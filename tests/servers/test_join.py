@@ -248,7 +248,9 @@ def test_the_failure_of_a_worker_is_told_to_those_who_have_joined():
         assert cluster.run_sessions(work)[0] == "worker 1 failed: ValueError: no such file"
 
 
-def test_a_worker_that_leaves_without_joining_is_named():
+def test_a_worker_that_leaves_without_joining_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("servers.server.FAREWELL_S", 0.2)
+
     def work(session: Session) -> str:
         store = DistStore(session)
         store.init("w", torch.zeros(3))

@@ -18,6 +18,7 @@ from waiting import LONG
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded
 from kvstore.member import client
+from kvstore.transport.shm.presence import available
 
 KEYS = list(range(6))
 SIZE = 50_000  # elements, of which many messages are made
@@ -81,6 +82,31 @@ def test_the_same_memory_in_and_out(job: ThreadedJob):
 
     for outs in job.run(same):
         assert [out.unique().tolist() for out in outs] == [[total] for total in sums(KEYS)]
+
+
+@pytest.mark.skipif(not available(), reason="memory cannot be shared here")
+def test_an_array_of_the_stores_is_pushed_from_where_it_is(directory: Path, monkeypatch: pytest.MonkeyPatch):
+    cat, copied = torch.cat, []
+
+    def noting(*args: Any, **options: Any) -> torch.Tensor:
+        if threading.current_thread().name == "worker 0":
+            copied.append(1)
+        return cat(*args, **options)
+
+    def work(store: DistStore) -> None:
+        ours, plain, out = store.empty((300, 400)), torch.ones(300, 400), torch.zeros(300, 400)
+        store.init("w", plain)
+        copied.clear()
+        for step in range(3):
+            store.pushpull("w", ours.fill_(step), out=out)
+            assert (out == step).all()
+        assert not copied
+        store.pushpull("w", plain, out=out)
+        assert copied
+
+    monkeypatch.setattr(torch, "cat", noting)
+    with ThreadedJob(1, 1, directory=directory, kind="shm") as job:
+        job.run(work)
 
 
 def test_arrays_may_change_after_a_call_that_failed(directory: Path, monkeypatch: pytest.MonkeyPatch):
