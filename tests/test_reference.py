@@ -71,6 +71,30 @@ def test_every_public_method_has_a_docstring_whose_first_line_says_what_it_does(
     assert {name: line for name, line in first.items() if not re.match(r"[A-Z`].*[.:]$", line)} == {}
 
 
+def test_every_argument_is_described() -> None:
+    """In its own line below ``Args``, or by name in the text; an override may refer to what it overrides."""
+    missing = {}
+    for name, (function, text) in dict(_called()).items():
+        listed = "".join(text.partition(f"{section}:\n")[2].partition("\n\n")[0] for section in ("Args", "Attributes"))
+        if unknown := [
+            parameter
+            for parameter in inspect.signature(function).parameters
+            if parameter not in ("self", "args", "kwargs", "other")
+            and not re.search(rf"^ *{parameter}: |`{parameter}(?:`|=)", f"{listed}\n{text}", flags=re.MULTILINE)
+        ]:
+            missing[name] = unknown
+    assert missing == {}
+
+
+def _called() -> Iterator[tuple[str, tuple[Any, str]]]:
+    for name, text in DOCUMENTED.items():
+        thing = NAMES.get(name) or getattr(NAMES[name.rpartition(".")[0]], name.rpartition(".")[2])
+        if inspect.isclass(thing):
+            thing = None if issubclass(thing, BaseException) else thing.__init__
+        if inspect.isfunction(thing) and not text.startswith("See ``"):
+            yield name, (thing, text)
+
+
 def test_docstrings_render_and_name_no_files_of_the_source() -> None:
     foreign = re.compile(r"::$|^:\w+|^\w+\n-{3,}$|\b(?:kvstore|workers|servers|launcher)/[\w/]*\.py", re.MULTILINE)
     assert {name: found[0] for name, text in DOCUMENTED.items() if (found := foreign.search(text))} == {}

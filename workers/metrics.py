@@ -64,12 +64,12 @@ class EvalMetric:
         self.reset()
 
     def measure(self, label: torch.Tensor, pred: torch.Tensor) -> tuple[torch.Tensor | float, int]:
-        """Return the sum over a batch's instances, and their number."""
+        """Return the sum over a batch's instances, by ``label`` and ``pred``, and their number."""
         raise NotImplementedError(f"{type(self).__name__} defines neither measure nor update")
 
     @torch.no_grad()
     def update(self, labels: Any, preds: Any) -> None:
-        """Add a batch: its labels and predictions, or lists with those of each device.
+        """Add a batch: its ``labels`` and predictions ``preds``, or lists with those of each device.
 
         Raises:
             Mismatch: the shapes or numbers of labels and predictions do not match.
@@ -80,7 +80,7 @@ class EvalMetric:
             self.num_inst += count
 
     def update_dict(self, labels: Mapping[str, Any], preds: Mapping[str, Any]) -> None:
-        """Add a batch: the labels are ``labels["label"]``, and the predictions ``preds[self.output]``."""
+        """Add a batch: of ``labels`` the item ``label``, of ``preds`` the item that the attribute ``output`` names."""
         self.update(labels["label"], preds[self.output])
 
     def reset(self) -> None:
@@ -123,7 +123,7 @@ class EvalMetric:
         self.sum_metric, self.num_inst = total, count
 
     def reduce(self, reducer: Sums) -> None:
-        """Add up sums and counts of all workers since the last ``reset``. All workers call this."""
+        """Add up sums and counts of all workers since the last ``reset``, by a ``reducer``. All workers call this."""
         self.load_totals(reducer.sum(self.totals()))
 
     def __str__(self) -> str:
@@ -135,6 +135,7 @@ class CompositeEvalMetric(EvalMetric):
 
     Args:
         metrics: an argument of ``create`` for each metric.
+        name: the name of all of them together.
     """
 
     def __init__(self, metrics: Iterable[Any] = (), name: str = "composite") -> None:
@@ -142,11 +143,11 @@ class CompositeEvalMetric(EvalMetric):
         super().__init__(name)
 
     def add(self, metric: Any) -> None:
-        """Add a metric."""
+        """Add ``metric``, which may be all that ``create`` takes."""
         self.metrics.append(create(metric))
 
     def get_metric(self, index: int) -> EvalMetric:
-        """Return a metric by its number, from 0."""
+        """Return the metric with the number ``index``, from 0."""
         return self.metrics[index]
 
     def update(self, labels: Any, preds: Any) -> None:
@@ -198,6 +199,10 @@ class Accuracy(EvalMetric):
     """The fraction of instances whose predicted class is right.
 
     Predictions are scores of classes along ``axis``, or classes, in the shape of the labels.
+
+    Args:
+        axis: the axis of the predictions that counts classes.
+        name: the name that is printed.
     """
 
     def __init__(self, axis: int = 1, name: str = "accuracy") -> None:
@@ -213,7 +218,15 @@ class Accuracy(EvalMetric):
 
 
 class TopKAccuracy(EvalMetric):
-    """The fraction of instances whose class is among the ``top_k`` with the highest scores (N x classes)."""
+    """The fraction of instances whose class is among the ``top_k`` with the highest scores (N x classes).
+
+    Args:
+        top_k: how many classes count as a hit, at least 2.
+        name: the beginning of the name that is printed; ``_`` and ``top_k`` follow.
+
+    Raises:
+        UsageError: ``top_k`` is less than 2: use ``Accuracy``.
+    """
 
     def __init__(self, top_k: int = 1, name: str = "top_k_accuracy") -> None:
         if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 2:
@@ -233,6 +246,8 @@ class CrossEntropy(EvalMetric):
 
     Args:
         probabilities: predictions are probabilities (N x C), as in MXNet; ``eps`` is added to them.
+        eps: what is added to probabilities, so that 0 has a logarithm.
+        name: the name that is printed.
     """
 
     def __init__(self, probabilities: bool = False, eps: float = 1e-12, name: str = "cross-entropy") -> None:
@@ -250,7 +265,11 @@ class CrossEntropy(EvalMetric):
 
 
 class Loss(EvalMetric):
-    """The mean of the losses; in ``fit``, of the training loss."""
+    """The mean of the losses; in ``fit``, of the training loss.
+
+    Args:
+        name: the name that is printed.
+    """
 
     output = "loss"
 
@@ -271,6 +290,7 @@ class CustomMetric(EvalMetric):
 
     Args:
         feval: a function from a batch's labels and predictions to a number, or to a sum and a count.
+        name: the name that is printed; None for ``custom(...)`` with the name of the function.
     """
 
     def __init__(self, feval: Callable[[torch.Tensor, torch.Tensor], Any], name: str | None = None) -> None:

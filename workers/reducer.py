@@ -21,6 +21,7 @@ class Reducer:
     Args:
         kvstore: the training's store, or its type. With a ``dist_*`` store the sums are over all workers of the job,
             with any other they are this process's own. ``auto``: all workers in a job, this process outside of one.
+        kind: the former name of ``kvstore``; it warns.
     """
 
     def __init__(self, kvstore: KVStore | str = "auto", *, kind: str | None = None) -> None:
@@ -38,13 +39,16 @@ class Reducer:
         return reducer
 
     def sum(self, numbers: Mapping[str, float]) -> dict[str, float]:
-        """Return each number's sum over the workers."""
+        """Return the sum over the workers of each of ``numbers``, by name."""
         totals = {f"number/{name}": torch.tensor([value], dtype=torch.float64) for name, value in numbers.items()}
         self._allreduce(totals)
         return {name: float(totals[f"number/{name}"]) for name in numbers}
 
     def average(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Replace each tensor by its mean over the workers. Means of integers (batch counts) are rounded down."""
+        """Replace each of ``tensors``, by name, by its mean over the workers.
+
+        Means of integers (batch counts) are rounded down.
+        """
         floats = {f"tensor/{name}": t for name, t in tensors.items() if t.is_floating_point()}
         self._allreduce(floats)
         for tensor in floats.values():

@@ -97,7 +97,7 @@ class _Split(Sampler[T_co]):
         return {**self._setting(), "epoch": epoch, "taken": taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state_dict`` was called, in this part or another part of the same split.
+        """Continue where ``state_dict`` returned ``state``, in this part or another part of the same split.
 
         If all parts were equally far, the state of one is enough for all.
 

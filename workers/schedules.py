@@ -60,12 +60,22 @@ class LRScheduler:
         return self.warmup_begin_lr + (self.base_lr - self.warmup_begin_lr) * float(num_update) / self.warmup_steps
 
     def after_warmup(self, num_update: int) -> float:
-        """Return the learning rate of an update after the warm-up."""
+        """Return the learning rate of update ``num_update``, which is after the warm-up."""
         raise NotImplementedError
 
 
 class FactorScheduler(LRScheduler):
-    """Multiplies the rate by ``factor`` after every ``step`` updates, down to ``stop_factor_lr``."""
+    """Multiplies the rate by ``factor`` after every ``step`` updates, down to ``stop_factor_lr``.
+
+    Args:
+        step: the number of updates between two changes of the rate.
+        factor: what the rate is multiplied by.
+        stop_factor_lr: the least rate.
+        base_lr: the learning rate at the end of the warm-up. A ``learning_rate`` in ``optimizer_params`` replaces it.
+        warmup_steps: the number of updates in the warm-up; see ``LRScheduler``.
+        warmup_begin_lr: the rate at the beginning of the warm-up.
+        warmup_mode: ``linear`` or ``constant``.
+    """
 
     def __init__(
         self,
@@ -94,7 +104,16 @@ class FactorScheduler(LRScheduler):
 
 
 class MultiFactorScheduler(LRScheduler):
-    """Multiplies the rate by ``factor`` after each update listed in ``step``."""
+    """Multiplies the rate by ``factor`` after each update listed in ``step``.
+
+    Args:
+        step: the numbers of the updates after which the rate changes, in increasing order.
+        factor: what the rate is multiplied by.
+        base_lr: the learning rate at the end of the warm-up. A ``learning_rate`` in ``optimizer_params`` replaces it.
+        warmup_steps: the number of updates in the warm-up; see ``LRScheduler``.
+        warmup_begin_lr: the rate at the beginning of the warm-up.
+        warmup_mode: ``linear`` or ``constant``.
+    """
 
     def __init__(
         self,
@@ -121,7 +140,17 @@ class MultiFactorScheduler(LRScheduler):
 
 
 class PolyScheduler(LRScheduler):
-    """Goes from the base rate to ``final_lr``, reached at ``max_update``, as a polynomial of power ``pwr``."""
+    """Goes from the base rate to ``final_lr``, reached at ``max_update``, as a polynomial of power ``pwr``.
+
+    Args:
+        max_update: the number of the update at which ``final_lr`` is reached.
+        base_lr: the learning rate at the end of the warm-up. A ``learning_rate`` in ``optimizer_params`` replaces it.
+        pwr: the power of the polynomial.
+        final_lr: the rate at the end.
+        warmup_steps: the number of updates in the warm-up; see ``LRScheduler``.
+        warmup_begin_lr: the rate at the beginning of the warm-up.
+        warmup_mode: ``linear`` or ``constant``.
+    """
 
     def __init__(
         self,
@@ -145,7 +174,16 @@ class PolyScheduler(LRScheduler):
 
 
 class CosineScheduler(LRScheduler):
-    """Goes from the base rate to ``final_lr``, reached at ``max_update``, as half a period of a cosine."""
+    """Goes from the base rate to ``final_lr``, reached at ``max_update``, as half a period of a cosine.
+
+    Args:
+        max_update: the number of the update at which ``final_lr`` is reached.
+        base_lr: the learning rate at the end of the warm-up. A ``learning_rate`` in ``optimizer_params`` replaces it.
+        final_lr: the rate at the end.
+        warmup_steps: the number of updates in the warm-up; see ``LRScheduler``.
+        warmup_begin_lr: the rate at the beginning of the warm-up.
+        warmup_mode: ``linear`` or ``constant``.
+    """
 
     def __init__(
         self,

@@ -24,13 +24,16 @@ class KVStore:
     device, whose sum counts. Numpy arrays of foreign byte order are converted; nothing can be written into them. Every
     method that takes a key also takes a list of keys, with a list of values.
 
-    To add a store, subclass and register it (as MXNet's ``KVStoreBase.register``):
+    ``create`` makes one. To add a store, subclass and register it (as MXNet's ``KVStoreBase.register``):
 
         @kv.KVStore.register
         class Mine(kv.KVStore):
             def pushpull(self, key, value, out=None, priority=0, *, wait=True, copy=True): ...
 
         kv.create("mine")
+
+    Args:
+        name: what ``type`` is; the name of the class, in lower case, if it is empty.
     """
 
     def __init__(self, name: str = "") -> None:
@@ -43,6 +46,10 @@ class KVStore:
         """Give new keys their first values; on all workers, once for each key.
 
         Rank 0's values are the ones that count. On the others this returns when they are there.
+
+        Args:
+            key: one new key or a list of them.
+            value: for each key, an array. Its shape and dtype are the key's from now on. Of a list, the first counts.
 
         Raises:
             AlreadyInitialized: a key was initialized before; nothing has changed.
@@ -110,18 +117,44 @@ class KVStore:
             priority: higher ones are served first where there is a choice.
             wait: as for ``pull``.
             copy: as for ``pull``.
+
+        Returns:
+            A ticket that is done when ``out`` is written.
+
+        Raises:
+            KeyNotInitialized: this worker has not passed a key to ``init``.
+            Mismatch: a value or an ``out`` has another shape or dtype than its key.
+            NotFinite: as for ``push``.
+            DeadlineExceeded: as for ``pull``.
         """
         values = self._pairs(key, value)
         outs = values if out is None else self._pairs(key, out)
         return finish(self._pushpull(values, outs, priority, copy), wait)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """``init`` with ``value``, then ``pull`` into ``out``: every worker gets rank 0's values."""
+        """``init`` with ``value``, then ``pull`` into ``out``: every worker gets rank 0's values.
+
+        Args:
+            key: one new key or a list of them.
+            value: as for ``init``.
+            out: as for ``pull``.
+            priority: as for ``pull``.
+        """
         self.init(key, value)
         self.pull(key, out, priority)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Unsupported: all values are dense."""
+        """Unsupported: all values are dense. It is there for MXNet's scripts, and takes what MXNet's does.
+
+        Args:
+            key: one key or a list of them.
+            out: what would be written into.
+            priority: which would be served first.
+            row_ids: which rows would be pulled.
+
+        Raises:
+            Unsupported: always.
+        """
         raise Unsupported("all values are dense: pull(key, out) writes all rows")
 
     def empty(self, shape: Any, dtype: Any = None) -> Any:
@@ -198,7 +231,14 @@ class KVStore:
         raise self._unsupported("set_gradient_compression")
 
     def set_updater(self, updater: Callable[[int | str, Any, Any], None]) -> None:
-        """Update with ``updater(key, pushed, stored)``, which changes ``stored`` in place; local stores only."""
+        """Update with a function of one's own, instead of an optimizer; local stores only.
+
+        Args:
+            updater: is called as ``updater(key, pushed, stored)``, and changes ``stored`` in place.
+
+        Raises:
+            Unsupported: the store is distributed: no code goes to servers.
+        """
         raise self._unsupported("set_updater")
 
     @property
@@ -210,6 +250,9 @@ class KVStore:
         """Use ``lr`` from this worker's next push on; momentum and other state stay.
 
         With ``dist_sync`` all workers that set one must set the same for the same round.
+
+        Args:
+            lr: the new learning rate, of all keys whose group has none of its own.
         """
         self.set_hyperparameters(learning_rate=lr)
 
@@ -239,7 +282,11 @@ class KVStore:
         """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices.
 
         With compression, what this worker's encodings lack so far is in it too; then each worker writes a file of its
-        own, if the run is to go on exactly as it would have. A ``note`` is kept with it, for the caller's own use.
+        own, if the run is to go on exactly as it would have.
+
+        Args:
+            path: the file to write. It is replaced in one step, so that it is never half written.
+            note: a text that is kept with it, for the caller's own use.
         """
         raise self._unsupported("save_optimizer_states")
 
@@ -247,6 +294,12 @@ class KVStore:
         """Take the optimizer's state from ``path``; all workers may call it, rank 0's file is the one that counts.
 
         With compression, a worker also takes what its own encodings lacked, if the file is one that it wrote itself.
+
+        Args:
+            path: a file that ``save_optimizer_states`` has written, with any number of workers and servers.
+
+        Raises:
+            UsageError: the file is damaged, or belongs to another optimizer.
         """
         raise self._unsupported("load_optimizer_states")
 
@@ -314,7 +367,14 @@ class KVStore:
         return self.rank
 
     def is_capable(self, capability: str) -> bool:
-        """Whether the store has an ability; ``optimizer`` is the only one there is to ask for."""
+        """Whether the store has an ability.
+
+        Args:
+            capability: ``optimizer``, the only one there is to ask for; upper or lower case.
+
+        Raises:
+            UnknownName: another one.
+        """
         if capability.lower() != "optimizer":
             raise UnknownName(f"there is no capability {capability!r}; choose from optimizer")
         return type(self).set_optimizer is not KVStore.set_optimizer
@@ -380,7 +440,14 @@ class KVStore:
 
     @staticmethod
     def register(cls: T) -> T:
-        """Class decorator: make ``create`` know the class by its lower-case name, and call it with its options."""
+        """Class decorator: make ``create`` know the class by its lower-case name, and call it with its options.
+
+        Args:
+            cls: a subclass of ``KVStore``.
+
+        Raises:
+            UsageError: it is something else.
+        """
         if not (isinstance(cls, type) and issubclass(cls, KVStore)):
             raise UsageError(f"only a subclass of KVStore can be registered, not {cls!r}")
         register(cls.__name__.lower(), cls)

@@ -81,7 +81,11 @@ class Replicas(ABC):
         self._broadcast()
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step of the optimizer, and average what is due. Returns the result of the optimizer's ``step``."""
+        """Make one step of the optimizer, and average what is due. Returns the result of the optimizer's ``step``.
+
+        Args:
+            closure: what the optimizer's ``step`` takes: it evaluates the model again and returns the loss.
+        """
         loss: float | None = self._optimizer.step() if closure is None else self._optimizer.step(closure)
         self.after_step()
         return loss

@@ -35,7 +35,7 @@ class BatchEndParam(NamedTuple):
         return config.ranks.rank if config.ranks else max(0, config.rank_hint)
 
     def value(self, name: str | None = None) -> tuple[str, float]:
-        """Return a metric's name and value; for None, the first metric's.
+        """Return the name and the value of the metric ``name``; for None, of the first metric.
 
         Raises:
             UnknownName: there is no such metric.

@@ -38,7 +38,7 @@ class ProgressBar:
         self._redirected: list[logging.StreamHandler[Any]] = []
 
     def begin(self, run: Counting) -> None:
-        """Take the number of batches from the run."""
+        """Take the number of batches from ``run``."""
         if self.total is None:
             self.total = run.num_batches
 

@@ -38,7 +38,7 @@ class LearningRateScheduler:
         self._run: Rated | None = None
 
     def begin(self, run: Rated) -> None:
-        """Set the rate of the first epoch."""
+        """Set the rate of the first epoch of ``run``."""
         self._run = run
         run.trainer.set_learning_rate(self._schedule(run.epoch))
 
@@ -79,7 +79,7 @@ class TorchScheduler:
         self._loaded: tuple[Any, list[dict[str, Any]]] | None = None
 
     def begin(self, run: Rated) -> None:
-        """Make the scheduler. It sets the first rates."""
+        """Make the scheduler, which sets the first rates of ``run``."""
         optimizer = run.trainer.optimizer
         self._scheduler, self._groups = self._make(optimizer), optimizer.param_groups
         if not all(callable(getattr(self._scheduler, name, None)) for name in ("step", "state_dict")):
@@ -115,7 +115,7 @@ class TorchScheduler:
             self._scheduler.step()
 
     def missed(self, batches: int) -> None:
-        """Make one step for each batch that this worker had less than others."""
+        """Make ``batches`` steps, one for each batch that this worker had less than others."""
         for _ in range(batches):
             self._scheduler.step()
 
@@ -130,7 +130,7 @@ class TorchScheduler:
         return {"bundle": base64.b64encode(packed).decode()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned, before ``begin``.
+        """Go on from ``state``, which ``state_dict`` returned; before ``begin``.
 
         Raises:
             UsageError: the state is damaged.

@@ -21,6 +21,10 @@ class do_checkpoint:  # noqa: N801 - MXNet's name
     """Saves a ``Checkpoint`` after every ``period`` epochs; an ``epoch_end_callback``, on every worker.
 
     After epoch 0 that is ``prefix-0001.safetensors`` and its companions; see ``workers.Checkpoint``.
+
+    Args:
+        prefix: the beginning of the files' names. Folders in it are made when needed.
+        period: the number of epochs from one checkpoint to the next.
     """
 
     def __init__(self, prefix: str, period: int = 1) -> None:
@@ -28,7 +32,7 @@ class do_checkpoint:  # noqa: N801 - MXNet's name
         self._run: Saving | None = None
 
     def begin(self, run: Saving) -> None:
-        """Remember the run, which saves."""
+        """Remember ``run``, which saves."""
         self._run = run
 
     def __call__(
@@ -44,6 +48,10 @@ class do_batch_checkpoint:  # noqa: N801 - beside MXNet's do_checkpoint
 
     After batch 99 of epoch 2 that is ``prefix-0002-000100.safetensors`` and its companions. Old ones stay.
     The training data needs a sampler that can continue within an epoch, such as ``SplitSampler``.
+
+    Args:
+        prefix: the beginning of the files' names. Folders in it are made when needed.
+        period: the number of batches from one checkpoint to the next.
     """
 
     def __init__(self, prefix: str, period: int) -> None:
@@ -51,7 +59,7 @@ class do_batch_checkpoint:  # noqa: N801 - beside MXNet's do_checkpoint
         self._run: Saving | None = None
 
     def begin(self, run: Saving) -> None:
-        """Remember the run, which saves."""
+        """Remember ``run``, which saves."""
         self._run = run
 
     def __call__(self, param: BatchEndParam) -> None:

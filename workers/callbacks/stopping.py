@@ -55,7 +55,7 @@ class EarlyStopping:
         self._run: Stoppable | None = None
 
     def begin(self, run: Stoppable) -> None:
-        """Remember the run, which is to be stopped.
+        """Remember ``run``, which is to be stopped.
 
         Raises:
             UsageError: the run has no evaluation data.
@@ -88,7 +88,7 @@ class EarlyStopping:
         return {"best": self.best, "best_epoch": self.best_epoch, "waited": self._waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned."""
+        """Go on from ``state``, which ``state_dict`` returned."""
         best, epoch, waited = state["best"], state["best_epoch"], int(state["waited"])
         self.best = None if best is None else float(best)
         self.best_epoch = None if epoch is None else int(epoch)

@@ -157,13 +157,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop all gradients, or set them to zero; see ``torch.optim.Optimizer.zero_grad``."""
+        """Drop all gradients, or with ``set_to_none=False`` set them to zero."""
         self.optimizer.zero_grad(set_to_none)
         if self._gradients is not None:
             self._gradients.step_over()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to the optimizer. Every worker calls this, between two steps."""
+        """Add ``param_group``, as torch's optimizers take it. Every worker calls this, between two steps."""
         if self._gradients is not None:
             self._gradients.require_between("add_param_group()")
         self.optimizer.add_param_group(param_group)
@@ -176,7 +176,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the optimizer's state; the same on all workers, or before ``broadcast_optimizer_state``."""
+        """Load ``state_dict`` into the optimizer; the same on all workers, or before ``broadcast_optimizer_state``."""
         self.optimizer.load_state_dict(state_dict)
 
     def reset_grad(self) -> None:

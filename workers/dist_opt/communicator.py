@@ -53,11 +53,20 @@ class Communicator:
             self._plain.sum([keyed([as_output(out) for out in tensor])])
 
     def all_reduce_half(self, tensor: Any) -> None:
-        """``all_reduce`` of floats that are sent as float16. Values beyond its range, 65504, become infinite."""
+        """``all_reduce`` of floats that are sent as float16.
+
+        Args:
+            tensor: as for ``all_reduce``. Values beyond float16's range, 65504, become infinite.
+        """
         self.fused_all_reduce_half([tensor])
 
     def fused_all_reduce_half(self, tensor: Sequence[Any], send: bool = True) -> None:
-        """``all_reduce_half`` of several tensors, in one message; see ``fused_all_reduce``."""
+        """``all_reduce_half`` of several tensors, in one message.
+
+        Args:
+            tensor: the list of tensors.
+            send: False does nothing, as for ``fused_all_reduce``.
+        """
         if send:
             outs = [as_output(out) for out in tensor]
             halves = [out.half() for out in outs]

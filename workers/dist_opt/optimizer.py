@@ -194,11 +194,14 @@ class DistOpt(Communicator):
 
         Gradients may be of several batches, or clipped; they stay until ``opt.zero_grad()``. Parameters without a
         gradient on any worker, as after ``update``, do not change.
+
+        Args:
+            threshold: as for ``backward_and_update``.
         """
         self._average_and_update(self._plain, threshold, *self._gradients.read())
 
     def update(self, param: torch.Tensor, grad: torch.Tensor) -> None:
-        """Update one parameter with ``grad``, a sum over workers, divided by their number. This drops its ``grad``.
+        """Update ``param`` with ``grad``, a sum over workers, divided by their number. The parameter's own is dropped.
 
         Raises:
             UsageError: the optimizer does not have the parameter.

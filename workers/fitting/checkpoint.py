@@ -99,7 +99,7 @@ class Checkpoint:
             path.unlink(missing_ok=True)
 
     def save_weights(self, model: nn.Module, about: Mapping[str, Any] | None = None) -> None:
-        """Write the model's state, with ``about`` (JSON) as metadata.
+        """Write the state of ``model``, with ``about`` (JSON) as metadata.
 
         Raises:
             UsageError: the model's state has other values than tensors.
@@ -110,7 +110,7 @@ class Checkpoint:
         _write(self.weights, tensors, {"format": WEIGHTS, **(about or {})})
 
     def load_weights(self, model: nn.Module) -> dict[str, Any]:
-        """Load the model's state, before a ``Trainer`` is made for it; return what was saved as ``about``.
+        """Load the state of ``model``, before a ``Trainer`` is made for it; return what was saved as ``about``.
 
         Raises:
             CheckpointError: the file is missing or damaged.
@@ -171,7 +171,7 @@ class Checkpoint:
         trainer.load_states(path)
 
     def save_worker(self, rank: int, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
-        """Write worker ``rank``'s own state: tensors, and ``about`` (JSON).
+        """Write worker ``rank``'s own state: ``tensors``, and ``about`` (JSON).
 
         Raises:
             UsageError: ``about`` cannot be written as JSON.
@@ -179,7 +179,7 @@ class Checkpoint:
         _write(self.worker(rank), tensors, {"format": WORKER, **about})
 
     def load_worker(self, rank: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return what ``save_worker`` wrote.
+        """Return what ``save_worker`` wrote for worker ``rank``.
 
         Raises:
             CheckpointError: the file is missing or damaged.

@@ -178,6 +178,9 @@ class Trainer:
     def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
         """Replace every gradient by its sum over devices and workers, for example to clip it before ``update``.
 
+        Args:
+            ignore_stale_grad: as for ``step``.
+
         Raises:
             UsageError: updates happen on the store, in ``step``; see also ``step``.
         """
@@ -196,7 +199,11 @@ class Trainer:
         self._summed.note(self._params)
 
     def update(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
-        """Update with the gradients that ``allreduce_grads`` has summed; see ``step`` for the arguments.
+        """Update with the gradients that ``allreduce_grads`` has summed.
+
+        Args:
+            batch_size: as for ``step``.
+            ignore_stale_grad: as for ``step``.
 
         Raises:
             UsageError: updates happen on the store; or a parameter has no gradient.
