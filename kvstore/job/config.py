@@ -49,6 +49,7 @@ class Config:
         congestion: the congestion control of plain TCP links; empty for the system's, but not BBR.
         pacing: whether plain TCP links keep to a rate, so that they share lines well.
         update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
+        columns: the width of the terminal on which ``launch.py`` shows a line that this process rewrites; 0 for none.
         job: a name for the job that a file name can have; the same in all processes of it.
         shm: whether processes of one host share memory.
         encryption: whether links over TCP are to be encrypted, which takes keys.
@@ -80,6 +81,7 @@ class Config:
     congestion: str = ""
     pacing: bool = True
     update_on_kvstore: bool = True
+    columns: int = 0
     job: str = "none"
     shm: bool = True
     encryption: bool = True
@@ -146,6 +148,7 @@ class Config:
             congestion=settings.CONGESTION.read(env),
             pacing=settings.PACING.read(env),
             update_on_kvstore=settings.UPDATE_ON_KVSTORE.read(env),
+            columns=settings.COLUMNS.read(env),
             job=_job(env, root),
             shm=settings.SHM.read(env),
             encryption=encryption,

@@ -290,6 +290,12 @@ OMP_NUM_THREADS = Setting(
     shown="the host's cores ÷ its processes of the same role",
 )
 NO_COLOR = Setting("NO_COLOR", Text("any text"), "", "keeps colors out of `launch.py`'s output")
+COLUMNS = Setting(
+    "KVSTORE_COLUMNS",
+    Integer(0),
+    0,
+    "how wide the terminal is on which `launch.py` shows this process's progress bar; 0 for none; `launch.py` sets it",
+)
 
 # ---- the job
 ROLE = Setting("DMLC_ROLE", OneOf(ROLES), "worker", "what this process is")
@@ -332,7 +338,7 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     "Waiting and failure": (TIMEOUT_S, PATIENCE_S, JOIN_TIMEOUT_S, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, PULSE),
     "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING),
     "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS),
-    "Training and output": (UPDATE_ON_KVSTORE, OMP_NUM_THREADS, NO_COLOR),
+    "Training and output": (UPDATE_ON_KVSTORE, OMP_NUM_THREADS, NO_COLOR, COLUMNS),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
         *(JOB, LOCAL_RANK, LOCAL_SIZE, ROOT_FD, AGENT, ENLIST),

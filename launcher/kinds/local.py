@@ -13,7 +13,7 @@ from typing import Protocol
 
 from kvstore.errors import ConfigError
 from kvstore.job.processes import source_root
-from kvstore.job.settings import TRANSPORT
+from kvstore.job.settings import COLUMNS, TRANSPORT
 from launcher.errors import LaunchError
 from launcher.job import dryrun
 from launcher.job.description import Job
@@ -26,7 +26,7 @@ from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import cores, open_standard_streams, require_files
 from launcher.supervision.crew import Crew
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.output import Outlet
+from launcher.supervision.output import Outlet, columns
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor
 
@@ -121,7 +121,7 @@ def _run(
 ) -> int:
     listener = _listen() if _transport(environ) == "tcp" else None
     around = HostEnvironment(
-        environ=environ,
+        environ={**environ, COLUMNS.name: str(columns(caller.outlet.stderr, environ))},
         python=sys.executable,
         cores=cores(),
         shims=str(directory.shims(sys.executable)),

@@ -4,6 +4,8 @@ supervisor   the loop
 crew         the interface of what runs tasks, and of who hears from it
 ending       when a job ends, and how. No I/O
 output       the output of many processes as whole lines
+rewritten    output that is rewritten, as a progress bar is, for a terminal
+status_line  where a terminal shows that. No I/O
 signals      signals as something to wait for
 report       tells the scheduler which process has failed
 """

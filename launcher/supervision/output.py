@@ -7,14 +7,17 @@ import re
 import select
 import stat
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from kvstore.job.settings import NO_COLOR
+from launcher.supervision.status_line import StatusLine
 
 # The longest line, in bytes. A longer one is split, or one process could fill the memory.
 MAX_LINE = 16 << 20
 # What a writable pipe takes without blocking, in bytes.
 _CHUNK = 4096
+# The width of a terminal that does not know its own.
+_COLUMNS = 80
 
 _SEGMENT = re.compile(rb"([^\r\n]*)(\r\n|\r|\n|\Z)")
 # Cyan, green, magenta, yellow, blue, and the bright ones. Red is for errors, black and white are backgrounds.
@@ -91,16 +94,22 @@ class Outlet:
         self.broken: dict[int, OSError] = {}
         self._queue: deque[tuple[int, memoryview]] = deque()
         self._never_blocks = {fd for fd in (stdout, stderr) if _is_file(fd)}
+        self._terminals = {fd for fd in (stdout, stderr) if os.isatty(fd)}
+        self._status, self._status_fd = StatusLine(), stderr
 
     def put(self, fd: int, lines: bytes) -> None:
         """Queue whole lines for a descriptor."""
         if lines and fd not in self.broken:
-            self._queue.append((fd, memoryview(lines)))
-            self.pending += len(lines)
+            self._append(fd, self._status.make_room() + lines if fd in self._terminals else lines)
+
+    def show(self, fd: int, source: Hashable, status: bytes) -> None:
+        """Show the status of a source below all lines on a terminal; an empty one ends it."""
+        self._status_fd = fd
+        self._status.set(source, status)
 
     def pump(self) -> None:
         """Write what can be written now. After an error a descriptor is in `broken`, and its lines are dropped."""
-        while self._queue:
+        while self._queue or self._draw():
             fd, data = self._queue[0]
             free = fd in self._never_blocks
             if fd not in self.broken:
@@ -120,6 +129,17 @@ class Outlet:
             else:
                 self._queue[0] = (fd, data[written:])
 
+    def _draw(self) -> bool:
+        """Queue the status if it has changed; a slow terminal gets the latest one alone."""
+        status = b"" if self._status_fd in self.broken else self._status.draw()
+        if status:
+            self._append(self._status_fd, status)
+        return bool(status)
+
+    def _append(self, fd: int, data: bytes) -> None:
+        self._queue.append((fd, memoryview(data)))
+        self.pending += len(data)
+
     @property
     def waits_for(self) -> int | None:
         """The descriptor that must become writable before `pump` can go on."""
@@ -136,7 +156,19 @@ def prefix(name: str, index: int, color: bool) -> bytes:
 
 def wants_color(fd: int, environ: Mapping[str, str]) -> bool:
     """Whether a descriptor is a terminal with colors, and the user wants them (https://no-color.org)."""
-    return not environ.get(NO_COLOR.name) and environ.get("TERM") != "dumb" and os.isatty(fd)
+    return not environ.get(NO_COLOR.name) and is_terminal(fd, environ)
+
+
+def is_terminal(fd: int, environ: Mapping[str, str]) -> bool:
+    """Whether a descriptor is a terminal that can erase a line."""
+    return environ.get("TERM") != "dumb" and os.isatty(fd)
+
+
+def columns(fd: int, environ: Mapping[str, str]) -> int:
+    """The width of a terminal that can erase a line; 0 for anything else."""
+    if not is_terminal(fd, environ):
+        return 0
+    return os.get_terminal_size(fd).columns or _COLUMNS
 
 
 def _is_file(fd: int) -> bool:

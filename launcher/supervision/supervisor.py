@@ -11,7 +11,8 @@ from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.crew import Crew, turn
 from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Say, Tell
-from launcher.supervision.output import Outlet, Prefixer, prefix, wants_color
+from launcher.supervision.output import Outlet, Prefixer, is_terminal, prefix, wants_color
+from launcher.supervision.rewritten import StatusPrefixer
 from launcher.supervision.signals import CHILD, SignalQueue
 
 # Called with the first process that fails, and how ("exited with code 7"), while the others still run.
@@ -59,6 +60,7 @@ class Supervisor:
         self._outlet = Outlet() if outlet is None else outlet
         self._name = name
         self._color = {fd: wants_color(fd, environ) for fd in (self._outlet.stdout, self._outlet.stderr)}
+        self._terminal = {fd: is_terminal(fd, environ) for fd in self._color}
         self._lines: dict[tuple[int, int], Prefixer] = {}
         self._own_selector = selector is None
         self._selector = selectors.DefaultSelector() if selector is None else selector
@@ -105,9 +107,12 @@ class Supervisor:
         target = self._outlet.stdout if number == 1 else self._outlet.stderr
         lines = self._lines.get((index, number))
         if lines is None:
-            lines = Prefixer(prefix(self._tasks[index].name, index, self._color[target]))
+            kind = StatusPrefixer if self._terminal[target] else Prefixer
+            lines = kind(prefix(self._tasks[index].name, index, self._color[target]))
             self._lines[index, number] = lines
         self._outlet.put(target, lines.feed(data) if data else lines.finish())
+        if isinstance(lines, StatusPrefixer):
+            self._outlet.show(target, (index, number), lines.status)
 
     def exited(self, index: int, how: Exit) -> None:
         """Tell the ending; see `Sink`."""

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -14,10 +15,20 @@ EXAMPLES = ROOT / "examples"
 
 def start(*command: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a Python script to its end; returns the process, with all that it wrote as its standard output."""
+    return run([sys.executable, *map(str, command)], cwd)
+
+
+def environment() -> dict[str, str]:
+    """The environment of a script."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run(words: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end; see ``start``."""
     return subprocess.run(
-        [sys.executable, *map(str, command)],
+        words,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -26,9 +37,13 @@ def start(*command: object, cwd: Path | None = None) -> subprocess.CompletedProc
 
 def launch(script: str, workers: int, servers: int, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run an example and its options as a job of launch.py on this machine; see ``start``."""
-    command = f"python {EXAMPLES / script}"
-    sizes = ("-n", workers, "-s", servers, "--launcher", "local")
-    return start(ROOT / "launcher" / "launch.py", *sizes, command, cwd=cwd)
+    return run(launching(script, workers, servers), cwd)
+
+
+def launching(script: str, workers: int, servers: int) -> list[str]:
+    """The words that ``launch`` runs."""
+    sizes = ("-n", str(workers), "-s", str(servers), "--launcher", "local")
+    return [sys.executable, str(ROOT / "launcher" / "launch.py"), *sizes, f"python {EXAMPLES / script}"]
 
 
 def lines_of(process: subprocess.CompletedProcess[str], rank: int) -> list[str]:

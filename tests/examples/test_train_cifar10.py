@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 import sys
 
 import pytest
+import screen
 import torch
 import train_cifar10
 from cifar import choice, resnet
 from cifar.download import UnavailableError
 from safetensors.torch import load_file
-from scripts import EXAMPLES, launch, lines_of, start
+from scripts import EXAMPLES, environment, launch, launching, lines_of, start
+from scripts import run as run_words
 
 SMALL = ("--dataset", "digits", "--num-examples", "64", "--batch-size", "16", "--disp-batches", "2")
 
@@ -143,6 +146,7 @@ def test_two_workers_and_two_servers_print_the_lines_of_one(tmp_path, store):
     assert process.returncode == 0, process.stdout
     lines = lines_of(process, 0)
     assert lines_of(process, 1) == []
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", process.stdout)  # no bar, and no colors: this is no terminal
     assert f"2 workers, store {store}, " in lines[0]
     assert sum("Validation-accuracy=" in line for line in lines) == 2
     assert [line for line in lines if "Saved" in line] == [
@@ -153,3 +157,26 @@ def test_two_workers_and_two_servers_print_the_lines_of_one(tmp_path, store):
     assert {path.name for path in tmp_path.iterdir()} == {
         f"model-000{epoch}.{kind}" for epoch in (1, 2) for kind in ("safetensors", "states", "worker.0", "worker.1")
     }
+
+
+@pytest.mark.long
+def test_on_a_terminal_there_is_a_bar_and_every_suggestion_works(tmp_path):
+    words = launching(f"train_cifar10.py {' '.join(SMALL)} --num-epochs 1", workers=2, servers=1)
+    code, output = screen.run(words, {**environment(), "TERM": "xterm-256color"}, tmp_path)
+    assert code == 0, output
+    assert re.search(r"Epoch 0 \S*━.* \S*1/2", output), output
+    lines = [line for line in screen.seen(output) if line]
+    assert all(line.startswith("[worker 0] ") for line in lines)
+    assert not any("━" in line for line in lines)
+    assert shapes(line.removeprefix("[worker 0] ") for line in lines[1:4]) == EPOCH[1:]
+
+    suggested = [line.removeprefix("[worker 0] ").strip() for line in lines if "train_cifar10.py" in line]
+    assert [re.findall(r" -n (.) .* (\S+ \S+)$", command) for command in suggested] == [
+        [("4", "--num-epochs 1")],
+        [("2", "--gc-type int8")],
+        [("2", "--mom 0")],
+    ]
+    for command in suggested:
+        process = run_words(shlex.split(command), tmp_path)
+        assert process.returncode == 0, process.stdout
+        assert any(line.startswith("validation accuracy ") for line in lines_of(process, 0)), process.stdout

@@ -1,16 +1,26 @@
-"""A progress bar, on a terminal with rich installed."""
+"""A progress bar on a terminal, drawn by rich; lines where there is none."""
 
 from __future__ import annotations
 
+import io
 import logging
+import os
+import stat
 import sys
+import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kvstore.job.config import Config
 from workers.callbacks.param import BatchEndParam
+from workers.common.run_log import log_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
+
+_REDRAW_S = 0.1
+_LINE_S = 10.0  # between lines, where there is no bar
+_AROUND = 40  # columns beside the bar itself: process, epoch, count, time
 
 
 class Counting(Protocol):
@@ -21,21 +31,31 @@ class Counting(Protocol):
         """The number of batches in an epoch of this worker; None if unknown."""
 
 
-class ProgressBar:
-    """Shows the progress of the epoch; a ``batch_end_callback``. Log lines on standard error appear above the bar.
+class Bar(Protocol):
+    """Something that shows the progress."""
 
-    It shows nothing if standard error is not a terminal or rich is missing. (MXNet's bar fills log files.)
+    def show(self, param: BatchEndParam, total: int | None) -> None:
+        """Show how many batches of the epoch are done."""
+
+    def end(self) -> None:
+        """Remove what is shown."""
+
+
+class ProgressBar:
+    """Shows the progress of the epoch on rank 0; a ``batch_end_callback``. Log lines appear above the bar.
+
+    The bar is on the terminal of the process, or on that of ``launch.py`` if the whole job runs on this machine. rich
+    draws it (``pip install rich``). Without a terminal, and without rich, a line is logged every ten seconds instead.
+    (MXNet's bar fills log files.)
 
     Args:
         total: the number of batches in an epoch; None for what the training data says, if it does.
-        length: the width of the bar, in characters.
+        length: the width of the bar, in characters, where the terminal is wide enough.
     """
 
     def __init__(self, total: int | None = None, length: int = 80) -> None:
         self.total, self.length = total, length
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-        self._redirected: list[logging.StreamHandler[Any]] = []
+        self._bar: Bar | None = None
 
     def begin(self, run: Counting) -> None:
         """Take the number of batches from ``run``."""
@@ -44,42 +64,123 @@ class ProgressBar:
 
     def __call__(self, param: BatchEndParam) -> None:
         """Count a batch."""
-        if self._progress is None:
-            console = _terminal()
-            if console is None:
-                return
-            self._start(console)
-        if self._progress is not None and self._task is not None:
-            done, title = param.nbatch + 1, f"Epoch {param.epoch}"
-            self._progress.update(self._task, completed=done, total=self.total, description=title)
+        if self._bar is None:
+            self._bar = _choose(param.rank, self.length)
+        self._bar.show(param, self.total)
 
     def end(self) -> None:
         """Remove the bar."""
-        if self._progress is None:
-            return
-        self._progress.stop()
-        for handler in self._redirected:
-            handler.setStream(sys.stderr)
-        self._progress, self._redirected = None, []
+        if self._bar is not None:
+            self._bar.end()
+            self._bar = None
 
-    def _start(self, console: Console) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(self.length), MofNCompleteColumn())
-        self._progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+def _choose(rank: int, length: int) -> Bar:
+    if rank == 0 and find_spec("rich") is not None:
+        if sys.stderr.isatty():
+            return TerminalBar(length)
+        columns = Config.from_env().columns
+        if columns and _is_pipe():
+            return RelayedBar(length, columns)
+    return ProgressLines()
+
+
+def _is_pipe() -> bool:
+    """Whether standard error is a pipe, as it is if ``launch.py`` shows it; the program may have redirected it."""
+    try:
+        return stat.S_ISFIFO(os.fstat(sys.stderr.fileno()).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+class TerminalBar:
+    """A bar on this process's own terminal. What the process writes to standard error appears above it.
+
+    Args:
+        length: the width of the bar, in characters.
+    """
+
+    def __init__(self, length: int) -> None:
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        self._progress = _progress(console, length, transient=True)
         handlers = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]
         self._redirected = [handler for handler in handlers if handler.stream is sys.stderr]
         self._progress.start()  # rich replaces sys.stderr by a stream that prints above the bar
         for handler in self._redirected:
             handler.setStream(sys.stderr)
-        self._task = self._progress.add_task("", total=self.total)
+        self._task = self._progress.add_task("")
+
+    def show(self, param: BatchEndParam, total: int | None) -> None:
+        """See ``Bar``."""
+        _update(self._progress, self._task, param, total)
+
+    def end(self) -> None:
+        """See ``Bar``."""
+        self._progress.stop()
+        for handler in self._redirected:
+            handler.setStream(sys.stderr)
 
 
-def _terminal() -> Console | None:
-    if not sys.stderr.isatty():
-        return None
-    try:
+class RelayedBar:
+    """A bar on the terminal of ``launch.py``, which shows what ends with a carriage return below all lines.
+
+    Args:
+        length: the width of the bar, in characters.
+        columns: the width of the terminal.
+    """
+
+    def __init__(self, length: int, columns: int) -> None:
         from rich.console import Console
-    except ImportError:
-        return None
-    return Console(stderr=True)
+
+        self._console = Console(file=io.StringIO(), force_terminal=True, width=columns)
+        self._progress = _progress(self._console, length, auto_refresh=False)
+        self._task = self._progress.add_task("")
+        self._drawn = -_REDRAW_S
+
+    def show(self, param: BatchEndParam, total: int | None) -> None:
+        """See ``Bar``."""
+        _update(self._progress, self._task, param, total)
+        now = time.monotonic()
+        if now - self._drawn >= _REDRAW_S or param.nbatch + 1 == total:
+            self._drawn = now
+            with self._console.capture() as capture:
+                self._console.print(self._progress.get_renderable())
+            sys.stderr.write(capture.get().strip("\n") + "\r")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """See ``Bar``."""
+        sys.stderr.write(" \r")
+        sys.stderr.flush()
+
+
+class ProgressLines:
+    """A line every ten seconds, for want of a terminal."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    def show(self, param: BatchEndParam, total: int | None) -> None:
+        """See ``Bar``."""
+        now, done = time.monotonic(), param.nbatch + 1
+        if now - self._since >= _LINE_S:
+            self._since = now
+            of = f" of {total} batches ({done / total:.0%})" if total else " batches"
+            log_line(param.rank, "Epoch[%d] %d%s", param.epoch, done, of)
+
+    def end(self) -> None:
+        """See ``Bar``."""
+
+
+def _progress(console: Any, length: int, **options: bool) -> Progress:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    bar = BarColumn(max(1, min(length, console.width - _AROUND)))
+    columns = (TextColumn("{task.description}"), bar, MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, **options)
+
+
+def _update(progress: Progress, task: Any, param: BatchEndParam, total: int | None) -> None:
+    progress.update(task, completed=param.nbatch + 1, total=total, description=f"Epoch {param.epoch}")

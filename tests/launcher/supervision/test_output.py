@@ -8,11 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import screen
 from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.supervision import output
-from launcher.supervision.output import Outlet, Prefixer, prefix, wants_color
+from launcher.supervision.output import Outlet, Prefixer, columns, prefix, wants_color
 
 P = b"[x] "
 
@@ -79,6 +80,17 @@ def test_colors_are_for_terminals_and_those_who_want_them(environ: dict[str, str
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+def test_the_width_of_a_terminal(pipe: tuple[int, int]) -> None:
+    with screen.terminal() as (_, theirs):
+        assert columns(theirs, {}) == screen.COLUMNS
+        assert columns(theirs, {"TERM": "dumb"}) == 0
+    ours, theirs = pty.openpty()  # has no width
+    assert columns(theirs, {}) == 80
+    os.close(ours)
+    os.close(theirs)
+    assert columns(pipe[1], {}) == columns(-1, {}) == 0
 
 
 @pytest.fixture

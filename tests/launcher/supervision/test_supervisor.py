@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import screen
 from waiting import LONG
 
 from kvstore.job.exits import Exit
@@ -138,6 +139,27 @@ def test_whole_lines_come_out_with_the_name_of_their_process(told: Told) -> None
     assert run(crew, told) == 0
     assert told.out == "[worker 0] one\n[worker 0] two\n[worker 0] half\n"
     assert told.err == "[server 0] oops\n"
+
+
+def test_on_a_terminal_a_bar_stays_below_the_lines(told: Told) -> None:
+    with screen.terminal() as (ours, theirs):
+        told.outlet = Outlet(theirs, theirs)
+        crew = Played(
+            says(2, 2, b"bar 1%\r"),
+            says(1, 1, b"a line of the server\n"),
+            says(2, 2, b"bar 2%\r"),
+            says(2, 1, b"a line\n"),
+            *(says(2, 2, b"the end\n"), ends(0), ends(1), ends(2)),
+        )
+        assert run(crew, told) == 0
+        output = os.read(ours, 1 << 16).decode()
+    steps = ["m bar 1%", "of the server\r\n", "m bar 1%", "m bar 2%", "a line\r\n", "m bar 2%"]
+    at = 0
+    for step in steps:
+        assert step in output[at:], output
+        at = output.index(step, at) + len(step)
+    lines = ["[server 0] a line of the server", "[worker 0] a line", "[worker 0] the end", ""]
+    assert screen.seen(output) == lines
 
 
 def test_the_first_failure_is_told_once_and_ends_the_others(told: Told) -> None:
