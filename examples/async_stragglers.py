@@ -11,7 +11,6 @@ each had its own device. So the results are about waiting and not about this mac
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from argparse import Namespace
@@ -24,7 +23,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from arguments import natural, positive
+from arguments import Parser, natural, positive
 from cifar import digits, results
 from cifar.augment import normalize
 from cifar.batches import part, seeded
@@ -211,11 +210,14 @@ def plot(args: Namespace, by_mode: dict[str, list[WorkerReport]]) -> None:
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
     """Parse `argv`, by default the program's arguments. An invalid option ends the program with a message."""
-    parser = argparse.ArgumentParser(
-        description="Accuracy over time with one slow worker, for each kind of store, on handwritten digits",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = Parser("Accuracy over time with one slow worker, for each kind of store, on handwritten digits")
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        default=list(MODES),
+        metavar="STORE",
+        help=f"stores and options, such as {MODES[1]}; {len(MODES)} if not given",
     )
-    parser.add_argument("--modes", nargs="+", default=MODES, metavar="STORE", help="types of store with options")
     parser.add_argument("--num-workers", type=positive, default=4, help="number of workers; the last one is slow")
     parser.add_argument("--slow-factor", type=float, default=5.0, help="how many times longer its batches take")
     parser.add_argument("--step-time", type=float, default=0.1, help="seconds of a batch of the others")

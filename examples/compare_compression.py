@@ -10,7 +10,6 @@ same initial weights and the same batches. Each way has its own store, whose sta
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from argparse import Namespace
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from arguments import natural, positive
+from arguments import Parser, natural, positive
 from cifar import digits, resnet, results
 from cifar.batches import TrainBatches, validation_batches
 from cifar.choice import first
@@ -211,9 +210,7 @@ def plot(path: Path, outcomes: Sequence[Result]) -> None:
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
     """Parse `argv`, by default the program's arguments. An invalid option ends the program with a message."""
-    parser = argparse.ArgumentParser(
-        description="Accuracy against bytes, for each way to compress gradients, on handwritten digits",
-    )
+    parser = Parser("Accuracy against bytes, for each way to compress gradients, on handwritten digits")
     parser.add_argument(
         "--codecs",
         nargs="+",
@@ -223,10 +220,10 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
         help=f"of {', '.join(CODECS)} (all by default); or as 2bit:threshold=0.02,pull=fp16, where scale, lr and mom "
         "can be given, too",
     )
-    parser.add_argument("--num-epochs", type=positive, default=15, help="epochs to train, each way (default: 15)")
-    parser.add_argument("--batch-size", type=positive, default=32, help="images in a batch of each worker (32)")
+    parser.add_argument("--num-epochs", type=positive, default=15, help="epochs to train, each way")
+    parser.add_argument("--batch-size", type=positive, default=32, help="images in a batch of each worker")
     parser.add_argument("--num-examples", type=positive, help="number of training images; all if not given")
-    parser.add_argument("--seed", type=natural, default=0, help="seed of the initial weights and the batches (0)")
+    parser.add_argument("--seed", type=natural, default=0, help="seed of the initial weights and the batches")
     parser.add_argument("--plot", type=Path, help="write a plot (PNG) to this file; needs matplotlib")
     parser.add_argument("--csv", type=Path, help="also write the table to this file")
     return parser.parse_args(argv)

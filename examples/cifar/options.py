@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from arguments import default_store, natural, positive
+from arguments import Parser, default_store, natural, positive
 
 from cifar.augment import PAD
 from cifar.distort import HUES, LEVELS
@@ -29,10 +29,7 @@ DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse `argv`, by default the program's arguments. An invalid option ends the program with a message."""
-    parser = argparse.ArgumentParser(
-        description="Train a residual network on CIFAR-10, or on handwritten digits where that cannot be had",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = Parser("Train a residual network on CIFAR-10, or on handwritten digits where that cannot be had")
     network = parser.add_argument_group("network")
     network.add_argument("--network", choices=NETWORKS, default="resnet", help="the network")
     network.add_argument(

@@ -6,16 +6,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from arguments import natural, positive
+from arguments import Parser, natural, positive
 from cifar.options import DATA_DIR
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse ``argv``, by default the program's arguments. An invalid option ends the program with a message."""
-    parser = argparse.ArgumentParser(
-        description="Train Needle's ResNet9 on CIFAR-10, or on handwritten digits where that cannot be had",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = Parser("Train Needle's ResNet9 on CIFAR-10, or on handwritten digits where that cannot be had")
     parser.add_argument("--n-epochs", type=positive, default=1, help="epochs to train")
     parser.add_argument("--batch-size", type=positive, default=128, help="images in a step of all workers together")
     parser.add_argument("--lr", type=float, default=0.001, help="Adam's learning rate")

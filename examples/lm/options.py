@@ -6,15 +6,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from arguments import default_store, natural, positive
+from arguments import Parser, default_store, natural, positive
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse `argv`, by default the program's arguments. An invalid option ends the program with a message."""
-    parser = argparse.ArgumentParser(
-        description="Train a small transformer to write text, character by character",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = Parser("Train a small transformer to write text, character by character")
     data = parser.add_argument_group("data")
     data.add_argument(
         "--text", type=Path, action="append", metavar="FILE", help="a UTF-8 file; this project's own text if not given"

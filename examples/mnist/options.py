@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from arguments import natural, positive
+from arguments import Parser, natural, positive
 
 DATA_DIR = Path(__file__).resolve().parents[1] / "data"
 DIST_OPTIONS = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold")
@@ -14,7 +14,7 @@ DIST_OPTIONS = ("plain", "half", "partialUpdate", "sparseTopK", "sparseThreshold
 
 def parser(description: str) -> argparse.ArgumentParser:
     """Return a parser with the options of both scripts."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    made = Parser(description)
     training = made.add_argument_group("training")
     training.add_argument("-m", "--max-epoch", type=natural, default=10, help="epochs to train")
     training.add_argument("-b", "--batch-size", type=positive, default=64, help="images in a batch of each worker")

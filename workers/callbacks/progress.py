@@ -104,7 +104,7 @@ class TerminalBar:
         from rich.console import Console
 
         console = Console(stderr=True)
-        self._progress = _progress(console, length, transient=True)
+        self._progress = _progress(console, length, live=True)
         handlers = [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]
         self._redirected = [handler for handler in handlers if handler.stream is sys.stderr]
         self._progress.start()  # rich replaces sys.stderr by a stream that prints above the bar
@@ -135,7 +135,7 @@ class RelayedBar:
         from rich.console import Console
 
         self._console = Console(file=io.StringIO(), force_terminal=True, width=columns)
-        self._progress = _progress(self._console, length, auto_refresh=False)
+        self._progress = _progress(self._console, length, live=False)
         self._task = self._progress.add_task("")
         self._drawn = -_REDRAW_S
 
@@ -174,12 +174,12 @@ class ProgressLines:
         """See ``Bar``."""
 
 
-def _progress(console: Any, length: int, **options: bool) -> Progress:
+def _progress(console: Any, length: int, live: bool) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = BarColumn(max(1, min(length, console.width - _AROUND)))
     columns = (TextColumn("{task.description}"), bar, MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, **options)
+    return Progress(*columns, console=console, auto_refresh=live, transient=True)
 
 
 def _update(progress: Progress, task: Any, param: BatchEndParam, total: int | None) -> None:
