@@ -67,6 +67,7 @@ faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count
 lint: $(EXTRA)-dev  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/hadolint --failure-threshold style Dockerfile
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
