@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 import torch
 
 import kvstore as kv
+from kvstore.dist import DistStore
 from kvstore.store import registry as names_of_stores
 from kvstore.store.local import LocalStore
 
@@ -174,3 +176,11 @@ def test_mxnets_names_for_these_work() -> None:
 def test_empty_makes_a_tensor() -> None:
     empty = Counting().empty((2, 3), "int32")
     assert (empty.shape, empty.dtype) == ((2, 3), torch.int32)
+
+
+@pytest.mark.parametrize("store", [LocalStore, DistStore])
+def test_help_of_a_store_is_that_of_the_interface(store: type[kv.KVStore]) -> None:
+    assert store.pushpull.__doc__ == kv.KVStore.pushpull.__doc__
+    members = {name: inspect.getdoc(member) or "" for name, member in inspect.getmembers(store) if name[0] != "_"}
+    assert [name for name, text in members.items() if text.startswith("See ")] == []
+    assert members["learning_rate"] == inspect.getdoc(kv.KVStore.learning_rate)
