@@ -70,13 +70,28 @@ BUSY = """
     assert (weight == 2).all()
     print("worker", store.rank, "is done", flush=True)
 """
+STOPS = """
+    if store.rank == 0:
+        time.sleep(1000)
+    store.barrier()
+"""
 LIMITS = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": "4"}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("keys", [False, True], ids=["unix", "keys"])
-def test_a_worker_that_is_busy_in_c_is_not_lost(tmp_path: Path, keys: bool) -> None:
-    with job(tmp_path, BUSY, servers=1, keys=keys, **LIMITS) as running:
+def test_a_worker_that_is_busy_in_c_is_not_lost_and_one_that_is_stopped_is(tmp_path: Path) -> None:
+    with job(tmp_path, BUSY + STOPS, servers=1, **LIMITS) as running:
+        running.until(lambda: running.output.count("is done") == 2, "both workers")
+        (stopped,) = running.members("worker", 0)
+        os.kill(stopped, signal.SIGSTOP)
+        assert running.wait(LONG) != 0
+        assert "NodeLost: worker 0 is lost: it has been silent for" in running.output
+        assert not running.members()
+
+
+@pytest.mark.long
+def test_with_keys_a_worker_that_is_busy_in_c_is_not_lost_either(tmp_path: Path) -> None:
+    with job(tmp_path, BUSY, servers=1, keys=True, **LIMITS) as running:
         assert running.wait() == 0, running.output
     assert running.output.count("is done") == 2
 
@@ -86,15 +101,4 @@ def test_without_a_pulse_it_is(tmp_path: Path) -> None:
     """So the test before this one can fail."""
     with job(tmp_path, BUSY, servers=1, KVSTORE_PULSE="0", **LIMITS) as running:
         assert running.wait() != 0
-    assert "worker 0 is lost: it has been silent for" in running.output
-
-
-@pytest.mark.long
-def test_a_worker_that_is_stopped_is_lost_although_it_has_a_pulse(tmp_path: Path) -> None:
-    script = BUSY.replace("ctypes.PyDLL(None).sleep(8)", "print('here', flush=True); time.sleep(1000)")
-    with job(tmp_path, script, servers=1, **LIMITS) as running:
-        running.until(running.said("here"), "worker 0")
-        (stopped,) = running.members("worker", 0)
-        os.kill(stopped, signal.SIGSTOP)
-        assert running.wait(LONG) != 0
     assert "worker 0 is lost: it has been silent for" in running.output

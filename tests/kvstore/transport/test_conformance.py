@@ -474,8 +474,6 @@ while True:
 @pytest.fixture
 def child(ends: Ends) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
     """Starts a process that connects to the endpoint, and does what messages say."""
-    if ends.endpoint.startswith("inproc"):
-        pytest.skip("in one process")
     made: list[subprocess.Popen[bytes]] = []
 
     def start() -> subprocess.Popen[bytes]:
@@ -491,6 +489,13 @@ def child(ends: Ends) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
             path.unlink()
 
 
+# Each carrier, alone and with shared memory; what is between processes. A test of each starts several.
+between_processes = pytest.mark.parametrize(
+    "ends", ["unix", "tcp", "zmq-ipc", "curve", "shm-unix", "shm-tcp", "shm-curve"], indirect=True
+)
+
+
+@between_processes
 def test_a_writer_that_is_killed_leaves_its_readers_what_they_have(ends: Ends, child: Callable[..., object]):
     listener = ends.new()
     ends.endpoint = listener.bind(ends.endpoint)
@@ -511,6 +516,7 @@ def test_a_writer_that_is_killed_leaves_its_readers_what_they_have(ends: Ends, c
     assert receive(listener)[1][0] == b"hello"
 
 
+@between_processes
 def test_a_reader_that_is_killed_costs_nobody_anything(ends: Ends, child: Callable[..., object]):
     listener = ends.new()
     ends.endpoint = listener.bind(ends.endpoint)
