@@ -62,6 +62,8 @@ SEEDS ?= 0-19
 faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count every update: make faults SEEDS=0-199
 	PYTHONPATH=tests $(BIN)/python -m faults $(SEEDS)
 	PYTHONPATH=tests $(BIN)/python -m faults $(SEEDS) --signals
+	PYTHONPATH=tests $(BIN)/python -m simulation $(SEEDS)
+	PYTHONPATH=tests $(BIN)/python -m simulation 0 --crashes
 	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q -n 2 tests/interrupts
 
 lint: $(EXTRA)-dev  ## format, lint, types and import contracts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable
 
@@ -30,10 +31,16 @@ class Server:
         make_transport: returns a new end for links.
         endpoint: where to listen for workers.
         clock: seconds, monotonic.
+        thread: see ``Session``.
     """
 
     def __init__(
-        self, config: Config, make_transport: Callable[[], Transport], endpoint: str, clock: Callable[[], float]
+        self,
+        config: Config,
+        make_transport: Callable[[], Transport],
+        endpoint: str,
+        clock: Callable[[], float],
+        thread: Callable[..., threading.Thread],
     ) -> None:
         from servers.shard import Shard  # brings torch, which the scheduler does without
 
@@ -46,6 +53,7 @@ class Server:
                 self._transport.bind(endpoint),
                 clock,
                 lambda notice: self._service.post(lambda: self._take(notice)),
+                thread=thread,
             ).join()
         except BaseException:
             self._transport.close()
@@ -64,11 +72,11 @@ class Server:
         try:
             self._service.run(self._shard.handle, self._tick)
         finally:
+            failure = self._session.client.failure  # a scheduler that is gone once this has left is no failure
             if sys.exc_info()[1] is not None:
                 error = f"it ended with {sys.exc_info()[1]!r}"
             self._session.leave(error)
             self._transport.close(linger=1.0)
-        failure = self._session.client.failure
         if failure is not None:
             log.error("server %d ends: %s", self._session.rank, failure)
         return JOB_FAILED_EXIT if failure is not None else 0
@@ -87,10 +95,14 @@ class Server:
 
 
 def run_server(
-    config: Config, make_transport: Callable[[], Transport], endpoint: str, clock: Callable[[], float] = time.monotonic
+    config: Config,
+    make_transport: Callable[[], Transport],
+    endpoint: str,
+    clock: Callable[[], float] = time.monotonic,
+    thread: Callable[..., threading.Thread] = threading.Thread,
 ) -> int:
     """Be a server; see ``Server``."""
-    return Server(config, make_transport, endpoint, clock).run()
+    return Server(config, make_transport, endpoint, clock, thread).run()
 
 
 def run_scheduler(config: Config, transport: Transport, clock: Callable[[], float] = time.monotonic) -> int:

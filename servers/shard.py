@@ -222,7 +222,7 @@ class Shard:
         return "; inside join(): " + ", ".join(f"worker {rank}" for rank in ranks) if ranks else ""
 
     def _again(self, peer: bytes, message: Request) -> Outbox:
-        """Answer a repeat as the first time, but with current values: old ones are not kept."""
+        """Answer a repeat as the first time; in an async store with current values, for old ones are not kept there."""
         before = self.ledger.recall(message)
         if before is None:
             self._reply_links.repeat(peer, message)
@@ -236,7 +236,16 @@ class Shard:
     def _note(self, answers: list[Answer]) -> Outbox:
         for _, request, reply in answers:
             remembered: Reply | Pull = reply
-            if isinstance(reply, Values) and isinstance(request, Push | Pull):
+            if isinstance(reply, Values) and isinstance(request, Push | Pull) and not self._keeps(request.store):
                 remembered = Pull(request.sender, request.store, request.ids, request.clocks, request.back)
             self.ledger.note(request, remembered)
         return self._reply_links.outbox(answers)
+
+    def _keeps(self, store: int) -> bool:
+        """Return whether values that were sent are kept for repeats: in rounds, an answer is that of its round.
+
+        It costs no memory as long as a worker has its answer before its next push: then the answer is forgotten before
+        the value changes. In an async store it would cost a copy of the value for each push of another worker.
+        """
+        table = self.tables.get(store)
+        return table is not None and table.rule.mode == "sync"

@@ -62,6 +62,7 @@ class Heartbeat:
         clock: seconds, monotonic.
         listener: what to call.
         beside: starts a process that beats, too, until this ends; None for no such process.
+        thread: makes the thread, with the arguments of ``threading.Thread``.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Heartbeat:
         clock: Callable[[], float],
         listener: Listener,
         beside: Callable[[], PulseHandle] | None = None,
+        thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
         self._make_transport = make_transport
         self._root = root
@@ -89,7 +91,7 @@ class Heartbeat:
         self._stop = threading.Event()
         self._transport = make_transport()
         self._scheduler = self._transport.connect(root)
-        self._thread = threading.Thread(target=self.run, name=f"heartbeat of {node}", daemon=True)
+        self._thread = thread(target=self.run, name=f"heartbeat of {node}", daemon=True)
 
     def start(self) -> None:
         """Start the pulse, then the thread. When this returns, the caller may enter C at once and stay there."""

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -40,6 +41,7 @@ class Session:
         clock: seconds, monotonic.
         on_notice: called with the scheduler's notices to servers, in the heartbeat's thread.
         pulse: start a process that beats for this one while its interpreter is busy.
+        thread: makes the heartbeat's thread, with the arguments of ``threading.Thread``.
 
     Attributes:
         stores: how many stores this process has made.
@@ -56,6 +58,7 @@ class Session:
         clock: Callable[[], float] = time.monotonic,
         on_notice: Callable[[Message], None] | None = None,
         pulse: bool = False,
+        thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
         self.config = config
         self.limits = WaitLimits(config.timeout_s, config.patience_s or math.inf)
@@ -71,6 +74,7 @@ class Session:
         self._clock = clock
         self._on_notice = on_notice
         self._pulse = pulse
+        self._thread = thread
         self._faults: dict[int, list[KVStoreError]] = {}
         self._asked: Operation | None = None
         self._heartbeat: Heartbeat | None = None
@@ -111,6 +115,7 @@ class Session:
                 self._clock,
                 Listener(self._take_notice, self.client.fail, self._line_is_back),
                 partial(PulseProcess, self.config, self.client.node) if self._pulse else None,
+                self._thread,
             )
         self._heartbeat.start()
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
+from weakref import ref
 
 import torch
 
@@ -21,6 +22,8 @@ from kvstore.wire import Node, Pull, Push
 from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
+
+MANY = 64  # messages that refer to a value, from which those are forgotten that are gone
 
 
 @dataclass
@@ -116,6 +119,7 @@ class Bucket:
         self._memory = memory
         self.state = object()
         self._sent = False
+        self._messages: list[ref[object]] = []
         self._move()
 
     @cached
@@ -162,8 +166,7 @@ class Bucket:
             except BaseException:
                 self._buffer, self.value = before
                 raise
-        self._sent = False
-        self.state = object()
+        self._changed()
 
     def writable(self) -> None:
         """Prepare the value for changes in place: if a message may still refer to its memory, move it."""
@@ -171,14 +174,19 @@ class Bucket:
             before = self.value
             self._move()
             copy_each([self.value], [before])
-        self._sent = False
-        self.state = object()
+        self._changed()
 
     def readable(self, start: int, stop: int) -> memoryview:
         """Return the bytes of elements ``start`` to ``stop``, to be sent; they do not change."""
         self._sent = True
         itemsize = ITEMSIZE[self.dtype]
         return self._buffer[start * itemsize : stop * itemsize]
+
+    def lend(self, message: object) -> None:
+        """Let the memory that is the value now not change as long as ``message``, which refers to it, exists."""
+        if len(self._messages) >= MANY:
+            self._messages = [other for other in self._messages if other() is not None]
+        self._messages.append(ref(message))
 
     def release(self, error: Exception | None) -> list[ParkedRequest]:
         """Take the requests that waited for rounds that are over; return those that wait for no other bucket."""
@@ -205,8 +213,16 @@ class Bucket:
 
     @property
     def _read(self) -> bool:
-        """Whether a message that was sent may still be read from the memory."""
-        return self._sent and self._memory.busy(self._buffer)
+        """Whether a message that refers to the memory is kept, or may still be read from it."""
+        if not self._sent:
+            return False
+        return any(message() is not None for message in self._messages) or self._memory.busy(self._buffer)
+
+    def _changed(self) -> None:
+        """Note that the value has changed: no message refers to its memory any more."""
+        self._sent = False
+        self._messages.clear()
+        self.state = object()
 
     def _move(self) -> None:
         """Take new memory for the value."""

@@ -226,6 +226,7 @@ class Table:
         back = described(message.back)
         lengths: list[int] = []
         segment_counts: list[int] = []
+        ranges: list[tuple[Bucket, int, int]] = []
         if back is None:
             ranges = self.buckets.element_ranges(message.ids)
             buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
@@ -233,7 +234,7 @@ class Table:
             lengths, segment_counts, buffers = self._compressed_replies.payloads(
                 self.buckets.segment_ranges(message.ids), back, feedback=self._updates.updater is None
             )
-        return Values(
+        reply = Values(
             message.seq,
             self.buckets.versions(message.ids) if self.rule.quorum is not None else [],
             self._ahead(message) if self.rule.mode == "async" else 0,
@@ -243,6 +244,9 @@ class Table:
             message.priority if isinstance(message, Push) else None,
             buffers,
         )
+        for bucket, _, _ in ranges:
+            bucket.lend(reply)
+        return reply
 
     def _ahead(self, message: Push | Pull) -> int:
         """Return how many pushes the asker is ahead of the slowest worker."""

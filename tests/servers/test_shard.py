@@ -88,13 +88,26 @@ def test_a_repeated_set_optimizer_that_waits_is_answered_once():
     assert desk.reply(b, theirs) == Ack(theirs.seq)
 
 
-def test_a_repeated_pull_gets_the_values_of_now():
+def test_a_repeated_pull_gets_the_values_of_its_round():
     desk = Desk(1, values={1: floats(0)})
     (a,) = desk.workers
     pull = a.pull([1])
     assert values_in(desk.reply(a, pull), ONE)[0].tolist() == [0]
+    push = a.push({1: floats(5)}, want=True)
+    assert values_in(desk.reply(a, push), ONE)[0].tolist() == [5]
+    desk.ask(a, a.push({1: floats(6)}))
+    for request, value in ((pull, 0), (push, 5)):
+        assert values_in(desk.reply(a, request), ONE)[0].tolist() == [value]
+
+
+def test_in_an_async_store_a_repeated_pull_gets_the_values_of_now():
+    desk = Desk(1, values={1: floats(0)}, mode="async")
+    (a,) = desk.workers
+    desk.reply(a, a.set_optimizer("sgd", 1.0))
+    pull = a.pull([1])
+    assert values_in(desk.reply(a, pull), ONE)[0].tolist() == [0]
     desk.ask(a, a.push({1: floats(5)}))
-    assert values_in(desk.reply(a, pull), ONE)[0].tolist() == [5]
+    assert values_in(desk.reply(a, pull), ONE)[0].tolist() == [-5]
 
 
 def test_a_repeat_of_what_is_done_is_dropped():

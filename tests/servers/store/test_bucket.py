@@ -44,6 +44,30 @@ def test_segments_lie_one_after_the_other():
     assert from_buffer(made.readable(2, 7), "float32").tolist() == [3, 3, 3, 3, 4]
 
 
+class Message:
+    """What is kept to be sent again."""
+
+
+@pytest.mark.parametrize("change", ["assign", "update"])
+def test_what_a_message_that_is_kept_refers_to_does_not_change(change: str):
+    memory = Watched()  # nobody reads it
+    made = bucket(floats(1), memory=memory)
+    for kept in (True, False):
+        message = Message()
+        before = sent(made)
+        value = before.item()
+        made.lend(message)
+        if not kept:
+            del message
+        if change == "assign":
+            made.assign([[TensorRange(0, floats(value + 3))]])
+        else:
+            made.writable()
+            made.value += 3
+        assert sent(made).item() == value + 3
+        assert before.item() == (value if kept else value + 3)
+
+
 @pytest.mark.parametrize("change", ["assign", "update"])
 @pytest.mark.parametrize("reading", [True, False])
 def test_what_is_being_read_does_not_change(change: str, reading: bool):

@@ -1,0 +1,138 @@
+"""Runs by seeds: what happens in each, and what it must lead to. Pure, but for the run itself."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from simulation.job import Outcome, SimulatedJob
+from simulation.network import Weather
+from simulation.programs import BOUND, Interrupted, Training
+from simulation.world import Action
+
+from kvstore.errors import KVStoreError
+from kvstore.rule import Rule
+
+MEMBERS = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
+RULES = {"sync": Rule(), "async": Rule("async"), "ssp": Rule("async", staleness=2)}
+COMPRESSIONS: tuple[dict[str, Any] | None, ...] = (None, None, {"type": "fp16"})
+
+
+FAIR = Weather()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of 2 workers and 2 servers.
+
+    Attributes:
+        seed: of the network and of the workers' calls.
+        mode: the store's.
+        weather: what links are like.
+        compression: of gradients.
+        uneven: whether rank 0 pushes less often than rank 1.
+        pieces: whether large arrays go in pieces.
+        crash: a member, and after which delivery it is killed; None for no crash.
+        pause: a member, after which delivery it is stopped, and for how many seconds.
+        parting: two members, after which delivery they are parted, and for how many seconds.
+        interrupts: after which deliveries an exception comes in the middle of a call of which worker.
+    """
+
+    seed: int
+    mode: str = "sync"
+    weather: Weather = FAIR
+    compression: dict[str, Any] | None = None
+    uneven: bool = False
+    pieces: bool = False
+    crash: tuple[str, int] | None = None
+    pause: tuple[str, int, float] | None = None
+    parting: tuple[str, str, int, float] | None = None
+    interrupts: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, seed: int) -> Plan:
+        """Return the plan of a seed. Every second one has a crash."""
+        dice = random.Random(seed)
+        mode = dice.choice(list(RULES))
+        weather = Weather(0.002, dice.choice((0.0, 0.005, 0.03)), dice.choice((0.0, 0.1)))
+        at = partial(dice.randrange, 1, 140)
+        return cls(
+            seed,
+            mode,
+            weather,
+            dice.choice(COMPRESSIONS),
+            mode == "sync" and dice.random() < 0.3,
+            dice.random() < 0.3,
+            (dice.choice(MEMBERS), at()) if dice.random() < 0.5 else None,
+            (dice.choice(MEMBERS), at(), dice.uniform(0.1, 3.0)) if dice.random() < 0.3 else None,
+            (*dice.sample(MEMBERS, 2), at(), dice.uniform(0.1, 3.0)) if dice.random() < 0.3 else None,
+            tuple((at(), dice.randrange(2)) for _ in range(dice.choice((0, 0, 5)))),
+        )
+
+
+def carry_out(plan: Plan) -> Outcome:
+    """Run a plan."""
+    piece_bytes = 4096 if plan.pieces else 1 << 20
+    job = SimulatedJob(plan.seed, plan.weather, rule=RULES[plan.mode], bigarray_bound=BOUND, piece_bytes=piece_bytes)
+    training = Training(plan.seed, plan.mode, plan.compression, plan.uneven)
+    due: defaultdict[int, list[Action]] = defaultdict(list)
+    if plan.crash is not None:
+        due[plan.crash[1]].append(partial(_crash, job, plan.crash[0]))
+    if plan.pause is not None:
+        due[plan.pause[1]].append(partial(_pause, job, plan.pause[0], plan.pause[2]))
+    if plan.parting is not None:
+        due[plan.parting[2]].append(partial(job.network.part, *plan.parting[:2], plan.parting[3]))
+    for at, rank in plan.interrupts:
+        due[at].append(partial(_interrupt, job, training, rank))
+
+    def happen() -> None:
+        for action in due.pop(job.network.deliveries, ()):
+            job.world.after(0.0, action)
+
+    job.network.on_delivery = happen
+    return job.run(training)
+
+
+def _crash(job: SimulatedJob, member: str) -> None:
+    job.processes[member].kill()
+
+
+def _pause(job: SimulatedJob, member: str, last_s: float) -> None:
+    job.processes[member].stop()
+    job.world.after(last_s, job.processes[member].resume)
+
+
+def _interrupt(job: SimulatedJob, training: Training, rank: int) -> None:
+    if rank in training.armed:
+        job.processes[f"worker {rank}"].tasks[0].interrupt(Interrupted())
+
+
+def crashes(seed: int) -> Iterator[Plan]:
+    """Yield the plans that kill each member after each message of the run with a seed, in two modes."""
+    for mode in ("sync", "async"):
+        last = carry_out(Plan(seed, mode)).deliveries
+        for member in MEMBERS:
+            for at in range(1, last + 1):
+                yield Plan(seed, mode, crash=(member, at))
+
+
+def verdict(plan: Plan, outcome: Outcome) -> str:
+    """Say how a run has ended: ``exact``, ``loud``, or else what is wrong with it."""
+    dead = plan.crash and plan.crash[0]
+    if outcome.hanging:
+        return f"these hang: {outcome.hanging}"
+    wrong = {rank: error for rank, error in outcome.errors.items() if not isinstance(error, KVStoreError)}
+    if wrong:
+        return f"wrong: {wrong}"
+    if outcome.refused:
+        return f"{outcome.refused} messages of members were refused"
+    unfinished = [rank for rank, result in enumerate(outcome.results) if result is None and dead != f"worker {rank}"]
+    if sorted(unfinished) != sorted(outcome.errors):
+        return f"workers {unfinished} have no result, and these an error: {outcome.errors}"
+    if plan.crash is None and (unfinished or any(outcome.exit_codes.values())):
+        return f"nobody was killed, but {outcome.errors}, and exit codes are {outcome.exit_codes}"
+    return "loud" if unfinished else "exact"
