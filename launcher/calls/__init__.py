@@ -6,6 +6,10 @@ multiprocessing's. But it is executed as a task of a local job, so it has a job'
 
 run          `launcher.run`
 handover     the pickled call, and a process of multiprocessing for each worker
+pickler      how a call is pickled
+recipe       what the call needs of a notebook
+sources      the source of functions and classes of a notebook
+main_module  what a worker defines before the call
 spawned      the crew of such a job
 work         what a worker does: the call
 outcome      what became of a call

@@ -6,17 +6,17 @@ import io
 import multiprocessing
 import os
 import pickle
-import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spawn
 from multiprocessing.context import set_spawning_popen
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from launcher.calls import memory, outcome
 from launcher.calls.outcome import Outcome
+from launcher.calls.pickler import CallPickler, of_main, preparation
+from launcher.calls.recipe import Recipe
 from launcher.calls.work import WHERE, work
 from launcher.errors import LaunchError
 
@@ -96,7 +96,12 @@ class Handover:
         try:
             with os.fdopen(os.dup(self._call), "w+b") as file:
                 pickle.dump(self.name, file, pickle.HIGHEST_PROTOCOL)
-                _Pickler(file).dump((function, args, kwargs))
+                recipe = Recipe(of_main)
+                recipe.add((function, args, kwargs))
+                pickler = CallPickler(file)  # one for all, so that an object in several steps stays one
+                for step in recipe.steps:
+                    pickler.dump(step)
+                pickler.dump((function, args, kwargs))
         except LaunchError:
             raise
         except Exception as error:
@@ -109,7 +114,7 @@ class Handover:
             set_spawning_popen(None)
 
     def _culprit(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        dump: Callable[[object], object] = lambda part: _Pickler(io.BytesIO()).dump(part)  # noqa: E731
+        dump: Callable[[object], object] = lambda part: CallPickler(io.BytesIO()).dump(part)  # noqa: E731
         try:
             dump(function)
         except Exception:
@@ -127,7 +132,7 @@ class Handover:
         data = io.BytesIO()
         set_spawning_popen(self._inherited)
         try:
-            reduction.dump(_preparation(name), data)
+            reduction.dump(preparation(name), data)
             reduction.dump(process, data)
         finally:
             set_spawning_popen(None)
@@ -155,46 +160,3 @@ class _Inherited(popen_spawn_posix.Popen):
     def duplicate_for_child(self, fd: int) -> int:
         self.fds.append(fd)
         return fd
-
-
-class _Pickler(reduction.ForkingPickler):
-    """The pickler of multiprocessing without torch's reductions, and with an error for what cannot be imported.
-
-    With torch's reductions all workers and the caller would share the memory of a tensor, and so would all train the
-    same model.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.dispatch_table = {
-            kind: reduce
-            for kind, reduce in self.dispatch_table.items()
-            if not str(getattr(reduce, "__module__", "")).startswith("torch.multiprocessing")
-        }
-        self._has_main = _can_import_main()
-
-    def reducer_override(self, value: Any) -> Any:
-        if not self._has_main and isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__":
-            raise LaunchError(
-                f"{value.__qualname__} is defined in a notebook, an interactive session or a package's __main__, which "
-                "the workers cannot import; put it into a module, that is a .py file, and import it from there"
-            )
-        return NotImplemented
-
-
-def _preparation(name: str) -> dict[str, object]:
-    """The data of multiprocessing for a new process: paths, and the script to import."""
-    data = spawn.get_preparation_data(name)
-    path = data.get("init_main_from_path")
-    if path is not None and not Path(str(path)).is_file():
-        del data["init_main_from_path"]  # "<stdin>"
-    return data
-
-
-def _can_import_main() -> bool:
-    """Whether a new process of multiprocessing can import this `__main__`."""
-    data = _preparation("")
-    name, path = data.get("init_main_from_name"), data.get("init_main_from_path")
-    if name is not None:
-        return not f".{name}".endswith(".__main__")
-    return path is not None and Path(str(path)).stem != "ipython"

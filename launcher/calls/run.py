@@ -51,9 +51,12 @@ def run(
     """Call a function in each worker of a new job on this machine, and wait for the end of the job.
 
     In the function, `kvstore.create("dist_sync")` makes a store of that job. Workers are processes of multiprocessing,
-    by its spawn method. They import the function, so it must be in a module, or in a script that calls `launcher.run`
-    under `if __name__ == "__main__":`. Their output goes to `sys.stdout` and `sys.stderr`, with the name of the process
-    before each line. When this returns or raises, no process of the job is left.
+    by its spawn method. They import the function from its module, or from the script, which then has to call
+    `launcher.run` under `if __name__ == "__main__":`. A notebook cannot be imported: its functions and classes, and
+    those that they use, are defined anew from their source; the values that they use are copied.
+
+    The workers' output goes to `sys.stdout` and `sys.stderr`, with the name of the process before each line. When this
+    returns or raises, no process of the job is left.
 
     Args:
         function: the function to call.
@@ -69,7 +72,8 @@ def run(
         The results of the workers, in the order of their ranks; None for a worker that has called `sys.exit(0)`.
 
     Raises:
-        LaunchError: the job cannot be started, or the script lacks the guard.
+        LaunchError: the job cannot be started, the script lacks the guard, or the function uses what cannot be given to
+            workers.
         WorkerFailed: a worker, a server or the scheduler has died; or a worker has raised or returned an object that
             cannot be pickled.
         Exception: the exception that a worker has raised. Its cause is a `WorkerFailed` with the worker and the
@@ -96,7 +100,10 @@ def run(
         env_server=env_server or {},
         env_worker=env or {},
     )
-    handover = Handover(function, args, kwargs or {}, num_workers)
+    try:
+        handover = Handover(function, args, kwargs or {}, num_workers)
+    except LaunchError as error:
+        raise error.with_traceback(None) from None  # a notebook shows every frame, and these are not the user's
     try:
         return _run(job, handover, timeout)
     finally:

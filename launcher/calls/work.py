@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 from launcher.calls import memory, outcome
+from launcher.calls.main_module import Step, take
 
 WHERE = 'define it at the top of a module, or of the script above its `if __name__ == "__main__":`'
 
@@ -25,7 +26,10 @@ def work(call: int, result: int) -> None:
     with memory.view(call) as pages:
         name = pickle.load(pages)  # noqa: S301 (from our parent, by inheritance)
         try:
-            function, args, kwargs = pickle.load(pages)  # noqa: S301 (likewise)
+            unpickler = pickle.Unpickler(pages)  # noqa: S301 (likewise)
+            while isinstance(loaded := unpickler.load(), Step):
+                take(loaded)
+            function, args, kwargs = loaded
         except Exception as error:
             _fail(result, error, f"could not load {name} or its arguments; {WHERE}")
     try:

@@ -423,9 +423,10 @@ def test_a_script_that_fails_when_workers_import_it(script: Script) -> None:
 def test_a_function_of_an_interactive_session(script: Script) -> None:
     launched = script(SCRIPT + "    launcher.run(move, (Point(1), 2))\n", way="stdin")
     assert launched.wait() == 1
-    last = launched.err.splitlines()[-1]
-    assert "move is defined in a notebook, an interactive session or a package's __main__" in last
-    assert last.endswith("put it into a module, that is a .py file, and import it from there")
+    assert launched.err.splitlines()[-1] == (
+        "launcher.errors.LaunchError: workers cannot get move from this session: Python does not have its source. "
+        "A module always works: put it into a file train.py, and run `from train import move`"
+    )
 
 
 def test_a_modules_function_in_an_interactive_session(script: Script) -> None:

@@ -1,0 +1,142 @@
+"""Jobs that are started from a notebook and from Python's prompt: real kernels, real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import LONG
+
+from kvstore.job.our_module import ROOT
+
+pytestmark = pytest.mark.long
+
+DRIVER = """
+import json, sys
+import nbformat
+from nbclient import NotebookClient
+
+notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in json.load(sys.stdin)])
+NotebookClient(notebook, timeout=120, allow_errors=True).execute()
+shown = []
+for cell in notebook.cells:
+    texts = [output.get("text") or "\\n".join(output.get("traceback", [])) for output in cell.outputs]
+    texts += [output["data"]["text/plain"] for output in cell.outputs if "data" in output]
+    shown.append("".join(texts))
+json.dump(shown, sys.stdout)
+"""
+
+CELLS = [
+    "import numpy as np, torch\nimport launcher\nfrom workers import Trainer",
+    """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.linear(scaled(x))
+
+x = torch.arange(8.0).reshape(4, 2)
+""",
+    "FACTOR = 0.5\ndef scaled(x):\n    return FACTOR * x",
+    """
+def train(rate, epochs=2):
+    import kvstore
+    store = kvstore.create("dist_sync")
+    torch.manual_seed(0)
+    model = Net()
+    trainer = Trainer(model.named_parameters(), "sgd", {"learning_rate": rate}, kvstore=store)
+    for _ in range(epochs):
+        model.zero_grad()
+        model(x[store.rank::store.num_workers]).sum().backward()
+        trainer.step(len(x))
+    print("trained")
+    return store.rank, model
+
+results = launcher.run(train, args=(0.1,), num_workers=2, num_servers=1)
+[rank for rank, _ in results], type(results[0][1]) is Net, bool((results[0][1](x) == results[1][1](x)).all())
+""",
+    """
+class NoData(Exception):
+    pass
+
+def fail():
+    raise NoData("nothing to train with")
+
+try:
+    launcher.run(fail)
+except NoData as error:
+    print(error.__cause__.details)
+""",
+    "store = open('/dev/null')\ndef train(): return store\nlauncher.run(train)",
+    "%%writefile training.py\ndef train(rate):\n    return 2 * rate",
+    "from training import train\nlauncher.run(train, args=(0.25,), num_workers=2, num_servers=1)",
+    "launcher.run(train, 'dist_sync')",
+]
+
+
+def test_a_notebook(tmp_path: Path) -> None:
+    environ = {
+        **os.environ,
+        "PYTHONPATH": ROOT,
+        "NO_COLOR": "1",
+        "IPYTHONDIR": str(tmp_path),
+        "JUPYTER_PLATFORM_DIRS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER],
+        input=json.dumps(CELLS),
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown[0] == shown[1] == shown[2] == ""
+    assert sorted(shown[3].split("\n")[:2]) == ["[worker 0] trained", "[worker 1] trained"]
+    assert shown[3].endswith("([0, 1], True, True)")
+    assert 'in fail\n    raise NoData("nothing to train with")\nNoData: nothing to train with' in shown[4]
+    assert (
+        "workers cannot get train from this session: it uses store, a TextIOWrapper that cannot be pickled" in shown[5]
+    )
+    assert "begin its cell with `%%writefile train.py`, and in the next cell run `from train import train`" in shown[5]
+    assert shown[7].endswith("[0.5, 0.5]")
+    assert (
+        "args must be a list or tuple of arguments, got 'dist_sync'; for one argument: args=('dist_sync',)" in shown[8]
+    )
+
+
+def test_pythons_prompt(tmp_path: Path) -> None:
+    """`python -i`, on a terminal. From 3.13 on Python keeps the source of what is typed; before, an error says so."""
+    (tmp_path / "script.py").write_text("import launcher\ndef double(x):\n    return 2 * x\n")
+    terminal, theirs = pty.openpty()
+    environ = {**os.environ, "PYTHONPATH": ROOT, "PYTHON_BASIC_REPL": "1", "TERM": "dumb"}
+    process = subprocess.Popen(
+        [sys.executable, "-i", "script.py"], cwd=tmp_path, env=environ, stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    typed = (
+        "print(launcher.run(double, (4,)))\ndef triple(x): return 3 * x\n\nprint(launcher.run(triple, (4,)))\nexit()\n"
+    )
+    os.write(terminal, typed.encode())
+    shown = b""
+    try:
+        while data := os.read(terminal, 1 << 16):
+            shown += data
+    except OSError:  # Linux: the other end is closed
+        pass
+    assert process.wait(LONG) == 0
+    os.close(terminal)
+    assert b"[8]" in shown
+    if sys.version_info >= (3, 13):
+        assert b"[12]" in shown
+    else:
+        assert b"workers cannot get triple from this session: Python does not have its source." in shown
