@@ -15,23 +15,24 @@ from kvstore.job.config import Config
 WORKERS, SERVERS = 2, 2  # of the job that is suggested to a program that runs alone
 
 
-def cost(seconds: float, rounds: int, statistics: Statistics) -> str:
+def cost(seconds: float, rounds: int, statistics: Statistics, unit: str = "rounds") -> str:
     """Return a line about time and bytes; bytes only where a store has sent any.
 
     Args:
         seconds: how long the training took.
         rounds: how many updates of the weights this worker took part in.
         statistics: this worker's, of a store that was new when the training began.
+        unit: what these updates are called; stores that do not wait have no rounds.
     """
-    line = f"{seconds:.1f} s for {rounds} rounds, {rounds / seconds:.1f} a second"
+    line = f"{seconds:.1f} s for {rounds} {unit}, {rounds / seconds:.1f} a second"
     if statistics.bytes_pushed or statistics.bytes_pulled:
         line += f"; each worker sent {size(statistics.bytes_pushed)} and received {size(statistics.bytes_pulled)}"
     return line
 
 
-def counted(number: int, thing: str) -> str:
+def counted(number: int, one: str, many: str = "") -> str:
     """Return a number of things: `1 epoch`, `8 epochs`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
 
 
 def size(nbytes: int) -> str:

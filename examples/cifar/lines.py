@@ -55,8 +55,14 @@ class Summary:
         kind = "validation" if "validation-accuracy" in values else "train"
         accuracy = values[f"{kind}-accuracy"]
         print(f"{kind} accuracy {accuracy:.4f} after {closing.counted(self._run.epoch, 'epoch')}")
-        print(closing.cost(seconds, rounds, self._store.statistics()))
+        unit = "rounds" if self._waits else "steps"
+        print(closing.cost(seconds, rounds, self._store.statistics(), unit))
         print(closing.try_next(list(self._suggestions())), flush=True)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the workers wait for each other in every round."""
+        return "async" not in self._store.type and "ssp" not in self._store.type
 
     def _suggestions(self) -> Iterator[tuple[str, str]]:
         """Yield what to try, and the command for it, which works with the options of this run."""
@@ -69,7 +75,7 @@ class Summary:
             yield f"{MORE} workers, each with its part of the pictures", closing.command(num_workers=MORE)
         if not args.gc_type:
             yield "gradients in a quarter of the bytes", closing.command("--gc-type", "int8")
-        if "async" not in self._store.type:  # without momentum, which makes updates that do not wait too large
+        if self._waits:  # without momentum, which makes updates that do not wait too large
             yield "no worker waits for another", closing.command("--kv-store", "dist_async", "--mom", "0")
 
 
@@ -114,9 +120,15 @@ class Monitor:
 
 def test_io(batches: Iterable[Any], batch_size: int, frequent: int) -> None:
     """Read an epoch without training, and print the speed."""
-    start = time.perf_counter()
+    begin = start = time.perf_counter()
+    number = -1
     for number, _ in enumerate(batches):
         if (number + 1) % frequent == 0:
             now = time.perf_counter()
             print(f"Batch [{number}]\tSpeed: {frequent * batch_size / (now - start):.2f} samples/sec", flush=True)
             start = now
+    seconds = time.perf_counter() - begin
+    print(
+        f"read {closing.counted(number + 1, 'batch', 'batches')} of {batch_size} pictures in {seconds:.1f} s",
+        flush=True,
+    )

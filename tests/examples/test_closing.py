@@ -26,6 +26,7 @@ def test_what_a_training_has_cost():
     assert closing.cost(2.0, 5, Statistics(bytes_pushed=999, bytes_pulled=13_800_000)) == (
         "2.0 s for 5 rounds, 2.5 a second; each worker sent 999 bytes and received 13.8 MB"
     )
+    assert closing.cost(2.0, 5, Statistics(), "steps") == "2.0 s for 5 steps, 2.5 a second"
 
 
 @pytest.mark.parametrize(
@@ -64,3 +65,4 @@ def test_suggestions_below_a_title():
 
 def test_a_number_of_things():
     assert [closing.counted(number, "epoch") for number in (1, 2)] == ["1 epoch", "2 epochs"]
+    assert closing.counted(2, "batch", "batches") == "2 batches"

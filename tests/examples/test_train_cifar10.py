@@ -105,7 +105,7 @@ def test_noise_is_trained_on_and_not_validated(run, capsys):
 def test_reading_alone_trains_nothing(run, capsys):
     assert run(*SMALL, "--test-io", 1) == []
     speeds = [f"Batch [{number}]\tSpeed: # samples/sec" for number in (1, 3)]
-    assert shapes(capsys.readouterr().out.splitlines()) == speeds
+    assert shapes(capsys.readouterr().out.splitlines()) == [*speeds, "read 4 batches of 16 pictures in # s"]
 
 
 def test_the_seed_decides_the_result(run, tmp_path):
