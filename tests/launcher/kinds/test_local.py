@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import screen
 from launched import FOREVER, SPOKEN, WAITS, when_spoken
 from waiting import PROMPT, until
 
@@ -201,6 +202,20 @@ def test_colors_on_a_terminal(start: Start, no_color: str, colors: int) -> None:
         assert launched.wait() == 0
     assert seen.count(b"\x1b[0m hi\r\n") == colors
     assert b"[worker 0]" in seen
+
+
+def test_workers_know_how_wide_the_terminal_is_that_shows_their_bars(start: Start) -> None:
+    alone = start("-n", "1", "echo $KVSTORE_COLUMNS", env={"KVSTORE_COLUMNS": "7"})
+    assert alone.wait() == 0
+    assert alone.lines == ["[worker 0] 0"]
+    with screen.terminal() as (ours, theirs):
+        launched = start(
+            "-n", "1", r"echo $KVSTORE_COLUMNS; printf '1%%\r2%%\r' >&2", env={"TERM": "xterm"}, stderr=theirs
+        )
+        os.close(theirs)
+        assert launched.wait() == 0
+        assert launched.lines == [f"[worker 0] {screen.COLUMNS}"]
+        assert screen.seen(os.read(ours, 1 << 16).decode()) == ["[worker 0] 2%", ""]
 
 
 def test_a_reader_that_pauses_loses_nothing(start: Start, tmp_path: Path) -> None:
