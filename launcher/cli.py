@@ -12,6 +12,8 @@ from dataclasses import fields
 from typing import Any, NamedTuple, NoReturn
 
 import kvstore
+from kvstore.errors import ConfigError
+from kvstore.job.settings import VERBOSE
 from launcher.errors import LaunchError
 from launcher.job.cluster import PLACEMENTS, Cluster
 from launcher.job.description import MAX_PER_ROLE, Job
@@ -22,7 +24,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _USAGE = f"""\
 launch.py [-h] [--version] -n NUM_WORKERS [-s NUM_SERVERS] [-H HOSTFILE] [--sync-dst-dir DIR]
                  [--launcher {{{",".join(KINDS)}}}]
-                 [--env-server K:V] [--env-worker K:V] [--env NAME] [--dry-run]
+                 [--env-server K:V] [--env-worker K:V] [--env NAME] [--verbose] [--dry-run]
                  [other options, see -h] command ..."""
 
 _EPILOG = """\
@@ -70,6 +72,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     given: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(Cluster)}
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
+        verbose = options.verbose or VERBOSE.read(environ)
+    except ConfigError as error:
+        parser.error(str(error))
+    try:
         job = Job(
             num_workers=options.num_workers,
             num_servers=options.num_workers if options.num_servers is None else options.num_servers,
@@ -78,6 +84,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
             env_worker=dict(options.env_worker),
             env_names=tuple(options.env),
             cluster=Cluster(**plain),
+            verbose=verbose,
         )
     except LaunchError as error:
         parser.error(str(error))
@@ -109,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         help="number of servers (default: as many as workers)",
     )
     add("--launcher", choices=list(KINDS), help="how to start the processes (default: ssh with a hostfile, else local)")
+    add("--verbose", action="store_true", help="if the job fails, print the whole traceback of every process")
     add("--dry-run", action="store_true", help="print what would run, without secrets, and run nothing")
     for role in ("server", "worker"):
         add(

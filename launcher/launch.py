@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None, on_failure: OnFailure = report) -> i
             raise
         print(f"launch.py: {error.strerror}: raise the limit with ulimit -n", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # before any process has started
+    except KeyboardInterrupt:
+        print("launch.py: Ctrl-C: nothing was started", file=sys.stderr)
         return 130
 
 

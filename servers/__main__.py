@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from types import FrameType
 
 from kvstore.errors import KVStoreError
+from kvstore.job import uncaught
 from kvstore.job.config import Config
+from kvstore.job.exit_report import ExitReport, hand_over
 from kvstore.job.processes import allow_many_files
 from kvstore.transport.choose import links
 from servers.endpoints import server_endpoint
@@ -16,6 +19,7 @@ from servers.endpoints import server_endpoint
 
 def main() -> int:
     """Run until the job ends; return 0, ``JOB_FAILED_EXIT`` if the job failed, or 1 if this process did."""
+    uncaught.install()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends servers in order
@@ -32,7 +36,9 @@ def main() -> int:
 
         return run_server(config, sharing(links(config), config), server_endpoint(config, name))
     except KVStoreError as exc:
-        print(f"{type(exc).__name__}: {exc}", file=sys.stderr)
+        text = f"{type(exc).__name__}: {exc}"
+        if not hand_over(ExitReport(text, details=f"{text}\n"), os.environ):
+            print(text, file=sys.stderr)
         return 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import Config
+from kvstore.job.exit_report import ExitReport, hand_over
 from kvstore.member.session import Session
 from kvstore.transport import Transport
 from kvstore.wire import Message, Roster, Stop
@@ -78,7 +80,7 @@ class Server:
             self._session.leave(error)
             self._transport.close(linger=1.0)
         if failure is not None:
-            log.error("server %d ends: %s", self._session.rank, failure)
+            _report(f"server {self._session.rank} ends", str(failure))
         return JOB_FAILED_EXIT if failure is not None else 0
 
     def _take(self, notice: Message) -> Outbox:
@@ -115,8 +117,13 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         transport,
         "" if config.keys is None else config.keys.root,
     )
+    reported = False
 
     def stop_if_finished(outbox: Outbox) -> Outbox:
+        nonlocal reported
+        if scheduler.failure is not None and not reported:
+            reported = True
+            _report("the job has failed", scheduler.failure)
         if scheduler.finished:
             service.stop()
         return outbox
@@ -133,3 +140,9 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
     finally:
         transport.close(linger=1.0)
     return JOB_FAILED_EXIT if scheduler.failure is not None else 0
+
+
+def _report(what: str, failure: str) -> None:
+    """Tell the supervisor, or the log, that the failure of another process ends this one."""
+    if not hand_over(ExitReport(failure, consequence=True), os.environ):
+        log.error("%s: %s", what, failure)

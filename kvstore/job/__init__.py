@@ -10,6 +10,9 @@ ranks        the rank of a process under torchrun, mpirun or srun
 directory    a job's private directory, for its unix sockets
 processes    how the project's processes are started
 exits        how a process has ended, in words
+exit_report  why a process ends, told by itself to its supervisor
+tracebacks   tracebacks without the frames of this project
+uncaught     what becomes of an exception that nobody catches
 system       the operating systems that jobs run on
 our_module   executes one of the project's modules, whatever the user's modules are called
 shadows      the user's modules that hide packages of the project

@@ -289,6 +289,12 @@ OMP_NUM_THREADS = Setting(
     "how many threads torch uses; `launch.py` sets it where you do not",
     shown="the host's cores ÷ its processes of the same role",
 )
+VERBOSE = Setting(
+    "KVSTORE_VERBOSE",
+    Flag(),
+    False,
+    "whether every process of a job that fails prints its whole traceback at once (`launch.py --verbose`)",
+)
 NO_COLOR = Setting("NO_COLOR", Text("any text"), "", "keeps colors out of `launch.py`'s output")
 COLUMNS = Setting(
     "KVSTORE_COLUMNS",
@@ -333,15 +339,21 @@ AGENT = Setting("KVSTORE_AGENT", Text("a name"), "", "the agent that has started
 ENLIST = Setting(
     "KVSTORE_ENLIST", Text("four words"), "", "how an agent that a cluster manager starts finds `launch.py`"
 )
+EXIT_REPORT = Setting(
+    "KVSTORE_EXIT_REPORT",
+    Text("a device, an inode and a path, with colons"),
+    "",
+    "the file that tells `launch.py` why a process ends, and the pipe that it reads as standard error",
+)
 
 GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     "Waiting and failure": (TIMEOUT_S, PATIENCE_S, JOIN_TIMEOUT_S, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, PULSE),
     "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING),
     "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS),
-    "Training and output": (UPDATE_ON_KVSTORE, OMP_NUM_THREADS, NO_COLOR, COLUMNS),
+    "Training and output": (UPDATE_ON_KVSTORE, OMP_NUM_THREADS, VERBOSE, NO_COLOR, COLUMNS),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
-        *(JOB, LOCAL_RANK, LOCAL_SIZE, ROOT_FD, AGENT, ENLIST),
+        *(JOB, LOCAL_RANK, LOCAL_SIZE, ROOT_FD, AGENT, ENLIST, EXIT_REPORT),
     ),
 }
 SETTINGS = tuple(setting for group in GROUPS.values() for setting in group)

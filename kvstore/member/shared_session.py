@@ -13,6 +13,7 @@ import traceback
 
 from kvstore.bootstrap import joining
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError
+from kvstore.job import uncaught
 from kvstore.job.config import Config
 from kvstore.member.pulse import available
 from kvstore.member.session import Session
@@ -98,6 +99,7 @@ os.register_at_fork(after_in_child=_here.fail_after_fork)
 
 def shared(config: Config) -> Session:
     """Return this process's session as a worker; see ``SharedSession.get``."""
+    uncaught.install()
     return _here.get(config)
 
 

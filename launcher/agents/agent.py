@@ -16,10 +16,12 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import kvstore
 from kvstore.errors import WireError
+from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from kvstore.job.processes import source_root
 from kvstore.wire import Message
@@ -108,6 +110,10 @@ class Agent:
     def output(self, index: int, number: int, data: bytes) -> None:
         """Pass it on."""
         self._link.send(p.Output(index, number, [data]))
+
+    def reported(self, index: int, report: ExitReport) -> None:
+        """Pass it on."""
+        self._link.send(p.Reported(index, **asdict(report)))
 
     def exited(self, index: int, how: Exit) -> None:
         """Pass it on, unless the agent itself ends its tasks. Then it reports that instead."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from kvstore.wire import Message
 from launcher.agents.carrier import Carrier
@@ -120,6 +121,10 @@ class Fleet:
         if isinstance(message, p.Output):
             if message.index in remote.indices:
                 self._sink.output(message.index, message.number, b"".join(bytes(part) for part in message.buffers))
+        elif isinstance(message, p.Reported):
+            if message.index in remote.indices:
+                texts = message.error, message.place, message.details
+                self._sink.reported(message.index, ExitReport(*texts, message.consequence, message.printed))
         elif isinstance(message, p.Exited):
             self._exited(remote, message.index, Exit(message.code, message.signum))
         elif isinstance(message, p.Empty):

@@ -48,7 +48,7 @@ from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import cores, open_standard_streams
 from launcher.supervision.ending import EndingLimits
-from launcher.supervision.signals import SignalQueue
+from launcher.supervision.signals import SignalQueue, called
 from launcher.supervision.supervisor import OnFailure, Supervisor
 
 HELLO_S = 30.0  # ssh gives up much earlier; the rest is for Python to start from a slow disk
@@ -127,6 +127,7 @@ def run(
                 for remote in remotes:
                     remote.close()
         except Interrupted as interrupted:
+            print(f"launch.py: {called(interrupted.signum)}: nothing was started", file=sys.stderr)
             return 128 + interrupted.signum
         finally:
             recruiter.close(1.0)
@@ -236,6 +237,7 @@ class _AgentJob:
             environ=self._environ,
             limits=limits,
             selector=selector,
+            where=_where(tasks),
         )
         try:
             supervisor.start()
@@ -301,6 +303,11 @@ class _AgentJob:
         if not toward and not cluster.host_ip and not cluster.interface:
             return Address(LOOPBACK, "all hosts are this machine")
         return reach.address(host=cluster.host_ip, interface=cluster.interface, toward=toward)
+
+
+def _where(tasks: Sequence[Task]) -> str:
+    hosts = sorted({task.host for task in tasks if task.host})
+    return f"on {hosts[0]}" if len(hosts) == 1 else f"on {len(hosts)} hosts"
 
 
 def _listen(own: Address) -> socket.socket:

@@ -143,7 +143,7 @@ def _run(job: Job, handover: Handover, timeout: float | None) -> list[Any]:
         report(task, how)
 
     interrupts = Interrupts(timeout)
-    caller = local.Caller("launcher.run", interrupts, Streams(), partial(SpawnedCrew, handover))
+    caller = local.Caller("launcher.run", interrupts, Streams(), partial(SpawnedCrew, handover), says_start=False)
     code = local.run(job, on_failure, environ=_outside_a_job(os.environ), caller=caller)
     if interrupts.first not in (None, TIME_LIMIT):
         signal.raise_signal(interrupts.first)  # for the caller's handler, now that no job runs; most handlers raise

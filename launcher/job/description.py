@@ -15,7 +15,7 @@ from launcher.job.cluster import Cluster
 MAX_PER_ROLE = 1024
 
 # The variables by which the members of a job, and its agents, find each other. Options cannot set them.
-RESERVED = COMPUTED | {settings.AGENT.name}
+RESERVED = COMPUTED | {settings.AGENT.name, settings.EXIT_REPORT.name}
 
 
 def _nothing() -> Mapping[str, str]:
@@ -37,6 +37,7 @@ class Job:
         cluster: where the job runs.
         server_argv: the command of the scheduler and the servers, if not `python -m servers`. `DMLC_ROLE` tells the
             process which of them it is.
+        verbose: whether every process prints its whole traceback at once if the job fails.
 
     Raises:
         LaunchError: a number is out of range, the command is empty, or a variable is reserved.
@@ -50,6 +51,7 @@ class Job:
     env_names: tuple[str, ...] = ()
     cluster: Cluster = field(default_factory=Cluster)
     server_argv: tuple[str, ...] = ()
+    verbose: bool = False
 
     def __post_init__(self) -> None:
         for what, count in (("workers", self.num_workers), ("servers", self.num_servers)):

@@ -110,6 +110,8 @@ def members(job: Job) -> list[Member]:
 def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
     """The variables of a member beside those that it inherits: the user's for its role, and the contract."""
     env = {} if at.node_host is None else {settings.NODE_HOST.name: at.node_host}
+    if job.verbose:
+        env[settings.VERBOSE.name] = "1"
     env.update({"server": job.env_server, "worker": job.env_worker}.get(role, {}))
     env.update(at.contract(job).variables(role, rank))
     return env

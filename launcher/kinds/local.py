@@ -53,12 +53,14 @@ class Caller:
         signals: the signals that end the job.
         outlet: where the output of the job's processes goes.
         crew: makes the crew that runs them.
+        says_start: whether a line says what starts.
     """
 
     name: str = "launch.py"
     signals: SignalQueue = field(default_factory=SignalQueue)
     outlet: Outlet = field(default_factory=Outlet)
     crew: MakeCrew = Children
+    says_start: bool = True
 
 
 def run(
@@ -140,6 +142,7 @@ def _run(
         limits=limits,
         outlet=caller.outlet,
         name=caller.name,
+        where="on this machine" if caller.says_start else None,
     )
     try:
         supervisor.start()

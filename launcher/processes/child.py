@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from kvstore.job.exit_report import ExitReport, ReportFile
 from kvstore.job.exits import Exit
 from kvstore.job.processes import TiedProcess
 from launcher.errors import CANNOT_EXECUTE, NOT_FOUND, LaunchError
@@ -45,21 +46,30 @@ class Child:
         keeper_fd: the keeper's pipe, to which the process writes its pid before it executes the program; -1 for none.
         pass_fds: the file descriptors that it inherits beside its standard streams.
         stdin: its standard input; None for /dev/null.
+        report: the file in which the program may say why it ends; None for none.
 
     Raises:
         LaunchError: the process cannot be created. The message names the program.
     """
 
     def __init__(
-        self, task: Program, keeper_fd: int = -1, pass_fds: tuple[int, ...] = (), *, stdin: int | None = None
+        self,
+        task: Program,
+        keeper_fd: int = -1,
+        pass_fds: tuple[int, ...] = (),
+        *,
+        stdin: int | None = None,
+        report: Path | None = None,
     ) -> None:
         self.task = task
         self.exit: Exit | None = None
         out, err = os.pipe(), os.pipe()
+        self._reported: ExitReport | None = None
+        self._report_file = None if report is None else ReportFile.of(report, err[1])
         try:
             self._tied = TiedProcess(
                 task.argv,
-                task.env,
+                {**task.env, **({} if self._report_file is None else self._report_file.variables)},
                 pass_fds=pass_fds,
                 keeper_fd=keeper_fd,
                 # Workers cannot share the terminal's input, nor read it from sessions of their own.
@@ -101,6 +111,14 @@ class Child:
         if self.exit is None:
             self.exit = self._poll()
         return self.exit
+
+    def report(self) -> ExitReport | None:
+        """Why it ends, once it has said so. It may run on for a while. Each report is returned once."""
+        report = None if self._report_file is None else self._report_file.read()
+        if report == self._reported:
+            return None
+        self._reported = report
+        return report
 
     def reap(self) -> None:
         """Reap an exited process. After that its group and session cannot be addressed, so they must be empty."""

@@ -50,7 +50,8 @@ class Children:
         """Start them in order."""
         self._selector, self._sink = selector, sink
         for index, task in self._tasks.items():
-            child = Child(task, self._guard.fileno(), self._pass_fds.get(index, ()))
+            report = self._guard.directory / f"report-{index}"
+            child = Child(task, self._guard.fileno(), self._pass_fds.get(index, ()), report=report)
             self._guard.add(child.pid)
             self._children[index] = child
             self._streams[index] = (_Stream(index, 1, child.stdout), _Stream(index, 2, child.stderr))
@@ -60,13 +61,19 @@ class Children:
             child.execute()
 
     def collect(self) -> None:
-        """Report the tasks that have exited."""
+        """Report the tasks that have exited, and what tasks say about their ends."""
         if (note := self._guard.recheck()) is not None:
             self._sink.say(note)
         for index, child in self._children.items():
-            if child.exit is None and (how := child.poll()) is not None:
+            if child.exit is not None:
+                continue
+            how = child.poll()  # before its report is looked for
+            if how is not None:
                 for stream in self._streams[index]:
                     self._drain(stream)  # all of its output is reported before its exit
+            if (report := child.report()) is not None:
+                self._sink.reported(index, report)
+            if how is not None:
                 self._sink.exited(index, how)
 
     def reading(self, wanted: bool) -> None:

@@ -33,7 +33,7 @@ class Guard:
         self._variable = variable
         self._job = mark if job is None else job
         self.sessions: set[int] = set()
-        self._directory = directory
+        self.directory = directory
         self._restarts = 0
         self._pipe = -1
         self._process: subprocess.Popen[bytes] | None = None
@@ -103,7 +103,7 @@ class Guard:
         try:
             self._process = subprocess.Popen(
                 # Isolated: PYTHONPATH and sitecustomize are the user's, for the job.
-                [sys.executable, "-I", keeper.__file__, str(self._directory), self.mark, self._job],
+                [sys.executable, "-I", keeper.__file__, str(self.directory), self.mark, self._job],
                 stdin=read,
                 # It must not keep the terminal open, nor the pipe that launch.py's output goes to.
                 stdout=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 supervisor   the loop
 crew         the interface of what runs tasks, and of who hears from it
 ending       when a job ends, and how. No I/O
+postmortem   what a failed job says at its end. No I/O
 output       the output of many processes as whole lines
 rewritten    output that is rewritten, as a progress bar is, for a terminal
 status_line  where a terminal shows that. No I/O

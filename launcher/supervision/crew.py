@@ -9,6 +9,7 @@ from __future__ import annotations
 import selectors
 from typing import Protocol
 
+from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 
 
@@ -31,8 +32,11 @@ class Sink(Protocol):
     def output(self, index: int, number: int, data: bytes) -> None:
         """A task has written to standard output (1) or error (2). Empty data is the end of that stream."""
 
+    def reported(self, index: int, report: ExitReport) -> None:
+        """A task has said why it ends. Its exit may follow soon, later or never."""
+
     def exited(self, index: int, how: Exit) -> None:
-        """A task has ended. All of its output has been reported before."""
+        """A task has ended. All of its output, and its report, have been reported before."""
 
     def say(self, text: str) -> None:
         """Show a line to the user."""

@@ -75,9 +75,14 @@ class Say:
 
 @dataclass(frozen=True)
 class Tell:
-    """Report a failed process to the scheduler."""
+    """Report a failed process to the scheduler.
 
-    task: Task
+    Args:
+        index: of its task.
+        how: what happened to it.
+    """
+
+    index: int
     how: str
 
 
@@ -86,6 +91,19 @@ class Kill:
     """Send a signal to every process of the job."""
 
     signum: int
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """A signal to launch.py has ended the job.
+
+    Args:
+        signum: the signal.
+        ended: the indices of the tasks that ran.
+    """
+
+    signum: int
+    ended: tuple[int, ...]
 
 
 Action = Say | Tell | Kill
@@ -99,12 +117,21 @@ class Ending:
 
     The caller reports exits to `exited` and signals to `signalled`, calls `tick` afterwards and when `deadline` has
     passed, and performs the actions that these return.
+
+    Attributes:
+        phase: where the job is.
+        deadline: when to call `tick`; None for no deadline.
+        exit_code: launch.py's.
+        failure: the first process to fail, and how; None if none has.
+        interruption: the signal that has ended the job; None if none has.
     """
 
     def __init__(self, tasks: Sequence[Task], limits: EndingLimits | None = None) -> None:
         self.phase = Phase.RUNNING
         self.deadline: float | None = None
         self.exit_code = 0
+        self.failure: Tell | None = None
+        self.interruption: Interruption | None = None
         self._limits = limits or EndingLimits()
         self._tasks = tasks
         self._running = set(range(len(tasks)))
@@ -151,6 +178,7 @@ class Ending:
         """launch.py has received a signal that asks it to exit."""
         if self.phase in (Phase.RUNNING, Phase.LINGER):
             self.exit_code = 128 + signum
+            self.interruption = Interruption(signum, tuple(sorted(self._running)))
         elif self.phase in (Phase.TERMINATING, Phase.KILLING, Phase.OVER):
             # A second Ctrl-C means now. A second SIGTERM does not: service managers repeat it.
             return self._kill(now) if signum == signal.SIGINT and self.phase is Phase.TERMINATING else []
@@ -193,8 +221,8 @@ class Ending:
     def _fail(self, index: int, how: str, code: int, now: float) -> list[Action]:
         self.exit_code = code
         self._enter(Phase.WINDOW, now + self._limits.window)
-        task = self._tasks[index]
-        return [Say(f"{task.title} {how}"), Tell(task, how)]
+        self.failure = Tell(index, how)
+        return [self.failure]
 
     def _fail_unnamed(self, told: int, now: float) -> list[Action]:
         """The job has failed, though no process has exited so. Their output says why."""

@@ -7,9 +7,16 @@ import socket
 from types import FrameType
 from typing import Any
 
+from kvstore.job.exits import signal_name
+
 # The signals that ask launch.py to exit, and the one that reports the exit of a child.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 CHILD = signal.SIGCHLD
+
+
+def called(signum: int) -> str:
+    """What a user calls a signal."""
+    return "Ctrl-C" if signum == signal.SIGINT else signal_name(signum)
 
 
 class SignalQueue:

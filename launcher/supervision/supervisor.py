@@ -5,15 +5,18 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.crew import Crew, turn
-from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Say, Tell
+from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Phase, Say, Tell
 from launcher.supervision.output import Outlet, Prefixer, is_terminal, prefix, wants_color
+from launcher.supervision.postmortem import Line, Postmortem
 from launcher.supervision.rewritten import StatusPrefixer
-from launcher.supervision.signals import CHILD, SignalQueue
+from launcher.supervision.signals import CHILD, ENDING, SignalQueue, called
 
 # Called with the first process that fails, and how ("exited with code 7"), while the others still run.
 OnFailure = Callable[[Task, str], None]
@@ -22,6 +25,7 @@ _HIGH_WATER = 4 << 20
 _POLL_S = 0.02
 _CHECK_S = 0.25
 _FLUSH_S = 1.0
+_LONGEST = 300  # characters of a task's last line
 
 
 class Supervisor:
@@ -37,6 +41,7 @@ class Supervisor:
         selector: a selector that the crews use already; None for a new one.
         outlet: where output goes; None for standard output and error.
         name: the prefix of the supervisor's own lines.
+        where: where the tasks run, for the line that says what starts; None for no such line.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class Supervisor:
         selector: selectors.BaseSelector | None = None,
         outlet: Outlet | None = None,
         name: str = "launch.py",
+        where: str | None = None,
     ) -> None:
         self._tasks = tasks
         self._crews = crews
@@ -59,6 +65,10 @@ class Supervisor:
         self._ending = Ending(tasks, limits)
         self._outlet = Outlet() if outlet is None else outlet
         self._name = name
+        self._where = where
+        self._postmortem = Postmortem(tasks)
+        self._last: dict[int, bytes] = {}  # the last lines that each task has written to standard error
+        self._last_writer: int | None = None  # the task that has written the last line of all to standard error
         self._color = {fd: wants_color(fd, environ) for fd in (self._outlet.stdout, self._outlet.stderr)}
         self._terminal = {fd: is_terminal(fd, environ) for fd in self._color}
         self._lines: dict[tuple[int, int], Prefixer] = {}
@@ -70,6 +80,7 @@ class Supervisor:
         self._collected = time.monotonic()
         self._hurry = False  # after a signal: output that nobody reads is dropped soon
         self._muted = False  # standard output has failed
+        self._closed = False
 
     def start(self) -> None:
         """Start every task.
@@ -77,6 +88,8 @@ class Supervisor:
         Raises:
             LaunchError: a task cannot be started. Tasks started before it run until `close`.
         """
+        if self._where is not None:
+            self.say(f"starting {self._counted(range(1, len(self._tasks)))} {self._where}")
         for crew in self._crews:
             crew.start(self._selector, self)
 
@@ -88,6 +101,8 @@ class Supervisor:
         """
         while True:
             self._perform(self._ending.tick(time.monotonic(), self._leftovers))
+            if self._ending.phase is Phase.RUNNING:
+                self._print(self._postmortem.overdue(time.monotonic()))
             self._outlet.pump()
             if self._ending.over:
                 return self._ending.exit_code
@@ -95,9 +110,12 @@ class Supervisor:
             self._wait()
 
     def close(self) -> None:
-        """Kill what is alive, and print the last output."""
+        """Kill what is alive, and print the last output, and how the job has failed."""
         for crew in self._crews:
             crew.close()
+        if not self._closed:
+            self._closed = True
+            self._conclude()
         self._flush()
         if self._own_selector:
             self._selector.close()
@@ -110,17 +128,61 @@ class Supervisor:
             kind = StatusPrefixer if self._terminal[target] else Prefixer
             lines = kind(prefix(self._tasks[index].name, index, self._color[target]))
             self._lines[index, number] = lines
-        self._outlet.put(target, lines.feed(data) if data else lines.finish())
+        whole = lines.feed(data) if data else lines.finish()
+        if whole and number == 2:
+            self._last[index], self._last_writer = whole, index
+        self._outlet.put(target, whole)
         if isinstance(lines, StatusPrefixer):
             self._outlet.show(target, (index, number), lines.status)
 
+    def reported(self, index: int, report: ExitReport) -> None:
+        """Keep why a task ends until the job is over; see `Sink`."""
+        self._postmortem.reported(index, report, time.monotonic())
+
     def exited(self, index: int, how: Exit) -> None:
         """Tell the ending; see `Sink`."""
+        self._postmortem.exited(index, how)
         self._perform(self._ending.exited(index, how, time.monotonic()))
 
     def say(self, text: str) -> None:
         """Print a line of the supervisor's own; see `Sink`."""
+        self._last_writer = None
         self._outlet.put(self._outlet.stderr, f"{self._name}: {text}\n".encode(errors="surrogateescape"))
+
+    def _conclude(self) -> None:
+        """Print what there is to say of a job that has failed, or was interrupted."""
+        failure, interruption = self._ending.failure, self._ending.interruption
+        if failure is not None:
+            last = b"" if self._last_writer == failure.index else self._last.get(failure.index, b"")
+            self._print(self._postmortem.lines(failure.index, failure.how, self._without_prefix(failure.index, last)))
+            return
+        self._print(self._postmortem.leftover())
+        if interruption is not None and interruption.signum in ENDING:
+            ended = self._counted(interruption.ended)
+            left = "some of its processes may be left" if self._leftovers() else "no process of the job is left"
+            self.say(f"{called(interruption.signum)}: ended {ended}; {left}")
+
+    def _print(self, lines: Sequence[Line]) -> None:
+        target = self._outlet.stderr
+        for index, text in lines:
+            if index is None:
+                self.say(text)
+            else:
+                own = prefix(self._tasks[index].name, index, self._color[target])
+                self._outlet.put(target, own + text.encode(errors="surrogateescape") + b"\n")
+
+    def _without_prefix(self, index: int, lines: bytes) -> str:
+        own = prefix(self._tasks[index].name, index, self._color[self._outlet.stderr])
+        line = lines.rstrip(b"\n").rpartition(b"\n")[2]
+        return line.removeprefix(own)[:_LONGEST].decode(errors="replace").strip()
+
+    def _counted(self, indices: Iterable[int]) -> str:
+        """How many tasks of each role these are: `2 workers, 1 server`; the scheduler, if it is among them."""
+        counts: Counter[str] = Counter(self._tasks[index].role for index in indices)
+        words = [
+            f"{counts[role]} {role}{'s' if counts[role] > 1 else ''}" for role in ("worker", "server") if counts[role]
+        ]
+        return ", ".join([*words, *(["the scheduler"] if counts["scheduler"] else [])])
 
     def _leftovers(self) -> bool:
         return any(crew.leftovers() for crew in self._crews)
@@ -154,9 +216,10 @@ class Supervisor:
             elif isinstance(action, Tell):
                 self._outlet.pump()
                 try:
-                    self._on_failure(action.task, action.how)
+                    self._on_failure(self._tasks[action.index], action.how)
                 except Exception as error:
-                    self.say(f"could not tell the others that {action.task.name} {action.how}: {error}")
+                    name = self._tasks[action.index].name
+                    self.say(f"could not tell the others that {name} {action.how}: {error}")
 
     def _balance(self) -> None:
         """Read from the processes only as fast as the output can be written, and wait until it can be written."""

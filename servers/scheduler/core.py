@@ -291,7 +291,6 @@ class Scheduler:
         """Let the job fail: tell all members that are still there why."""
         if self.failure is not None:
             return
-        log.error("the job has failed: %s", text)
         text = text[:MAX_REASON]
         self.failure, self._failed_at = text, self._now
         failed = JobFailed(text)

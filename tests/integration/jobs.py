@@ -19,7 +19,8 @@ from jobkeys import variables
 from proc import state
 from waiting import LONG, PROMPT, until
 
-FAST = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": f"{PROMPT:g}"}
+# Every process of a job says itself how it has ended; test_bad_calls.py has what launch.py makes of that.
+FAST = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": f"{PROMPT:g}", "KVSTORE_VERBOSE": "1"}
 
 
 @dataclass

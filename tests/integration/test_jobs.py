@@ -131,6 +131,11 @@ def test_a_signal_to_the_launcher_ends_everything(tmp_path: Path) -> None:
         running.process.send_signal(signal.SIGINT)
         assert running.wait(PROMPT) == 130
         assert not running.members()
+    assert running.output.splitlines() == [
+        "launch.py: starting 1 worker, 1 server on this machine",
+        "[worker 0] training",
+        "launch.py: Ctrl-C: ended 1 worker, 1 server, the scheduler; no process of the job is left",
+    ]
 
 
 def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path) -> None:

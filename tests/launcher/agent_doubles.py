@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from kvstore.wire import Message
 from launcher.agents.fleet import Fleet
@@ -92,6 +93,9 @@ class Heard:
 
     def output(self, index: int, number: int, data: bytes) -> None:
         self.events.append(("output", index, number, data))
+
+    def reported(self, index: int, report: ExitReport) -> None:
+        self.events.append(("reported", index, report))
 
     def exited(self, index: int, how: Exit) -> None:
         self.events.append(("exited", index, how))

@@ -69,8 +69,13 @@ class Launched:
         return (self.directory / "out").read_bytes().decode(errors="replace")
 
     @property
-    def err(self) -> str:
+    def all_err(self) -> str:
         return (self.directory / "err").read_bytes().decode(errors="replace")
+
+    @property
+    def err(self) -> str:
+        """Without the line that says what starts."""
+        return "".join(line for line in self.all_err.splitlines(True) if not line.startswith("launch.py: starting "))
 
     @property
     def lines(self) -> list[str]:

@@ -139,3 +139,21 @@ def test_a_job_needs_no_more_files_than_there_are(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("resource.getrlimit", lambda _: (256, 256))
     with pytest.raises(LaunchError, match=r"466 open files, but 256 are allowed; raise that: ulimit -n 466"):
         local.run(Job(num_workers=100, num_servers=100, command=("true",)))
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "verbose"),
+    [
+        ([], {}, False),
+        (["--verbose"], {}, True),
+        ([], {"KVSTORE_VERBOSE": "1"}, True),
+        ([], {"KVSTORE_VERBOSE": "0"}, False),
+    ],
+)
+def test_verbose_by_option_or_variable(words: list[str], environ: dict[str, str], verbose: bool) -> None:
+    assert parse(["-n", "1", *words, "true"], environ).job.verbose is verbose
+
+
+def test_a_variable_that_is_not_valid_is_an_error_of_the_command_line() -> None:
+    with pytest.raises(LaunchError, match="KVSTORE_VERBOSE='loud' is not valid; valid: 1 or 0"):
+        parse(["-n", "1", "true"], {"KVSTORE_VERBOSE": "loud"})

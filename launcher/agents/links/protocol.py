@@ -5,7 +5,7 @@ launch.py                               agent
 Survey      its address; what is there  Surveyed
 Probe       does it reach these?        Probed
 StartTasks  run these tasks             Started, or Refused
-OutputAck   output was taken            Output, Exited ...; Empty when no process is left
+OutputAck   output was taken            Output, Reported, Exited ...; Empty when no process is left
 Signal      send it to all tasks
 Ping        every second                Pong
 Bye         end all tasks, and exit     Bye
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from kvstore.errors import WireError
+from kvstore.job.exit_report import MAX_DETAILS, MAX_TEXT
 from kvstore.wire import Buffer, Message
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
@@ -169,6 +170,19 @@ class Exited(Message):
     index: Index
     code: Annotated[int, f.integer(0, 255)]
     signum: Annotated[int, f.integer(0, 128)]
+
+
+@message(117)
+@dataclass(frozen=True)
+class Reported(Message):
+    """A task has said why it ends; see `ExitReport`."""
+
+    index: Index
+    error: Annotated[str, f.text(MAX_TEXT)]
+    place: Annotated[str, f.text(MAX_TEXT)]
+    details: Annotated[str, f.text(MAX_DETAILS)]
+    consequence: Annotated[bool, f.flag]
+    printed: Annotated[bool, f.flag]
 
 
 @message(110)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import selectors
+from dataclasses import asdict
 
 import pytest
 from agent_doubles import LIMIT_S, Cast, Clock, Passing, start
 
+from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.agents.links import protocol as p
 
@@ -115,6 +117,13 @@ def test_a_limit_shorter_than_pings_are_apart_is_no_limit(selector: selectors.Ba
     assert cast.sink.exits == []
     cast.wait(2, cast.to_a)
     assert cast.sink.exits == [(3, Exit(1, text="was lost: it was silent for 2 s"))]
+
+
+def test_reports_of_its_own_tasks_are_passed_on(cast: Cast) -> None:
+    report = ExitReport("ValueError: no", "train.py:3", "Traceback\n")
+    cast.to_a.hears(p.Reported(1, **asdict(report)))
+    cast.to_a.hears(p.Reported(3, **asdict(report)))  # a task of another agent
+    assert [event for event in cast.sink.events if event[0] == "reported"] == [("reported", 1, report)]
 
 
 def test_when_what_has_brought_an_agent_ends_what_it_carried_comes_first(cast: Cast) -> None:

@@ -98,7 +98,7 @@ def test_survivors_have_time_to_say_why(start: Start, tmp_path: Path) -> None:
     )
     launched = start("-n", "2", "python", "-c", code, env={"NOTE_FAILURE": str(note)}, limits={"window": FOREVER})
     assert launched.wait() == 7
-    assert launched.err.splitlines() == ["launch.py: worker 0 exited with code 7", "[worker 1] worker 0 is dead"]
+    assert launched.err.splitlines() == ["[worker 1] worker 0 is dead", "launch.py: worker 0 exited with code 7"]
 
 
 def test_last_words_come_before_the_verdict(start: Start) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
+from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.errors import LaunchError
 from launcher.processes.child import Child, cannot_start
@@ -106,3 +107,20 @@ def test_what_to_tell_the_user(tmp_path: Path) -> None:
     ):
         told = cannot_start(Program(argv), error)
         assert (str(told), told.exit_code) == (f"cannot start worker 0: {text}", code)
+
+
+def test_it_may_say_why_it_ends_before_it_does(tmp_path: Path) -> None:
+    code = (
+        "import os, time\nfrom kvstore.job.exit_report import ExitReport, hand_over\n"
+        "assert hand_over(ExitReport('ValueError: no'), os.environ)\ntime.sleep(600)\n"
+    )
+    root = str(Path(__file__).resolve().parents[3])
+    program = Program((sys.executable, "-S", "-c", code), env={"PYTHONPATH": root})
+    child = Child(program, report=tmp_path / "report-1")
+    assert child.report() is None
+    child.execute()
+    assert until(child.report, "its report") == ExitReport("ValueError: no")
+    assert (child.report(), child.poll()) == (None, None)
+    os.kill(child.pid, signal.SIGKILL)
+    until(child.poll, "its end")
+    close(child)

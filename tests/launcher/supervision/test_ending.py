@@ -86,7 +86,7 @@ def test_servers_that_stay_are_sent_away_and_it_takes_less_than_two_seconds(run:
 def test_a_failure_is_told_then_survivors_have_a_window(run: Run) -> None:
     began = run.now
     how = "exited with code 7"
-    assert run.exit(WORKER_1, code=7) == [Say(f"worker 1 {how}"), Tell(TASKS[WORKER_1], how)]
+    assert run.exit(WORKER_1, code=7) == [Tell(WORKER_1, how)]
     assert run.exit(SERVER, code=1) == []  # the first one counts
     assert run.pass_deadline() == [TERM]
     assert run.now - began == pytest.approx(1.5)
@@ -109,7 +109,7 @@ def test_the_window_closes_when_the_last_worker_has_spoken(run: Run) -> None:
 @pytest.mark.parametrize("index", [SCHEDULER, SERVER])
 def test_a_server_may_fail_too(run: Run, index: int) -> None:
     how = "was killed by SIGKILL"
-    assert run.exit(index, signum=9) == [Say(f"{TASKS[index].name} {how}"), Tell(TASKS[index], how)]
+    assert run.exit(index, signum=9) == [Tell(index, how)]
     assert run.ending.phase is Phase.WINDOW
 
 
@@ -125,7 +125,7 @@ def test_a_server_that_leaves_without_being_told_to_is_a_failure(run: Run) -> No
     assert run.exit(SERVER) == []
     assert run.exit(WORKER_0) == []
     how = "exited with code 0 while workers were running"
-    assert run.pass_deadline() == [Say(f"server 0 {how}"), Tell(TASKS[SERVER], how)]
+    assert run.pass_deadline() == [Tell(SERVER, how)]
     assert run.ending.exit_code == 1
 
 
@@ -194,7 +194,7 @@ def test_leftovers_have_their_grace(run: Run) -> None:
 def test_who_says_that_another_has_failed_leaves_the_blame_to_that_one(run: Run) -> None:
     assert run.exit(SERVER, SCHEDULER, code=JOB_FAILED_EXIT) == []
     how = "exited with code 7"
-    assert run.exit(WORKER_0, code=7)[:2] == [Say(f"worker 0 {how}"), Tell(TASKS[WORKER_0], how)]
+    assert run.exit(WORKER_0, code=7)[0] == Tell(WORKER_0, how)
     assert run.ending.exit_code == 7
 
 
@@ -202,7 +202,7 @@ def test_who_has_failed_may_take_its_time_to_exit(run: Run) -> None:
     run.exit(SERVER, code=JOB_FAILED_EXIT)
     run.now += 9.9  # an interpreter with torch in it ends, on a busy machine
     assert run.tick() == []
-    assert run.exit(WORKER_1, code=7)[0] == Say("worker 1 exited with code 7")
+    assert run.exit(WORKER_1, code=7)[0] == Tell(WORKER_1, "exited with code 7")
     assert run.ending.exit_code == 7
 
 
@@ -211,18 +211,18 @@ def test_a_server_that_leaves_in_order_changes_nothing_of_that(run: Run) -> None
     deadline = run.ending.deadline
     assert run.exit(SERVER) == []
     assert run.ending.deadline == deadline
-    assert run.pass_deadline()[0] == Say("scheduler ended because the job had failed")
+    assert run.pass_deadline()[0] == Tell(SCHEDULER, "ended because the job had failed")
 
 
 @pytest.mark.parametrize("workers_end", [True, False])
 def test_a_job_that_failed_without_a_culprit_has_failed_all_the_same(run: Run, workers_end: bool) -> None:
     assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT) == []
     actions = run.exit(WORKER_0, WORKER_1) if workers_end else run.pass_deadline()
-    assert actions[0] == Say("scheduler ended because the job had failed")
+    assert actions[0] == Tell(SCHEDULER, "ended because the job had failed")
     assert run.ending.exit_code == 1
 
 
 def test_the_same_after_the_workers(run: Run) -> None:
     run.exit(WORKER_0, WORKER_1)
-    assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT)[0] == Say("scheduler ended because the job had failed")
+    assert run.exit(SCHEDULER, code=JOB_FAILED_EXIT)[0] == Tell(SCHEDULER, "ended because the job had failed")
     assert run.ending.exit_code == 1

@@ -10,6 +10,7 @@ import pytest
 import screen
 from waiting import LONG
 
+from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.crew import Sink
@@ -67,6 +68,10 @@ def says(index: int, number: int, data: bytes) -> Step:
     return lambda crew: crew.sink.output(index, number, data)
 
 
+def reports(index: int, report: ExitReport) -> Step:
+    return lambda crew: crew.sink.reported(index, report)
+
+
 class Told:
     """Files for the output, and who was told of a failure."""
 
@@ -100,7 +105,11 @@ def told(tmp_path: Path) -> Iterator[Told]:
 
 
 def run(
-    crew: Played, told: Told, on_failure: Callable[[Task, str], None] | None = None, limits: EndingLimits = HASTE
+    crew: Played,
+    told: Told,
+    on_failure: Callable[[Task, str], None] | None = None,
+    limits: EndingLimits = HASTE,
+    where: str | None = None,
 ) -> int:
     with SignalQueue() as signals:
         supervisor = Supervisor(
@@ -112,6 +121,7 @@ def run(
             limits=limits,
             outlet=told.outlet,
             name="the test",
+            where=where,
         )
         try:
             supervisor.start()
@@ -181,6 +191,48 @@ def test_a_signal_ends_the_job(told: Told) -> None:
     assert run(crew, told) == 143
     assert crew.signals == [signal.SIGTERM]
     assert told.failures == []
+
+
+def test_after_a_signal_it_says_what_has_been_ended(told: Told) -> None:
+    crew = Played(ends(1), lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert run(crew, told) == 130
+    assert told.err == "the test: Ctrl-C: ended 1 worker, the scheduler; no process of the job is left\n"
+
+
+def test_it_does_not_say_that_nothing_is_left_if_it_cannot_know(told: Told) -> None:
+    crew = Played(lambda _: os.kill(os.getpid(), signal.SIGINT))
+    crew.leftovers = lambda: True  # type: ignore[method-assign]
+    assert run(crew, told) == 130
+    assert told.err.splitlines()[-1] == (
+        "the test: Ctrl-C: ended 1 worker, 1 server, the scheduler; some of its processes may be left"
+    )
+
+
+def test_it_says_what_it_starts(told: Told) -> None:
+    assert run(Played(ends(2), ends(0), ends(1)), told, where="on 2 hosts") == 0
+    assert told.err == "the test: starting 1 worker, 1 server on 2 hosts\n"
+
+
+def test_the_reason_is_the_last_that_one_reads(told: Told) -> None:
+    crew = Played(
+        reports(2, ExitReport("ValueError: no", "train.py:3", "Traceback\nValueError: no\n")),
+        says(2, 2, b"at exit\n"),
+        ends(2, 1),
+        says(1, 2, b"oops\n"),
+    )
+    assert run(crew, told, limits=EndingLimits(window=0.5, grace=0.01)) == 1
+    assert told.err == (
+        "[worker 0] at exit\n[server 0] oops\nthe test: worker 0 exited with code 1:\n"
+        "[worker 0] Traceback\n[worker 0] ValueError: no\n"
+    )
+
+
+def test_without_a_report_the_last_line_of_the_failed_process_is_repeated(told: Told) -> None:
+    crew = Played(says(2, 2, b"one\nImportError: x\n"), ends(2, 1), says(1, 2, b"oops\n"))
+    assert run(crew, told, limits=EndingLimits(window=0.5, grace=0.01)) == 1
+    assert (
+        told.err.splitlines()[-1] == "the test: worker 0 exited with code 1; the last that it printed: ImportError: x"
+    )
 
 
 def test_that_nobody_can_be_told_does_not_matter(told: Told) -> None:

@@ -32,6 +32,7 @@ GOOD: list[Any] = [
     p.Refused("no such command", 127),
     p.Output(3, 2, [b"line\n\xff", b""]),
     p.Exited(3, 0, 9),
+    p.Reported(3, "ValueError: no", "train.py:3", "Traceback", True, False),
     p.Empty(),
     p.Note("ünï"),
     p.Signal(15),

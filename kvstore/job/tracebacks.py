@@ -1,0 +1,105 @@
+"""Tracebacks for users: their own lines, without the frames of this project where these say nothing."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvstore.errors import KVStoreError
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+_OURS = tuple(f"{_ROOT}{os.sep}{name}{os.sep}" for name in ("kvstore", "workers", "launcher", "servers"))
+_LIBRARIES = tuple(
+    f"{path}{os.sep}"
+    for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    if path
+)
+_HEADER = "Traceback (most recent call last):\n"
+
+
+def shortened(error: BaseException) -> str:
+    """The traceback of an error, as Python prints it, without frames that do not help.
+
+    An error that this project raises on purpose is about the user's call, so the traceback ends there. In other
+    tracebacks, our frames are left out between the user's. If the last frame is ours, all are kept: that is a defect of
+    ours, or an argument that we have not checked.
+    """
+    printed = traceback.TracebackException.from_exception(error)
+    left_out = _shorten(error, printed, set())
+    text = "".join(printed.format())
+    before, header, after = text.rpartition(_HEADER)
+    if not left_out or not header:
+        return text
+    frames = "1 frame of the library is" if left_out == 1 else f"{left_out} frames of the library are"
+    return f"{before}{header[:-3]}; {frames} left out, --verbose shows all):\n{after}"
+
+
+def place(error: BaseException) -> str:
+    """The innermost line of the user's own code, as ``train.py:13, in step``; empty if there is none."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    if not frames:
+        return ""
+    where = f"{_short(frames[-1].filename)}:{frames[-1].lineno}"
+    return where if frames[-1].name == "<module>" else f"{where}, in {frames[-1].name}"
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, its causes, and what they were raised in the course of."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [one.__context__, one.__cause__, *getattr(one, "exceptions", ())]
+
+
+def _shorten(error: BaseException, printed: traceback.TracebackException, seen: set[int]) -> int:
+    """Remove frames from a traceback and from those that it is printed with; return how many."""
+    seen.add(id(error))
+    frames = list(printed.stack)
+    kept = _kept(frames, on_purpose=isinstance(error, KVStoreError))
+    printed.stack[:] = [*map(_without_underline, kept[:-1]), *kept[-1:]]
+    count = len(frames) - len(kept)
+    if isinstance(error, KVStoreError) and printed.__context__ is not None and not _users_frames(printed.__context__):
+        printed.__context__ = None  # how we have found out
+    others = [(error.__cause__, printed.__cause__), (error.__context__, printed.__context__)]
+    others += zip(getattr(error, "exceptions", ()), getattr(printed, "exceptions", None) or (), strict=False)
+    for other, its_print in others:
+        if other is not None and its_print is not None and id(other) not in seen:
+            count += _shorten(other, its_print, seen)
+    return count
+
+
+def _kept(frames: list[traceback.FrameSummary], on_purpose: bool) -> list[traceback.FrameSummary]:
+    users = [number for number, frame in enumerate(frames) if _is_users(frame.filename)]
+    if on_purpose and users:
+        frames = frames[: users[-1] + 1]
+    elif not frames or frames[-1].filename.startswith(_OURS):
+        return frames
+    return [frame for frame in frames if not frame.filename.startswith(_OURS)]
+
+
+def _without_underline(frame: traceback.FrameSummary) -> traceback.FrameSummary:
+    """The frame without the marks under a part of its line: those of the last frame are enough."""
+    return traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line=frame.line)
+
+
+def _users_frames(printed: traceback.TracebackException) -> bool:
+    return any(_is_users(frame.filename) for frame in printed.stack)
+
+
+def _is_users(filename: str) -> bool:
+    return not filename.startswith((*_OURS, *_LIBRARIES, "<frozen"))
+
+
+def _short(filename: str) -> str:
+    try:
+        relative = os.path.relpath(filename)
+    except (ValueError, OSError):
+        return filename
+    return filename if relative.startswith("..") else relative

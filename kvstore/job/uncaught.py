@@ -1,0 +1,52 @@
+"""What becomes of an exception that nobody catches: the process's supervisor is told, or it is printed.
+
+Only the first process to fail has something to say. The others end with ``NodeLost``, and a line is enough for each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from types import TracebackType
+
+from kvstore.errors import NodeLost
+from kvstore.job.exit_report import ExitReport, ReportFile, hand_over
+from kvstore.job.settings import VERBOSE
+from kvstore.job.tracebacks import chain, place, shortened
+
+_pid = -1
+
+
+def install() -> None:
+    """Take over ``sys.excepthook`` in this process, unless the user has set one. May be called again."""
+    global _pid
+    if sys.excepthook in (sys.__excepthook__, report_uncaught):
+        sys.excepthook, _pid = report_uncaught, os.getpid()
+
+
+def report_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report an exception that ends this process; see ``sys.excepthook``."""
+    try:
+        done = os.getpid() == _pid and _report(error)  # a fork is no member of the job, and prints
+    except Exception:  # whatever it is, the error itself must be seen
+        done = False
+    if not done:
+        sys.__excepthook__(kind, error, trace)
+
+
+def described(error: BaseException) -> str:
+    """An exception as the last line of its traceback: ``ValueError: no data``."""
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _report(error: BaseException) -> bool:
+    """Tell the supervisor, or print one line; return whether that was enough."""
+    consequence = any(isinstance(one, NodeLost) for one in chain(error))
+    where = place(error)
+    if hand_over(ExitReport(described(error), where, shortened(error), consequence), os.environ):
+        return True
+    if consequence and not VERBOSE.read(os.environ) and ReportFile.from_env(os.environ) is None:
+        print(described(error) + (f" (at {where})" if where else ""), file=sys.stderr, flush=True)
+        return True
+    return False
