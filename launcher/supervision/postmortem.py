@@ -15,7 +15,7 @@ from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
 
-HOLD_S = 5.0  # for how long a process that has reported its end may run before its report is shown
+HOLD_S = 10.0  # for how long a process that has reported its end may run before its report is shown
 _LONGEST = 300  # characters of an error in a line with other things
 
 
