@@ -137,10 +137,10 @@ def statements(tree: ast.AST) -> list[ast.stmt]:
 
 
 def names_bound(statement: ast.stmt) -> list[str]:
-    """The names that a definition binds: of a function or class, or of an assignment of a lambda."""
+    """The names that a definition binds: by `def`, by `class`, or as in `Point = namedtuple("Point", "x y")`."""
     if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [statement.name]
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(statement.value, ast.Lambda):
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)) and isinstance(statement.value, (ast.Lambda, ast.Call)):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         return [target.id for target in targets if isinstance(target, ast.Name)]
     return []

@@ -32,7 +32,7 @@ class CallPickler(reduction.ForkingPickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Pickle a lambda of `__main__` by the name that it is bound to."""
-        if sources.is_of_main(value) and "<lambda>" in value.__qualname__:
+        if sources.is_of_main(value) and "<lambda>" in sources.title(value):
             with suppress(LookupError):
                 return named, (sources.name_of(value),)
         return NotImplemented

@@ -49,7 +49,7 @@ class Recipe:
             Exception: the value cannot be pickled.
         """
         for item in self._needed(value):
-            title = str(item.__qualname__)
+            title = sources.title(item)
             try:
                 name = sources.name_of(item).split(".")[0]
             except LookupError as error:
@@ -65,6 +65,8 @@ class Recipe:
             if self._seen[name] is not value:
                 raise refusal(user, f"it uses a name, {name}, that stands for something else elsewhere")
             return
+        if name == "get_ipython":
+            raise refusal(user, "it has a %magic or a !command, which only a notebook knows")
         self._seen[name] = value
         if sources.is_of_main(value) and _own_name(value) == name:
             self._define(name, value)

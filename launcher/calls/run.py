@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import math
 import multiprocessing
 import os
@@ -114,6 +115,10 @@ def _check_call(function: object, args: object, kwargs: object) -> None:
     """Refuse what would be taken for a list of arguments: a string would give one argument for each character."""
     if not callable(function):
         raise TypeError(f"run() needs a function, got {function!r}; pass its arguments as args and kwargs")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{function!r} is a generator, whose values cannot come back one by one; return a list of them")
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"{function!r} is a coroutine function; pass one that calls asyncio.run on it")
     if isinstance(args, Mapping):
         raise TypeError(
             f"args must be a list or tuple, got {reprlib.repr(args)}; for arguments by name, pass it as kwargs"

@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher.calls.main_module import Defined, first_line, names_bound, statements
 
@@ -22,7 +22,12 @@ def is_of_main(value: object) -> bool:
     """Whether it is a function or class of `__main__`, or what a decorator has made of one."""
     if isinstance(value, types.MethodType) or getattr(value, "__module__", None) != "__main__":
         return False
-    return isinstance(getattr(value, "__qualname__", None), str)
+    return isinstance(value, TypeVar) or isinstance(getattr(value, "__qualname__", None), str)
+
+
+def title(value: Any) -> str:
+    """What a function or class calls itself."""
+    return str(getattr(value, "__qualname__", None) or value.__name__)
 
 
 def namespace_of(value: Any) -> dict[str, Any]:
@@ -41,7 +46,7 @@ def name_of(value: Any) -> str:
     Raises:
         LookupError: it has none. The message says why, and what to do.
     """
-    name, namespace = value.__qualname__, namespace_of(value)
+    name, namespace = title(value), namespace_of(value)
     if "<locals>" in name:
         raise LookupError("it is defined inside a function; define it outside, and pass what it needs as arguments")
     if "<lambda>" in name:
@@ -55,7 +60,7 @@ def name_of(value: Any) -> str:
         found = getattr(found, part, None)
     if found is not value:
         raise LookupError(f"the name {name} stands for something else by now; run the cell that defines it again")
-    return str(name)
+    return name
 
 
 def definition(name: str, value: Any) -> Defined:
@@ -84,14 +89,14 @@ def _places(value: Any) -> Iterator[tuple[str, str, int | None]]:
     if isinstance(value, type):
         functions = [method for method in _methods(value) if method.__qualname__.startswith(f"{value.__qualname__}.")]
     else:
-        functions = [inspect.unwrap(value)]
+        functions = [function for function in [inspect.unwrap(value)] if isinstance(function, types.FunctionType)]
     for function in functions:
         try:
             lines, _ = inspect.findsource(function)
         except (OSError, TypeError):
             continue
         yield "".join(lines), function.__code__.co_filename, function.__code__.co_firstlineno
-    if isinstance(value, type) and not functions:  # a class without methods does not say where it is from
+    if not functions:  # a class without methods does not say where it is from, nor does a type variable
         yield from _cells()
 
 
@@ -123,7 +128,13 @@ def _methods(kind: type) -> Iterator[types.FunctionType]:
 def _check_current(defined: Defined, value: Any) -> None:
     """Refuse source that is not that of the object: of a file that has changed, or without a method set later."""
     code = set(_all_code(defined.code()))
-    functions = list(_methods(value)) if isinstance(value, type) else [inspect.unwrap(value)]
+    function = inspect.unwrap(value)
+    if function is not value and not getattr(defined.statement(), "decorator_list", None):
+        raise LookupError("it was wrapped after its `def`; write what wraps it above that, with @")
+    if isinstance(value, type):
+        functions = list(_methods(value))
+    else:
+        functions = [function] if isinstance(function, types.FunctionType) else []
     for function in functions:
         if function.__code__ not in code:
             what = f"its method {function.__name__} was set later, or its" if isinstance(value, type) else "its"

@@ -55,8 +55,8 @@ class Job:
 
     def __post_init__(self) -> None:
         for what, count in (("workers", self.num_workers), ("servers", self.num_servers)):
-            if not 1 <= count <= MAX_PER_ROLE:
-                raise LaunchError(f"{count} {what} are not possible; valid: 1 to {MAX_PER_ROLE}")
+            if not isinstance(count, int) or not 1 <= count <= MAX_PER_ROLE:
+                raise LaunchError(f"{count!r} {what} are not possible; valid: 1 to {MAX_PER_ROLE}")
         if not any(word.strip() for word in self.command):
             raise LaunchError("the command is missing; put it last: launch.py -n 2 python train.py")
         for option, names in (("--env-server", self.env_server), ("--env-worker", self.env_worker)):

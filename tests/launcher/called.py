@@ -179,6 +179,14 @@ def nest(workers: int) -> Any:
     return rank(), launcher.run(echo, (rank(),), num_workers=workers, num_servers=1)
 
 
+def one_by_one() -> Any:
+    yield 1
+
+
+async def later() -> None:
+    """Nobody awaits it."""
+
+
 def train(steps: int) -> Any:
     """Descend along two parameters; with one worker the same as with a local store."""
     import numpy as np

@@ -80,6 +80,22 @@ def test_classes_and_their_values(notebook: Notebook) -> None:
     assert carried[1]().point.x == 7
 
 
+def test_classes_that_a_call_makes(notebook: Notebook) -> None:
+    notebook.cell(
+        """
+        import typing, collections, enum
+        V = typing.TypeVar("V")
+        Point = collections.namedtuple("Point", "x y")
+        Color = enum.Enum("Color", "RED GREEN")
+        point = Point(1, Color.GREEN)
+        def train(x: V) -> V: return point, Color.GREEN, Point
+        """
+    )
+    point, color, kind = notebook.carry((notebook.main.train, [notebook.main.V]))[0](0)
+    assert (point.x, point.y is color, type(point) is kind) == (1, True, True)
+    assert kind is not notebook.main.Point
+
+
 def test_objects_that_share_stay_one(notebook: Notebook) -> None:
     """A model and its optimizer are two names; the optimizer must update the model's own weights."""
     notebook.cell(
@@ -134,6 +150,7 @@ def test_values_without_functions_need_nothing(notebook: Notebook) -> None:
         ("def train(): pass\nold = train\ndef train(): pass", "old", "the name train stands for something else by now"),
         ("class Net: pass\ndef f(self): pass\nNet.f = f", "Net", "its method f was set later"),
         ("class Net:\n    def f(self): pass\ndef g(self): pass\nNet.g = g", "Net", "its method g was set later"),
+        ("import functools\ndef f(): pass\nf = functools.lru_cache(f)", "f", "it was wrapped after its `def`"),
         ("train = eval('lambda: 0')", "train", "Python does not have its source"),
     ],
 )  # fmt: skip
@@ -148,3 +165,9 @@ def test_what_cannot_be_given_is_named_with_what_to_do(
     monkeypatch.setitem(sys.modules, "IPython", sys)
     with pytest.raises(LaunchError, match=r"begin its cell with `%%writefile train.py`"):
         notebook.carry(value)
+
+
+def test_a_magic_command_is_called_that(notebook: Notebook) -> None:
+    notebook.cell("get_ipython = lambda: None\ndef train(): get_ipython().system('ls')")
+    with pytest.raises(LaunchError, match="it has a %magic or a !command, which only a notebook knows"):
+        notebook.carry(notebook.main.train)

@@ -267,6 +267,12 @@ def test_a_result_that_cannot_be_loaded() -> None:
 def test_senseless_calls() -> None:
     with pytest.raises(TypeError, match=r"run\(\) needs a function, got 3; pass its arguments"):
         launcher.run(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"one_by_one.* is a generator, .*; return a list"):
+        launcher.run(called.one_by_one)
+    with pytest.raises(TypeError, match=r"later.* is a coroutine function; pass one that calls asyncio\.run"):
+        launcher.run(called.later)
+    with pytest.raises(LaunchError, match="'2' workers are not possible; valid: 1 to 1024"):
+        launcher.run(called.echo, num_workers="2")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"got 'dist_async'; for one argument: args=\('dist_async',\)"):
         launcher.run(called.echo, "dist_async")
     for args, wanted in (
