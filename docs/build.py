@@ -52,7 +52,7 @@ def collect(root: Path, folder: Path) -> None:
         text, programs = relinked(root, source)
         _write(folder, source, text)
         for program in programs:
-            _write(folder, program, f"# {program}\n\n```python\n{(root / program).read_text(encoding='utf-8')}```\n")
+            _write(folder, program, f"# {program}\n\n````python\n{(root / program).read_text(encoding='utf-8')}````\n")
     shutil.copy(root / "docs" / "site.css", folder)
 
 

@@ -34,7 +34,7 @@ def test_links_lead_to_where_pages_are_in_the_site(project: Path, tmp_path: Path
         "guide.md": "# The guide\n[a](reference/names.md#x) [Names](reference/names.md) [b](#here)",
         "reference/names.md": "# Names\n[up](../guide.md) [start](../index.md) [out](https://example.org)",
         "examples.md": "# Examples\n[code](examples/train.md) [guide](guide.md)\n```\n[kept](train.py)\n```\n",
-        "examples/train.md": "# examples/train.py\n\n```python\nprint(1)\n```\n",
+        "examples/train.md": "# examples/train.py\n\n````python\nprint(1)\n````\n",
         "changelog.md": "# Changelog\nlicense",
         "contributing.md": "# Contributing\n[`guide`](guide.md#the-guide)",
     }
