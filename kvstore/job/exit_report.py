@@ -129,11 +129,19 @@ def hand_over(report: ExitReport, env: Mapping[str, str]) -> bool:
     if file is None:
         return False
     try:
-        shown = file.is_stderr() and not VERBOSE.read(env)
+        shown = file.is_stderr() and not is_verbose(env)
         file.write(report if shown else replace(report, details="", printed=True))
-    except (OSError, ConfigError):
+    except OSError:
         return False
     return shown
+
+
+def is_verbose(env: Mapping[str, str]) -> bool:
+    """Whether the user wants every traceback whole. A value that is not valid counts as yes: nothing gets lost."""
+    try:
+        return VERBOSE.read(env)
+    except ConfigError:
+        return True
 
 
 def _readable(text: str, longest: int) -> str:

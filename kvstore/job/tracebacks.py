@@ -20,12 +20,16 @@ _LIBRARIES = tuple(
 _HEADER = "Traceback (most recent call last):\n"
 
 
-def shortened(error: BaseException) -> str:
+def shortened(error: BaseException, show_all: str = "--verbose shows all") -> str:
     """The traceback of an error, as Python prints it, without frames that do not help.
 
     An error that this project raises on purpose is about the user's call, so the traceback ends there. In other
     tracebacks, our frames are left out between the user's. If the last frame is ours, all are kept: that is a defect of
     ours, or an argument that we have not checked.
+
+    Args:
+        error: the error.
+        show_all: what to do to see every frame.
     """
     printed = traceback.TracebackException.from_exception(error)
     left_out = _shorten(error, printed, set())
@@ -34,7 +38,7 @@ def shortened(error: BaseException) -> str:
     if not left_out or not header:
         return text
     frames = "1 frame of the library is" if left_out == 1 else f"{left_out} frames of the library are"
-    return f"{before}{header[:-3]}; {frames} left out, --verbose shows all):\n{after}"
+    return f"{before}{header[:-3]}; {frames} left out, {show_all}):\n{after}"
 
 
 def place(error: BaseException) -> str:

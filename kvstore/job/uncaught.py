@@ -11,8 +11,7 @@ import traceback
 from types import TracebackType
 
 from kvstore.errors import NodeLost
-from kvstore.job.exit_report import ExitReport, ReportFile, hand_over
-from kvstore.job.settings import VERBOSE
+from kvstore.job.exit_report import ExitReport, ReportFile, hand_over, is_verbose
 from kvstore.job.tracebacks import chain, place, shortened
 
 _pid = -1
@@ -46,7 +45,7 @@ def _report(error: BaseException) -> bool:
     where = place(error)
     if hand_over(ExitReport(described(error), where, shortened(error), consequence), os.environ):
         return True
-    if consequence and not VERBOSE.read(os.environ) and ReportFile.from_env(os.environ) is None:
+    if consequence and not is_verbose(os.environ) and ReportFile.from_env(os.environ) is None:
         print(described(error) + (f" (at {where})" if where else ""), file=sys.stderr, flush=True)
         return True
     return False

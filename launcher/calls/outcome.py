@@ -10,6 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kvstore.job.exit_report import is_verbose
+from kvstore.job.settings import VERBOSE
+from kvstore.job.tracebacks import shortened
 from launcher.calls import memory
 
 MAX_DEPTH = 10
@@ -76,7 +79,11 @@ def put_error(fd: int, error: BaseException, how: str | None = None) -> None:
     """
     when = time.monotonic()
     text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    details = (
+        "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        if is_verbose(os.environ)
+        else shortened(error, f"{VERBOSE.name}=1 shows all")
+    )
     pickled = _round_trip(error) if how is None and isinstance(error, Exception) else None
     failed = Failed(when, f"raised {text}" if how is None else f"{how}: {text}", details, pickled)
     _put(fd, _FAILED, tuple(failed))

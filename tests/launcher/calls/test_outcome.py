@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from called import Odd
 
+import kvstore
 from launcher.calls import memory, outcome
 from launcher.calls.outcome import Failed, Returned, Unfinished
 
@@ -52,6 +53,20 @@ def test_an_error_arrives_with_its_traceback(fd: int) -> None:
     assert failed.error is not None
     error = pickle.loads(failed.error)
     assert (type(error), str(error)) == (ValueError, "no data")
+
+
+def test_our_frames_are_left_out_unless_they_are_asked_for(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(kvstore.UnknownName) as caught:
+        kvstore.create("dist_snyc")
+    details = []
+    for verbose in ("0", "1"):
+        monkeypatch.setenv("KVSTORE_VERBOSE", verbose)
+        outcome.put_error(fd, caught.value)
+        failed = outcome.get(fd)
+        assert isinstance(failed, Failed)
+        details.append(failed.details)
+    assert "KVSTORE_VERBOSE=1 shows all" in details[0]
+    assert ["registry.py" in text for text in details] == [False, True]
 
 
 @pytest.mark.parametrize("error", [Odd("x", "y"), KeyboardInterrupt(), ValueError(threading.Lock())])
