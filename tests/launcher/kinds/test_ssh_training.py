@@ -93,3 +93,37 @@ def test_who_is_on_one_host_shares_memory(over_ssh: Site, hosts: Hosts) -> None:
     words = over(over_ssh, f"[{hosts.addresses6[0]}] slots=2", f"[{hosts.addresses6[1]}] slots=1")
     _, said = trained(over_ssh, *words, "-n", "3", "-s", "2")
     assert said == [f"memory of {count} at {hosts.addresses6[i]}" for i, count in ((0, 3), (0, 3), (1, 2))]
+
+
+MISTAKE = """
+import numpy as np
+import kvstore as kv
+
+store = kv.create("dist_sync")
+weight = np.ones((4, 3), np.float32)
+store.init("w", weight)
+for step in range(9):
+    gradient = np.ones((3, 4) if store.rank == step == 1 else (4, 3), np.float32)
+    store.pushpull("w", gradient, out=weight)
+"""
+
+
+@pytest.mark.long
+def test_a_mistake_in_one_worker_is_told_once(over_ssh: Site, hosts: Hosts) -> None:
+    """Agents pass on why processes end."""
+    (over_ssh.directory / "mistake.py").write_text(MISTAKE)
+    words = over(over_ssh, *hosts.addresses[1:3])
+    run = over_ssh.launch(*words, "-n", "2", "-s", "2", "python", "mistake.py", real=True)
+    assert run.wait(150) == 1, run.err
+    own = [line for line in run.all_err.splitlines() if "is reached at" not in line]
+    assert own[:3] == [
+        "launch.py: starting 2 workers, 2 servers on 2 hosts",
+        f"launch.py: worker 0 on {hosts.addresses[1]} ended because worker 1 on {hosts.addresses[2]} has failed "
+        "(at mistake.py:10)",
+        f"launch.py: worker 1 on {hosts.addresses[2]} exited with code 1:",
+    ]
+    assert len(own) <= 12
+    assert own[-2:] == [
+        '[worker 1]     store.pushpull("w", gradient, out=weight)',
+        "[worker 1] kvstore.errors.Mismatch: key 'w' is float32[4, 3], but this call has float32[3, 4]",
+    ]
