@@ -17,7 +17,7 @@ from kvstore.rare_log import worth_a_line
 from launcher.errors import LaunchError
 from launcher.kinds.managers.programs import tell
 from launcher.processes.last_will import LastWill
-from launcher.supervision.signals import CHILD, SignalQueue
+from launcher.supervision.signals import CHILD, SignalQueue, called
 
 STEP_S = 0.2
 _ASK_S = 0.5
@@ -176,6 +176,8 @@ def _follow(
             with suppress(BrokenPipeError):
                 while not all([tail.pump() for tail in tails]) and not signals.take():  # noqa: C419 (each must go on)
                     selector.select(STEP_S)
+            if canceled and ended is not None:  # else the launch.py in the job says what it has ended
+                print(f"launch.py: {called(ended - 128)}: {job.title} was canceled, and has ended", file=sys.stderr)
             if ended is None and state.status:
                 print(f"launch.py: {job.title} ended: {state.text}, exit code {state.status}", file=sys.stderr)
             return state.status if ended is None else ended

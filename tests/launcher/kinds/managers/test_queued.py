@@ -135,6 +135,7 @@ def test_one_that_waits_is_cancelled_at_once(manage: Callable[..., Manager], cap
     assert manager.follow() == 130
     assert manager.interrupts == []
     assert manager.cancelled.read_text() == "x\n"
+    assert capfd.readouterr().err.endswith("launch.py: Ctrl-C: Fake job 7 was canceled, and has ended\n")
 
 
 def test_so_is_one_that_does_not_end_in_time(
