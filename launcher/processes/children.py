@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -50,7 +51,7 @@ class Children:
         """Start them in order."""
         self._selector, self._sink = selector, sink
         for index, task in self._tasks.items():
-            report = self._guard.directory / f"report-{index}"
+            report = self._guard.directory / _report_name(index)
             child = Child(task, self._guard.fileno(), self._pass_fds.get(index, ()), report=report)
             self._guard.add(child.pid)
             self._children[index] = child
@@ -64,6 +65,7 @@ class Children:
         """Report the tasks that have exited, and what tasks say about their ends."""
         if (note := self._guard.recheck()) is not None:
             self._sink.say(note)
+        written = self._written()
         for index, child in self._children.items():
             if child.exit is not None:
                 continue
@@ -71,7 +73,7 @@ class Children:
             if how is not None:
                 for stream in self._streams[index]:
                     self._drain(stream)  # all of its output is reported before its exit
-            if (report := child.report()) is not None:
+            if (how is not None or _report_name(index) in written) and (report := child.report()) is not None:
                 self._sink.reported(index, report)
             if how is not None:
                 self._sink.exited(index, how)
@@ -104,6 +106,12 @@ class Children:
                 self._drain(stream)
                 self._finish(stream)
         self._children = {}
+
+    def _written(self) -> set[str]:
+        """The names of the files in the job's directory, listed once for all tasks: there may be thousands."""
+        with suppress(OSError):
+            return {path.name for path in self._guard.directory.iterdir()}
+        return set()
 
     def _register(self, stream: _Stream) -> None:
         self._selector.register(stream.source, selectors.EVENT_READ, partial(self._read, stream))
@@ -140,3 +148,7 @@ class Children:
         if self._reading:
             self._selector.unregister(stream.source)
         os.close(stream.source)
+
+
+def _report_name(index: int) -> str:
+    return f"report-{index}"

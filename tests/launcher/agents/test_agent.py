@@ -5,6 +5,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from waiting import LONG
 
 import kvstore
+from kvstore.job.exit_report import ExitReport
 from kvstore.wire import Message
 from launcher.agents import agent as module
 from launcher.agents.agent import Agent
@@ -145,6 +147,17 @@ def test_it_runs_its_tasks_and_relays_what_becomes_of_them(tmp_path: Path, short
     assert link.of(p.Exited) == [p.Exited(4, 7, 0)]
     assert link.heard[-1] == p.Bye()
     assert list(short.iterdir()) == []
+
+
+def test_it_passes_on_why_a_task_ends(tmp_path: Path) -> None:
+    report = ExitReport("ValueError: no", "train.py:3", "Traceback\n")
+    (tmp_path / "report").write_bytes(report.dumps())
+    command = 'cp report "${KVSTORE_EXIT_REPORT#*:*:}"; exit 1'
+    link = LaunchPy(start(tmp_path, command), reaction=when_empty)
+    assert serve(link) == 0
+    assert link.of(p.Reported) == [p.Reported(4, **asdict(report))]
+    kinds = [type(message) for message in link.heard]
+    assert kinds.index(p.Reported) < kinds.index(p.Exited)
 
 
 def test_python_is_the_interpreter_that_runs_the_agent(tmp_path: Path) -> None:

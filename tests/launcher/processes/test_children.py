@@ -4,12 +4,14 @@ import os
 import selectors
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_doubles import Heard
 from waiting import until
 
+from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
@@ -64,6 +66,19 @@ def test_output_comes_before_the_exit_and_ends(guard: Guard) -> None:
     assert {(event[1], event[2]) for event in crew.sink.events if event[0] == "output" and not event[3]} == {
         *((3, 1), (3, 2), (5, 1), (5, 2))
     }
+
+
+def test_why_a_task_ends_is_reported_while_it_runs_and_before_its_exit(guard: Guard, tmp_path: Path) -> None:
+    report = ExitReport("ValueError: no")
+    (tmp_path / "report").write_bytes(report.dumps())
+    say = f'cp {tmp_path}/report "${{KVSTORE_EXIT_REPORT#*:*:}}"'
+    crew = Crew(guard, {3: f"{say}; exit 1", 5: f"{say}; sleep 600"})
+    crew.start()
+    crew.until(lambda: ("reported", 5, report) in crew.sink.events)
+    crew.until(lambda: crew.sink.exits)
+    events = [event for event in crew.sink.events if event[0] != "output" and event[1] == 3]
+    assert events == [("reported", 3, report), ("exited", 3, Exit(code=1))]
+    crew.close()
 
 
 def test_what_is_not_wanted_stays_in_the_pipes(guard: Guard) -> None:
