@@ -127,7 +127,7 @@ def _methods(kind: type) -> Iterator[types.FunctionType]:
 
 def _check_current(defined: Defined, value: Any) -> None:
     """Refuse source that is not that of the object: of a file that has changed, or without a method set later."""
-    code = set(_all_code(defined.code()))
+    code = list(_all_code(defined.code()))
     function = inspect.unwrap(value)
     if function is not value and not getattr(defined.statement(), "decorator_list", None):
         raise LookupError("it was wrapped after its `def`; write what wraps it above that, with @")
@@ -136,7 +136,7 @@ def _check_current(defined: Defined, value: Any) -> None:
     else:
         functions = [function] if isinstance(function, types.FunctionType) else []
     for function in functions:
-        if function.__code__ not in code:
+        if not any(_same(function.__code__, other) for other in code):
             what = f"its method {function.__name__} was set later, or its" if isinstance(value, type) else "its"
             raise LookupError(f"{what} source has changed since it was defined")
 
@@ -146,3 +146,16 @@ def _all_code(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _all_code(constant)
+
+
+def _same(code: types.CodeType, other: types.CodeType) -> bool:
+    """Whether both are compiled from the same lines. They are not equal to Python once one of them has run often."""
+    names = ("co_name", "co_firstlineno", "co_code", "co_names", "co_varnames", "co_freevars")
+    if any(getattr(code, name) != getattr(other, name) for name in names) or len(code.co_consts) != len(
+        other.co_consts
+    ):
+        return False
+    return all(
+        _same(one, two) if isinstance(one, types.CodeType) and isinstance(two, types.CodeType) else one == two
+        for one, two in zip(code.co_consts, other.co_consts, strict=True)
+    )

@@ -39,6 +39,13 @@ def test_names(notebook: Notebook) -> None:
     assert sources.name_of(notebook.main.scale) == "scale"
 
 
+def test_a_function_that_has_run_often_is_the_same(notebook: Notebook) -> None:
+    notebook.cell("def train(x, n=3):\n    def inner(y): return [y + x for _ in range(n)]\n    return inner(x)[0]")
+    for x in range(200):
+        notebook.main.train(x)
+    assert sources.definition("train", notebook.main.train).line == 1
+
+
 def test_a_file_that_has_changed_is_not_taken(notebook: Notebook, tmp_path: Path) -> None:
     """As after IPython's `%run`, which leaves functions of a file in `__main__`."""
     file = tmp_path / "script.py"
