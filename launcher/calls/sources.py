@@ -127,7 +127,11 @@ def _methods(kind: type) -> Iterator[types.FunctionType]:
 
 def _check_current(defined: Defined, value: Any) -> None:
     """Refuse source that is not that of the object: of a file that has changed, or without a method set later."""
-    code = list(_all_code(defined.code()))
+    # All of the source: Python compiles a call such as `np.zeros(2)` otherwise where it sees `import numpy as np`.
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | (__future__.annotations.compiler_flag if defined.postponed else 0)
+    whole = compile(defined.source, defined.filename, "exec", flags, dont_inherit=True)
+    lines = range(defined.line, (defined.statement().end_lineno or defined.line) + 1)
+    code = [part for part in _all_code(whole) if part.co_firstlineno in lines]
     function = inspect.unwrap(value)
     if function is not value and not getattr(defined.statement(), "decorator_list", None):
         raise LookupError("it was wrapped after its `def`; write what wraps it above that, with @")

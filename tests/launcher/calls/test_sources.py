@@ -46,6 +46,12 @@ def test_a_function_that_has_run_often_is_the_same(notebook: Notebook) -> None:
     assert sources.definition("train", notebook.main.train).line == 1
 
 
+def test_a_function_beside_the_import_that_it_uses(notebook: Notebook) -> None:
+    notebook.cell("import math\ndef train(x): return math.sqrt(x)\nclass Net:\n    def f(self): return math.sqrt(4)")
+    assert sources.definition("train", notebook.main.train).line == 2
+    assert sources.definition("Net", notebook.main.Net).line == 3
+
+
 def test_a_file_that_has_changed_is_not_taken(notebook: Notebook, tmp_path: Path) -> None:
     """As after IPython's `%run`, which leaves functions of a file in `__main__`."""
     file = tmp_path / "script.py"
