@@ -180,7 +180,11 @@ class Shard:
             "wd_mult": dict(message.wd_mult),
             "groups": [{"keys": keys, **dict(hyper)} for keys, hyper in message.groups],
         }
-        proposal, agreement = describe(message.name, given), self._agreements[message.store]
+        try:
+            proposal = describe(message.name, given)
+        except UsageError as exc:  # the worker may well have what this process has not
+            raise type(exc)(f"server {self.rank}: {exc}") from None
+        agreement = self._agreements[message.store]
         outcomes = (
             agreement.decide(message.version, proposal, (peer, message), table.set_optimizer)
             if message.node.rank == 0

@@ -9,6 +9,7 @@ The rendezvous contract is MXNet's (``DMLC_*``), so that existing job scripts an
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -119,6 +120,39 @@ class Text:
     def parse(self, text: str) -> str:
         """See ``ValidValues``."""
         return text
+
+
+@dataclass(frozen=True)
+class ClassReference:
+    """Where a class is, and the name that it has here."""
+
+    name: str
+    module: str
+    cls: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.module}:{self.cls}"
+
+
+class ClassReferences:
+    """Classes, separated by commas; the name of one is its own, in lower case, if none is given."""
+
+    valid = "`module:Class` or `name=module:Class`, separated by commas; no name twice"
+    _ONE = re.compile(r"(?:([A-Za-z]\w{0,63})=)?([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)", re.ASCII)
+
+    def parse(self, text: str) -> tuple[ClassReference, ...]:
+        """See ``ValidValues``."""
+        found: dict[str, ClassReference] = {}
+        for word in filter(None, (word.strip() for word in text.split(","))):
+            match = self._ONE.fullmatch(word)
+            if match is None:
+                raise ValueError(text)
+            name, module, cls = match.groups()
+            name = (name or cls.rpartition(".")[2]).lower()
+            if name in found:
+                raise ValueError(text)
+            found[name] = ClassReference(name, module, cls)
+        return tuple(found.values())
 
 
 @dataclass(frozen=True)
@@ -295,6 +329,13 @@ VERBOSE = Setting(
     False,
     "whether every process of a job that fails prints its whole traceback at once (`launch.py --verbose`)",
 )
+OPTIMIZERS: Setting[tuple[ClassReference, ...]] = Setting(
+    "KVSTORE_OPTIMIZERS",
+    ClassReferences(),
+    (),
+    "other optimizers that a process may import and use, each under a name; servers and workers need the same",
+    shown="none",
+)
 NO_COLOR = Setting("NO_COLOR", Text("any text"), "", "keeps colors out of `launch.py`'s output")
 COLUMNS = Setting(
     "KVSTORE_COLUMNS",
@@ -350,7 +391,7 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     "Waiting and failure": (TIMEOUT_S, PATIENCE_S, JOIN_TIMEOUT_S, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, PULSE),
     "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING),
     "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS),
-    "Training and output": (UPDATE_ON_KVSTORE, OMP_NUM_THREADS, VERBOSE, NO_COLOR, COLUMNS),
+    "Training and output": (UPDATE_ON_KVSTORE, OPTIMIZERS, OMP_NUM_THREADS, VERBOSE, NO_COLOR, COLUMNS),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
         *(JOB, LOCAL_RANK, LOCAL_SIZE, ROOT_FD, AGENT, ENLIST, EXIT_REPORT),

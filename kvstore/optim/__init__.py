@@ -1,7 +1,10 @@
 """Optimizers, described by a name and numbers, so that a server can have one.
 
 algorithms       MXNet's optimizers that torch.optim lacks, and MXNet's momentum
-registry         which optimizers there are, and what is particular to each
+optimizer_class  what a server must know of an optimizer's class
+counts           optimizers that count updates for all keys: each key has its own count
+allowed          the door for other optimizers: classes that the operator of the process allows
+registry         which optimizers there are
 optimizer        the description: what ``set_optimizer`` takes
 hyperparameters  its values, as users give them and as the wire carries them
 param_groups     what the description means to torch.optim, key by key

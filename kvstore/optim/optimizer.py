@@ -12,7 +12,8 @@ import torch
 from kvstore.cached import cached
 from kvstore.errors import UnknownName, UsageError, choices
 from kvstore.optim.hyperparameters import finite, is_number, plain, positive
-from kvstore.optim.registry import NOT_HERE, OptimizerClass, builtin, find, names
+from kvstore.optim.optimizer_class import OptimizerClass
+from kvstore.optim.registry import NOT_HERE, find, name_of, names
 from kvstore.spec import Key, Spec, check_key
 from kvstore.wire.parameters import MAX_GROUPS
 
@@ -171,7 +172,7 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
         hyper = {"momentum": 0.9, "nesterov": True} | hyper
     lr = finite("learning_rate", hyper.pop("lr", valid["lr"]))
     hyper = {key: plain(key, value) for key, value in sorted(hyper.items())}
-    _require_words(name, hyper)
+    found.require(hyper)
     return Optimizer(
         name,
         lr,
@@ -202,6 +203,7 @@ def _groups(
     """Return the groups of a description; their multipliers are added to ``lr_mult`` and ``wd_mult``."""
     if isinstance(given, Mapping | str) or not isinstance(given, Sequence) or len(given) > MAX_GROUPS:
         raise UsageError(f"groups is a list of at most {MAX_GROUPS} dicts with 'keys' and hyper-parameters")
+    found = find(name)
     groups: list[ParameterGroup] = []
     seen: set[Key] = set()
     for group in given:
@@ -218,7 +220,8 @@ def _groups(
                 factor = finite(which, own.pop(which))
                 mults.update({key: factor for key in keys if key not in mults})
         hyper = _torch_names(name, own, base)
-        for option in find(name).state_options:
+        found.require(hyper)
+        for option in found.state_options:
             if hyper.get(option, base[option]) != base[option]:
                 raise UsageError(f"{option} is one for all keys; pass it to set_optimizer, not with a group")
         groups.append(ParameterGroup(keys, {key: plain(key, value) for key, value in sorted(hyper.items())}))
@@ -253,16 +256,13 @@ def _name_of(optimizer: Any, *, grouped: bool) -> str:
         find(name)
         return name
     cls = optimizer if isinstance(optimizer, type) else type(optimizer)
-    name = cls.__name__.lower()
-    if name in NOT_HERE and cls.__module__.startswith("torch.optim"):
+    named = name_of(cls)
+    if named is None:
+        why = NOT_HERE.get(cls.__name__.lower()) if cls.__module__.startswith("torch.optim") else None
         raise UsageError(
-            f"torch.optim.{cls.__name__} cannot travel to a server: {NOT_HERE[name]}; choose from {', '.join(names())}"
-        )
-    known = builtin().get(name)
-    if known is None or known.cls is not cls:
-        raise UsageError(
-            f"{cls.__module__}.{cls.__qualname__} cannot travel to a server; use one of torch.optim's: "
-            f"{', '.join(names())}"
+            f"{cls.__module__}.{cls.__qualname__} cannot travel to a server"
+            + (f": {why}" if why else "")
+            + f"; choose from {', '.join(names())}, or allow it with KVSTORE_OPTIMIZERS"
         )
     if isinstance(optimizer, torch.optim.Optimizer):
         if any(float(state.get("step", 1)) for state in optimizer.state.values()):  # Adagrad's is there from the start
@@ -271,13 +271,7 @@ def _name_of(optimizer: Any, *, grouped: bool) -> str:
             raise UsageError(
                 "this optimizer has several parameter groups, of tensors; pass groups=[{'keys': [...], ...}] and a name"
             )
-    return name
-
-
-def _require_words(name: str, hyper: Mapping[str, Any]) -> None:
-    for option, valid in find(name).words.items():
-        if hyper.get(option, valid[0]) not in valid:
-            raise UsageError(f"{option}={hyper[option]!r} is not valid; choose from {choices(valid)}")
+    return named
 
 
 def _multipliers(given: dict[str, Any], name: str) -> dict[Key, float]:

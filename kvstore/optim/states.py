@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from kvstore.errors import Mismatch, UsageError
+from kvstore.optim.counts import COUNT
 from kvstore.optim.fused import FusedParameter, Kind, joined
 from kvstore.optim.param_groups import ParamGroups, Rates, build, first_state
 from kvstore.spec import Key, Spec, require_floats
@@ -104,8 +105,9 @@ class StateStore:
                 f"these are not {self._groups.optimizer.name}'s states of key {name!r}: "
                 f"{_words(given)} were given, {_words(expected)} belong there"
             )
-        if "step" in state and not 0 <= (step := float(state["step"])) < math.inf:
-            raise Mismatch(f"step of key {name!r} is {step}, and counts updates")
+        for count in state.keys() & {"step", COUNT}:
+            if not 0 <= (step := float(state[count])) < math.inf:
+                raise Mismatch(f"{count} of key {name!r} is {step}, and counts updates")
 
     def _specs_after_a_step(self, key: Key, weight: torch.Tensor) -> dict[str, Spec]:
         """Return what the state of ``key``, by name, is after a step from none."""

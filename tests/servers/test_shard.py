@@ -16,6 +16,19 @@ from servers.shard import Shard
 ONE = [Spec((1,), "float32")]
 
 
+# ---- optimizers
+
+
+@pytest.mark.parametrize(
+    "name", ["sdg", "os:system", "torch.optim:sgd", "torch.optim.sgd", "__import__('os')", "", "x"]
+)
+def test_an_optimizer_that_this_server_has_not_is_refused_by_its_rank(name: str):
+    desk = Desk(1, values={1: floats(0)})
+    (a,) = desk.workers
+    text = text_of(desk.reply(a, a.set_optimizer(name)), "UnknownName")
+    assert text.startswith(f"server 0: no optimizer {name!r}; choose from ")
+
+
 # ---- repeats
 
 

@@ -11,7 +11,7 @@ import pytest
 from kvstore.errors import ConfigError
 from kvstore.job import settings
 from kvstore.job.config import Config
-from kvstore.job.settings import SETTINGS, Flag, Integer, OneOf, Seconds, Setting, Text
+from kvstore.job.settings import SETTINGS, ClassReference, ClassReferences, Flag, Integer, OneOf, Seconds, Setting, Text
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("kvstore", "servers", "launcher", "workers", "examples")
@@ -34,6 +34,8 @@ def setting(values: Any, default: Any = None, *aliases: str) -> Setting[Any]:
         (Seconds(0), "0", 0.0),
         (OneOf(("tcp", "zeromq")), "ZeroMQ", "zeromq"),
         (Text("anything"), " a b ", "a b"),
+        (ClassReferences(), "a.b:C", (ClassReference("c", "a.b", "C"),)),
+        (ClassReferences(), "X=a:C.D, e:F,", (ClassReference("x", "a", "C.D"), ClassReference("f", "e", "F"))),
     ],
 )
 def test_what_a_setting_accepts(values: Any, text: str, value: Any) -> None:
@@ -54,6 +56,10 @@ def test_what_a_setting_accepts(values: Any, text: str, value: Any) -> None:
         (Seconds(0), "inf", "a number of seconds, at least 0"),
         (Seconds(0), "nan", "a number of seconds, at least 0"),
         (OneOf(("tcp", "zeromq")), "udp", "tcp, zeromq"),
+        *(
+            (ClassReferences(), text, ClassReferences.valid)
+            for text in ("Lion", "a:", ":C", "a-b:C", "a:C()", "x y=a:C", "a:C;b:D", "a:C,b:C", "a:C b:D", "=a:C")
+        ),
     ],
 )
 def test_an_error_says_what_was_given_and_what_is_valid(values: Any, text: str, valid: str) -> None:
@@ -85,7 +91,7 @@ def test_all_settings_are_in_the_table_once() -> None:
 
 def test_defaults_are_valid_values() -> None:
     for each in SETTINGS:
-        if each.default not in ("", 0, -1):
+        if each.default not in ("", 0, -1, ()):
             assert each.read({each.name: str(each.default)}) == each.default, each.name
 
 

@@ -1,0 +1,160 @@
+"""The door for other optimizers: classes that the operator of this process allows, each under a name.
+
+Two things allow a class: the variable ``KVSTORE_OPTIMIZERS``, and a distribution that is installed with an entry point
+in the group ``kvstore.optimizers``. A message from the wire has a name and numbers. The name is looked up among the
+allowed ones, and nothing else is imported. Each class is looked at before it is used: what it keeps beside the state of
+each parameter would be lost, or shared by keys that have nothing to do with each other.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import inspect
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from kvstore.errors import ConfigError, UsageError
+from kvstore.job import settings
+from kvstore.optim.counts import GROUPS_COUNT, with_own_counts
+from kvstore.optim.optimizer_class import OptimizerClass
+
+ENTRY_POINTS = "kvstore.optimizers"
+# The extra of this distribution that brings a module.
+EXTRAS = {"pytorch_optimizer": "optimizers"}
+
+
+@dataclass(frozen=True)
+class AllowedClass(OptimizerClass):
+    """A class that the operator has allowed.
+
+    It may say of itself what ``Tensorwise`` does. If it does not, arrays stay whole: it may look at norms.
+
+    Attributes:
+        own_counts: a subclass to be built in its place, which counts updates of each parameter; None if it does so.
+    """
+
+    own_counts: type[torch.optim.Optimizer] | None = None
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """See ``OptimizerClass``: those that are numbers."""
+        return {name: default for name, default in super().hyperparameters.items() if _is_number(default)}
+
+    def require(self, hyper: Mapping[str, Any]) -> None:
+        """See ``OptimizerClass``; there are numbers alone."""
+        for option, value in hyper.items():
+            if not _is_number(value):
+                raise UsageError(f"{option}={value!r} is not a number")
+
+    def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
+        """See ``OptimizerClass``."""
+        return OptimizerClass(self.own_counts or self.cls).build(params, hyper)
+
+
+def allowed(taken: Iterable[str]) -> dict[str, settings.ClassReference]:
+    """Return where the classes are that are allowed, by name.
+
+    Args:
+        taken: the names of optimizers that are always there.
+
+    Raises:
+        ConfigError: one of those names is used again, or two entry points have the same.
+    """
+    found: dict[str, settings.ClassReference] = {}
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        reference = settings.ClassReference(point.name.lower(), point.module, point.attr)
+        if found.setdefault(reference.name, reference) != reference:
+            raise ConfigError(f"two installed distributions have an optimizer {reference.name!r}; uninstall one")
+    found |= {reference.name: reference for reference in settings.OPTIMIZERS.read(os.environ)}
+    for name in taken:
+        if name in found:
+            raise ConfigError(
+                f"{settings.OPTIMIZERS.name}, or an entry point in {ENTRY_POINTS}, gives {found[name]} the name "
+                f"{name!r}, which another optimizer has; give it a name: other_{found[name]}"
+            )
+    return found
+
+
+@functools.cache
+def load(reference: settings.ClassReference) -> AllowedClass:
+    """Import a class that is allowed, and look at it.
+
+    Raises:
+        UsageError: it is not there, or no optimizer that a server can use; the message says what to do.
+    """
+    try:
+        cls: Any = importlib.import_module(reference.module)
+        for part in reference.cls.split("."):
+            cls = getattr(cls, part)
+    except ModuleNotFoundError as exc:
+        extra = EXTRAS.get((exc.name or "").partition(".")[0])
+        what = f"pip install 'torch-kvstore[{extra}]'" if extra else f"the module {exc.name!r}"
+        raise UsageError(f"optimizer {reference.name!r} needs {what} on the servers and the workers") from exc
+    except (AttributeError, ImportError) as exc:
+        raise UsageError(f"optimizer {reference.name!r} is allowed as {reference}, which is not there: {exc}") from exc
+    if not isinstance(cls, type) or not issubclass(cls, torch.optim.Optimizer):
+        raise UsageError(f"optimizer {reference.name!r} is allowed as {reference}, which is no torch.optim.Optimizer")
+    try:
+        made = _usable_step(cls)
+    except Exception as exc:
+        raise UsageError(f"optimizer {reference.name!r} ({reference}) cannot be used on servers: {exc}") from exc
+    return AllowedClass(
+        cls,
+        elementwise=getattr(cls, "elementwise", False) is True,
+        dims=getattr(cls, "dims", None),
+        own_aliases=getattr(cls, "aliases", {}),
+        state_options=getattr(cls, "state_options", ()),
+        own_counts=with_own_counts(cls) if GROUPS_COUNT in made.group else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a first step has made."""
+
+    group: dict[str, Any]  # what it has changed in the param group
+    states: dict[Any, Any]
+    weight: torch.Tensor
+
+
+def _usable_step(cls: type[torch.optim.Optimizer]) -> _Step:
+    """Return what a first step makes; raise an exception that says why, unless a server can use ``cls``."""
+    _, *parameters = inspect.signature(cls).parameters.values()
+    named = [each for each in parameters if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]
+    required = [each.name for each in named if each.default is each.empty]
+    if required:
+        raise TypeError(f"its hyper-parameters need defaults, and {', '.join(required)} has none")
+    made = _first_step(cls)
+    if beside := sorted(made.group.keys() - {GROUPS_COUNT}):
+        raise TypeError(f"it keeps {', '.join(beside)} in the param group, which all keys share")
+    if made.states.keys() - {made.weight}:
+        raise TypeError("it keeps state that belongs to no parameter")
+    state = made.states.get(made.weight, {})
+    if odd := sorted(str(name) for name, value in state.items() if not torch.is_tensor(value)):
+        raise TypeError(f"it keeps {', '.join(odd)} of each parameter, which is no tensor and cannot be saved")
+    return made
+
+
+def _first_step(cls: type[torch.optim.Optimizer]) -> _Step:
+    weight = torch.ones(2, 2)
+    optimizer = OptimizerClass(cls).build([weight], {})
+    before = {name: copy.copy(value) for name, value in optimizer.param_groups[0].items() if name != "params"}
+    weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    after = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+    changed = {name: value for name, value in after.items() if name not in before or value != before[name]}
+    return _Step(changed, dict(optimizer.state), weight)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether ``value`` is a number, True or False, None, or several of these."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_number, value))
+    return value is None or isinstance(value, int | float)
