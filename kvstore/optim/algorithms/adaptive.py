@@ -70,7 +70,7 @@ class FTML(Tensorwise):
     def __init__(
         self,
         params: Any,
-        lr: float = 0.0025,
+        lr: float = 0.01,
         betas: tuple[float, float] = (0.6, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
