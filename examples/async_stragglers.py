@@ -97,7 +97,8 @@ def main() -> None:
         if args.plot:
             results.require_plots()
         by_mode: dict[str, list[WorkerReport]] = {}
-        for mode in args.modes:
+        for number, mode in enumerate(args.modes, 1):
+            print(f"{mode}, {number} of {len(args.modes)}: at most {args.max_seconds:g} s", flush=True)
             by_mode[mode] = launcher.run(train, (mode, args), num_workers=args.num_workers, num_servers=1)
             seconds, accuracy = by_mode[mode][0].curve[-1]
             print(f"{mode}: validation accuracy {accuracy:.4f} after {seconds:.1f} s", flush=True)

@@ -115,8 +115,10 @@ def main() -> None:
         dataset = first(digits.read_dataset(), args.num_examples)
         outcomes = []
         with Reducer("dist_sync") as reducer:
-            for way in args.codecs:
+            for number, way in enumerate(args.codecs, 1):
                 with kv.create("dist_sync") as store:
+                    if store.rank == 0:
+                        print(f"{way.name}, {number} of {len(args.codecs)}: {args.num_epochs} epochs", flush=True)
                     outcomes.append(train(args, way, dataset, store, reducer))
                     rank = store.rank
                 if rank == 0:
