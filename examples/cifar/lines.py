@@ -9,6 +9,7 @@ from typing import Any
 
 import closing
 
+from cifar import options
 from kvstore import KVStore
 from workers.callbacks import BatchEndParam
 
@@ -75,8 +76,10 @@ class Summary:
             yield f"{MORE} workers, each with its part of the pictures", closing.command(num_workers=MORE)
         if not args.gc_type:
             yield "gradients in a quarter of the bytes", closing.command("--gc-type", "int8")
-        if self._waits:  # without momentum, which makes updates that do not wait too large
-            yield "no worker waits for another", closing.command("--kv-store", "dist_async", "--mom", "0")
+        if self._waits:
+            # Momentum makes updates that do not wait too large. Without it, steps may be larger.
+            other = ("--mom", "0", "--lr", f"{4 * args.lr:g}") if "momentum" in options.optimizer_params(args) else ()
+            yield "no worker waits for another", closing.command("--kv-store", "dist_async", *other)
 
 
 class EpochLine:

@@ -174,7 +174,7 @@ def test_on_a_terminal_there_is_a_bar_and_every_suggestion_works(tmp_path):
     assert [re.findall(r" -n (.) .* (\S+ \S+)$", command) for command in suggested] == [
         [("4", "--num-epochs 1")],
         [("2", "--gc-type int8")],
-        [("2", "--mom 0")],
+        [("2", "--lr 0.2")],
     ]
     for command in suggested:
         process = run_words(shlex.split(command), tmp_path)
