@@ -11,6 +11,7 @@ outgoing     arrays into messages
 incoming     replies into arrays
 compression  values in fewer bytes, both ways
 optimizer    what this worker has set, and what its pushes ask for
+momentum     what to tell who sets a high momentum where gradients come late
 join         this worker has run out of batches
 states       the optimizer's states, of arrays and of segments
 options      what create() takes

@@ -15,6 +15,7 @@ from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
 from kvstore.dist.join import Joining
+from kvstore.dist.momentum import advice, warn
 from kvstore.dist.optimizer import Optimizing, described
 from kvstore.dist.options import parse
 from kvstore.dist.plans.entries import Entries
@@ -177,6 +178,8 @@ class DistStore(KVStore):
         new = described(optimizer, hyperparameters, self._entries)
         self._pushes.flush()  # what was pushed before is updated as before
         self._optimizing.set(new)
+        if self.rank == 0 and (text := advice(new, self.rule, self._name, self.num_workers)):
+            warn(text)
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         """Raise ``Unsupported``: an updater is code, and nothing on the wire is code."""

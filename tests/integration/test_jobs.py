@@ -69,6 +69,7 @@ def test_rounds_are_right_and_everything_ends_soon_after_the_workers(tmp_path: P
         every.barrier()
         every.pull("w", out=few)
         assert (few == -100).all(), few
+        every.set_optimizer("sgd", learning_rate=1.0, momentum=0.9)
         """
     with job(tmp_path, script) as running:
         running.until(lambda: running.members("worker"), "the workers")
@@ -77,6 +78,7 @@ def test_rounds_are_right_and_everything_ends_soon_after_the_workers(tmp_path: P
         assert not running.members()
     assert running.output.count("total 3 2 0") == 2
     assert running.output.count("Invalid learning rate: -1") == 2
+    assert running.output.count("UserWarning: sgd has momentum 0.9 in a 'dist_async' store of 2 workers") == 1
 
 
 LINKS = """

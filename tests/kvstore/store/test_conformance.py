@@ -24,6 +24,9 @@ from kvstore.spec import ITEMSIZE
 from kvstore.ticket import claim
 from kvstore.values import as_dtype
 
+# What it is about is told in tests/kvstore/dist/test_momentum.py.
+pytestmark = pytest.mark.filterwarnings("ignore:.* has momentum .* gradients come late:UserWarning")
+
 BOUND = 60  # elements: arrays of so many are cut over the servers
 
 

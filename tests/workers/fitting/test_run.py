@@ -107,6 +107,7 @@ def test_any_worker_stops_all(cluster: ThreadedJob) -> None:
     assert run(cluster, work) == [2, 2]
 
 
+@pytest.mark.filterwarnings("ignore:.*gradients come late:UserWarning")  # the momentum is 0.9
 def test_asynchronous_workers_too(cluster: ThreadedJob) -> None:
     def work(store: kv.KVStore, reducer: Reducer) -> Any:
         mine = loader(80, 4, 2, store.rank)
