@@ -165,7 +165,8 @@ def test_on_a_terminal_there_is_a_bar_and_every_suggestion_works(tmp_path):
     code, output = screen.run(words, {**environment(), "TERM": "xterm-256color"}, tmp_path)
     assert code == 0, output
     assert re.search(r"Epoch 0 \S*━.* \S*1/2", output), output
-    lines = [line for line in screen.seen(output) if line]
+    first, *lines = [line for line in screen.seen(output) if line]
+    assert first.startswith("launch.py: starting 2 workers")
     assert all(line.startswith("[worker 0] ") for line in lines)
     assert not any("━" in line for line in lines)
     assert shapes(line.removeprefix("[worker 0] ") for line in lines[1:4]) == EPOCH[1:]
