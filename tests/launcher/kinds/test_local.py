@@ -215,7 +215,9 @@ def test_workers_know_how_wide_the_terminal_is_that_shows_their_bars(start: Star
         os.close(theirs)
         assert launched.wait() == 0
         assert launched.lines == [f"[worker 0] {screen.COLUMNS}"]
-        assert screen.seen(os.read(ours, 1 << 16).decode()) == ["[worker 0] 2%", ""]
+        starting, *shown = screen.seen(os.read(ours, 1 << 16).decode())
+        assert starting == "launch.py: starting 1 worker, 1 server on this machine"
+        assert shown == ["[worker 0] 2%", ""]
 
 
 def test_a_reader_that_pauses_loses_nothing(start: Start, tmp_path: Path) -> None:

@@ -68,7 +68,9 @@ def test_all_failures_are_in_one_report(over_ssh: Site, hosts: Hosts) -> None:
     fake = over_ssh.directory / "fake" / "kvstore"
     fake.mkdir(parents=True)
     real = ROOT / "kvstore"
-    (fake / "__init__.py").write_text(f'__path__ = [{str(real)!r}]\n__version__ = "0.0.1"\nimport kvstore.store.base\n')
+    (fake / "__init__.py").write_text(
+        f'__path__ = [{str(real)!r}]\n__version__ = "0.0.1"\ncreate = None\nimport kvstore.store.base\n'
+    )
     python = interpreter(
         over_ssh.directory / "python",
         'case "$(hostname)" in',
