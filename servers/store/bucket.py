@@ -23,7 +23,7 @@ from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
 
-MANY = 64  # messages that refer to a value, from which those are forgotten that are gone
+MANY = 64  # so many messages that refer to a value are noted before those that are gone are forgotten
 
 
 @dataclass
@@ -120,6 +120,7 @@ class Bucket:
         self.state = object()
         self._sent = False
         self._messages: list[ref[object]] = []
+        self._prune_at = MANY
         self._move()
 
     @cached
@@ -183,9 +184,10 @@ class Bucket:
         return self._buffer[start * itemsize : stop * itemsize]
 
     def lend(self, message: object) -> None:
-        """Let the memory that is the value now not change as long as ``message``, which refers to it, exists."""
-        if len(self._messages) >= MANY:
+        """Keep the memory of the current value unchanged while ``message`` exists, which refers to that memory."""
+        if len(self._messages) >= self._prune_at:
             self._messages = [other for other in self._messages if other() is not None]
+            self._prune_at = MANY + 2 * len(self._messages)  # thousands that stay must not be looked at each time
         self._messages.append(ref(message))
 
     def release(self, error: Exception | None) -> list[ParkedRequest]:
@@ -222,6 +224,7 @@ class Bucket:
         """Note that the value has changed: no message refers to its memory any more."""
         self._sent = False
         self._messages.clear()
+        self._prune_at = MANY
         self.state = object()
 
     def _move(self) -> None:

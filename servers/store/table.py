@@ -244,7 +244,7 @@ class Table:
             message.priority if isinstance(message, Push) else None,
             buffers,
         )
-        for bucket, _, _ in ranges:
+        for bucket in {bucket for bucket, _, _ in ranges}:
             bucket.lend(reply)
         return reply
 
