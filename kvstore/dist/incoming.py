@@ -109,8 +109,8 @@ class Writer:
         addresses = None if now is None else now.at(parcel.positions)
         if addresses is None:
             raise UsageError(
-                "an array passed as out has another shape or dtype since the call that was to write it, or has become "
-                "read-only; wait for the ticket before changing the arrays in out"
+                "an array in out has another shape or dtype since the call that writes it, or has become read-only; "
+                "change arrays in out only after the ticket is done"
             )
         return addresses
 

@@ -1,4 +1,4 @@
-"""A warning for those who change only the type of the store: updates that come late act as additional momentum."""
+"""A warning about high momentum in an asynchronous store, where late gradients act as additional momentum."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What a process finds around it: settings, keys, addresses, files. Standard library only: launchers need it first.
 
 settings     every environment variable: name, type, range, default, meaning
+valid_values the kinds of values that they may have
 config       what one process has to know of its job, read from these once
 contract     what whoever starts a job tells each of its members
 keyring      the keys of all members of a job

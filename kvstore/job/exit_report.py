@@ -122,8 +122,8 @@ def hand_over(report: ExitReport, env: Mapping[str, str]) -> bool:
         env: this process's environment.
 
     Returns:
-        Whether the supervisor shows it. If not, this process has to print it: nobody reads its report or its standard
-        error, or the user wants every process to print its own.
+        Whether the supervisor shows it. If not, this process has to print it. The supervisor does not show it if there
+        is none, if it does not read this process's standard error, or if the user wants all tracebacks whole.
     """
     file = ReportFile.from_env(env)
     if file is None:

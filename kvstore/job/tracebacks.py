@@ -41,6 +41,11 @@ def shortened(error: BaseException, show_all: str = "--verbose shows all") -> st
     return f"{before}{header[:-3]}; {frames} left out, {show_all}):\n{after}"
 
 
+def described(error: BaseException) -> str:
+    """An exception as the last line of its traceback: ``ValueError: no data``."""
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
 def place(error: BaseException) -> str:
     """The innermost line of the user's own code, as ``train.py:13, in step``; empty if there is none."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from types import TracebackType
 
 from kvstore.errors import NodeLost
 from kvstore.job.exit_report import ExitReport, ReportFile, hand_over, is_verbose
-from kvstore.job.tracebacks import chain, place, shortened
+from kvstore.job.tracebacks import chain, described, place, shortened
 
 _pid = -1
 
@@ -32,11 +31,6 @@ def report_uncaught(kind: type[BaseException], error: BaseException, trace: Trac
         done = False
     if not done:
         sys.__excepthook__(kind, error, trace)
-
-
-def described(error: BaseException) -> str:
-    """An exception as the last line of its traceback: ``ValueError: no data``."""
-    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _report(error: BaseException) -> bool:

@@ -9,12 +9,12 @@ import signal
 import sys
 import threading
 import time
-import traceback
 
 from kvstore.bootstrap import joining
 from kvstore.errors import ConfigError, DeadlineExceeded, KVStoreError
 from kvstore.job import uncaught
 from kvstore.job.config import Config
+from kvstore.job.tracebacks import described
 from kvstore.member.pulse import available
 from kvstore.member.session import Session
 
@@ -113,7 +113,7 @@ def _new(config: Config) -> Session:
 
 def _say_farewell(session: Session) -> None:
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # a shell goes on after errors
-    text = None if error is None else "".join(traceback.format_exception_only(error)).strip()
+    text = None if error is None else described(error)
     if text is None:
         for flush in session.flushes:
             try:

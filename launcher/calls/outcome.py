@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvstore.job.exit_report import is_verbose
 from kvstore.job.settings import VERBOSE
-from kvstore.job.tracebacks import shortened
+from kvstore.job.tracebacks import described, shortened
 from launcher.calls import memory
 
 MAX_DEPTH = 10
@@ -78,7 +78,7 @@ def put_error(fd: int, error: BaseException, how: str | None = None) -> None:
         how: what happened, if the call itself has not raised it.
     """
     when = time.monotonic()
-    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    text = described(error)
     details = (
         "".join(traceback.format_exception(type(error), error, error.__traceback__))
         if is_verbose(os.environ)

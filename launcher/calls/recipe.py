@@ -1,7 +1,7 @@
 """What a call needs of the caller's `__main__` where workers cannot import that: in a notebook, for one.
 
-A worker gets functions and classes by source, modules by name, and other values by pickle. The names are those that the
-code of the call uses, and the code that it uses.
+A worker gets functions and classes by source, modules by name, and other values by pickle. It gets every name that the
+code of the call uses, and every name that the code behind those names uses in turn.
 """
 
 from __future__ import annotations

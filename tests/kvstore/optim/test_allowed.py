@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvstore.errors import ConfigError, UnknownName, UsageError
-from kvstore.job.settings import ClassReference
+from kvstore.job.valid_values import ClassReference
 from kvstore.optim.allowed import allowed, load
 from kvstore.optim.optimizer import describe
 from kvstore.optim.updater import Updater

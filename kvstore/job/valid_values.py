@@ -1,0 +1,145 @@
+"""The kinds of values that environment variables may have: how each is read from text, and what is valid, in words."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+class ValidValues(Protocol[T_co]):
+    """The values that a variable may have."""
+
+    @property
+    def valid(self) -> str:
+        """Which these are, in words."""
+        ...
+
+    def parse(self, text: str) -> T_co:
+        """Return the value that ``text`` stands for.
+
+        Raises:
+            ValueError: it stands for none.
+        """
+        ...
+
+
+class Flag:
+    """On or off, in upper or lower case."""
+
+    valid = "1 or 0, true or false, yes or no, on or off"
+
+    def parse(self, text: str) -> bool:
+        """See ``ValidValues``."""
+        word = text.lower()
+        if word not in (*_ON, *_OFF):
+            raise ValueError(text)
+        return word in _ON
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer from ``least`` on, up to ``most`` if there is such a bound."""
+
+    least: int
+    most: int | None = None
+
+    @property
+    def valid(self) -> str:
+        """See ``ValidValues``."""
+        bounds = f"at least {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+        return f"an integer, {bounds}"
+
+    def parse(self, text: str) -> int:
+        """See ``ValidValues``."""
+        value = int(text)
+        if value < self.least or (self.most is not None and value > self.most):
+            raise ValueError(text)
+        return value
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A finite time in seconds: at least ``least`` or, if that is None, greater than 0."""
+
+    least: float | None = None
+
+    @property
+    def valid(self) -> str:
+        """See ``ValidValues``."""
+        return "a number of seconds, " + ("greater than 0" if self.least is None else f"at least {self.least:g}")
+
+    def parse(self, text: str) -> float:
+        """See ``ValidValues``."""
+        value = float(text)
+        if not (value > 0 if self.least is None else value >= self.least) or math.isinf(value):
+            raise ValueError(text)
+        return value
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of several words, in upper or lower case."""
+
+    words: tuple[str, ...]
+
+    @property
+    def valid(self) -> str:
+        """See ``ValidValues``."""
+        return ", ".join(self.words)
+
+    def parse(self, text: str) -> str:
+        """See ``ValidValues``."""
+        word = text.lower()
+        if word not in self.words:
+            raise ValueError(text)
+        return word
+
+
+@dataclass(frozen=True)
+class Text:
+    """Any text; ``valid`` says what it is."""
+
+    valid: str
+
+    def parse(self, text: str) -> str:
+        """See ``ValidValues``."""
+        return text
+
+
+@dataclass(frozen=True)
+class ClassReference:
+    """Where a class is, and the name that it has here."""
+
+    name: str
+    module: str
+    cls: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.module}:{self.cls}"
+
+
+class ClassReferences:
+    """Classes, separated by commas; the name of one is its own, in lower case, if none is given."""
+
+    valid = "`module:Class` or `name=module:Class`, separated by commas; no name twice"
+    _ONE = re.compile(r"(?:([A-Za-z]\w{0,63})=)?([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)", re.ASCII)
+
+    def parse(self, text: str) -> tuple[ClassReference, ...]:
+        """See ``ValidValues``."""
+        found: dict[str, ClassReference] = {}
+        for word in filter(None, (word.strip() for word in text.split(","))):
+            match = self._ONE.fullmatch(word)
+            if match is None:
+                raise ValueError(text)
+            name, module, cls = match.groups()
+            name = (name or cls.rpartition(".")[2]).lower()
+            if name in found:
+                raise ValueError(text)
+            found[name] = ClassReference(name, module, cls)
+        return tuple(found.values())
