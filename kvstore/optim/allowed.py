@@ -2,8 +2,8 @@
 
 Two things allow a class: the variable ``KVSTORE_OPTIMIZERS``, and a distribution that is installed with an entry point
 in the group ``kvstore.optimizers``. A message from the wire has a name and numbers. The name is looked up among the
-allowed ones, and nothing else is imported. Each class is looked at before it is used: what it keeps beside the state of
-each parameter would be lost, or shared by keys that have nothing to do with each other.
+allowed ones, and nothing else is imported. Each class is checked before its first use. A class that keeps anything
+outside the state of each parameter is refused: a server would lose it, or share it among unrelated keys.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 
 from kvstore.errors import ConfigError, UsageError
 from kvstore.job import settings
+from kvstore.job.valid_values import ClassReference
 from kvstore.optim.counts import GROUPS_COUNT, with_own_counts
 from kvstore.optim.optimizer_class import OptimizerClass
 
@@ -58,7 +59,7 @@ class AllowedClass(OptimizerClass):
         return OptimizerClass(self.own_counts or self.cls).build(params, hyper)
 
 
-def allowed(taken: Iterable[str]) -> dict[str, settings.ClassReference]:
+def allowed(taken: Iterable[str]) -> dict[str, ClassReference]:
     """Return where the classes are that are allowed, by name.
 
     Args:
@@ -67,9 +68,9 @@ def allowed(taken: Iterable[str]) -> dict[str, settings.ClassReference]:
     Raises:
         ConfigError: one of those names is used again, or two entry points have the same.
     """
-    found: dict[str, settings.ClassReference] = {}
+    found: dict[str, ClassReference] = {}
     for point in metadata.entry_points(group=ENTRY_POINTS):
-        reference = settings.ClassReference(point.name.lower(), point.module, point.attr)
+        reference = ClassReference(point.name.lower(), point.module, point.attr)
         if found.setdefault(reference.name, reference) != reference:
             raise ConfigError(f"two installed distributions have an optimizer {reference.name!r}; uninstall one")
     found |= {reference.name: reference for reference in settings.OPTIMIZERS.read(os.environ)}
@@ -83,7 +84,7 @@ def allowed(taken: Iterable[str]) -> dict[str, settings.ClassReference]:
 
 
 @functools.cache
-def load(reference: settings.ClassReference) -> AllowedClass:
+def load(reference: ClassReference) -> AllowedClass:
     """Import a class that is allowed, and look at it.
 
     Raises:

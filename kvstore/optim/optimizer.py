@@ -193,7 +193,7 @@ def require_shapes(optimizer: Optimizer | None, specs: Iterable[tuple[Key, Spec]
         if len(spec.shape) != dims:
             raise UsageError(
                 f"{optimizer.name} updates {'matrices' if dims == 2 else f'arrays of {dims} dimensions'} only, and key "
-                f"{key!r} is {spec}; use a store, or a Trainer, with another optimizer for what is no matrix"
+                f"{key!r} is {spec}; put other arrays into another store, or another Trainer, with another optimizer"
             )
 
 

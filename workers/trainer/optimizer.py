@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from kvstore import UsageError
+from kvstore.optim.algorithms.tensorwise import evaluated
 from workers.common.torch_internals import multiply
 
 
@@ -63,10 +64,7 @@ class TrainerOptimizer(torch.optim.Optimizer):
         Returns:
             The result of ``closure``.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         found_inf = getattr(self, "found_inf", None)
         if found_inf is not None:
             if self._trainer.overflows(bool(found_inf.item())):

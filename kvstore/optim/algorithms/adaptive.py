@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvstore.optim.algorithms.tensorwise import Tensorwise, betas_of, counted, decayed, required
+from kvstore.optim.algorithms.tensorwise import Tensorwise, adams, counted, decayed, kept, required
 
 
 class AdaBelief(Tensorwise):
@@ -32,14 +32,7 @@ class AdaBelief(Tensorwise):
         weight_decay: float = 0.0,
         correct_bias: bool = True,
     ) -> None:
-        defaults = {
-            "lr": required("learning rate", lr),
-            "betas": betas_of(betas),
-            "eps": required("eps", eps),
-            "weight_decay": required("weight_decay", weight_decay),
-            "correct_bias": correct_bias,
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, adams(lr, betas, eps, weight_decay) | {"correct_bias": correct_bias})
 
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
@@ -75,13 +68,7 @@ class FTML(Tensorwise):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        defaults = {
-            "lr": required("learning rate", lr),
-            "betas": betas_of(betas),
-            "eps": required("eps", eps),
-            "weight_decay": required("weight_decay", weight_decay),
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, adams(lr, betas, eps, weight_decay))
 
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
@@ -131,10 +118,7 @@ class Ftrl(Tensorwise):
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
     ) -> None:
         """See ``Tensorwise``."""
-        for name in ("z", "n"):
-            if name not in state:
-                state[name] = torch.zeros_like(weight)
-        lr, lamda1, z, n = group["lr"], group["lamda1"], state["z"], state["n"]
+        lr, lamda1, z, n = group["lr"], group["lamda1"], kept(state, "z", weight), kept(state, "n", weight)
         if not lr:  # every step is a division by it
             return
         before = n.sqrt()

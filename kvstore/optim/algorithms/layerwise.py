@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvstore.optim.algorithms.tensorwise import Tensorwise, betas_of, bound_of, counted, decayed, required
+from kvstore.optim.algorithms.tensorwise import Tensorwise, adams, bound_of, counted, decayed, kept, required
 
 
 class LARS(Tensorwise):
@@ -61,9 +61,7 @@ class LARS(Tensorwise):
         early, late = (1.0, group["lr"]) if group["momentum_correction"] else (group["lr"], 1.0)
         step = decayed(grad, weight, group["weight_decay"]).mul_(factor * early)
         if group["momentum"]:
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(weight)
-            step = state["momentum_buffer"].mul_(group["momentum"]).add_(step)
+            step = kept(state, "momentum_buffer", weight).mul_(group["momentum"]).add_(step)
         weight.add_(step, alpha=-late)
 
 
@@ -92,16 +90,8 @@ class LAMB(Tensorwise):
         upper_bound: float | None = None,
         bias_correction: bool = True,
     ) -> None:
-        defaults = {
-            "lr": required("learning rate", lr),
-            "betas": betas_of(betas),
-            "eps": required("eps", eps),
-            "weight_decay": required("weight_decay", weight_decay),
-            "lower_bound": bound_of("lower_bound", lower_bound),
-            "upper_bound": bound_of("upper_bound", upper_bound),
-            "bias_correction": bias_correction,
-        }
-        super().__init__(params, defaults)
+        bounds = _bounds(lower_bound, upper_bound)
+        super().__init__(params, adams(lr, betas, eps, weight_decay) | bounds | {"bias_correction": bias_correction})
 
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
@@ -134,15 +124,7 @@ class LANS(Tensorwise):
         lower_bound: float | None = None,
         upper_bound: float | None = None,
     ) -> None:
-        defaults = {
-            "lr": required("learning rate", lr),
-            "betas": betas_of(betas),
-            "eps": required("eps", eps),
-            "weight_decay": required("weight_decay", weight_decay),
-            "lower_bound": bound_of("lower_bound", lower_bound),
-            "upper_bound": bound_of("upper_bound", upper_bound),
-        }
-        super().__init__(params, defaults)
+        super().__init__(params, adams(lr, betas, eps, weight_decay) | _bounds(lower_bound, upper_bound))
 
     def update(
         self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
@@ -173,6 +155,10 @@ def _moments(
     state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
     first, second = (1 - beta1**step, 1 - beta2**step) if corrected else (1.0, 1.0)
     return (state["exp_avg_sq"] / second).sqrt_().add_(group["eps"]), first
+
+
+def _bounds(lower: float | None, upper: float | None) -> dict[str, float | None]:
+    return {"lower_bound": bound_of("lower_bound", lower), "upper_bound": bound_of("upper_bound", upper)}
 
 
 def _length(weight: torch.Tensor, group: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvstore.optim.algorithms.tensorwise import Tensorwise, decayed, required
+from kvstore.optim.algorithms.tensorwise import Tensorwise, decayed, evaluated, kept, required
 
 MOMENTUM_STYLES = ("torch", "mxnet")
 
@@ -32,10 +32,7 @@ class MxnetSGD(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient; see ``torch.optim.SGD.step``."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         own = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
         try:
             for group, (lr, weight_decay) in zip(self.param_groups, own, strict=True):
@@ -80,10 +77,8 @@ class Signum(Tensorwise):
         """See ``Tensorwise``."""
         lr, momentum = group["lr"], group["momentum"]
         if momentum:
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(weight)
             grad = decayed(grad, weight, group["weight_decay"])
-            direction = state["momentum_buffer"].mul_(momentum).add_(grad, alpha=1 - momentum)
+            direction = kept(state, "momentum_buffer", weight).mul_(momentum).add_(grad, alpha=1 - momentum)
             shrinking = group["wd_lh"]
         else:
             direction, shrinking = grad, group["weight_decay"] + group["wd_lh"]
@@ -124,8 +119,6 @@ class DCASGD(Tensorwise):
         drift = (weight - state["previous"]).mul_(grad).mul_(grad)
         step = decayed(grad, weight, group["weight_decay"]).add_(drift, alpha=group["lamda"]).mul_(-group["lr"])
         if group["momentum"]:
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(weight)
-            step = state["momentum_buffer"].mul_(group["momentum"]).add_(step)
+            step = kept(state, "momentum_buffer", weight).mul_(group["momentum"]).add_(step)
         state["previous"].copy_(weight)
         weight.add_(step)

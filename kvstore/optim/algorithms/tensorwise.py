@@ -36,10 +36,7 @@ class Tensorwise(torch.optim.Optimizer):
         Returns:
             The result of ``closure``.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
@@ -60,6 +57,14 @@ class Tensorwise(torch.optim.Optimizer):
         """
 
 
+def evaluated(closure: Callable[[], Any] | None) -> Any:
+    """Return the result of an optimizer's ``closure``, which computes gradients; None if there is no closure."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 def required(what: str, value: float, low: float = 0.0, high: float = math.inf) -> float:
     """Return ``value``; raise ``ValueError``, as torch does, unless it is from ``low`` to below ``high``."""
     if not low <= value < high:
@@ -73,6 +78,16 @@ def betas_of(betas: tuple[float, float]) -> tuple[float, float]:
     return required("beta1", first, high=1.0), required("beta2", second, high=1.0)
 
 
+def adams(lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> dict[str, Any]:
+    """Return the hyper-parameters that an optimizer shares with Adam; raise ``ValueError`` if one is not valid."""
+    return {
+        "lr": required("learning rate", lr),
+        "betas": betas_of(betas),
+        "eps": required("eps", eps),
+        "weight_decay": required("weight_decay", weight_decay),
+    }
+
+
 def bound_of(what: str, value: float | None) -> float | None:
     """Return a bound that may be None; raise ``ValueError`` if it is negative."""
     return None if value is None else required(what, value)
@@ -83,10 +98,16 @@ def counted(state: dict[str, torch.Tensor], *names: str, like: torch.Tensor) -> 
     if "step" not in state:
         state["step"] = torch.zeros(())
     for name in names:
-        if name not in state:
-            state[name] = torch.zeros_like(like)
+        kept(state, name, like)
     state["step"] += 1
     return float(state["step"])
+
+
+def kept(state: dict[str, torch.Tensor], name: str, like: torch.Tensor) -> torch.Tensor:
+    """Return the tensor ``name`` of ``state``, which begins at zeros."""
+    if name not in state:
+        state[name] = torch.zeros_like(like)
+    return state[name]
 
 
 def decayed(grad: torch.Tensor, weight: torch.Tensor, weight_decay: float) -> torch.Tensor:
