@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from line import Line
 from strangers import place
-from waiting import LONG
+from waiting import LONG, until
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_what_comes_is_passed_on_both_ways_until_it_is_cut(line: Line, server: s
             assert client.recv(16) == b"answer"
             line.cut()
             assert client.recv(16) == there.recv(16) == b""
-        assert line.passed == [3]
+        until(lambda: line.passed == [3], "what was passed to be counted")  # that comes after it was passed
     with connect(line) as client, server.accept()[0] as there:
         client.sendall(b"again")
         assert there.recv(16) == b"again"
