@@ -19,6 +19,7 @@ from kvstore.errors import UsageError
 
 MODES = ("sync", "async")
 LATE = ("drop", "keep")
+AGGREGATE = ("rounds", "host")
 MAX_STALENESS = 1 << 30
 
 
@@ -33,6 +34,8 @@ class Rule:
         late: with a quorum: ``drop`` or ``keep`` what comes when its round is over.
         compensation: async: the factor of the correction; 0 for none.
         finite: whether an update with NaN or infinite values is refused.
+        aggregate: which pushes an aggregator may sum: those of one round (``rounds``), or in ``async`` those that are
+            there at the same time, too (``host``).
 
     Raises:
         UsageError: the values contradict each other. The message says what is valid.
@@ -44,12 +47,17 @@ class Rule:
     late: str = "drop"
     compensation: float = 0.0
     finite: bool = False
+    aggregate: str = "rounds"
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UsageError(f"mode={self.mode!r} must be one of {', '.join(MODES)}")
         if self.late not in LATE:
             raise UsageError(f"late={self.late!r} must be one of {', '.join(LATE)}")
+        if self.aggregate not in AGGREGATE:
+            raise UsageError(f"aggregate={self.aggregate!r} must be one of {', '.join(AGGREGATE)}")
+        if self.mode == "sync" and self.aggregate == "host":
+            raise UsageError("aggregate='host' is for 'dist_async' and 'dist_ssp'; rounds are always summed by host")
         if self.mode == "sync" and (self.staleness is not None or self.compensation):
             raise UsageError(
                 "staleness is for 'dist_ssp' stores, and delay_compensation for 'dist_async' and 'dist_ssp'"
@@ -84,4 +92,6 @@ class Rule:
             parts.append(f"delay compensation {self.compensation:g}")
         if self.finite:
             parts.append("finite values only")
+        if self.aggregate == "host":
+            parts.append("summed by host")
         return ", ".join(parts)

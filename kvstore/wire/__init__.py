@@ -1,7 +1,7 @@
 """The messages between processes, and how they become bytes. Pure: no sockets, no clock, no torch.
 
 messages    what messages have in common: nodes, senders, requests, replies
-parameters  messages between workers and servers: values, optimizers, states
+parameters  messages between workers, aggregators and servers: values, optimizers, states
 rendezvous  messages between members and the scheduler: joining, beating, keys, barriers, leaving
 frames      messages to frames of bytes and back
 fields      the check of each field
@@ -47,6 +47,7 @@ from kvstore.wire.rendezvous import (
     CloseStore,
     Counted,
     Declare,
+    Describe,
     Fault,
     Here,
     JobFailed,
@@ -79,6 +80,7 @@ __all__ = [
     "CodecDescription",
     "Counted",
     "Declare",
+    "Describe",
     "Explain",
     "Explanation",
     "Failure",

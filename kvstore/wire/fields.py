@@ -5,6 +5,7 @@ A check is a function of one value that returns nothing, or raises ``WireError``
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, get_type_hints
@@ -150,6 +151,18 @@ def integers(low: int = 0, high: int = 2**63 - 1) -> Check:
 
 clocks = integers(0, 2**62 - 1)  # the numbers of pushes
 _numbers = integers(0, 2**32 - 1)
+
+
+def rising(low: int, high: int) -> Check:
+    """Return a check for lists of integers from ``low`` to ``high``, each higher than the one before."""
+    checked = integers(low, high)
+
+    def check(value: Any) -> None:
+        checked(value)
+        if any(second <= first for first, second in itertools.pairwise(value)):
+            raise _refuse(value, "a list of integers that rise")
+
+    return check
 
 
 def ids(value: Any) -> None:

@@ -1,4 +1,4 @@
-"""The messages between workers and servers: values, gradients, optimizers and their states."""
+"""The messages between workers, aggregators and servers: values, gradients, optimizers and their states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from kvstore.rule import LATE, MAX_STALENESS, MODES
+from kvstore.rule import AGGREGATE, LATE, MAX_STALENESS, MODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
@@ -19,6 +19,7 @@ from kvstore.wire.messages import (
     Mults,
     Number,
     Pairs,
+    Ranks,
     Reply,
     Request,
     Seq,
@@ -63,6 +64,7 @@ class Open(Request):
     late: Annotated[str, f.choice(*LATE)] = LATE[0]
     compensation: Annotated[float, f.number] = 0.0
     finite: Annotated[bool, f.flag] = False
+    aggregate: Annotated[str, f.choice(*AGGREGATE)] = AGGREGATE[0]
 
 
 @message(41)
@@ -102,6 +104,9 @@ class Push(Request):
         segment_counts: of how many segments each payload is; empty if each is of one.
         back: how the values of the answer are to be compressed.
         priority: of the answer among messages that wait to leave; see ``Transport.send``.
+        ranks: from an aggregator, the workers whose contributions these values are the sum of, in order; else empty.
+        rank_clocks: the clock of each of ``ranks`` for all segments, where they differ; else empty.
+        encode: to an aggregator: how to compress the sum that these plain values are a part of.
     """
 
     store: Store
@@ -116,26 +121,47 @@ class Push(Request):
     back: CodecDescription = None
     changes: Changes = field(default_factory=list)
     priority: Priority = None
+    ranks: Ranks = field(default_factory=list)
+    rank_clocks: Clocks = field(default_factory=list)
+    encode: CodecDescription = None
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
         if self.codec is not None:
             same_length(self.segment_counts or self.ids, self.lengths)
+        if self.rank_clocks:
+            same_length(self.ranks, self.rank_clocks)
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The ranks of the workers whose contribution this is, in order."""
+        return self.ranks or (self.sender.node.rank,)
 
 
 @message(43)
 @dataclass(frozen=True)
 class Pull(Request):
-    """The values of segments ``ids``, once they include contribution ``clocks[i]`` of every worker (sync)."""
+    """The values of segments ``ids``, once they include contribution ``clocks[i]`` of every worker (sync).
+
+    Attributes:
+        back: see ``Push``.
+        ranks: from an aggregator, the workers that the values are for, in order; else empty.
+    """
 
     store: Store
     ids: Ids
     clocks: Clocks
     back: CodecDescription = None
+    ranks: Ranks = field(default_factory=list)
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks)
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The ranks of the workers that the values are for, in order."""
+        return self.ranks or (self.sender.node.rank,)
 
 
 @message(44)

@@ -19,6 +19,7 @@ from kvstore.wire.messages import (
     Message,
     NodeField,
     Rank,
+    Ranks,
     Reply,
     Request,
     Role,
@@ -31,14 +32,21 @@ from kvstore.wire.messages import (
 )
 
 Elements = Annotated[list[int], f.integers(0, MAX_ELEMENTS)]
+PublicKeys = Annotated[list[str], f.list_of(f.text(LENGTH), MAX_NODES)]
 
 
 @message(10)
 @dataclass(frozen=True)
 class Join(Request):
-    """Let me in. Until the answer gives both, my ``rank`` is a wish, and my ``incarnation`` a random number."""
+    """Let me in. Until the answer gives both, my ``rank`` is a wish, and my ``incarnation`` a random number.
+
+    Attributes:
+        address: where other members reach me; empty for workers.
+        aggregator: of a worker, the rank of the aggregator that speaks for it; -1 for none.
+    """
 
     address: Annotated[str, f.text(512)]
+    aggregator: Rank = -1
 
 
 @message(11)
@@ -48,14 +56,21 @@ class Welcome(Reply):
 
     Attributes:
         servers: their addresses, by rank.
-        worker_keys: to servers, the public keys that the workers' links have proved, by rank; empty where none are.
+        worker_keys: to servers and aggregators, the public keys that the workers' links have proved, by rank; empty
+            where none are.
+        aggregator: to a worker, the address of the aggregator that speaks for it; empty for none.
+        aggregated: to servers and aggregators, for each aggregator the ranks of the workers that it speaks for.
+        aggregator_keys: to servers, the aggregators' public keys; see ``worker_keys``.
     """
 
     rank: Rank
     incarnation: Seq
     num_workers: Annotated[int, f.integer(1, MAX_NODES)]
     servers: Annotated[list[str], f.list_of(f.text(512), MAX_NODES)]
-    worker_keys: Annotated[list[str], f.list_of(f.text(LENGTH), MAX_NODES)] = field(default_factory=list)
+    worker_keys: PublicKeys = field(default_factory=list)
+    aggregator: Annotated[str, f.text(512)] = ""
+    aggregated: Annotated[list[list[int]], f.list_of(f.rising(0, MAX_NODES), MAX_NODES)] = field(default_factory=list)
+    aggregator_keys: PublicKeys = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -133,6 +148,36 @@ class Placed(Reply):
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.servers, self.starts, self.stops)
+        if sum(self.counts) != len(self.ids):
+            raise WireError(f"expected {sum(self.counts)} segments, as ``counts`` says, got {len(self.ids)}")
+
+
+@message(27)
+@dataclass(frozen=True)
+class Describe(Request):
+    """To an aggregator: these are keys, and where their segments are; see ``Declare`` and ``Placed``.
+
+    Attributes:
+        kinds: the array of ``keys[i]`` has the ``kinds[i]``-th of ``shapes`` and ``dtypes``.
+        counts: the number of segments of each key.
+        ids, servers, sizes: of each segment.
+    """
+
+    store: Store
+    keys: Keys
+    kinds: Kinds
+    shapes: Shapes
+    dtypes: Dtypes
+    counts: Annotated[list[int], f.integers(1, MAX_SEGMENTS)]
+    ids: Ids
+    servers: Annotated[list[int], f.integers(0, MAX_NODES)]
+    sizes: Elements
+
+    def __post_init__(self) -> None:
+        same_length(self.keys, self.kinds, self.counts)
+        same_length(self.shapes, self.dtypes)
+        same_length(self.ids, self.servers, self.sizes)
+        require_known(self.kinds, self.shapes)
         if sum(self.counts) != len(self.ids):
             raise WireError(f"expected {sum(self.counts)} segments, as ``counts`` says, got {len(self.ids)}")
 
@@ -219,10 +264,14 @@ class JobFailed(Message):
 @message(32)
 @dataclass(frozen=True)
 class Roster(Message):
-    """To servers: ``departed`` are the workers that have left in order. ``epoch`` grows with every change."""
+    """To servers and aggregators: ``departed`` have left in order. ``epoch`` grows with every change.
+
+    Attributes:
+        departed: ranks of workers.
+    """
 
     epoch: Seq
-    departed: Annotated[list[int], f.list_of(f.integer(0, MAX_NODES), MAX_NODES)]
+    departed: Ranks
 
 
 @message(33)
@@ -238,4 +287,4 @@ class Fault(Message):
 @message(34)
 @dataclass(frozen=True)
 class Stop(Message):
-    """To servers: all workers have left; end."""
+    """To servers and aggregators: all workers have left; end."""

@@ -24,7 +24,7 @@ CONCRETE = [getattr(wire, name) for name in wire.__all__ if isinstance(getattr(w
 CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wire.Reply, wire.Node, wire.Sender)]
 
 
-roles = st.sampled_from(["worker", "server", "scheduler", "launcher"])
+roles = st.sampled_from(["worker", "server", "aggregator", "scheduler", "launcher"])
 
 
 ranks = st.integers(-1, 4096)
@@ -64,6 +64,7 @@ def some(strategy: st.SearchStrategy[Any], size: int, **unique: Any) -> st.Searc
 
 def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
     """What field ``name`` may hold; all lists of one message that describe the same things have ``size`` entries."""
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     special = {
         "sender": st.builds(wire.Sender, nodes, whole, whole),
         "node": nodes,
@@ -93,7 +94,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "names": some(text, size),
         "servers": some(text if get_args(hint)[:1] == (list[str],) else st.integers(0, 4096), size),
         "worker_keys": some(st.text(max_size=40), size),
-        "departed": some(st.integers(0, 4096), size),
+        "departed": some(st.integers(0, 4096), size, unique=True).map(sorted),
         "kinds": some(st.integers(0, max(0, size - 1)), size),
         "counts": some(st.just(1), size),
         "starts": some(st.integers(0, 2**48), size),
@@ -103,12 +104,19 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "wd_mult": some(st.tuples(keys, numbers).map(list), size),
         "groups": some(st.tuples(st.lists(keys, max_size=3), st.lists(named, max_size=3)).map(list), size),
         "changes": some(st.tuples(st.integers(0, 4096), text, hyper).map(list), size),
+        "ranks": some(st.integers(0, 4096), size, unique=True).map(sorted),
+        "rank_clocks": some(st.integers(0, 2**62 - 1), size) | st.just([]),
+        "encode": st.none() | st.just(["topk", [["ratio", 0.1]]]),
+        "aggregate": st.sampled_from(["rounds", "host"]),
+        "aggregator": text if kind is str else ranks,
+        "aggregator_keys": some(st.text(max_size=40), size),
+        "aggregated": some(st.lists(st.integers(0, 4096), max_size=3, unique=True).map(sorted), size),
+        "sizes": some(st.integers(0, 2**48), size),
         "priority": st.none() | st.integers(-(2**31), 2**31),
         "buffers": st.lists(st.binary(max_size=20), max_size=4),
     }
     if name in special:
         return special[name]
-    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
     plain = {
         int: whole,
         str: text,

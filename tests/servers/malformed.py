@@ -27,7 +27,7 @@ _CODEC = st.tuples(
     ),
 ).map(list)
 _KEY = st.sampled_from(["k1", "k2", "new", 1, -7, ""])
-_ROLE = st.sampled_from(["worker", "worker", "worker", "server", "scheduler", "launcher"])
+_ROLE = st.sampled_from(["worker", "worker", "worker", "aggregator", "server", "scheduler", "launcher"])
 _RANK = st.integers(-1, 4)
 _NODE = st.tuples(_ROLE, _RANK, st.sampled_from([0, 1, 1, 1, 2, BIG])).map(list)
 _SEQ = st.integers(0, 40) | st.just(BIG)
@@ -52,6 +52,11 @@ _SPECS = {
     "codec": st.none() | _CODEC,
     "back": st.none() | _CODEC,
     "lengths": st.lists(st.sampled_from([0, 1, 8, 20, 1 << 40]), max_size=3),
+    "ranks": st.lists(_RANK, max_size=3),
+    "rank_clocks": st.lists(st.sampled_from([0, 1, 2, BIG]), max_size=3),
+    "encode": st.none() | _CODEC,
+    "aggregate": st.sampled_from(["rounds", "host"]),
+    "aggregator": st.integers(-1, 2),
     "compensation": st.sampled_from([0.0, 0.0, 0.5, -1.0]),
     "want": st.booleans(),
     "lr": _NUMBER,
