@@ -41,36 +41,36 @@ class JobServers:
 
     def __init__(self, config: Config, ranks: Ranks, one_host: bool, secret: str, remove: Path | None = None) -> None:
         self._pid = os.getpid()
-        self._directory: str | None = None
         servers = config.num_servers or min(ranks.size, MOST_SERVERS)
-        listener = None
-        if one_host:
+        listener = None if one_host else _listen(config, ranks)
+        with listener or contextlib.nullcontext():
             self._directory = str(make_private(temporary_root()))
-            job = Path(self._directory).name
-            self.address = JobAddress(f"ipc://{self._directory}/scheduler", 0, servers, job)
-        else:
-            listener = _listen(config, ranks)
-            host, port = listener.getsockname()[:2]
-            self.address = JobAddress(host, port, servers, f"kvstore-{os.getuid()}-{secrets.token_hex(8)}")
-        removed = [name for name in (self._directory, None if remove is None else str(remove)) if name]
-        fd = -1 if listener is None else listener.fileno()
-        patience_s = config.heartbeat_timeout_s + 5.0  # until whoever cannot be told has heard the silence
-        task = SupervisedJob(self._pid, self._members(config, ranks, secret, fd), removed, fd, patience_s)
-        try:
-            self._supervisor = subprocess.Popen(
-                words(sys.executable, "kvstore.bootstrap"),
-                stdin=subprocess.PIPE,
-                stdout=2,
-                env=complete(inherited({}), source_root()),
-                pass_fds=() if fd < 0 else (fd,),
-                start_new_session=True,  # Ctrl-C is for the script, at whose end this ends
+            if listener is None:
+                self.address = JobAddress(f"ipc://{self._directory}/scheduler", 0, servers, Path(self._directory).name)
+            else:
+                host, port = listener.getsockname()[:2]
+                self.address = JobAddress(host, port, servers, f"kvstore-{os.getuid()}-{secrets.token_hex(8)}")
+            fd = -1 if listener is None else listener.fileno()
+            task = SupervisedJob(
+                self._pid,
+                self._members(config, ranks, secret, fd),
+                self._directory,
+                [self._directory, *([] if remove is None else [str(remove)])],
+                fd,
+                config.heartbeat_timeout_s + 5.0,  # until whoever cannot be told has heard the silence
             )
-        except BaseException:
-            self._remove()
-            raise
-        finally:
-            if listener is not None:
-                listener.close()
+            try:
+                self._supervisor = subprocess.Popen(
+                    words(sys.executable, "kvstore.bootstrap"),
+                    stdin=subprocess.PIPE,
+                    stdout=2,
+                    env=complete(inherited({}), source_root()),
+                    pass_fds=() if fd < 0 else (fd,),
+                    start_new_session=True,  # Ctrl-C is for the script, at whose end this ends
+                )
+            except BaseException:
+                self._remove()
+                raise
         if self._supervisor.stdin is not None:
             with contextlib.suppress(BrokenPipeError), self._supervisor.stdin as pipe:  # it has said why it ended
                 pipe.write(task.dumps().encode())
@@ -107,8 +107,7 @@ class JobServers:
         self._remove()
 
     def _remove(self) -> None:
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _listen(config: Config, ranks: Ranks) -> socket.socket:

@@ -1,5 +1,7 @@
 """The process between rank 0 and the servers: starts them, reports one that fails, and ends all when rank 0 is gone.
 
+Its members tell it why they end. It prints one root cause, after what the workers print: what comes last is read first.
+
 It is ``python -m kvstore.bootstrap``, a child of rank 0's process, with a ``SupervisedJob`` on its standard input. Only
 a process of its own can do this: SIGKILL cannot be caught, and a parent-death signal would come when the thread ends
 that made the store. The servers get that signal from this process, whose only thread ends with it.
@@ -24,14 +26,19 @@ from pathlib import Path
 from types import FrameType
 
 from kvstore.bootstrap.report import tell
+from kvstore.bootstrap.root_cause import MemberEnd, root_cause
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import inherited
 from kvstore.job.contract import member_name
+from kvstore.job.exit_report import ReportFile
 from kvstore.job.exits import Exit
 from kvstore.job.processes import TiedProcess
 
 POLL_S = 0.05
 LAST_WORDS_S = 2.0  # how long the members may take to hear of a failure and to say so, before they are killed
+HEARD_S = 0.2  # how long after a failure all workers have heard of it, and have said that they end
+GONE = "ended without leaving the job; torchrun, mpirun or srun may say why"
+STDERR = 2
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,7 @@ class SupervisedJob:
     Attributes:
         parent: the process to outlive by a moment only.
         members: what to start, the scheduler first.
+        directory: where members write why they end.
         remove: files and directories that must not outlive the job.
         root_fd: the scheduler's listening socket, which the supervisor inherits; -1 if there is none.
         patience_s: how long the others may take to end by themselves once a member has failed.
@@ -69,6 +77,7 @@ class SupervisedJob:
 
     parent: int
     members: list[SupervisedProcess]
+    directory: str
     remove: list[str]
     root_fd: int
     patience_s: float
@@ -96,8 +105,9 @@ class ServerSupervisor:
         self._task = task
         self._report = report
         self._running: list[tuple[SupervisedProcess, subprocess.Popen[bytes]]] = []
-        self._deadline = float("inf")
-        self._told_to_end = False
+        self._ends: list[MemberEnd] = []
+        self._deadline = self._explain_at = float("inf")
+        self._explained = self._told_to_end = False
         self._code = 0
 
     def run(self) -> int:
@@ -113,6 +123,7 @@ class ServerSupervisor:
             while self._running:
                 self._collect()
                 self._look_up()
+                self._explain()
                 if time.monotonic() > self._deadline:
                     self._code = 1
                     break
@@ -125,33 +136,47 @@ class ServerSupervisor:
         fd = self._task.root_fd if member.role == "scheduler" else -1
         return TiedProcess(
             member.argv,
-            os.environ | member.variables,
+            os.environ | member.variables | self._report_file(member).variables,
             pass_fds=(fd,) if fd >= 0 else (),
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what servers say is not the script's output
+            stdout=STDERR,  # what servers say is not the script's output
         )
 
     def _collect(self) -> None:
         """Notice who has ended; what one died of is for all to know."""
         for member, process in [running for running in self._running if running[1].poll() is not None]:
             self._running.remove((member, process))
-            code = process.returncode
-            if code in (0, JOB_FAILED_EXIT) or self._deadline < float("inf"):
-                continue
-            how = str(Exit.of(code))
-            print(f"kvstore: {member.name} {how}", file=sys.stderr, flush=True)
-            self._fail(member.role, member.rank, how, self._task.patience_s)
+            how = str(Exit.of(process.returncode))
+            blameless = process.returncode in (0, JOB_FAILED_EXIT) or self._deadline < float("inf")
+            self._ends.append(MemberEnd(member.name, how, self._report_file(member).read(), blameless))
+            if not blameless:
+                self._fail(member.role, member.rank, how, self._task.patience_s)
 
     def _look_up(self) -> None:
         """Notice that rank 0's process has gone without waiting for this one, or wants all to end."""
         if self._deadline == float("inf") and (self._told_to_end or os.getppid() != self._task.parent):
-            self._fail("worker", 0, "ended without leaving the job", LAST_WORDS_S)
+            self._fail("worker", 0, GONE, LAST_WORDS_S)
 
     def _fail(self, role: str, rank: int, how: str, patience_s: float) -> None:
         self._code = 1
         self._deadline = time.monotonic() + patience_s
         with suppress(Exception):  # who could be told of this? what is to end ends by its deadline
             self._report(role, rank, how)
+
+    def _report_file(self, member: SupervisedProcess) -> ReportFile:
+        return ReportFile.of(Path(self._task.directory) / f"{member.role}-{member.rank}.json", STDERR)
+
+    def _explain(self) -> None:
+        """Say why the job has failed, once, when the workers have heard of it: they print their errors themselves."""
+        if self._explained:
+            return
+        reports = [(member.name, self._report_file(member).read()) for member, _ in self._running]
+        cause = root_cause([*self._ends, *(MemberEnd.expected(name, report) for name, report in reports if report)])
+        if cause:
+            self._explain_at = min(self._explain_at, time.monotonic() + HEARD_S)
+        if cause and (not self._running or time.monotonic() >= self._explain_at):
+            print(f"{cause}\n", end="", file=sys.stderr, flush=True)  # one write: workers print at the same time
+            self._explained = True
 
     def _clean(self) -> None:
         for _, process in self._running:

@@ -40,6 +40,7 @@ def _report(error: BaseException) -> bool:
     if hand_over(ExitReport(described(error), where, shortened(error), consequence), os.environ):
         return True
     if consequence and not is_verbose(os.environ) and ReportFile.from_env(os.environ) is None:
-        print(described(error) + (f" (at {where})" if where else ""), file=sys.stderr, flush=True)
+        line = described(error) + (f" (at {where})" if where else "")
+        print(f"{line}\n", end="", file=sys.stderr, flush=True)  # one write: other processes print at the same time
         return True
     return False

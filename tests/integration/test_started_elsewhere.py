@@ -103,7 +103,10 @@ def test_torchrun_and_a_worker_that_fails(script: str, env: dict[str, str]) -> N
     done = run([*TORCHRUN, "--standalone", "--nproc-per-node=2", script, "raise"], env)
     assert done.returncode == 1, done.stderr
     assert said(done.stdout) == BOTH
-    assert "ValueError: out of coffee" in done.stderr
+    ours = [line for line in done.stderr.splitlines() if "out of coffee" in line]
+    assert ours[1] == "ValueError: out of coffee"
+    assert ours.count("the job has failed: worker 1 failed: ValueError: out of coffee") == 1
+    assert "server 0" not in done.stderr
     nothing_left(env)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,20 +35,21 @@ def supervise(
     processes: Sequence[SupervisedProcess],
     *,
     parent: int | None = None,
+    directory: Path = Path("/nowhere"),
     remove: Sequence[Path] = (),
     patience_s: float = LONG,
 ) -> tuple[int, list[tuple[str, int, str]]]:
     """Run a supervisor to its end; return its exit code, and what it has reported."""
     reports: list[tuple[str, int, str]] = []
     parent = os.getppid() if parent is None else parent
-    job = SupervisedJob(parent, list(processes), list(map(str, remove)), -1, patience_s)
+    job = SupervisedJob(parent, list(processes), str(directory), list(map(str, remove)), -1, patience_s)
     code = ServerSupervisor(job, lambda *report: reports.append(report)).run()
     return code, reports
 
 
 def test_orders_survive_the_pipe_and_show_no_keys() -> None:
     job = SupervisedJob(
-        7, [SupervisedProcess("server", 1, ["python"], {"KVSTORE_SECRET_KEY": "hush"})], ["/tmp/x"], 5, 3.0
+        7, [SupervisedProcess("server", 1, ["python"], {"KVSTORE_SECRET_KEY": "hush"})], "/tmp/x", ["/tmp/x"], 5, 3.0
     )
     assert SupervisedJob.loads(job.dumps()) == job
     assert "hush" not in repr(job)
@@ -77,7 +79,7 @@ def test_one_that_fails_is_reported_and_the_others_have_time_to_end(
 ) -> None:
     scheduler, failing = process("scheduler", 0, "import time; time.sleep(0.3)"), process("server", 1, code)
     assert supervise([scheduler, failing]) == (1, [("server", 1, how)])
-    assert f"kvstore: server 1 {how}" in capfd.readouterr().err
+    assert capfd.readouterr().err == f"server 1 {how}\n"
 
 
 def test_who_does_not_end_in_time_is_killed() -> None:
@@ -92,5 +94,43 @@ def test_who_ends_because_the_job_has_failed_is_not_to_blame() -> None:
 def test_when_rank_0s_process_is_gone_all_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_supervisor, "LAST_WORDS_S", 0.1)
     gone = 1 if os.getppid() != 1 else 2
-    expected = (1, [("worker", 0, "ended without leaving the job")])
+    expected = (1, [("worker", 0, "ended without leaving the job; torchrun, mpirun or srun may say why")])
     assert supervise([process("scheduler", 0, FOREVER)], parent=gone) == expected
+
+
+HAND_OVER = """
+import os, sys, time
+from kvstore.job.exit_report import ExitReport, hand_over
+error, details, consequence, code = sys.argv[1:]
+shown = hand_over(ExitReport(error, details=details, consequence=consequence == "yes"), os.environ)
+print(os.environ["WHO"], "is quiet" if shown else "says it itself", flush=True)
+time.sleep(1000 if code == "never" else 0)
+raise SystemExit(int(code))
+"""
+
+
+def reporting(role: str, error: str, *, details: str = "", consequence: bool, code: int | None) -> SupervisedProcess:
+    """A process that tells why it ends, and then ends with a code, or never."""
+    told = [error, details, "yes" if consequence else "no", "never" if code is None else str(code)]
+    variables = {"WHO": role, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return SupervisedProcess(role, 0, [sys.executable, "-S", "-c", HAND_OVER, *told], variables)
+
+
+def test_the_root_cause_is_said_once_and_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    error = "worker 1 failed: ValueError: no data"
+    ending = [reporting(role, error, consequence=True, code=JOB_FAILED_EXIT) for role in ("scheduler", "server")]
+    assert supervise(ending, directory=tmp_path) == (0, [])
+    *before, last = capfd.readouterr().err.splitlines()
+    assert sorted(before) == ["scheduler is quiet", "server is quiet"]
+    assert last == "the job has failed: worker 1 failed: ValueError: no data"
+
+
+def test_the_root_cause_does_not_wait_for_those_that_do_not_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server_supervisor, "HEARD_S", 0.0)
+    stays = process("scheduler", 0, FOREVER)
+    fails = reporting("server", "OSError: no room", details="where\nOSError: no room\n", consequence=False, code=1)
+    assert supervise([stays, fails], directory=tmp_path, patience_s=1.0)[0] == 1
+    said = "server is quiet\nserver 0 (has failed|exited with code 1):\nwhere\nOSError: no room\n"
+    assert re.fullmatch(said, capfd.readouterr().err)
