@@ -5,7 +5,7 @@ fitting    ``fit``, after MXNet's ``Module.fit``: epochs, metrics, callbacks and
 callbacks  what ``fit`` calls after batches and epochs
 ddp        ``DistributedOptimizer``, after Horovod's: any torch optimizer with averaged gradients
 dist_opt   ``DistOpt``, after SINGA's: a backward pass, a way to send gradients, and an update
-averaging  ``PeriodicAveraging`` and ``PartialSync``: average weights, not gradients
+averaging  ``DiLoCo``, ``PeriodicAveraging`` and ``PartialSync``: synchronize weights every few steps, not gradients
 group      the workers of a job as one process sees them: ``init``, ``rank``, ``size``
 reducer    ``Reducer``: sums and averages of what is not trained
 metrics    how good predictions are, as sums over batches and workers
@@ -26,7 +26,7 @@ if not hasattr(kvstore, "create"):  # a module of the user's has the name
     raise ImportError(f"workers needs the package kvstore, but `import kvstore` gives {kvstore}; rename that file")
 
 from workers import callbacks, metrics, schedules
-from workers.averaging import PartialSync, PeriodicAveraging
+from workers.averaging import DiLoCo, PartialSync, PeriodicAveraging
 from workers.ddp import (
     Average,
     DistributedOptimizer,
@@ -48,6 +48,7 @@ __all__ = [
     "Average",
     "Checkpoint",
     "CheckpointError",
+    "DiLoCo",
     "DistOpt",
     "DistributedOptimizer",
     "PartialSync",

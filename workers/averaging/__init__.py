@@ -1,11 +1,16 @@
-"""Averages of weights. Gradients stay a worker's own.
+"""Weights that are synchronized every few steps. Gradients stay a worker's own.
 
-periodic  ``PeriodicAveraging``: all weights, every few steps
-partial   ``PartialSync``: one chunk of the weights after each step
-replicas  what both share: steps, agreement, averages, an end
+periodic        ``PeriodicAveraging``: the mean of all weights, every few steps
+partial         ``PartialSync``: the mean of one chunk of the weights after each step
+replicas        what both share: steps, agreement, averages, an end
+diloco          ``DiLoCo``: an outer optimizer on the servers makes a step of many steps of each worker
+global_weights  the outer gradients of a worker, and its copy of the servers' weights
+fragments       which layers are synchronized together, and after which steps
+agreement       that all workers have the same settings and model
 """
 
+from workers.averaging.diloco import DiLoCo
 from workers.averaging.partial import PartialSync
 from workers.averaging.periodic import PeriodicAveraging
 
-__all__ = ["PartialSync", "PeriodicAveraging"]
+__all__ = ["DiLoCo", "PartialSync", "PeriodicAveraging"]

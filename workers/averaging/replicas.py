@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kvstore import KVStore, Mismatch, UsageError
+from workers.averaging.agreement import require_alike
 from workers.common.chunks import ChunkRange, divide, read, write
 from workers.common.gather import Gather, digest
 from workers.common.stores import open_store
@@ -74,7 +75,7 @@ class Replicas(ABC):
         self._chunks = divide(self._values(), chunk_bytes)
         self._all = [part for chunk in self._chunks for part in chunk]
         self._marks = Gather(self._store, "/marks", shared=False)
-        self._agree(settings)
+        require_alike(self._marks, type(self).__name__, settings, self._values())
         self._known: set[str] = set()  # the keys of states
         self._steps = self._rounds = 0
         self._stale = False
@@ -142,25 +143,6 @@ class Replicas(ABC):
         return {}
 
     # ---- helpers
-
-    def _agree(self, settings: Mapping[str, int | str]) -> None:
-        """Require that all workers have the same class, settings and model."""
-        kind, model = type(self).__name__, digest(describe(self._values()))
-        numbers = [digest(value) if isinstance(value, str) else value for value in settings.values()]
-        rows = self._marks.exchange([digest(kind), model, *numbers])
-        for rank, (their_kind, their_model, *their_numbers) in enumerate(rows):
-            if their_kind != digest(kind):
-                raise Mismatch(f"worker {rank} has made something else than a {kind}; all workers must make the same")
-            for (name, value), number, their_number in zip(settings.items(), numbers, their_numbers, strict=False):
-                if their_number != number:
-                    theirs = "another" if isinstance(value, str) else f"{their_number}"
-                    raise Mismatch(f"workers disagree on {name}: {value} on this one, {theirs} on worker {rank}")
-            if their_model != model:
-                raise Mismatch(
-                    f"worker {rank} has another model, optimizer or setting of buffers: names, shapes, dtypes and "
-                    "order "
-                    "of the averaged values must be the same on all workers"
-                )
 
     def _meet(self, phase: int) -> list[Mark]:
         """Wait for all workers; return their marks by rank."""

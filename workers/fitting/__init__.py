@@ -1,13 +1,14 @@
 """``fit``, after MXNet's ``Module.fit``: training with metrics, callbacks and checkpoints.
 
-fit            the function and its arguments
-run            a run: epoch by epoch
-archive        a run into a checkpoint and back
-checkpoint     the files of a checkpoint
-run_callbacks  which callbacks are called when
-copies         the model on one or several devices, each with a part of the batch
-position       where the run is in its data
-randomness     the state of the random number generators
+fit             the function and its arguments
+run             a run: epoch by epoch
+archive         a run into a checkpoint and back
+checkpoint      the files of a checkpoint
+run_callbacks   which callbacks are called when
+diloco_trainer  what trains where workers synchronize weights by DiLoCo
+copies          the model on one or several devices, each with a part of the batch
+position        where the run is in its data
+randomness      the state of the random number generators
 """
 
 from workers.fitting.checkpoint import Checkpoint, CheckpointError

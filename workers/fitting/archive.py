@@ -14,6 +14,7 @@ from workers.common.run_log import log_line
 from workers.fitting import randomness
 from workers.fitting.checkpoint import Checkpoint, CheckpointError, reading, require_fields
 from workers.fitting.copies import Copies
+from workers.fitting.diloco_trainer import DiLoCoTrainer
 from workers.fitting.position import Position
 from workers.fitting.run_callbacks import RunCallbacks
 from workers.metrics import EvalMetric
@@ -36,7 +37,13 @@ class Archive:
     """
 
     def __init__(
-        self, copies: Copies, trainer: Trainer, position: Position, callbacks: RunCallbacks, rank: int, num_workers: int
+        self,
+        copies: Copies,
+        trainer: Trainer | DiLoCoTrainer,
+        position: Position,
+        callbacks: RunCallbacks,
+        rank: int,
+        num_workers: int,
     ) -> None:
         self._copies, self._trainer, self._position, self._callbacks = copies, trainer, position, callbacks
         self._rank, self._num_workers = rank, num_workers
@@ -91,9 +98,16 @@ class Archive:
         }
         tensors = {f"random/{name}": tensor for name, tensor in random.items()}
         tensors |= {f"buffer/{name}": buffer for name, buffer in self._copies.buffers().items()}
+        trainer, model = self._trainer, self._copies.models[0]
+        if isinstance(trainer, DiLoCoTrainer):
+            weights, own["diloco"] = trainer.save_own(checkpoint, self._rank)
+            tensors |= weights
         checkpoint.save_worker(self._rank, tensors, own)
         if self._rank == 0:
-            checkpoint.save_weights(self._copies.models[0], about)
+            if isinstance(trainer, DiLoCoTrainer):
+                trainer.save_weights(checkpoint, model, about)
+            else:
+                checkpoint.save_weights(model, about)
             log_line(self._rank, 'Saved checkpoint to "%s"', checkpoint.weights)
 
     def load(self, checkpoint: Checkpoint, metric: EvalMetric) -> int:
@@ -138,6 +152,9 @@ class Archive:
         with reading(path):
             randomness.require(random, own["random"], self._copies.devices)
         checkpoint.load_states(self._trainer, self._rank)
+        if isinstance(self._trainer, DiLoCoTrainer):
+            require_fields(path, own, {"diloco": dict})
+            self._trainer.load_own(checkpoint, self._rank, tensors, own["diloco"])
         with torch.no_grad():
             for name, buffer in self._copies.buffers().items():
                 if (saved := tensors.get(f"buffer/{name}")) is not None:

@@ -6,6 +6,7 @@ The files of ``Checkpoint("model", 3)``, after three epochs, and of ``Checkpoint
     model-0003.states          the optimizer's states, by rank 0     model-0003-000100.states
     model-0003.states.1        the residuals of worker 1's compression, if there is any
     model-0003.worker.1        worker 1's random numbers, position in the data, own buffers, and callbacks
+    model-0003.inner.1         with DiLoCo, worker 1's own optimizer's states
 
 Every file is written to a temporary file and then renamed. A rank's last file is the weights or its worker file: if
 that exists, the rank's part is whole, and from one run even if files of another run were there. To continue, every
@@ -93,9 +94,13 @@ class Checkpoint:
         """The file of worker ``rank``'s own state."""
         return self._path(f"worker.{rank}")
 
+    def inner(self, rank: int) -> Path:
+        """The file of the states of worker ``rank``'s own optimizer, which there is with DiLoCo."""
+        return self._path(f"inner.{rank}")
+
     def begin(self, rank: int) -> None:
         """Remove ``rank``'s part of an earlier save, its last file first, before saving again."""
-        for path in (self.weights if rank == 0 else self.worker(rank), self.states(rank)):
+        for path in (self.weights if rank == 0 else self.worker(rank), self.states(rank), self.inner(rank)):
             path.unlink(missing_ok=True)
 
     def save_weights(self, model: nn.Module, about: Mapping[str, Any] | None = None) -> None:

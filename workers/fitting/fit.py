@@ -25,9 +25,11 @@ from torch.nn.functional import cross_entropy
 from kvstore import KVStore, UnknownName, UsageError
 from kvstore.errors import choices
 from workers import metrics
+from workers.averaging import DiLoCo
 from workers.common.checks import at_least
 from workers.fitting.checkpoint import Checkpoint
 from workers.fitting.copies import Copies
+from workers.fitting.diloco_trainer import DiLoCoTrainer
 from workers.fitting.run import TrainingRun
 from workers.fitting.run_callbacks import RunCallbacks
 from workers.reducer import Reducer
@@ -57,6 +59,7 @@ def fit(
     devices: Sequence[torch.device | str] | None = None,
     reducer: Reducer | None = None,
     check_finite: bool = True,
+    diloco: Mapping[str, Any] | None = None,
     **trainer_options: Any,
 ) -> list[dict[str, float]]:
     """Train ``model`` on every worker's own share of the data, in step with the other workers.
@@ -101,6 +104,9 @@ def fit(
         reducer: sums over the workers; None to make one.
         check_finite: end with ``NotFinite``, which names worker, parameter and push, if a gradient has NaN or infinite
             elements. A store that is passed has its own setting.
+        diloco: arguments of ``DiLoCo`` by name, such as ``{"inner_steps": 50}``: each worker trains alone with
+            ``optimizer``, and the weights are synchronized every so many steps, and at the end of each epoch. The store
+            must be synchronous. There are no ``devices`` and no ``trainer_options`` then.
         trainer_options: further arguments of ``Trainer``, such as ``compression_params`` and ``update_on_kvstore``.
 
     Returns:
@@ -115,6 +121,8 @@ def fit(
     """
     at_least("num_epoch", num_epoch, 0)
     _require_known(trainer_options)
+    if diloco is not None:
+        _require_diloco(diloco, trainer_options, devices)
     if resume is not None and not isinstance(resume, Checkpoint):
         raise UsageError(f"resume={resume!r} must be a workers.Checkpoint(prefix, epoch)")
     first = (resume.epoch if resume else 0) if begin_epoch is None else begin_epoch
@@ -141,14 +149,13 @@ def fit(
         elif initializer is not None:
             model.apply(initializer)
         copies = Copies(model, devices)
-        trainer = Trainer(
-            copies.named_parameters(),
-            optimizer,
-            optimizer_params,
-            store,
-            check_finite=check_finite and store is None,
-            **trainer_options,
-        )
+        trainer: Trainer | DiLoCoTrainer
+        if diloco is None:
+            finite = check_finite and store is None
+            parameters = copies.named_parameters()
+            trainer = Trainer(parameters, optimizer, optimizer_params, store, check_finite=finite, **trainer_options)
+        else:
+            trainer = DiLoCoTrainer(model, optimizer, optimizer_params, store, diloco, check_finite)
         stack.callback(trainer.close)
         metric = metrics.create(eval_metric)
         second = metric if validation_metric is None else metrics.create(validation_metric)
@@ -168,3 +175,22 @@ def _require_known(trainer_options: Mapping[str, Any]) -> None:
     for name in trainer_options:
         if name not in further:
             raise UnknownName(f"fit has no argument {name!r}; choose from {choices(own | further)}")
+
+
+def _require_diloco(
+    diloco: Mapping[str, Any], trainer_options: Mapping[str, Any], devices: Sequence[torch.device | str] | None
+) -> None:
+    """Raise ``UsageError`` if something does not go with DiLoCo; ``UnknownName`` if it has no such argument."""
+    if trainer_options:
+        raise UsageError(
+            f"diloco does not go with {', '.join(trainer_options)}: workers push no gradients; compression_params is "
+            "one of diloco's own arguments"
+        )
+    if devices is not None and len(devices) > 1:
+        raise UsageError(
+            f"diloco works with one device per process, and devices lists {len(devices)}: start a worker for each"
+        )
+    known = set(inspect.signature(DiLoCo).parameters) - {"model", "optimizer", "kvstore", "buffers"}
+    for name in diloco:
+        if name not in known:
+            raise UnknownName(f"diloco has no argument {name!r}; choose from {choices(known)}")

@@ -14,6 +14,7 @@ from workers.fitting import position
 from workers.fitting.archive import Archive
 from workers.fitting.checkpoint import Checkpoint
 from workers.fitting.copies import BatchResult, Copies, LossFunction, leaves
+from workers.fitting.diloco_trainer import DiLoCoTrainer
 from workers.fitting.position import Position
 from workers.fitting.run_callbacks import RunCallbacks
 from workers.metrics import EvalMetric
@@ -37,7 +38,7 @@ class TrainingRun:
     def __init__(
         self,
         copies: Copies,
-        trainer: Trainer,
+        trainer: Trainer | DiLoCoTrainer,
         store: KVStore | None,
         reducer: Reducer,
         train_data: Iterable[Any],
@@ -156,7 +157,8 @@ class TrainingRun:
             seconds: how long this worker's epoch has taken. The wait lasts as long at most, or the store's deadline if
                 that is longer.
         """
-        if self.store is None or self.num_workers == 1:
+        replicas = isinstance(self.trainer, DiLoCoTrainer)  # whose weights are not the store's before they join
+        if self.store is None or (self.num_workers == 1 and not replicas):
             return
         timeout = max(seconds, Config.from_env().timeout_s)
         if self.trainer.update_on_kvstore:

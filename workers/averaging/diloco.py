@@ -1,0 +1,291 @@
+"""DiLoCo: workers train alone for many steps; an outer optimizer on the servers makes one step of what they have done.
+
+Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models" (arXiv:2311.08105). Fragments in
+turn, overlap and mixing: Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a Distributed Free
+Lunch" (arXiv:2501.18512).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from kvstore import KVStore, UsageError
+from kvstore.ticket import Ticket
+from workers.averaging.agreement import require_alike
+from workers.averaging.fragments import Schedule, split
+from workers.averaging.global_weights import GlobalWeights, require_synchronous
+from workers.common.checks import at_least
+from workers.common.gather import Gather
+from workers.common.stores import open_store
+from workers.common.values import Buffer, buffers_of, parameters_of
+from workers.reducer import Reducer
+
+OUTER_PARAMS = {"learning_rate": 0.7, "momentum": 0.9}  # the paper's, for Nesterov momentum
+
+
+class DiLoCo:
+    """Every worker trains alone for ``inner_steps`` steps. Then an outer optimizer on the servers updates all weights.
+
+        diloco = DiLoCo(model, torch.optim.AdamW(model.parameters()), "dist_sync", inner_steps=50)
+        for batch in batches:
+            ...
+            loss.backward()
+            diloco.step()
+        diloco.finish()
+
+    The servers hold the global weights. After ``inner_steps`` steps of the inner optimizer, a worker pushes its *outer
+    gradient*: the global weights that it began with, less its own. The mean over workers is the gradient of a step of
+    the outer optimizer, by default SGD with Nesterov momentum. Its result replaces the weights of all workers. With
+    outer SGD and a learning rate of 1 this is ``PeriodicAveraging``.
+
+    With ``fragments``, the layers are divided among as many fragments, which are synchronized in turn, at equal
+    distances. With ``overlap``, workers go on training while a fragment travels: they take its new values so many steps
+    after they have sent it, and keep ``mixing`` of what they have learned meanwhile. Both are Streaming DiLoCo's.
+
+    Workers differ until ``finish``. Call it before an evaluation and at the end. To look at the global weights between
+    two steps, use ``global_weights``.
+
+    The store's deadline must cover a whole period: a worker may wait for ``inner_steps`` steps of the slowest.
+
+    Args:
+        model: a module, or its ``named_parameters()``, which has no buffers. Frozen parameters count if the optimizer
+            has them. A parameter with several names counts once.
+        optimizer: the inner optimizer, an instance of ``torch.optim.Optimizer`` with parameters of ``model``. Its
+            states stay the worker's own.
+        kvstore: a synchronous store, for this alone, or the type of one to make. ``auto``: ``dist_sync`` in a job,
+            ``device`` outside of one.
+        inner_steps: the number of steps between two synchronizations of the same weights; the paper's H.
+        outer_optimizer: an optimizer by name, class or unused instance; see ``KVStore.set_optimizer``.
+        outer_params: its hyper-parameters by torch's names or MXNet's. None: for ``nag``, a learning rate of 0.7 and a
+            momentum of 0.9; for others, their own defaults.
+        fragments: the number of fragments, at most the number of layers.
+        overlap: the number of steps for which a fragment may travel, less than ``inner_steps``; the paper's tau. 0
+            waits.
+        mixing: with ``overlap``, how much of its own weights a worker keeps when it takes new ones, from 0 to less than
+            1; the paper's alpha.
+        compression_params: how to compress outer gradients, and with ``pull`` the weights that come back; see
+            ``KVStore.set_gradient_compression``.
+        buffers: let ``finish`` average floating-point buffers, such as batch-norm statistics.
+
+    Raises:
+        UsageError: an argument is invalid; or the store is asynchronous, or serves another model.
+        UnknownName: no such outer optimizer, hyper-parameter or compression.
+        Unsupported: ``compression_params`` is given for a store in one process, which sends nothing.
+        Mismatch: workers disagree on a setting or the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        kvstore: KVStore | str = "auto",
+        inner_steps: int = 50,
+        outer_optimizer: Any = "nag",
+        outer_params: Mapping[str, Any] | None = None,
+        fragments: int = 1,
+        overlap: int = 0,
+        mixing: float = 0.5,
+        compression_params: Mapping[str, object] | None = None,
+        buffers: bool = True,
+    ) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")
+        if isinstance(mixing, bool) or not isinstance(mixing, float | int) or not 0 <= mixing < 1:
+            raise UsageError(f"mixing={mixing!r} must be a number from 0 to less than 1")
+        self._schedule = Schedule(
+            at_least("inner_steps", inner_steps, 1),
+            at_least("fragments", fragments, 1),
+            at_least("overlap", overlap, 0),
+        )
+        self._mixing = float(mixing) if overlap else 0.0
+        if outer_params is None:
+            outer_params = OUTER_PARAMS if outer_optimizer == "nag" else {}
+        self._optimizer = optimizer
+        params = parameters_of(model, optimizer)
+        self._fragments = split(params, self._schedule.fragments)
+        self._buffers: dict[str, Buffer] = buffers_of(model) if buffers else {}
+        self._store = open_store(kvstore)
+        require_synchronous(self._store)
+        self._sums = self._store.companion()
+        settings: dict[str, int | str] = {
+            "inner_steps": inner_steps,
+            "fragments": fragments,
+            "overlap": overlap,
+            "mixing": str(self._mixing),
+            "compression_params": str(compression_params),
+        }
+        values = params | {name: buffer.tensor for name, buffer in self._buffers.items()}
+        require_alike(Gather(self._sums, "/settings"), type(self).__name__, settings, values)
+        if compression_params is not None:
+            self._store.set_gradient_compression(compression_params)
+        kept = {name: params[name] for names in self._fragments for name in names}
+        self._reducer = Reducer.over(self._sums)
+        self._global = GlobalWeights(self._store, kept, outer_optimizer, outer_params)
+        self._steps = self._rounds = 0
+        self._position = 0  # in the schedule, which begins anew after ``finish``
+        self._alone = [0] * self._schedule.fragments  # the steps since a fragment was sent
+        self._travelling: dict[int, Ticket | None] = {}  # by fragment; None for one that has arrived
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Make one step of the inner optimizer, and send and take what is due. Returns what its ``step`` returns.
+
+        Args:
+            closure: what the optimizer's ``step`` takes: it evaluates the model again and returns the loss.
+        """
+        loss: float | None = self._optimizer.step() if closure is None else self._optimizer.step(closure)
+        self.after_step()
+        return loss
+
+    def after_step(self) -> None:
+        """Count a step that the program has made itself, for example with a ``GradScaler``; send and take what is due.
+
+        Raises:
+            KVStoreError: an error of the store.
+        """
+        self._steps += 1
+        self._position += 1
+        self._alone = [steps + 1 for steps in self._alone]
+        for number in self._schedule.leaving(self._position):
+            self._travelling[number] = self._global.push(self._fragments[number])
+            self._alone[number] = 0
+            self._rounds += 1
+        for number in self._schedule.arriving(self._position):
+            self._take(number)
+        for ticket in self._travelling.values():
+            if ticket is not None:
+                ticket.done()  # takes in what has come: whoever waits receives, and here nobody waits
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Synchronize everything: before an evaluation, and at the end of training. Every worker calls this.
+
+        Workers may have made different numbers of steps. One that has finished is out of the others' rounds, as after
+        ``KVStore.join``: it counts as a worker whose weights have not changed. Training may go on afterwards; a new
+        period then begins.
+
+        Args:
+            timeout: how long to wait for workers that have more steps to make, in seconds; None for the store's
+                deadline.
+
+        Raises:
+            DeadlineExceeded: others have more steps to make; the message names them. Call again to wait on.
+        """
+        for number in list(self._travelling):
+            self._take(number)
+        changed = [number for number, steps in enumerate(self._alone) if steps]
+        if changed:
+            self._global.push([name for number in changed for name in self._fragments[number]])
+            self._rounds += 1
+        self._alone = [0] * len(self._alone)
+        self._position = 0
+        self._store.join(timeout)
+        self._global.pull()
+        self._reducer.average({name: buffer.tensor for name, buffer in self._buffers.items()})
+
+    @contextmanager
+    def global_weights(self) -> Iterator[None]:
+        """Have the global weights in the model, within the block; for an evaluation between two steps.
+
+        They are those of the last synchronization of each fragment, and the same on all workers that have made the same
+        number of steps. This waits for fragments that travel.
+        """
+        self._arrive()
+        with self._global.swapped_in():
+            yield
+
+    def save_states(self, path: str | os.PathLike[str]) -> None:
+        """Write the state of the outer optimizer, and what this worker's compression has kept back.
+
+        One worker's call suffices without compression.
+
+        Args:
+            path: the file to write; see ``KVStore.save_optimizer_states``.
+        """
+        self._store.save_optimizer_states(path)
+
+    def load_states(self, path: str | os.PathLike[str]) -> None:
+        """Read what ``save_states`` wrote. Every worker calls this.
+
+        Args:
+            path: the file to read; rank 0's is the one that counts. See ``KVStore.load_optimizer_states``.
+        """
+        self._store.load_optimizer_states(path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this worker needs to go on between two steps, beside the states of both optimizers.
+
+        That is its own weights, its copy of the global weights, and its place in the schedule. Right after ``finish``
+        none of it is needed. To go on, make the model with the global weights (see ``global_weights``), and then a
+        DiLoCo as before.
+        """
+        self._arrive()
+        return {
+            "steps": self._steps,
+            "position": self._position,
+            "alone": list(self._alone),
+            "travelling": sorted(self._travelling),
+            "weights": self._global.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was called.
+
+        Args:
+            state: what ``state_dict`` returned on this worker.
+
+        Raises:
+            UsageError: the state is damaged, or belongs to another model or schedule.
+        """
+        try:
+            steps, position = at_least("steps", state["steps"], 0), at_least("position", state["position"], 0)
+            alone = [at_least("alone", number, 0) for number in state["alone"]]
+            travelling = [at_least("travelling", n, 0, len(self._fragments) - 1) for n in state["travelling"]]
+            weights = dict(state["weights"])
+        except (LookupError, TypeError, ValueError) as exc:
+            raise UsageError(f"this state of DiLoCo is damaged: {type(exc).__name__}: {exc}") from None
+        if len(alone) != len(self._fragments):
+            raise UsageError(
+                f"this state of DiLoCo has {len(alone)} fragments, but there are {len(self._fragments)}: use the "
+                "settings of the run that saved it"
+            )
+        self._global.load_state(weights)
+        self._steps, self._position, self._alone = steps, position, alone
+        self._travelling = dict.fromkeys(travelling)
+
+    def close(self) -> None:
+        """Close the store that this has made beside ``kvstore``. The latter stays open."""
+        self._sums.close()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that this worker has made."""
+        return self._steps
+
+    @property
+    def rounds(self) -> int:
+        """How often this worker has sent outer gradients, of a fragment or of everything."""
+        return self._rounds
+
+    @property
+    def fragments(self) -> list[list[str]]:
+        """The names of the parameters in each fragment."""
+        return [list(names) for names in self._fragments]
+
+    # ---- helpers
+
+    def _take(self, number: int) -> None:
+        ticket = self._travelling.pop(number, None)
+        if ticket is not None:
+            ticket.wait()
+        self._global.take(self._fragments[number], self._mixing)
+
+    def _arrive(self) -> None:
+        """Wait for everything that travels; it is taken when it is due."""
+        for number, ticket in self._travelling.items():
+            if ticket is not None:
+                ticket.wait()
+                self._travelling[number] = None

@@ -1,0 +1,129 @@
+"""``DiLoCoTrainer``: what ``fit`` trains with where workers synchronize weights by DiLoCo, not gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kvstore import KVStore, UsageError
+from workers.averaging import DiLoCo
+from workers.fitting.checkpoint import Checkpoint, CheckpointError, reading
+from workers.trainer import Trainer
+
+_OWN = "diloco/"  # names of tensors in a worker's file begin with it
+
+
+class DiLoCoTrainer:
+    """A ``Trainer`` that updates alone, for the inner steps, and a ``DiLoCo`` over all workers.
+
+    Its methods are those of ``Trainer`` that a run of ``fit`` and its callbacks use.
+
+    Args:
+        model: the model.
+        optimizer, optimizer_params: the inner optimizer; see ``Trainer``.
+        store: the store of the global weights.
+        options: arguments of ``DiLoCo`` by name.
+        check_finite: see ``Trainer``.
+
+    Raises:
+        UsageError: the store is None; see also ``DiLoCo``.
+    """
+
+    update_on_kvstore = True  # and a worker that has run out of batches may join
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        optimizer_params: Mapping[str, Any] | None,
+        store: KVStore | None,
+        options: Mapping[str, Any],
+        check_finite: bool,
+    ) -> None:
+        if store is None:
+            raise UsageError("diloco needs a store for the global weights: leave kvstore=None out")
+        self._inner = Trainer(
+            model.named_parameters(), optimizer, optimizer_params, kvstore=None, check_finite=check_finite
+        )
+        # ``fit`` averages buffers itself.
+        self._outer = DiLoCo(model, self._inner.optimizer, store, buffers=False, **options)
+        self.store = store
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self._inner.zero_grad()
+
+    def step(self) -> None:
+        """Make an inner step; send and take what is due."""
+        self._inner.step()
+        self._outer.after_step()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Synchronize everything; see ``DiLoCo.finish``."""
+        self._outer.finish(timeout)
+
+    @property
+    def num_update(self) -> int:
+        """How many inner steps this worker has made."""
+        return self._inner.num_update
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The inner optimizer."""
+        return self._inner.optimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the inner optimizer."""
+        return self._inner.learning_rate
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate of the inner optimizer."""
+        self._inner.set_learning_rate(lr)
+
+    def save_states(self, path: Path) -> None:
+        """Write the state of the outer optimizer."""
+        self._outer.save_states(path)
+
+    def load_states(self, path: Path) -> None:
+        """Read the state of the outer optimizer."""
+        self._outer.load_states(path)
+
+    def save_weights(self, checkpoint: Checkpoint, model: nn.Module, about: Mapping[str, Any]) -> None:
+        """Write the global weights, from which a run is resumed."""
+        with self._outer.global_weights():
+            checkpoint.save_weights(model, about)
+
+    def save_own(self, checkpoint: Checkpoint, rank: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Write the inner optimizer's state; return what else this worker needs: tensors, and numbers by name."""
+        path = checkpoint.inner(rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._inner.save_states(path)
+        state = self._outer.state_dict()
+        tensors = {_OWN + name: tensor for name, tensor in state.pop("weights").items()}
+        return tensors, state
+
+    def load_own(
+        self, checkpoint: Checkpoint, rank: int, tensors: Mapping[str, torch.Tensor], state: Mapping[str, Any]
+    ) -> None:
+        """Load what ``save_own`` wrote and returned.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        path = checkpoint.inner(rank)
+        if not path.exists():
+            raise CheckpointError(f"{path}: missing; without it the inner optimizer cannot continue")
+        self._inner.load_states(path)
+        weights = {name.removeprefix(_OWN): tensor for name, tensor in tensors.items() if name.startswith(_OWN)}
+        with reading(checkpoint.worker(rank)):
+            self._outer.load_state_dict({**state, "weights": weights})
+
+    def close(self) -> None:
+        """End the use of the store."""
+        self._outer.close()
+        self._inner.close()
