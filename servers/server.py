@@ -116,6 +116,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         FAREWELL_S,
         transport,
         "" if config.keys is None else config.keys.root,
+        config.num_aggregators,
     )
     reported = False
 

@@ -28,10 +28,13 @@ class Config:
     """What one process needs to know of its job.
 
     Attributes:
-        role: ``worker``, ``server`` or ``scheduler``.
+        role: ``worker``, ``server``, ``aggregator`` or ``scheduler``.
         root: the scheduler's endpoint, ``ipc://path`` or ``tcp://host:port``, this with the scheduler's key if there
             are keys; empty outside a job.
         num_workers, num_servers: how many the job has; 0 outside a job.
+        num_aggregators: how many hosts of the job have an aggregator.
+        aggregator: the rank of the aggregator of this worker's host, -1 for none.
+        aggregate: whether hosts with several workers are to have aggregators.
         node_host: the address that this process binds to and tells the others, for TCP; empty for the default.
         interface: the network interface whose address it is, if ``node_host`` is empty; empty for the default.
         rank_hint: the rank to ask for, -1 for any.
@@ -63,6 +66,9 @@ class Config:
     root: str = ""
     num_workers: int = 0
     num_servers: int = 0
+    num_aggregators: int = 0
+    aggregator: int = -1
+    aggregate: bool = True
     node_host: str = ""
     interface: str = ""
     rank_hint: int = -1
@@ -130,6 +136,9 @@ class Config:
             root=with_key(root, keys.root) if keys is not None and root.startswith("tcp://") else root,
             num_workers=num_workers,
             num_servers=settings.NUM_SERVER.read(env),
+            num_aggregators=settings.NUM_AGGREGATORS.read(env),
+            aggregator=settings.AGGREGATOR.read(env),
+            aggregate=settings.AGGREGATE.read(env),
             node_host=settings.NODE_HOST.read(env),
             interface=settings.INTERFACE.read(env),
             rank_hint=settings.TASK_ID.read(env),

@@ -5,21 +5,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kvstore.job import settings
 from kvstore.job.keyring import Keyring
 
-Role = Literal["scheduler", "server", "worker"]
+Role = Literal["scheduler", "server", "aggregator", "worker"]
 Member = tuple[Role, int]
 
 
-def members(num_workers: int, num_servers: int) -> list[Member]:
-    """Every member of a job, as role and rank, in the order in which to start them: scheduler, servers, workers."""
+def members(num_workers: int, num_servers: int, num_aggregators: int = 0) -> list[Member]:
+    """Every member of a job, as role and rank, in the order in which to start them.
+
+    That is: scheduler, servers, aggregators, workers.
+    """
     servers: list[Member] = [("server", rank) for rank in range(num_servers)]
+    aggregators: list[Member] = [("aggregator", rank) for rank in range(num_aggregators)]
     workers: list[Member] = [("worker", rank) for rank in range(num_workers)]
-    return [("scheduler", 0), *servers, *workers]
+    return [("scheduler", 0), *servers, *aggregators, *workers]
 
 
 def member_name(role: str, rank: int) -> str:
@@ -38,6 +43,7 @@ class Contract:
         cluster: the launcher that has started it; empty for none.
         root_fd: a listening socket at that address, which the scheduler inherits; -1 for none.
         keyring: the members' keys; None for plain links.
+        aggregated: for each aggregator, the ranks of its host's workers.
     """
 
     num_workers: int
@@ -48,6 +54,7 @@ class Contract:
     cluster: str = ""
     root_fd: int = -1
     keyring: Keyring | None = None
+    aggregated: Sequence[Sequence[int]] = ()
 
     def variables(self, role: Role, rank: int) -> dict[str, str]:
         """The variables that make a process that member of the job, and no others."""
@@ -60,6 +67,11 @@ class Contract:
             settings.ROOT_PORT.name: str(self.port),
             settings.JOB.name: self.job,
         }
+        if self.aggregated:
+            variables[settings.NUM_AGGREGATORS.name] = str(len(self.aggregated))
+            if role == "worker":
+                own = (aggregator for aggregator, ranks in enumerate(self.aggregated) if rank in ranks)
+                variables[settings.AGGREGATOR.name] = str(next(own, -1))
         if self.cluster:
             variables[settings.CLUSTER.name] = self.cluster
         if self.root_fd >= 0 and role == "scheduler":
@@ -75,6 +87,7 @@ COMPUTED = frozenset(
     for setting in (
         *(settings.ROLE, settings.TASK_ID, settings.NUM_WORKER, settings.NUM_SERVER),
         *(settings.ROOT_URI, settings.ROOT_PORT, settings.JOB, settings.CLUSTER, settings.ROOT_FD),
+        *(settings.NUM_AGGREGATORS, settings.AGGREGATOR),
         *(settings.SECRET_KEY, settings.ROOT_KEY, settings.MEMBER_KEYS),
     )
 )

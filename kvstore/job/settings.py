@@ -73,7 +73,7 @@ class Setting(Generic[T]):
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 
-ROLES = ("worker", "server", "scheduler")
+ROLES = ("worker", "server", "aggregator", "scheduler")
 TRANSPORTS = ("sockets", "tcp", "zeromq")
 
 # ---- waiting, and failure
@@ -152,6 +152,13 @@ PACING = Setting(
     True,
     "whether a plain TCP link sends at most at three times the rate of the fastest one lately; 0 sets no limit",
 )
+AGGREGATE = Setting(
+    "KVSTORE_AGGREGATE",
+    Flag(),
+    True,
+    "whether, in a job on several hosts, each host with two workers or more has an aggregator, which sums its workers' "
+    "gradients; 0 has none (`--no-host-aggregation`)",
+)
 
 # ---- encryption
 ENCRYPTION = Setting(
@@ -215,6 +222,12 @@ ROOT_URI = Setting(
 ROOT_PORT = Setting("DMLC_PS_ROOT_PORT", Integer(1, 65535), 0, "the scheduler's port; `ipc://` has none", shown="none")
 NUM_WORKER = Setting("DMLC_NUM_WORKER", Integer(0), 0, "how many workers the job has; 0 outside a job")
 NUM_SERVER = Setting("DMLC_NUM_SERVER", Integer(0), 0, "how many servers the job has; 0 outside a job")
+NUM_AGGREGATORS = Setting(
+    "KVSTORE_NUM_AGGREGATORS", Integer(0), 0, "how many aggregators the job has, one on each host that has one"
+)
+AGGREGATOR = Setting(
+    "KVSTORE_AGGREGATOR", Integer(-1), -1, "the rank of the aggregator of this worker's host; -1 for none"
+)
 NODE_HOST = Setting(
     "DMLC_NODE_HOST",
     Text("a host name or an address"),
@@ -252,12 +265,12 @@ EXIT_REPORT = Setting(
 
 GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     "Waiting and failure": (TIMEOUT_S, PATIENCE_S, JOIN_TIMEOUT_S, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, PULSE),
-    "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING),
+    "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING, AGGREGATE),
     "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS),
     "Training and output": (UPDATE_ON_KVSTORE, OPTIMIZERS, OMP_NUM_THREADS, VERBOSE, NO_COLOR, COLUMNS),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
-        *(JOB, LOCAL_RANK, LOCAL_SIZE, ROOT_FD, AGENT, ENLIST, EXIT_REPORT),
+        *(JOB, LOCAL_RANK, LOCAL_SIZE, NUM_AGGREGATORS, AGGREGATOR, ROOT_FD, AGENT, ENLIST, EXIT_REPORT),
     ),
 }
 SETTINGS = tuple(setting for group in GROUPS.values() for setting in group)

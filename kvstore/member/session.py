@@ -1,6 +1,7 @@
 """A process's membership in a job: it joins, beats while it is a member, and leaves in order.
 
-Workers and servers have sessions alike. A worker process has one for all its stores (``shared_session.py``).
+Workers, servers and aggregators have sessions alike. A worker process has one session for all its stores
+(``shared_session.py``).
 """
 
 from __future__ import annotations
@@ -39,13 +40,17 @@ class Session:
         make_transport: returns a new transport.
         address: where other members reach this one; empty for workers.
         clock: seconds, monotonic.
-        on_notice: called with the scheduler's notices to servers, in the heartbeat's thread.
+        on_notice: called with the scheduler's notices to servers and aggregators, in the heartbeat's thread.
         pulse: start a process that beats for this one while its interpreter is busy.
         thread: makes the heartbeat's thread, with the arguments of ``threading.Thread``.
 
     Attributes:
         stores: how many stores this process has made.
-        worker_keys: for a server: the public keys that workers have proved, by rank; empty on links without keys.
+        servers: for workers and aggregators: the links to the servers, by rank.
+        aggregator: for a worker: the link to its host's aggregator; None if it has none.
+        aggregated: for servers and aggregators: for each aggregator, the ranks of the workers that it speaks for.
+        worker_keys, aggregator_keys: for a server, the former for an aggregator, too: the public keys that these have
+            proved, by rank; empty on links without keys.
         flushes: what is called before this process leaves.
         left: whether it has left.
     """
@@ -66,7 +71,10 @@ class Session:
         self.flushes: list[Callable[[float], None]] = []
         self.num_workers = 0
         self.worker_keys: list[str] = []
+        self.aggregator_keys: list[str] = []
+        self.aggregated: list[list[int]] = []
         self.servers: list[Peer] = []
+        self.aggregator: Peer | None = None
         self.scheduler: Peer = b""
         self.client = Client(make_transport, clock, self.limits, config.role, secrets.randbits(62), config.window_bytes)
         self._make_transport = make_transport
@@ -99,12 +107,16 @@ class Session:
         welcome = self._welcome()
         self.client.node = Node(self.config.role, welcome.rank, welcome.incarnation)
         self.num_workers = welcome.num_workers
-        self.worker_keys = welcome.worker_keys
-        if self.config.role == "worker":
+        self.worker_keys, self.aggregator_keys = welcome.worker_keys, welcome.aggregator_keys
+        self.aggregated = welcome.aggregated
+        if self.config.role in ("worker", "aggregator"):
             self.servers = [
                 self.client.connect(endpoint, f"server {rank}", bulk=True)
                 for rank, endpoint in enumerate(welcome.servers)
             ]
+        if welcome.aggregator:
+            name = f"aggregator {self.config.aggregator}"
+            self.aggregator = self.client.connect(welcome.aggregator, name, bulk=True)
         if self._heartbeat is None:
             self._heartbeat = Heartbeat(
                 self._make_transport,
@@ -120,7 +132,7 @@ class Session:
         self._heartbeat.start()
 
     def _welcome(self) -> Welcome:
-        """Ask to join, and wait for the others: a worker up to its limit, a server while the scheduler lives."""
+        """Ask to join, and wait for the others: a worker up to its limit, others while the scheduler lives."""
         try:
             welcome: Welcome = (self._asked or self._ask()).wait()
         except DeadlineExceeded as exc:
@@ -128,10 +140,11 @@ class Session:
         return welcome
 
     def _ask(self) -> Operation:
-        longest = math.inf if self.config.role == "server" else self.config.join_limit_s
+        longest = self.config.join_limit_s if self.config.role == "worker" else math.inf
         limits = WaitLimits(min(self.config.join_timeout_s or self.config.timeout_s, longest), longest)
         operation = Operation(f"joining the job at {split_key(self.config.root)[0]}", (), self.client, limits=limits)
-        request = _JoinRequest(self.scheduler, operation, self.config.rank_hint, self._address)
+        config = self.config
+        request = _JoinRequest(self.scheduler, operation, config.rank_hint, self._address, config.aggregator)
         self.client.submit(operation, ready, [request], partial(self._has_asked, operation))
         return operation
 
@@ -162,6 +175,10 @@ class Session:
     def heartbeat_ended(self, timeout: float) -> bool:
         """Wait until this process beats no more, for at most ``timeout`` seconds; return whether it is so."""
         return self._heartbeat is None or self._heartbeat.join(timeout)
+
+    def carrier(self, server: int) -> Peer:
+        """Return where this member sends its pushes and pulls for ``server``: to the aggregator, if it has one."""
+        return self.servers[server] if self.aggregator is None else self.aggregator
 
     @property
     def rank(self) -> int:
@@ -214,16 +231,18 @@ class Session:
 class _JoinRequest(PendingRequest):
     """Asks to join, with the rank that this process would like."""
 
-    __slots__ = ("address", "rank")
+    __slots__ = ("address", "aggregator", "rank")
 
-    def __init__(self, peer: Peer, operation: Operation, rank: int, address: str) -> None:
+    def __init__(self, peer: Peer, operation: Operation, rank: int, address: str, aggregator: int) -> None:
         super().__init__(peer, operation)
         self.rank = rank
         self.address = address
+        self.aggregator = aggregator
 
     def message(self, sender: Sender) -> Join:
         """See ``PendingRequest``."""
-        return Join(sender._replace(node=sender.node._replace(rank=self.rank)), address=self.address)
+        me = sender._replace(node=sender.node._replace(rank=self.rank))
+        return Join(me, address=self.address, aggregator=self.aggregator)
 
     def take(self, reply: Welcome) -> None:
         """See ``PendingRequest``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from kvstore.errors import NodeLost, UsageError, WireError
 from kvstore.rare_log import Drops
@@ -55,6 +56,7 @@ class Scheduler:
         farewell_s: how many seconds after a worker has left the others are told; see ``Departures``.
         admission: admits and refuses links; by default all are admitted.
         key: the scheduler's own public key; empty where links prove no keys.
+        num_aggregators: of the job.
 
     Attributes:
         members: of the job.
@@ -70,17 +72,20 @@ class Scheduler:
         farewell_s: float = 0.0,
         admission: Admission | None = None,
         key: str = "",
+        num_aggregators: int = 0,
     ) -> None:
-        self.members = Members(num_workers, num_servers, limit_s)
+        self.members = Members(num_workers, num_servers, limit_s, num_aggregators)
         self.failure: str | None = None
         self._failed_at = 0.0
         self._now = self._ticked = 0.0
         self._remind_at: float | None = None
         self._epoch = 0
-        self._news: Roster | Stop = Roster(0, [])  # the latest for servers: which workers have left
+        self._news: Roster | Stop = Roster(0, [])  # the latest for servers and aggregators: which workers have left
         self._workers = range(num_workers)
-        self._addresses: list[str] = []  # of the servers by rank, once all have joined
-        self._worker_keys: list[str] = []  # by rank; empty where links prove no keys
+        # Once all have joined: addresses and keys by rank, no keys where links prove none, and who speaks for whom.
+        self._addresses: dict[str, list[str]] = {}
+        self._keys: dict[str, list[str]] = {}
+        self._aggregated: list[list[int]] = []
         self._departures = Departures(farewell_s)
         self._stores = Stores(self._workers, num_servers, self._departures)
         self.ledger: Ledger[Reply] = Ledger()
@@ -157,14 +162,12 @@ class Scheduler:
         member = self.members.by_nonce(nonce)
         if member is None:
             key = self._reply_links.key(peer)
-            member = JobMember(role, nonce, hint, message.address, peer, message.seq, key)
+            member = JobMember(role, nonce, hint, message.address, peer, message.seq, key, message.aggregator)
             self.members.join(member)
             self._reply_links.admit(peer, message, key)
             if self.members.settle(self._now):
                 log.info("all members have joined")
-                self._addresses = [server.address for server in self.members.of("server")]
-                keys = [worker.key for worker in self.members.of("worker")]
-                self._worker_keys = keys if any(keys) else []
+                self._all_have_joined()
                 self._notices += [(other.join_peer, self._welcome(other)) for other in self.members.everyone]
         elif not self._reply_links.admit(peer, message, member.key):
             raise UsageError("a process with another key has asked to join in this name")
@@ -174,14 +177,34 @@ class Scheduler:
                 self._notices.append((peer, self._welcome(member)))
         return []
 
+    def _all_have_joined(self) -> None:
+        """Keep what the welcomes say of members other than their receiver."""
+        for role in self.members.wanted:
+            members = self.members.of(role)
+            self._addresses[role] = [member.address for member in members]
+            keys = [member.key for member in members]
+            self._keys[role] = keys if any(keys) else []
+        self._aggregated = [[] for _ in self._addresses["aggregator"]]
+        for worker in self.members.of("worker"):
+            if worker.aggregator >= 0:
+                self._aggregated[worker.aggregator].append(worker.rank)
+
     def _welcome(self, member: JobMember) -> Welcome:
-        return Welcome(
+        welcome = Welcome(
             member.join_seq,
             rank=member.rank,
             incarnation=member.incarnation,
             num_workers=len(self._workers),
-            servers=self._addresses,
-            worker_keys=self._worker_keys if member.role == "server" else [],
+            servers=self._addresses["server"],
+        )
+        if member.role == "worker":
+            own = member.aggregator
+            return replace(welcome, aggregator=self._addresses["aggregator"][own]) if own >= 0 else welcome
+        return replace(
+            welcome,
+            worker_keys=self._keys["worker"],
+            aggregated=self._aggregated,
+            aggregator_keys=self._keys["aggregator"] if member.role == "server" else [],
         )
 
     def _give_up(self, peer: bytes, message: Leave) -> Outbox:
@@ -218,7 +241,7 @@ class Scheduler:
             self._notices.append((peer, JobFailed(self.failure)))
         self._notices.append((peer, Alive()))
         self._tell(member)
-        if member.role == "server" and self.failure is None:
+        if member.role != "worker" and self.failure is None:
             self._inform(member)
 
     def _pulse(self, peer: bytes, message: ProcessAlive) -> None:
@@ -260,14 +283,14 @@ class Scheduler:
             self._departures.add(member.rank, self._now)
         if message.error is not None:
             self._fail(f"{member.node} failed: {message.error}")
-        elif member.role == "server" and not self.members.all_gone("worker"):
+        elif member.role != "worker" and not self.members.all_gone("worker"):
             self._fail(f"{member.node} has left while workers need it")
         return self._depart() if self.members.all_gone("worker") else []
 
     def _depart(self) -> list[Answer]:
-        """Tell servers which workers have left, and fail the requests that wait for them.
+        """Tell servers and aggregators which workers have left, and fail the requests that wait for them.
 
-        A tick does this for all departures since the last one, so a server gets one message for thousands of them.
+        A tick does this for all departures since the last one, so each gets one message for thousands of them.
         """
         if self.failure is not None:
             return []
@@ -277,15 +300,15 @@ class Scheduler:
             return []
         self._epoch += 1
         self._news = Stop() if done else Roster(self._epoch, sorted(self._departures.known))
-        for server in self.members.of("server"):
-            self._inform(server)
+        for member in (*self.members.of("server"), *self.members.of("aggregator")):
+            self._inform(member)
         return self._stores.depart(ranks)
 
-    def _inform(self, server: JobMember) -> None:
-        """Send a server the latest on departures: once over each link, but ``Stop`` at each beat."""
-        if server.peer is not None and (server.epoch < self._epoch or isinstance(self._news, Stop)):
-            server.epoch = self._epoch
-            self._notices.append((server.peer, self._news))
+    def _inform(self, member: JobMember) -> None:
+        """Send a server or aggregator the latest on departures: once over each link, but ``Stop`` at each beat."""
+        if member.peer is not None and (member.epoch < self._epoch or isinstance(self._news, Stop)):
+            member.epoch = self._epoch
+            self._notices.append((member.peer, self._news))
 
     def _fail(self, text: str) -> None:
         """Let the job fail: tell all members that are still there why."""

@@ -51,6 +51,7 @@ class JobMember:
         nonce: the random number that it joined with, which identifies a repeated request to join.
         hint: the rank that it asked for, -1 for any.
         address: where other members reach it; empty for workers.
+        aggregator: of a worker, the rank of the aggregator that speaks for it; -1 for none.
         join_peer, join_seq: the link and number of its request to join.
         key: the public key that its link proved then; empty where links prove no keys.
         peer: the link of its heartbeat, which takes notices; None before the first beat.
@@ -66,6 +67,7 @@ class JobMember:
     join_peer: bytes
     join_seq: int
     key: str = ""
+    aggregator: int = -1
     rank: int = -1
     incarnation: int = 0
     state: MemberState = MemberState.JOINED
@@ -84,7 +86,7 @@ class Members:
     """The members of one job.
 
     Args:
-        num_workers, num_servers: of the job.
+        num_workers, num_servers, num_aggregators: of the job.
         limit_s: after how many seconds of silence a member is lost.
 
     Attributes:
@@ -94,8 +96,8 @@ class Members:
         lost: how many have been lost.
     """
 
-    def __init__(self, num_workers: int, num_servers: int, limit_s: float) -> None:
-        self.wanted = {"worker": num_workers, "server": num_servers}
+    def __init__(self, num_workers: int, num_servers: int, limit_s: float, num_aggregators: int = 0) -> None:
+        self.wanted = {"worker": num_workers, "server": num_servers, "aggregator": num_aggregators}
         self.limit_s = limit_s
         self.complete = False
         self.present = self.lost = 0
@@ -151,13 +153,20 @@ class Members:
         """Let ``member`` in.
 
         Raises:
-            UsageError: the job is full, or a member has joined with its key.
+            UsageError: the job is full, or has not the aggregator that the member names, or a member has joined with
+                its key.
         """
         wanted = self.wanted.get(member.role)
         if wanted is None:
-            raise UsageError(f"workers and servers join a job, a {member.role} does not")
+            raise UsageError(f"workers, servers and aggregators join a job, a {member.role} does not")
         if self._joined[member.role] >= wanted:
             raise UsageError(f"the job has its {wanted} {member.role}s already")
+        if member.aggregator >= self.wanted["aggregator"]:
+            raise UsageError(
+                f"{member.role} {member.hint} names aggregator {member.aggregator} as its own (KVSTORE_AGGREGATOR), "
+                f"and the scheduler expects {self.wanted['aggregator']} of them (KVSTORE_NUM_AGGREGATORS): set both "
+                "alike in all processes of the job, as launch.py does"
+            )
         if member.key in self._keys:
             raise UsageError("a member has joined with this public key already; give each process of the job its own")
         if member.key:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from asking import sent
@@ -21,6 +21,7 @@ class Member:
         self.peer = b"link of %s %d" % (role.encode(), nonce)
         self.beats = b"heartbeat of %s %d" % (role.encode(), nonce)
         self.nonce, self.seq = nonce, 0
+        self.aggregator = -1
 
     @property
     def node(self) -> Node:
@@ -32,7 +33,8 @@ class Member:
         return Sender(self.node, self.seq, 0)
 
     def join(self) -> Join:
-        return Join(Sender(Node(self.role, self.hint, self.nonce), 1, 0), address=f"at {self.nonce}")
+        me = Sender(Node(self.role, self.hint, self.nonce), 1, 0)
+        return Join(me, address=f"at {self.nonce}", aggregator=self.aggregator)
 
     def barrier(self, number: int = 1, store: int = 0) -> Barrier:
         return Barrier(self.me(), store=store, number=number)
@@ -60,13 +62,29 @@ class Member:
 
 
 class Job:
-    """A scheduler, its members, and the time."""
+    """A scheduler, its members, and the time.
 
-    def __init__(self, workers: int = 2, servers: int = 1, farewell_s: float = 0.0, *, start: bool = True) -> None:
-        self.scheduler = Scheduler(workers, servers, LIMIT, farewell_s)
+    Args:
+        aggregated: the ranks of the workers of each aggregator.
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        servers: int = 1,
+        farewell_s: float = 0.0,
+        *,
+        aggregated: Sequence[Sequence[int]] = (),
+        start: bool = True,
+    ) -> None:
+        self.scheduler = Scheduler(workers, servers, LIMIT, farewell_s, num_aggregators=len(aggregated))
         self.now = 1000.0
         self.workers = [Member("worker", 100 + n, n) for n in range(workers)]
         self.servers = [Member("server", 20 + n, n) for n in range(servers)]
+        self.aggregators = [Member("aggregator", 50 + n, n) for n in range(len(aggregated))]
+        for aggregator, ranks in enumerate(aggregated):
+            for rank in ranks:
+                self.workers[rank].aggregator = aggregator
         self.tick()
         if start:
             self.start()
@@ -81,7 +99,7 @@ class Job:
 
     @property
     def everyone(self) -> list[Member]:
-        return self.workers + self.servers
+        return self.workers + self.servers + self.aggregators
 
     def handle(self, peer: bytes, message: Message) -> list[tuple[Any, Any]]:
         """What was sent, as (member, message): which link is whose, the test need not say."""

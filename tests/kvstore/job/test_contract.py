@@ -14,6 +14,7 @@ KEYS = {"KVSTORE_SECRET_KEY", "KVSTORE_ROOT_KEY", "KVSTORE_MEMBER_KEYS"}
 
 def test_members_are_in_the_order_in_which_they_start() -> None:
     assert members(2, 1) == [("scheduler", 0), ("server", 0), ("worker", 0), ("worker", 1)]
+    assert members(1, 1, 2)[2:] == [("aggregator", 0), ("aggregator", 1), ("worker", 0)]
     assert members(0, 2) == [("scheduler", 0), ("server", 0), ("server", 1)]
 
 
@@ -21,12 +22,21 @@ def test_members_have_names() -> None:
     assert [member_name(*member) for member in members(1, 1)] == ["scheduler", "server 0", "worker 0"]
 
 
-@pytest.mark.parametrize("role", ["worker", "server", "scheduler"])
+@pytest.mark.parametrize("role", ["worker", "server", "aggregator", "scheduler"])
 def test_a_member_reads_what_it_was_told(role: Role) -> None:
     config = Config.from_env(CONTRACT.variables(role, 1)).require_job(role)
     assert (config.root, config.job) == ("tcp://10.0.0.7:4711", "kvstore-0-abc")
     assert (config.num_workers, config.num_servers, config.rank_hint) == (3, 2, 1)
     assert (config.keys, config.root_fd) == (None, -1)
+    assert (config.num_aggregators, config.aggregator) == (0, -1)
+
+
+def test_workers_are_told_of_their_aggregator_and_all_of_how_many_there_are() -> None:
+    contract = replace(CONTRACT, aggregated=[[0, 2], [3, 4]])
+    told = {member: Config.from_env(contract.variables(*member)) for member in members(6, 1, 2)}
+    assert {config.num_aggregators for config in told.values()} == {2}
+    assert [told["worker", rank].aggregator for rank in range(6)] == [0, -1, 0, 1, 1, -1]
+    assert {config.aggregator for (role, _), config in told.items() if role != "worker"} == {-1}
 
 
 def test_a_unix_socket_is_the_whole_address() -> None:
@@ -49,6 +59,8 @@ def test_each_member_has_keys_of_its_own() -> None:
 
 def test_all_that_is_computed_is_known() -> None:
     contract = replace(CONTRACT, cluster="ssh", root_fd=5, keyring=Keyring.random(members(3, 2)))
-    assert set(contract.variables("scheduler", 0)) == COMPUTED
+    contract = replace(contract, aggregated=[[0, 1]])
+    assert COMPUTED - set(contract.variables("scheduler", 0)) == {"KVSTORE_AGGREGATOR"}
     assert COMPUTED - set(contract.variables("worker", 0)) == {"KVSTORE_ROOT_FD"}
-    assert COMPUTED - set(CONTRACT.variables("worker", 0)) == {"DMLC_JOB_CLUSTER", "KVSTORE_ROOT_FD", *KEYS}
+    absent = {"DMLC_JOB_CLUSTER", "KVSTORE_ROOT_FD", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", *KEYS}
+    assert COMPUTED - set(CONTRACT.variables("worker", 0)) == absent

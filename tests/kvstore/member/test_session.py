@@ -6,6 +6,7 @@ import dataclasses
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from kvstore.member.session import Session
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.sockets.tcp import TcpTransport
 from kvstore.wire import Alive, Join, decode, encode
-from servers.server import run_server
+from servers.server import run_scheduler, run_server
 
 
 class Tapped(ThreadedJob):
@@ -61,6 +62,37 @@ def outcome(work: Callable[[], Any]) -> Any:
         return work()
     except KVStoreError as exc:
         return exc
+
+
+# ---- who is linked to whom
+
+
+def test_a_workers_pushes_and_pulls_go_to_its_aggregator():
+    network = InprocNetwork()
+    job = Config(root="inproc://scheduler", num_workers=2, num_servers=2, num_aggregators=1, heartbeat_timeout_s=LONG)
+    scheduler = threading.Thread(
+        target=run_scheduler, args=(dataclasses.replace(job, role="scheduler"), network.transport())
+    )
+    scheduler.start()
+
+    def joined(role: str, rank: int, aggregator: int = -1) -> Session:
+        config = dataclasses.replace(job, role=role, rank_hint=rank, aggregator=aggregator)
+        address = "" if role == "worker" else network.transport().bind(f"inproc://{role}-{rank}")
+        return Session(config, network.transport, address).join()
+
+    members = [("worker", 0, 0), ("worker", 1, -1), ("server", 0, -1), ("server", 1, -1), ("aggregator", 0, -1)]
+    with ThreadPoolExecutor(len(members)) as pool:
+        first, second, *servers, aggregator = sessions = list(pool.map(lambda member: joined(*member), members))
+    assert first.carrier(0) == first.carrier(1) == first.aggregator != b""
+    assert first.aggregator not in first.servers, "which hear of all that is not for the aggregator"
+    assert (second.aggregator, second.carrier(1)) == (None, second.servers[1])
+    assert len(aggregator.servers) == 2
+    assert [session.aggregated for session in sessions] == [[], [], [[0]], [[0]], [[0]]]
+    assert (servers[0].servers, aggregator.aggregator) == ([], None)
+    for session in sessions:
+        session.leave()
+    scheduler.join(LONG)
+    assert not scheduler.is_alive()
 
 
 # ---- endings

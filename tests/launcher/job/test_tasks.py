@@ -73,9 +73,9 @@ def test_the_whole_environment_of_a_worker() -> None:
 def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
     at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", cluster="ssh", node_host=None, fd=5)
     at = dataclasses.replace(at, keyring=Keyring(dict.fromkeys(members(job()), ("public", "secret"))))
-    supervisors = {AGENT, "KVSTORE_EXIT_REPORT"}
-    assert set(at.contract(job()).variables("scheduler", 0)) == RESERVED - supervisors
-    assert set(at.contract(job()).variables("worker", 0)) == RESERVED - supervisors - {"KVSTORE_ROOT_FD"}
+    others = {AGENT, "KVSTORE_EXIT_REPORT", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR"}
+    assert set(at.contract(job()).variables("scheduler", 0)) == RESERVED - others
+    assert set(at.contract(job()).variables("worker", 0)) == RESERVED - others - {"KVSTORE_ROOT_FD"}
 
 
 def test_verbose_is_for_all_processes() -> None:

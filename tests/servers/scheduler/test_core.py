@@ -80,6 +80,35 @@ def test_a_full_job_takes_nobody():
     assert text_of(reply, "UsageError") == "the job has its 1 workers already"
 
 
+def test_workers_are_told_of_their_aggregator_and_servers_of_who_speaks_for_whom():
+    aggregated = [[0, 2], [1, 3]]
+    job = Job(5, 1, aggregated=aggregated, start=False)
+    *others, last = job.everyone
+    for member in others:
+        assert job.say(member, member.join()) == []
+    welcomes = dict(job.say(last, last.join()))
+    assert [welcomes[worker].aggregator for worker in job.workers] == ["at 50", "at 51", "at 50", "at 51", ""]
+    for member in (*job.servers, *job.aggregators):
+        assert (welcomes[member].aggregated, welcomes[member].aggregator) == (aggregated, "")
+    assert all(welcomes[worker].aggregated == [] for worker in job.workers)
+    assert {tuple(welcome.servers) for welcome in welcomes.values()} == {("at 20",)}
+    assert [welcomes[aggregator].rank for aggregator in job.aggregators] == [0, 1]
+
+
+def test_a_worker_cannot_name_an_aggregator_that_the_job_has_not():
+    job = Job(2, 1, aggregated=[[0]], start=False)
+    w0, w1, _, a0 = job.everyone
+    assert job.say(w0, w0.join()) == []
+    w1.aggregator = 1
+    assert text_of(job.reply(w1, w1.join()), "UsageError") == (
+        "worker 1 names aggregator 1 as its own (KVSTORE_AGGREGATOR), and the scheduler expects 1 of them "
+        "(KVSTORE_NUM_AGGREGATORS): set both alike in all processes of the job, as launch.py does"
+    )
+    assert job.reply(w0, w0.explain(1)).text == "waits for worker 1 and server 0 and aggregator 0 to join"
+    stranger = Job(1, 1, start=False).scheduler.handle(b"link", a0.join(), 0.0)
+    assert text_of(stranger[0][1], "UsageError") == "the job has its 0 aggregators already"
+
+
 def test_while_it_waits_it_explains_for_whom():
     job = Job(2, 2, start=False)
     w0, w1, s0, s1 = job.everyone
@@ -249,6 +278,21 @@ def test_workers_leave_and_servers_are_told_when_to_stop():
     assert job.tick(10 * LIMIT) == [], "nobody who has left is missed"
 
 
+def test_aggregators_are_told_who_has_left_and_when_to_stop():
+    job = Job(2, 1, aggregated=[[0, 1]])
+    w0, w1, s0, a0 = job.everyone
+    job.say(w1, w1.leave())
+    assert job.tick() == [(s0, Roster(1, [1])), (a0, Roster(1, [1]))]
+    leave = w0.leave()
+    assert job.say(w0, leave) == [(w0, Ack(leave.seq)), (s0, Stop()), (a0, Stop())]
+    job.say(s0, s0.leave())
+    assert job.beat(a0) == [Alive(), Stop()]
+    assert not job.scheduler.finished
+    job.say(a0, a0.leave())
+    assert job.scheduler.finished
+    assert job.scheduler.failure is None
+
+
 def test_a_server_that_has_not_beaten_yet_is_told_at_its_first_beat():
     job = Job(2, 1, start=False)
     w0, w1, s0 = job.everyone
@@ -315,12 +359,25 @@ def test_a_long_error_still_reaches_everybody():
     }
 
 
-def test_a_server_may_not_leave_before_the_workers():
-    job = Job()
-    w0, _, s0 = job.everyone
-    job.say(s0, s0.leave())
-    assert job.scheduler.failure == "server 0 has left while workers need it"
-    assert isinstance(job.beat(w0)[0], JobFailed)
+def test_a_server_or_an_aggregator_may_not_leave_before_the_workers():
+    for place, name in ((2, "server 0"), (3, "aggregator 0")):
+        job = Job(aggregated=[[0, 1]])
+        one = job.everyone[place]
+        job.say(one, one.leave())
+        assert job.scheduler.failure == f"{name} has left while workers need it"
+        assert isinstance(job.beat(job.workers[0])[0], JobFailed)
+
+
+def test_an_aggregator_that_dies_ends_the_job_by_name():
+    job = Job(aggregated=[[0, 1]])
+    text = "aggregator 0 was killed by SIGKILL"
+    told = job.handle(b"launcher", Lost("aggregator", 0, "was killed by SIGKILL"))
+    assert told == [(member, JobFailed(text)) for member in (*job.workers, *job.servers)]
+    silent = Job(aggregated=[[0, 1]])
+    silent.tick(LIMIT * 0.75)
+    for member in (*silent.workers, *silent.servers):
+        silent.beat(member)
+    assert {message.text.split(":")[0] for _, message in silent.tick(LIMIT * 0.5)} == {"aggregator 0 is lost"}
 
 
 def test_the_launcher_says_who_died():

@@ -51,9 +51,9 @@ def test_ranks_are_those_asked_for_and_then_in_the_order_of_coming(hints: list[i
     assert [m.rank for m in members.of("worker")] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("role", ["worker", "server"])
+@pytest.mark.parametrize("role", ["worker", "server", "aggregator"])
 def test_nobody_joins_a_full_job(role: str):
-    members = Members(1, 1, 1.0)
+    members = Members(1, 1, 1.0, 1)
     members.join(member(role, 1))
     with pytest.raises(UsageError, match=f"the job has its 1 {role}s already"):
         members.join(member(role, 2))
@@ -61,7 +61,7 @@ def test_nobody_joins_a_full_job(role: str):
 
 
 @pytest.mark.parametrize("role", ["scheduler", "launcher"])
-def test_only_workers_and_servers_join(role: str):
+def test_only_workers_servers_and_aggregators_join(role: str):
     with pytest.raises(UsageError, match=f"a {role} does not"):
         Members(1, 1, 1.0).join(member(role))
 
@@ -74,6 +74,17 @@ def test_the_absent_are_named_where_their_names_are_known():
     assert members.absent() == "1 of 3 workers and server 0, server 1"
     members.join(member(nonce=3, hint=0))
     assert members.absent() == "server 0, server 1"
+    assert Members(1, 1, 1.0, 2).absent() == "worker 0 and server 0 and aggregator 0, aggregator 1"
+
+
+def test_a_job_waits_for_its_aggregators():
+    members = Members(1, 1, 1.0, 1)
+    for nonce, role in enumerate(["worker", "server"]):
+        members.join(member(role, nonce))
+    assert not members.settle(0.0)
+    members.join(member("aggregator", 9))
+    assert members.settle(0.0)
+    assert [one.node for one in members.of("aggregator")] == [Node("aggregator", 0, 1)]
 
 
 @pytest.mark.parametrize("hint", [1, 3, 4096])
