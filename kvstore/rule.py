@@ -58,6 +58,10 @@ class Rule:
             raise UsageError(f"aggregate={self.aggregate!r} must be one of {', '.join(AGGREGATE)}")
         if self.mode == "sync" and self.aggregate == "host":
             raise UsageError("aggregate='host' is for 'dist_async' and 'dist_ssp'; rounds are always summed by host")
+        if self.compensation and self.aggregate == "host":
+            raise UsageError(
+                "delay_compensation corrects each worker's gradient by itself; aggregate='host' sums them before that"
+            )
         if self.mode == "sync" and (self.staleness is not None or self.compensation):
             raise UsageError(
                 "staleness is for 'dist_ssp' stores, and delay_compensation for 'dist_async' and 'dist_ssp'"

@@ -18,7 +18,8 @@ from kvstore.cached import cached
 from kvstore.spec import ITEMSIZE, Key, Spec
 from kvstore.transport.memory import Memory
 from kvstore.values import PayloadRange, copy_each, from_buffer, sum_ranges
-from kvstore.wire import Node, Pull, Push
+from kvstore.wire import Pull, Push
+from servers.names import workers
 from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
@@ -28,19 +29,24 @@ MANY = 64  # so many messages that refer to a value are noted before those that 
 
 @dataclass
 class Contribution:
-    """What one worker contributes to a round of a bucket.
+    """What one worker, or several whose pushes have been summed, contribute to a round of a bucket.
 
     Attributes:
-        node: the worker.
-        clock: the number of the push among the worker's pushes to this bucket.
+        ranks: of the workers; they rise.
+        clock: the number of the push among each worker's pushes to this bucket.
         ranges: of all elements, with their values.
         hyper: the hyper-parameters to update with.
     """
 
-    node: Node
+    ranks: Sequence[int]
     clock: int
     ranges: Sequence[PayloadRange]
     hyper: UpdateHyperparameters
+
+    @property
+    def who(self) -> str:
+        """The workers, for messages."""
+        return workers(self.ranks)
 
 
 @dataclass

@@ -178,9 +178,9 @@ class Buckets:
             segments = HeldSegments([number], [segment.key], [segment.spec], [segment.splits + 1])
             single = Bucket(segments, bucket.dtype, bucket.rounds.copy(), self._memory)
             single.load([TensorRange(0, bucket.value[start:stop])])
-            for clock, rank, item in bucket.rounds.open():
-                part = Contribution(item.node, item.clock, cut(item.ranges, start, stop), item.hyper)
-                single.rounds.contribute(rank, clock, part)
+            for clock, ranks, item in bucket.rounds.open():
+                part = Contribution(ranks, item.clock, cut(item.ranges, start, stop), item.hyper)
+                single.rounds.contribute(ranks, clock, part)
             single.read_by = {rank: values[start:stop].clone() for rank, values in bucket.read_by.items()}
             for clock, parked, wanted in waiting:
                 if number in wanted:

@@ -6,7 +6,7 @@ read by a worker that is too far ahead waits for a version, as one in rounds doe
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -48,19 +48,20 @@ class WorkerClocks(Generic[T]):
         made._look()
         return made
 
-    def open(self) -> list[tuple[int, int, T]]:
+    def open(self) -> list[tuple[int, Sequence[int], T]]:
         """Return nothing: every contribution becomes an update at once."""
         return []
 
-    def expects(self, rank: int, clock: int) -> bool:
-        """Return True: a push that a later one of ``rank`` has overtaken is an update, too."""
+    def expects(self, ranks: Sequence[int], clock: int) -> bool:
+        """Return True: a push that a later one of ``ranks`` has overtaken is an update, too."""
         return True
 
-    def contribute(self, rank: int, clock: int, item: T) -> bool:
-        """Note that ``rank`` has pushed ``clock`` times."""
-        if clock <= self._clocks.get(rank, clock):
+    def contribute(self, ranks: Sequence[int], clock: int, item: T) -> bool:
+        """Note that each of ``ranks`` has pushed ``clock`` times; return whether that is news of one of them."""
+        behind = [rank for rank in ranks if self._clocks.get(rank, clock) < clock]
+        if not behind:
             return False
-        self._clocks[rank] = clock
+        self._clocks.update(dict.fromkeys(behind, clock))
         self.version = min(self._clocks.values())
         return True
 

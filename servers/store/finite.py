@@ -23,7 +23,7 @@ def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.T
             key = _key_of(bucket, part)
             if key is not None:
                 raise NotFinite(
-                    f"push {item.clock} of {key!r} by worker {item.node.rank} has NaN or infinite elements; "
+                    f"push {item.clock} of {key!r} by {item.who} has NaN or infinite elements; "
                     "its segment has not been updated"
                 )
     keys = ", ".join(repr(key) for key in dict.fromkeys(bucket.segments.keys[:3]))

@@ -41,31 +41,31 @@ def asked(message: Push, optimizer: Optimizer | None) -> UpdateHyperparameters:
     return UpdateHyperparameters(message.lr, message.rescale, tuple(sorted(changes.items())))
 
 
-def agreed(given: Mapping[int, UpdateHyperparameters], keys: Mapping[Key, None]) -> UpdateHyperparameters:
+def agreed(given: Mapping[str, UpdateHyperparameters], keys: Mapping[Key, None]) -> UpdateHyperparameters:
     """Return the hyper-parameters of a round, on which all workers that give one must agree.
 
     Args:
-        given: by rank.
+        given: by the workers that give them, as messages name them.
         keys: of the round, for messages.
 
     Raises:
         Mismatch: workers disagree; the message says which value each gave.
     """
 
-    def common(name: str, values: Mapping[int, Any]) -> Any:
-        given = {rank: value for rank, value in values.items() if value is not None}
+    def common(name: str, values: Mapping[str, Any]) -> Any:
+        given = {who: value for who, value in values.items() if value is not None}
         if len(set(given.values())) > 1:
-            words = ", ".join(f"{_number(value)} on worker {rank}" for rank, value in given.items())
+            words = ", ".join(f"{_number(value)} on {who}" for who, value in given.items())
             raise Mismatch(f"workers disagree on the {name} for the same round of {shorten(keys)}: {words}")
         return next(iter(given.values()), None)
 
-    changes_by_rank = {rank: dict(hyper.changes) for rank, hyper in given.items()}
+    changes_by_who = {who: dict(hyper.changes) for who, hyper in given.items()}
     return UpdateHyperparameters(
-        common("learning rate", {rank: hyper.lr for rank, hyper in given.items()}),
-        common("rescale_grad", {rank: hyper.rescale for rank, hyper in given.items()}),
+        common("learning rate", {who: hyper.lr for who, hyper in given.items()}),
+        common("rescale_grad", {who: hyper.rescale for who, hyper in given.items()}),
         tuple(
-            (which, common(_words(*which), {rank: changes.get(which) for rank, changes in changes_by_rank.items()}))
-            for which in sorted({which for changes in changes_by_rank.values() for which in changes})
+            (which, common(_words(*which), {who: changes.get(which) for who, changes in changes_by_who.items()}))
+            for which in sorted({which for changes in changes_by_who.values() for which in changes})
         ),
     )
 

@@ -1,17 +1,20 @@
 """Who has contributed to which round of one bucket. Pure.
 
-Each worker's n-th push is its contribution to round n. A round is complete when every worker has contributed, or as
-many as the quorum asks for. Rounds are closed in order, whatever the order of contributions, and a round's
-contributions are in the order of ranks, so that their sum has the same bits every time. A worker that pauses after its
-n-th push is in no later round until all resume.
+Each worker's n-th push is its contribution to round n. A contribution may be the sum of several workers' pushes: it
+counts for each of them. A round is complete when every worker has contributed, or as many as the quorum asks for.
+Rounds are closed in order, whatever the order of contributions, and a round's contributions are in the order of their
+first ranks, so that their sum has the same bits every time. A worker that pauses after its n-th push is in no later
+round until all resume.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_RANK = itemgetter(0)
 
 
 class Rounds(Generic[T]):
@@ -20,7 +23,7 @@ class Rounds(Generic[T]):
     Args:
         workers: the ranks of those who contribute.
         version: how many rounds are over.
-        quorum: how many contributions complete a round; None for all.
+        quorum: how many workers' contributions complete a round; None for all.
         keep: whether a contribution to a round that is over counts in the next one; else it does not count.
 
     Attributes:
@@ -38,8 +41,9 @@ class Rounds(Generic[T]):
         self.share = len(self._workers)
         self._left: frozenset[int] = frozenset()
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
-        self._open: dict[int, dict[int, T]] = {}
-        self._late: list[tuple[int, int, T]] = []
+        # By round, and by each rank that has contributed: all ranks of the contribution, and the item.
+        self._open: dict[int, dict[int, tuple[Sequence[int], T]]] = {}
+        self._late: list[tuple[int, Sequence[int], T]] = []
 
     @property
     def untouched(self) -> bool:
@@ -68,34 +72,49 @@ class Rounds(Generic[T]):
         made._paused = dict(self._paused)
         return made
 
-    def open(self) -> list[tuple[int, int, T]]:
-        """Return the contributions that belong to no closed round: (clock, rank, item)."""
-        return [(clock, rank, item) for clock, items in self._open.items() for rank, item in items.items()] + self._late
+    def open(self) -> list[tuple[int, Sequence[int], T]]:
+        """Return the contributions that belong to no closed round: (clock, ranks, item)."""
+        return [
+            (clock, ranks, item)
+            for clock, contributions in self._open.items()
+            for rank, (ranks, item) in contributions.items()
+            if rank == ranks[0]
+        ] + self._late
 
-    def expects(self, rank: int, clock: int) -> bool:
-        """Return whether round ``clock`` is not over, and ``rank`` is in it and has not contributed."""
+    def expects(self, ranks: Sequence[int], clock: int) -> bool:
+        """Return whether round ``clock`` is not over, and all ``ranks`` are in it, of which none has contributed."""
+        contributions = self._open.get(clock)
         return (
-            rank in self._workers
-            and self.version < clock <= self._paused.get(rank, clock)
-            and rank not in self._open.get(clock, ())
+            self.version < clock
+            and self._workers.issuperset(ranks)
+            and not (self._paused and self._beyond(ranks, clock))
+            and (contributions is None or contributions.keys().isdisjoint(ranks))
         )
 
-    def contribute(self, rank: int, clock: int, item: T) -> bool:
-        """Take a contribution to round ``clock``; return False if the round is over, or it has one of ``rank``."""
-        if rank not in self._workers or clock > self._paused.get(rank, clock):
+    def contribute(self, ranks: Sequence[int], clock: int, item: T) -> bool:
+        """Take the contribution of ``ranks``, which rise, to round ``clock``.
+
+        Returns:
+            Whether it counts there: not if the round is over, has a contribution of one of them, or one is not in it.
+        """
+        if not self._workers.issuperset(ranks) or (self._paused and self._beyond(ranks, clock)):
             return False
         if clock <= self.version:
             if self._keep and self._quorum is not None:
-                self._late.append((clock, rank, item))
+                self._late.append((clock, ranks, item))
             return False
-        contributions = self._open.setdefault(clock, {})
-        if rank in contributions:
+        contributions = self._open.get(clock)
+        if contributions is None:
+            contributions = self._open[clock] = {}
+        elif not contributions.keys().isdisjoint(ranks):
             return False
-        contributions[rank] = item
+        contribution = ranks, item
+        for rank in ranks:
+            contributions[rank] = contribution
         return True
 
     def complete(self) -> list[T] | None:
-        """Close the next round if it is complete, and return its contributions in rank order, late ones last."""
+        """Close the next round if it is complete, and return its items in the order of first ranks, late ones last."""
         contributions = self._open.get(self.version + 1)
         if contributions is None or len(contributions) < self._enough():
             return None
@@ -104,7 +123,7 @@ class Rounds(Generic[T]):
         del self._open[self.version]
         late = [item for _, _, item in sorted(self._late, key=lambda entry: entry[:2])]
         self._late.clear()
-        return [contributions[rank] for rank in sorted(contributions)] + late
+        return [item for rank, (ranks, item) in sorted(contributions.items(), key=_RANK) if rank == ranks[0]] + late
 
     def missing(self, clock: int) -> dict[int, int]:
         """Return who must contribute before round ``clock`` is over: by rank, the first round that lacks it."""
@@ -130,6 +149,10 @@ class Rounds(Generic[T]):
     def resume(self) -> None:
         """Let everybody be in the next round again."""
         self._paused.clear()
+
+    def _beyond(self, ranks: Sequence[int], clock: int) -> bool:
+        """Return whether one of ``ranks`` has paused before its push ``clock``."""
+        return any(clock > self._paused.get(rank, clock) for rank in ranks)
 
     def _within(self, number: int) -> Collection[int]:
         """Return the workers that are in round ``number``."""

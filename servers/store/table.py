@@ -31,6 +31,7 @@ from kvstore.wire import (
     Resume,
     Values,
 )
+from servers.names import workers
 from servers.requests.replies import Answer, refuse
 from servers.store.bucket import Bucket, Contribution, ParkedRequest, Progress
 from servers.store.buckets import Buckets
@@ -81,19 +82,20 @@ class Table:
 
     def push(self, peer: bytes, message: Push) -> list[Answer]:
         """Take a worker's contributions, and answer the requests that need not wait any more."""
+        ranks = message.workers
         self.pauses.require_before(message)
         buckets = self.buckets.pushed(message.ids, message.clocks)
         ranges = _payload(message, buckets)
         hyper = asked(message, self._updates.optimizer)
         self._updates.require(buckets)
-        clocked = list(zip(buckets, self._clocks(message, buckets), strict=True))
+        clocked = list(zip(buckets, self._clocks(message, ranks, buckets), strict=True))
         late = sum(len(bucket.ids) for bucket, clock in clocked if self._is_late(bucket, clock))
         updates: list[Update] = []
         start = 0
         for bucket, clock in clocked:
-            part = Contribution(message.node, clock, cut(ranges, start, start + bucket.size), hyper)
+            part = Contribution(ranks, clock, cut(ranges, start, start + bucket.size), hyper)
             updates.append((bucket, [part], hyper))
-            bucket.rounds.contribute(message.node.rank, clock, part)
+            bucket.rounds.contribute(ranks, clock, part)
             start += bucket.size
         errors = self._updates.make(updates) if self.rule.mode == "async" else {}
         if errors:
@@ -152,8 +154,8 @@ class Table:
         """Say what request ``about`` of worker ``rank`` waits for; empty if it does not wait."""
         return self._waiting.explain(rank, about)
 
-    def _clocks(self, message: Push, buckets: Sequence[Bucket]) -> list[int]:
-        """Return the clock of a push for each bucket: the number of the push among the worker's pushes to it.
+    def _clocks(self, message: Push, ranks: Sequence[int], buckets: Sequence[Bucket]) -> list[int]:
+        """Return the clock of a push for each bucket: the number of the push among each worker's pushes to it.
 
         Raises:
             UsageError: no open round takes this contribution, and it is not late either.
@@ -161,9 +163,9 @@ class Table:
         starts = itertools.accumulate((len(bucket.ids) for bucket in buckets), initial=0)
         clocks = [message.clocks[start] for start, _ in zip(starts, buckets, strict=False)]
         for bucket, clock in zip(buckets, clocks, strict=True):
-            if not bucket.rounds.expects(message.node.rank, clock) and not self._is_late(bucket, clock):
+            if not bucket.rounds.expects(ranks, clock) and not self._is_late(bucket, clock):
                 raise UsageError(
-                    f"push {clock} of {bucket.segments.keys[0]!r} by {message.node} belongs to no open round: "
+                    f"push {clock} of {bucket.segments.keys[0]!r} by {workers(ranks)} belongs to no open round: "
                     f"{bucket.rounds.version} rounds are over, and no push may come twice"
                 )
         return clocks

@@ -159,7 +159,7 @@ class Updates:
         total = self._total(updater, bucket, items).to(dtype)
         if (scale := self._scale(bucket, items)) != 1:
             total = total * scale
-        before = bucket.read_by.get(items[0].node.rank) if self._rule.compensation else None
+        before = bucket.read_by.get(items[0].ranks[0]) if self._rule.compensation else None
         if before is None:
             return total
         # Delay compensation: what others have changed since, with the gradient's square for its curvature.
@@ -169,7 +169,9 @@ class Updates:
     def _scale(self, bucket: Bucket, items: Sequence[Contribution]) -> float:
         """Return the factor for the sum of a quorum's contributions: as if each worker of the round had contributed."""
         rounds = bucket.rounds
-        return rounds.share / len(items) if self._rule.quorum is not None and isinstance(rounds, Rounds) else 1.0
+        if self._rule.quorum is None or not isinstance(rounds, Rounds):
+            return 1.0
+        return rounds.share / sum(len(item.ranks) for item in items)
 
     def _total(self, updater: Updater, bucket: Bucket, items: Sequence[Contribution]) -> torch.Tensor:
         """Return the sum of ``items``, in memory to be overwritten; or a single one's own memory, if only read."""
@@ -195,4 +197,4 @@ def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
 def _agreed(bucket: Bucket, items: Sequence[Contribution]) -> UpdateHyperparameters:
     if all(item.hyper == items[0].hyper for item in items):
         return items[0].hyper
-    return agreed({item.node.rank: item.hyper for item in items}, dict.fromkeys(bucket.segments.keys))
+    return agreed({item.who: item.hyper for item in items}, dict.fromkeys(bucket.segments.keys))

@@ -35,6 +35,9 @@ def test_with_a_bound_the_slowest_may_be_so_far_behind() -> None:
         ({"mode": "async", "staleness": MAX_STALENESS + 1}, f"must be from 0 to {MAX_STALENESS}"),
         ({"quorum": 0}, "quorum=0 must be at least 1"),
         ({"mode": "async", "compensation": float("inf")}, "must be a finite number"),
+        ({"aggregate": "all"}, "aggregate='all' must be one of rounds, host"),
+        ({"aggregate": "host"}, "rounds are always summed by host"),
+        ({"mode": "async", "aggregate": "host", "compensation": 0.1}, "corrects each worker's gradient by itself"),
     ],
 )
 def test_rules_that_make_no_sense(options: dict[str, Any], words: str) -> None:

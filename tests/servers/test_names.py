@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from servers.names import MOST, have, name
+from servers.names import MOST, have, name, workers
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,20 @@ from servers.names import MOST, have, name
 )
 def test_the_lowest_ranks_are_named_and_the_others_counted(ranks: list[int], text: str) -> None:
     assert name("worker", ranks) == text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([3], "worker 3"),
+        ([3, 4], "workers 3, 4"),
+        ([4, 5, 6, 7], "workers 4 to 7"),
+        ([0, 2, 3], "workers 0, 2, 3"),
+        ([0, *range(2, MOST + 3)], "workers 0, 2, 3, 4, 5, 6, 7, 8 and 2 more"),
+    ],
+)
+def test_workers_who_have_contributed_together_are_named_in_short(ranks: list[int], text: str) -> None:
+    assert workers(ranks) == text
 
 
 def test_the_verb_agrees() -> None:

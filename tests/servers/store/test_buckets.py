@@ -58,7 +58,7 @@ def test_a_bucket_has_one_clock():
 
 def test_an_open_round_keeps_buckets_apart():
     made = filled()
-    made.find(1)[0].rounds.contribute(0, 1, None)  # type: ignore[arg-type]
+    made.find(1)[0].rounds.contribute([0], 1, None)  # type: ignore[arg-type]
     assert len(made.pushed([1, 2], [1, 1])) == 2
 
 

@@ -90,11 +90,11 @@ def test_clocks_go_along_when_buckets_are_taken_apart_and_put_together() -> None
 
 def test_clocks_have_the_interface_of_rounds() -> None:
     clocks: WorkerClocks[None] = WorkerClocks([0, 1])
-    assert clocks.contribute(0, 2, None)
-    assert not clocks.contribute(0, 1, None), "an older push has been counted"
+    assert clocks.contribute([0], 2, None)
+    assert not clocks.contribute([0], 1, None), "an older push has been counted"
     assert (clocks.version, clocks.missing(2)) == (0, {1: 1})
     copied = clocks.copy()
-    assert copied.contribute(1, 3, None)
+    assert copied.contribute([1], 3, None)
     assert (clocks.version, copied.version) == (0, 2)
     assert clocks.state != copied.state
     assert (clocks.open(), clocks.complete()) == ([], None)

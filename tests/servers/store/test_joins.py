@@ -23,7 +23,7 @@ def test_any_interleaving_of_pushes_and_pauses_gives_the_same_rounds(counts: lis
     completed, shares = [], []
     for rank, clock in data.draw(st.permutations(events)):
         if clock:
-            rounds.contribute(rank, clock, rank)
+            rounds.contribute([rank], clock, rank)
         else:
             rounds.pause(rank, counts[rank])
         while (items := rounds.complete()) is not None:
@@ -35,23 +35,23 @@ def test_any_interleaving_of_pushes_and_pauses_gives_the_same_rounds(counts: lis
     assert rounds.missing(2**61) == {}
     rounds.resume()
     assert rounds.missing(max(counts) + 1) == dict.fromkeys(range(len(counts)), max(counts) + 1)
-    assert not rounds.contribute(0, max(counts), 0)
+    assert not rounds.contribute([0], max(counts), 0)
 
 
 def test_rounds_wait_for_a_push_that_comes_after_its_workers_pause():
     rounds: Rounds[int] = Rounds([0, 1])
     rounds.pause(0, 2)
     rounds.pause(1, 1)
-    rounds.contribute(0, 1, 0)
+    rounds.contribute([0], 1, 0)
     assert rounds.complete() is None
     assert rounds.missing(2) == {0: 2, 1: 1}
     assert not rounds.settled
-    assert not rounds.contribute(1, 2, 1), "it has said that it would not"
-    rounds.contribute(1, 1, 1)
+    assert not rounds.contribute([1], 2, 1), "it has said that it would not"
+    rounds.contribute([1], 1, 1)
     assert rounds.complete() == [0, 1]
     assert not rounds.settled
     assert rounds.copy().missing(2) == {0: 2}
-    rounds.contribute(0, 2, 0)
+    rounds.contribute([0], 2, 0)
     assert rounds.complete() == [0]
     assert rounds.settled
 
@@ -61,12 +61,12 @@ def test_a_quorum_is_of_those_who_do_not_pause():
     rounds.pause(3, 0)
     rounds.pause(2, 1)
     for rank in (0, 1, 2):
-        rounds.contribute(rank, 1, rank)
+        rounds.contribute([rank], 1, rank)
     assert rounds.complete() == [0, 1, 2]
     assert rounds.share == 3
-    rounds.contribute(0, 2, 0)
+    rounds.contribute([0], 2, 0)
     assert rounds.complete() is None
-    rounds.contribute(1, 2, 1)
+    rounds.contribute([1], 2, 1)
     assert rounds.complete() == [0, 1]
     assert rounds.share == 2
 
@@ -74,7 +74,7 @@ def test_a_quorum_is_of_those_who_do_not_pause():
 def test_nobody_is_ahead_of_a_worker_that_pauses():
     clocks: WorkerClocks[None] = WorkerClocks(range(3))
     for rank, count in enumerate((1, 5, 3)):
-        clocks.contribute(rank, count, None)
+        clocks.contribute([rank], count, None)
     assert clocks.version == 1
     clocks.pause(0, 1)
     assert clocks.version == 3

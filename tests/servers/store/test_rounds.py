@@ -23,7 +23,7 @@ def test_any_interleaving_completes_every_round_once_in_order_and_by_rank(case):
     rounds: Rounds[tuple[int, int]] = Rounds(range(workers))
     completed, seen = [], set()
     for rank, clock in order:
-        assert rounds.contribute(rank, clock, (rank, clock)) is ((rank, clock) not in seen)
+        assert rounds.contribute([rank], clock, (rank, clock)) is ((rank, clock) not in seen)
         seen.add((rank, clock))
         while (items := rounds.complete()) is not None:
             completed.append(items)
@@ -38,7 +38,7 @@ def test_missing_is_the_first_round_that_lacks_each_worker(case, data):
     rounds: Rounds[None] = Rounds(range(workers))
     seen = set()
     for rank, clock in order[: data.draw(st.integers(0, len(order)))]:
-        rounds.contribute(rank, clock, None)
+        rounds.contribute([rank], clock, None)
         seen.add((rank, clock))
         while rounds.complete() is not None:
             pass
@@ -53,34 +53,77 @@ def test_missing_is_the_first_round_that_lacks_each_worker(case, data):
 
 def test_a_duplicate_does_not_replace_what_came_first():
     rounds: Rounds[str] = Rounds([0, 1])
-    assert rounds.contribute(0, 1, "first")
-    assert not rounds.contribute(0, 1, "second")
-    rounds.contribute(1, 1, "other")
+    assert rounds.contribute([0], 1, "first")
+    assert not rounds.contribute([0], 1, "second")
+    rounds.contribute([1], 1, "other")
     assert rounds.complete() == ["first", "other"]
-    assert not rounds.contribute(0, 1, "late")
+    assert not rounds.contribute([0], 1, "late")
     assert rounds.complete() is None
+
+
+def test_a_sum_counts_for_all_its_workers_and_stands_where_the_first_of_them_stands():
+    rounds: Rounds[str] = Rounds(range(5))
+    assert rounds.contribute([2, 4], 1, "two and four")
+    assert not rounds.expects([3, 4], 1)
+    assert not rounds.contribute([3, 4], 1, "four again"), "a part of it would count twice"
+    assert rounds.missing(1) == {0: 1, 1: 1, 3: 1}
+    assert rounds.contribute([3], 1, "three")
+    assert not rounds.contribute([0, 1, 5], 1, "a stranger")
+    assert rounds.contribute([0, 1], 1, "zero and one")
+    assert [(ranks, item) for _, ranks, item in rounds.open()] == [
+        ([2, 4], "two and four"),
+        ([3], "three"),
+        ([0, 1], "zero and one"),
+    ]
+    assert rounds.complete() == ["zero and one", "two and four", "three"]
+    assert rounds.share == 5
+
+
+def test_a_quorum_is_of_workers_whatever_number_of_contributions_they_come_in():
+    rounds: Rounds[str] = Rounds(range(4), quorum=3, keep=True)
+    rounds.contribute([0, 1], 1, "early")
+    assert rounds.complete() is None
+    rounds.contribute([3], 1, "third")
+    assert rounds.complete() == ["early", "third"]
+    assert not rounds.contribute([2], 1, "late")
+    assert rounds.open() == [(1, [2], "late")]
+    rounds.contribute([0, 1, 2], 2, "sum")
+    assert rounds.complete() == ["sum", "late"]
+
+
+def test_a_sum_of_which_one_worker_has_paused_before_is_not_taken():
+    rounds: Rounds[str] = Rounds(range(3))
+    rounds.pause(1, 1)
+    assert not rounds.expects([0, 1], 2)
+    assert not rounds.contribute([0, 1], 2, "too many")
+    assert rounds.contribute([0, 1], 1, "its last")
+    assert rounds.contribute([0, 2], 2, "without it")
+    assert rounds.contribute([2], 1, "other")
+    assert rounds.complete() == ["its last", "other"]
+    assert rounds.complete() == ["without it"]
+    assert rounds.share == 2
 
 
 def test_a_round_does_not_overtake_the_one_before_it():
     rounds: Rounds[int] = Rounds([0, 1])
     for rank in (0, 1):
-        rounds.contribute(rank, 2, rank)
+        rounds.contribute([rank], 2, rank)
     assert rounds.complete() is None
     for rank in (1, 0):
-        rounds.contribute(rank, 1, 10 + rank)
+        rounds.contribute([rank], 1, 10 + rank)
     assert rounds.complete() == [10, 11]
     assert rounds.complete() == [0, 1]
 
 
 def test_a_stranger_contributes_nothing():
     rounds: Rounds[int] = Rounds([0])
-    assert not rounds.contribute(1, 1, 1)
+    assert not rounds.contribute([1], 1, 1)
     assert rounds.complete() is None
 
 
 def test_what_is_missing_for_a_distant_round_is_known_at_once():
     rounds: Rounds[int] = Rounds([0, 1])
-    rounds.contribute(0, 1, 0)
+    rounds.contribute([0], 1, 0)
     assert rounds.missing(2**61) == {0: 2, 1: 1}
 
 
@@ -89,7 +132,7 @@ def test_a_copy_does_without_whom_the_original_does_without() -> None:
     rounds.leave([2])
     copied = rounds.copy()
     for rank in (0, 1):
-        assert copied.contribute(rank, 1, rank)
+        assert copied.contribute([rank], 1, rank)
     assert copied.missing(1) == {}
     assert copied.complete() == [0, 1]
 
@@ -156,7 +199,7 @@ def test_rounds_with_a_quorum_are_over_in_order_and_lose_nothing_that_is_kept(
     seen: list[tuple[int, int]] = []
     over = 0
     for rank, clock in order:
-        rounds.contribute(rank, clock, (rank, clock))
+        rounds.contribute([rank], clock, (rank, clock))
         while (items := rounds.complete()) is not None:
             over += 1
             assert rounds.version == over
