@@ -5,6 +5,7 @@ keeps for every key the error of its encodings so far: the next encoding include
 trusts no payload; it uses ``check_payload``, ``decode``, ``assign`` and ``add``.
 
 options     the description of a compression: its type and its numbers
+description the same in a message
 table       the codec of a description; the receiver's functions
 base        the interface of a codec
 formats     the codecs

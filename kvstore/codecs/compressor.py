@@ -139,6 +139,24 @@ class Compressor:
         """Forget what is kept of ``key``."""
         self._memos.pop(key, None)
 
+    def kept(self, key: Key) -> Memo | None:
+        """Return what is kept of ``key``, None before its first encoding. The next encoding changes it."""
+        return self._memos.get(key)
+
+    def keep(self, memo: Memo) -> None:
+        """Keep ``memo`` of its key, instead of what was kept. Its velocity counts only if this one has momentum."""
+        velocity = memo.velocity
+        if not self._momentum:
+            velocity = None
+        elif velocity is None:
+            velocity = torch.zeros_like(memo.residual)
+        self._memos[memo.key] = Memo(memo.key, memo.residual, memo.step, velocity)
+
+    def inherit(self, other: Compressor) -> None:
+        """Take over what ``other`` keeps: what its encodings lack goes with the next ones of this compressor."""
+        for memo in other._memos.values():
+            self.keep(memo)
+
     def statistics(self) -> CompressionStatistics:
         """Return what has been done so far."""
         return self._done

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstore.errors import UnknownName, UsageError, choices
@@ -12,6 +12,9 @@ from kvstore.errors import UnknownName, UsageError, choices
 # With these, each decoded array is close to the encoded one. With the others only sums over many rounds are, which is
 # enough for gradients but not for weights.
 CLOSE = frozenset({"fp16", "bf16", "int8"})
+
+# Numbers that have the unit of one worker's gradient. In a sum of n of them, n times as much means the same.
+_OF_ONE = frozenset({("2bit", "threshold"), ("threshold", "threshold")})
 
 _TINY, _HUGE = 2.0**-126, 2.0**126  # normal numbers of float32, of which some can be added
 
@@ -80,6 +83,13 @@ class Compression:
     def number(self, name: str) -> Any:
         """Return the parameter ``name``, or None."""
         return dict(self.numbers).get(name)
+
+    def of_sum(self, terms: int) -> Compression:
+        """Return this way for the sum of so many arrays: a threshold counts for one of them."""
+        numbers = tuple(
+            (name, min(value * terms, _HUGE) if (self.type, name) in _OF_ONE else value) for name, value in self.numbers
+        )
+        return self if terms == 1 else replace(self, numbers=numbers)
 
     def options(self) -> dict[str, object]:
         """Return the options that ``parse`` makes this from; ``pull`` is None or other such options."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 
 from kvstore.codecs import Compression, Compressor, ResumableEncodings, parse
+from kvstore.codecs.description import travelling
 from kvstore.codecs.payloads import check_payloads
 from kvstore.dist.outgoing import Contents, Load, Packer, Plain
 from kvstore.dist.plans.parcels import Parcel, PayloadSource
@@ -29,11 +30,6 @@ def describe(options: Mapping[str, object] | None) -> Compression | None:
     if options is None or (isinstance(options, Mapping) and dict(options) == {"type": OFF}):
         return None
     return parse(options)
-
-
-def travelling(compression: Compression | None) -> CodecDescription:
-    """Return one way of ``compression`` as messages carry it."""
-    return None if compression is None else [compression.type, [list(pair) for pair in compression.numbers]]
 
 
 class Compressing:

@@ -16,10 +16,11 @@ from kvstore.dist.plans.plan import Plan
 from kvstore.member.outstanding import Effect, PendingRequest, Question, ready
 from kvstore.member.session import Session
 from kvstore.optim.optimizer import Optimizer
+from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.ticket import Operation, WaitLimits
-from kvstore.values import Leaving, from_buffer, spec_of, to_buffer
+from kvstore.values import Leaving
 from kvstore.wire import (
     Barrier,
     Close,
@@ -40,8 +41,6 @@ from kvstore.wire import (
     Sender,
     SetOptimizer,
     StoreOpened,
-    pack_arrays,
-    unpack_arrays,
 )
 
 
@@ -157,27 +156,18 @@ class Requests:
             ids=parcel.ids,
         )
         by_id = {segment.id: segment for segment in parcel.segments}
-        specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(reply.shapes, reply.dtypes, strict=True)]
-        parts = unpack_arrays(reply.buffers, [spec.nbytes for spec in specs])
-        return {
-            (by_id[number], name): from_buffer(part, spec.dtype).view(spec.shape)
-            for number, name, spec, part in zip(reply.ids, reply.names, specs, parts, strict=True)
-        }
+        return {(by_id[number], name): value for number, name, value in unpack_states(reply)}
 
     def put_states(self, server: int, states: Mapping[tuple[Segment, str], torch.Tensor]) -> None:
         """Send a server the optimizer's states of segments that it holds."""
-        specs = [spec_of(value) for value in states.values()]
+        states_by_id = (SegmentState(segment.id, name, value) for (segment, name), value in states.items())
         self._one(
             self._session.servers[server],
             "load_optimizer_states",
             (),
             PutStates,
             store=self.store,
-            ids=[segment.id for segment, _ in states],
-            names=[name for _, name in states],
-            shapes=[list(spec.shape) for spec in specs],
-            dtypes=[spec.dtype for spec in specs],
-            buffers=pack_arrays([to_buffer(value.contiguous()) for value in states.values()]),
+            **pack_states(states_by_id),
         )
 
     def barrier(self, number: int, begun: Callable[[Operation], None]) -> None:

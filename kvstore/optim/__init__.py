@@ -12,4 +12,5 @@ fused            arrays that are updated alike, as one parameter
 states           what an optimizer keeps of each key: momentum, counts, float32 copies
 updater          the step: gradients change weights
 states_file      the states in a file
+state_messages   the states of segments in a message
 """

@@ -5,32 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
-from kvstore.codecs import CLOSE, CheckedPayload, Compression, Compressor, Encoded, parse
+from kvstore.codecs import CLOSE, CheckedPayload, Compression, Compressor, Encoded
 from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS, Key
 from kvstore.values import PayloadRange, TensorRange, to_buffer
-from kvstore.wire import Buffer, CodecDescription, Push, pack_arrays
+from kvstore.wire import Buffer, Push, pack_arrays
 from servers.store.bucket import Bucket
-
-
-def described(codec: CodecDescription) -> Compression | None:
-    """Return the compression that a message names; None if it names none.
-
-    Raises:
-        UsageError, UnknownName: see ``kvstore.codecs.parse``.
-    """
-    return None if codec is None else _parsed(codec[0], tuple((name, number) for name, number in codec[1]))
-
-
-@lru_cache(maxsize=64)
-def _parsed(kind: str, numbers: tuple[tuple[str, float | int | bool], ...]) -> Compression:
-    return parse({"type": kind, **dict(numbers)})
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Sequence
 
+from kvstore.codecs.description import described
 from kvstore.errors import UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
@@ -36,7 +37,7 @@ from servers.requests.replies import Answer, refuse
 from servers.store.bucket import Bucket, Contribution, ParkedRequest, Progress
 from servers.store.buckets import Buckets
 from servers.store.clocks import WorkerClocks
-from servers.store.compression import CompressedReplies, contribution, described
+from servers.store.compression import CompressedReplies, contribution
 from servers.store.hyperparameters import asked
 from servers.store.joins import Pauses
 from servers.store.rounds import Rounds

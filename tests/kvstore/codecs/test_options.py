@@ -90,3 +90,10 @@ def test_unknown_names_are_answered_with_the_known(options: dict[str, object], s
 def test_wrong_values_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         parse(options)
+
+
+def test_a_threshold_of_one_worker_in_the_sum_of_several() -> None:
+    assert parse({"type": "2bit", "threshold": 0.5}).of_sum(3) == parse({"type": "2bit", "threshold": 1.5})
+    assert parse({"type": "threshold", "threshold": 2.0**126}).of_sum(3).number("threshold") == 2.0**126
+    for options in ({"type": "1bit", "threshold": 0.5}, {"type": "topk", "k": 3}, {"type": "fp16"}):
+        assert parse(options).of_sum(3) == parse(options)
