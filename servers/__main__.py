@@ -9,7 +9,7 @@ import sys
 from types import FrameType
 
 from kvstore.errors import KVStoreError
-from kvstore.job import uncaught
+from kvstore.job import threads, uncaught
 from kvstore.job.config import Config
 from kvstore.job.exit_report import ExitReport, hand_over
 from kvstore.job.processes import allow_many_files
@@ -25,6 +25,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends servers in order
     try:
         config = Config.from_env()
+        os.environ.update(threads.variables(os.environ, config.role))  # before anything here imports torch
         from servers.server import run_scheduler, run_server
 
         allow_many_files()

@@ -14,6 +14,7 @@ from pathlib import Path
 from kvstore.bootstrap.job_address import MOST_SERVERS, JobAddress
 from kvstore.bootstrap.server_supervisor import SupervisedJob, SupervisedProcess
 from kvstore.errors import ConfigError
+from kvstore.job import threads
 from kvstore.job.address import choose, is_loopback
 from kvstore.job.config import Config, inherited
 from kvstore.job.contract import members
@@ -21,6 +22,7 @@ from kvstore.job.directory import make_private, temporary_root
 from kvstore.job.processes import complete, source_root, words
 from kvstore.job.ranks import Ranks
 from kvstore.job.settings import LOCAL_RANK, LOCAL_SIZE, NODE_HOST
+from kvstore.job.system import cores
 
 END_S = 10.0
 
@@ -80,6 +82,7 @@ class JobServers:
         processes = []
         for role, rank in members(0, self.address.servers):
             variables = contract.variables(role, rank)
+            variables |= threads.variables(os.environ, role, cores(), self.address.servers)
             if role == "server":
                 variables |= {LOCAL_RANK.name: str(rank), LOCAL_SIZE.name: str(self.address.servers)}
             if not self.address.uri.startswith("ipc://") and not config.node_host:

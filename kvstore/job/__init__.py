@@ -9,12 +9,13 @@ curve_keys   the CURVE keys of a job's members
 address      the address by which other hosts reach this one
 ranks        the rank of a process under torchrun, mpirun or srun
 directory    a job's private directory, for its unix sockets
+threads      torch's threads in a member of a job
 processes    how the project's processes are started
 exits        how a process has ended, in words
 exit_report  why a process ends, told by itself to its supervisor
 tracebacks   tracebacks without the frames of this project
 uncaught     what becomes of an exception that nobody catches
-system       the operating systems that jobs run on
+system       the operating systems that jobs run on, and a process's cores
 our_module   executes one of the project's modules, whatever the user's modules are called
 shadows      the user's modules that hide packages of the project
 exec_helper  what a new process does between fork and exec

@@ -193,6 +193,13 @@ OMP_NUM_THREADS = Setting(
     "how many threads torch uses; `launch.py` sets it where you do not",
     shown="the host's cores ÷ its processes of the same role",
 )
+OMP_WAIT_POLICY = Setting(
+    "OMP_WAIT_POLICY",
+    OneOf(("passive", "active")),
+    "passive",
+    "whether torch's threads sleep while they wait, or spin and keep their core; `launch.py` sets it where you do not, "
+    "and servers do so themselves",
+)
 VERBOSE = Setting(
     "KVSTORE_VERBOSE",
     Flag(),
@@ -267,7 +274,15 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     "Waiting and failure": (TIMEOUT_S, PATIENCE_S, JOIN_TIMEOUT_S, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, PULSE),
     "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING, AGGREGATE),
     "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS),
-    "Training and output": (UPDATE_ON_KVSTORE, OPTIMIZERS, OMP_NUM_THREADS, VERBOSE, NO_COLOR, COLUMNS),
+    "Training and output": (
+        UPDATE_ON_KVSTORE,
+        OPTIMIZERS,
+        OMP_NUM_THREADS,
+        OMP_WAIT_POLICY,
+        VERBOSE,
+        NO_COLOR,
+        COLUMNS,
+    ),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
         *(JOB, LOCAL_RANK, LOCAL_SIZE, NUM_AGGREGATORS, AGGREGATOR, ROOT_FD, AGENT, ENLIST, EXIT_REPORT),

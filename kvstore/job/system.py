@@ -1,8 +1,16 @@
-"""The operating system: which ones the project runs on."""
+"""The operating system: which ones the project runs on, and the cores that it gives this process."""
 
 from __future__ import annotations
 
+import os
 import sys
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def unsupported(what: str) -> str:

@@ -24,6 +24,7 @@ from kvstore.errors import WireError
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from kvstore.job.processes import source_root
+from kvstore.job.system import cores
 from kvstore.wire import Message
 from launcher.agents.links import protocol as p
 from launcher.agents.links.link import AgentLink
@@ -37,7 +38,7 @@ from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.keeper import remove_shared
-from launcher.processes.machine import cores, require_files
+from launcher.processes.machine import require_files
 from launcher.supervision.crew import turn
 from launcher.supervision.signals import CHILD, SignalQueue
 

@@ -23,6 +23,7 @@ from kvstore.job.contract import Role
 from kvstore.job.keyring import Keyring
 from kvstore.job.processes import source_root
 from kvstore.job.settings import ENCRYPTION
+from kvstore.job.system import cores
 from launcher.agents.fleet import Fleet
 from launcher.agents.links import protocol as p
 from launcher.agents.remote import RemoteAgent
@@ -46,7 +47,7 @@ from launcher.job.tasks import (
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
-from launcher.processes.machine import cores, open_standard_streams
+from launcher.processes.machine import open_standard_streams
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.signals import SignalQueue, called
 from launcher.supervision.supervisor import OnFailure, Supervisor

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvstore.job import contract, processes, settings
+from kvstore.job import contract, processes, settings, threads
 from kvstore.job.contract import Contract, Member, Role, member_name
 from kvstore.job.keyring import Keyring
 from launcher.errors import LaunchError
@@ -178,9 +178,7 @@ def environment(
             )
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + gpus])
 
-    # All ranks of a host share its cores: by default each process takes its part.
-    if role != "scheduler":
-        env.setdefault(settings.OMP_NUM_THREADS.name, str(max(1, around.cores // max(1, siblings))))
+    env.update(threads.variables(env, role, around.cores, siblings))
     if around.shims is not None and role == "worker":
         env["PATH"] = os.pathsep.join([around.shims, env.get("PATH") or os.defpath])
     return processes.complete(env, around.source_root)

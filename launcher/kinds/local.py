@@ -14,6 +14,7 @@ from typing import Protocol
 from kvstore.errors import ConfigError
 from kvstore.job.processes import source_root
 from kvstore.job.settings import COLUMNS, TRANSPORT
+from kvstore.job.system import cores
 from launcher.errors import LaunchError
 from launcher.job import dryrun
 from launcher.job.description import Job
@@ -23,7 +24,7 @@ from launcher.processes.child import cannot_start
 from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
-from launcher.processes.machine import cores, open_standard_streams, require_files
+from launcher.processes.machine import open_standard_streams, require_files
 from launcher.supervision.crew import Crew
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.output import Outlet, columns

@@ -7,5 +7,5 @@ keeper       the process that ends the job's processes if this one is killed
 last_will    a command to run if this process is killed
 jobdir       the job's private directory
 suggestion   what may have been meant by a command that does not exist
-machine      processors, open files and standard streams of this machine
+machine      open files and standard streams of this machine
 """

@@ -1,4 +1,4 @@
-"""This machine: its cores, the limit of open files, the standard streams."""
+"""This machine: the limit of open files, the standard streams."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ from contextlib import suppress
 from launcher.errors import LaunchError
 
 _SPARE_FILES = 64
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def require_files(count: int) -> None:

@@ -14,11 +14,11 @@ from typing import cast
 
 from kvstore.job import settings
 from kvstore.job.contract import Role
+from kvstore.job.system import cores
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
 from launcher.job.tasks import HostEnvironment, Task, environment, our_servers
 from launcher.processes.child import cannot_start
-from launcher.processes.machine import cores
 
 MOUNT = "/etc/kvstore"
 VARIABLES = "variables"  # a directory of files, one for each

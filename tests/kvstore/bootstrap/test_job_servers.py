@@ -18,6 +18,8 @@ from kvstore.errors import ConfigError
 from kvstore.job import directory
 from kvstore.job.config import Config
 from kvstore.job.ranks import FAMILIES, Ranks
+from kvstore.job.system import cores
+from kvstore.job.threads import WAITING
 
 SECRET = "0123456789abcdef0123456789abcdef"
 TORCH = FAMILIES[0]
@@ -107,6 +109,22 @@ def test_there_are_two_servers_at_most_if_nobody_says_how_many(
     servers = JobServers(Config(num_servers=wanted), Ranks(TORCH, 0, ranks, 0, ranks), True, "")
     assert servers.address.servers == count == len(job_of(started[0]).members) - 1
     servers.end()
+
+
+def test_servers_share_the_cores_and_do_not_spin_unless_the_user_wants_it(
+    started: list[Supervisor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*WAITING, "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    names = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+    for given, expected in (({}, ("passive", str(max(1, cores() // 2)))), (dict.fromkeys(names, "7"), (None, None))):
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        servers = JobServers(Config(num_servers=2), Ranks(TORCH, 0, 1, 0, 1), True, "")
+        scheduler, *both = job_of(started[-1]).members
+        assert {tuple(map(server.variables.get, names)) for server in both} == {expected}
+        assert not set(names) & set(scheduler.variables)
+        servers.end()
 
 
 def test_a_supervisor_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

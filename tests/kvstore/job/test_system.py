@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from waiting import LONG
 
-from kvstore.job.system import unsupported
+from kvstore.job.system import cores, unsupported
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -58,3 +59,14 @@ def test_windows_is_told_so_at_once(code: str, what: str, status: int) -> None:
 def test_other_systems_are_not(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     monkeypatch.setattr(sys, "platform", platform)
     assert unsupported("launch.py") == ""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound here")
+def test_cores_are_those_that_this_process_may_use() -> None:
+    before = os.sched_getaffinity(0)
+    assert cores() == len(before)
+    try:
+        os.sched_setaffinity(0, [min(before)])
+        assert cores() == 1
+    finally:
+        os.sched_setaffinity(0, before)

@@ -66,6 +66,7 @@ def test_the_whole_environment_of_a_worker() -> None:
         "KVSTORE_LOCAL_SIZE": "2",
         "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000",
         "OMP_NUM_THREADS": "4",
+        "OMP_WAIT_POLICY": "passive",
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -112,8 +113,11 @@ def test_the_cores_are_shared(workers: int, servers: int, threads: tuple[str, st
 
 def test_what_the_user_has_set_stays() -> None:
     around = HostEnvironment(environ={"OMP_NUM_THREADS": "5", "PYTHONUNBUFFERED": ""}, python="/py", cores=8)
-    tasks = by_name(render(job(env_server={"OMP_NUM_THREADS": "6"}), AT, around))
+    options = {"env_server": {"OMP_NUM_THREADS": "6"}, "env_worker": {"OMP_WAIT_POLICY": "active"}}
+    tasks = by_name(render(job(**options), AT, around))
     assert tasks["worker 0"].env["OMP_NUM_THREADS"] == "5"
+    assert tasks["worker 0"].env["OMP_WAIT_POLICY"] == "active"
+    assert tasks["server 0"].env["OMP_WAIT_POLICY"] == "passive"
     assert tasks["server 0"].env["OMP_NUM_THREADS"] == "6"
     assert tasks["worker 0"].env["PYTHONUNBUFFERED"] == ""
 

@@ -82,6 +82,7 @@ def test_each_process_gets_its_environment(start: Start, short: Path) -> None:
     for name, env in processes.items():
         assert env["MINE"] == "m"
         assert env["OMP_NUM_THREADS"] == "3"
+        assert env.get("OMP_WAIT_POLICY") == (None if name == "[scheduler]" else "passive")
         assert env["DMLC_PS_ROOT_URI"].startswith(f"ipc://{short}/kvstore-")
         assert env["DMLC_PS_ROOT_URI"].endswith("/scheduler")
         assert env["DMLC_ROLE"] == name.strip("[]").split()[0]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from launcher.errors import LaunchError
-from launcher.processes.machine import cores, require_files
+from launcher.processes.machine import require_files
 
 
 @pytest.fixture
@@ -23,13 +22,6 @@ def limit() -> Iterator[int]:
 
 def printed(code: str, **options: object) -> str:
     return subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be bound here")
-def test_cores_are_those_that_this_process_may_use() -> None:
-    assert cores() == len(os.sched_getaffinity(0))
-    code = "import os, launcher.processes.machine as m; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
-    assert printed(f"{code}; print(m.cores())") == "1"
 
 
 def test_more_files_than_are_allowed_is_an_error_that_says_how_many_would_do(limit: int) -> None:

@@ -43,6 +43,11 @@ def test_without_a_command_it_is_a_server_or_the_scheduler(tmp_path: Path) -> No
     assert "KVSTORE_SECRET_KEY" not in task.env
 
 
+def test_threads_of_servers_do_not_spin_and_are_as_many_as_the_manifest_says(tmp_path: Path) -> None:
+    env = compose([], {"DMLC_ROLE": "server", INDEX: "0", "OMP_NUM_THREADS": "3"}, tmp_path).env
+    assert (env["OMP_WAIT_POLICY"], env["OMP_NUM_THREADS"]) == ("passive", "3")
+
+
 def test_members_wait_for_images_unless_somebody_says_how_long(mount: Path) -> None:
     environ = {"DMLC_ROLE": "server", INDEX: "0"}
     assert compose([], environ, mount).env["KVSTORE_JOIN_TIMEOUT_S"] == str(TIMEOUT_S)

@@ -1,0 +1,34 @@
+"""torch's threads in a member of a job: how many there are, and that those which wait sleep. No I/O.
+
+A thread that has done its part of an operation spins for some milliseconds, so as to be there at once for the next one.
+Meanwhile the other members on the host lack that core. torch's OpenMP reads its variables when it is loaded, and never
+again: they have to be there before torch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvstore.job.settings import OMP_NUM_THREADS, OMP_WAIT_POLICY
+
+# Whoever sets one of these has decided how threads wait: the standard's, GCC's, and LLVM's and Intel's.
+WAITING = (OMP_WAIT_POLICY.name, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+
+
+def variables(env: Mapping[str, str], role: str, cores: int = 0, siblings: int = 1) -> dict[str, str]:
+    """The variables to add to the environment of a member, before torch is imported there.
+
+    Args:
+        env: its environment. What is set there stays.
+        role: its role.
+        cores: how many cores it shares with its siblings; 0 leaves the number of threads to torch.
+        siblings: how many members of that role its host has, with itself.
+    """
+    if role == "scheduler":
+        return {}  # it does without torch
+    made = {}
+    if not any(env.get(name) for name in WAITING):
+        made[OMP_WAIT_POLICY.name] = OMP_WAIT_POLICY.default
+    if cores and not env.get(OMP_NUM_THREADS.name):
+        made[OMP_NUM_THREADS.name] = str(max(1, cores // max(1, siblings)))
+    return made

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from kvstore.job.threads import WAITING, variables
+
+
+@pytest.mark.parametrize("role", ["server", "worker", "aggregator"])
+def test_threads_wait_passively_and_members_of_a_role_share_the_cores(role: str) -> None:
+    assert variables({}, role, cores=8, siblings=3) == {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize("siblings", [0, 3, 8])
+def test_each_has_a_thread_at_least(siblings: int) -> None:
+    assert variables({}, "server", cores=2, siblings=siblings)["OMP_NUM_THREADS"] == ("2" if not siblings else "1")
+
+
+def test_where_nobody_knows_the_siblings_the_number_is_left_to_torch() -> None:
+    assert variables({}, "server") == {"OMP_WAIT_POLICY": "passive"}
+
+
+def test_the_scheduler_has_no_torch() -> None:
+    assert variables({}, "scheduler", cores=8) == {}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_whoever_says_how_threads_wait_in_any_runtimes_words_is_obeyed(name: str) -> None:
+    assert variables({name: "1000"}, "worker", cores=4) == {"OMP_NUM_THREADS": "4"}
+
+
+def test_a_number_that_is_set_stays_and_an_empty_value_counts_as_not_set() -> None:
+    env = {"OMP_NUM_THREADS": "5", "OMP_WAIT_POLICY": ""}
+    assert variables(env, "server", cores=4) == {"OMP_WAIT_POLICY": "passive"}
+    assert variables({"OMP_NUM_THREADS": ""}, "server", cores=4)["OMP_NUM_THREADS"] == "4"
