@@ -5,8 +5,11 @@
     launch.py -n 2 -s 2 --launcher local "python train_lm.py"
     torchrun --nproc-per-node=2 train_lm.py
 
+    launch.py -n 2 -s 2 -H hosts "python train_lm.py --inner-steps 16 --compress int8 --compress-back int8"  # slow line
+
 The servers hold the weights and AdamW's state. Each worker trains on its own windows of the text, and clips its
-gradient before the push.
+gradient before the push. With --inner-steps, DiLoCo: each worker has an AdamW and trains alone, and the servers have
+the outer optimizer.
 """
 
 from __future__ import annotations
@@ -16,14 +19,31 @@ import math
 import sys
 import time
 from argparse import Namespace
+from typing import NamedTuple
 
 import torch
 from lm import options, text
 from lm.schedule import learning_rate
 from lm.transformer import Transformer
+from lm.updates import updates
 
 import kvstore as kv
-from workers import Reducer, Trainer
+from workers import Reducer
+
+
+class Result(NamedTuple):
+    """The end of a run.
+
+    Attributes:
+        bits: bits per character of the held-out text.
+        seconds: how long the steps took, without the evaluations.
+        sent, received: the bytes of gradients and weights that this worker has sent and received.
+    """
+
+    bits: float
+    seconds: float
+    sent: int
+    received: int
 
 
 def main() -> None:
@@ -37,8 +57,8 @@ def main() -> None:
         sys.exit(f"train_lm.py: error: {exc}")
 
 
-def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Reducer) -> None:
-    """Run one worker, in step with the others. Rank 0 logs the progress."""
+def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Reducer) -> Result:
+    """Run one worker, together with the others. Rank 0 logs the progress."""
     torch.manual_seed(args.seed)
     model = Transformer(len(corpus.characters), args.context, args.layers, args.heads, args.width)
     say = logging.info if store.rank == 0 else logging.debug
@@ -47,25 +67,27 @@ def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Redu
         *map(len, (corpus.training, corpus.validation, corpus.characters)),
     )
     say("%d parameters, %d workers", sum(parameter.numel() for parameter in model.parameters()), store.num_workers)
-    decay = {name: float(parameter.dim() > 1) for name, parameter in model.named_parameters()}
-    hyper = {"learning_rate": args.lr, "wd": args.wd, "wd_mult": decay, "beta2": 0.95}
-    trainer = Trainer(model.named_parameters(), "adamw", hyper, kvstore=store, overlap=False)
+    update = updates(model, args, store)
 
-    began = time.perf_counter()
+    seconds, bits = 0.0, math.inf
     for step in range(args.steps):
-        trainer.set_learning_rate(learning_rate(step, args.steps, args.warmup, args.lr, args.min_lr))
+        began = time.perf_counter()
         batch = text.training_batch(
             corpus.training, args.batch_size, args.context, seed=args.seed, step=step, rank=store.rank
         )
-        trainer.zero_grad()
+        model.zero_grad()
         loss = model.loss(*batch)
         loss.backward()
         if args.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-        trainer.step()
-        if (step + 1) % args.eval_every == 0 or step + 1 == args.steps:
-            bits = validate(model, corpus, args, store, reducer)
-            seconds = time.perf_counter() - began
+        update.step(learning_rate(step, args.steps, args.warmup, args.lr, args.min_lr))
+        last = step + 1 == args.steps
+        if last:
+            update.finish()
+        seconds += time.perf_counter() - began
+        if (step + 1) % args.eval_every == 0 or last:
+            with update.common_weights():
+                bits = validate(model, corpus, args, store, reducer)
             say(
                 "Step[%d] Train-bits=%.3f Validation-bits=%.3f Time cost=%.1f",
                 step + 1,
@@ -74,10 +96,15 @@ def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Redu
                 seconds,
             )
 
+    moved = store.statistics()
+    result = Result(bits, seconds, moved.bytes_pushed, moved.bytes_pulled)
+    if result.sent:
+        say("Each worker sent %.2f MB and received %.2f MB", result.sent / 1e6, result.received / 1e6)
     if args.sample and store.rank == 0:
         start = corpus.encode("\n")
         written = corpus.decode(model.sample(start, args.sample, args.temperature, args.seed))
         say("Sample: %s", text.printable(written))
+    return result
 
 
 @torch.no_grad()

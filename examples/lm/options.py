@@ -33,6 +33,20 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     training.add_argument("--clip", type=float, default=1.0, help="largest norm of a worker's gradient; 0: no limit")
     training.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
 
+    line = parser.add_argument_group("a slow line")
+    line.add_argument(
+        "--inner-steps",
+        type=natural,
+        default=0,
+        help="DiLoCo: steps between two exchanges; 0: exchange every step",
+    )
+    line.add_argument("--outer-lr", type=float, default=0.7, help="DiLoCo: learning rate of the servers")
+    line.add_argument("--outer-momentum", type=float, default=0.9, help="DiLoCo: Nesterov momentum of the servers")
+    line.add_argument("--fragments", type=positive, default=1, help="DiLoCo: parts of the model that take turns")
+    line.add_argument("--overlap", type=natural, default=0, help="DiLoCo: steps that a part may travel for")
+    line.add_argument("--compress", metavar="TYPE", help="compress what is sent: fp16, int8, ...")
+    line.add_argument("--compress-back", metavar="TYPE", help="compress what comes back, too: fp16, bf16 or int8")
+
     system = parser.add_argument_group("system")
     system.add_argument("--kv-store", default=default_store(), help="local, dist_sync, dist_async, ...")
     system.add_argument("--eval-every", type=positive, default=100, help="steps between evaluations on held-out text")
@@ -49,6 +63,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--width {args.width} cannot be divided among {args.heads} heads")
     if args.temperature <= 0:
         parser.error("--temperature must be above 0")
+    if args.compress_back and not args.compress:
+        parser.error("--compress-back needs --compress")
+    back = {"pull": args.compress_back} if args.compress_back else {}
+    args.compression = {"type": args.compress, **back} if args.compress else None
     args.min_lr = args.lr / 10 if args.min_lr is None else args.min_lr
     args.warmup = args.steps // 20 if args.warmup is None else args.warmup
     return args
