@@ -1,21 +1,52 @@
+"""``python -m servers`` as a process: its threads, and how it ends when it is told to."""
+
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from waiting import LONG
 
+from kvstore.job.contract import Contract, Role
+from kvstore.job.our_module import ROOT
 from kvstore.job.processes import words
 
-ROOT = Path(__file__).resolve().parents[2]
+# Imported at the start of every interpreter. The module that AT names cannot be imported if a signal's handler raises.
+HOOK = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+
+class Interrupts(MetaPathFinder):
+    def find_spec(self, fullname, path, target=None):
+        if fullname == os.environ["AT"]:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except BaseException as error:
+                raise ImportError("it has not been imported") from error
+
+sys.meta_path.insert(0, Interrupts())
+"""
+
+
+@pytest.mark.parametrize(("role", "module"), [("scheduler", "servers.server"), ("server", "servers.shard")])
+def test_sigterm_during_an_import_ends_it_without_a_word(role: Role, module: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    job = Contract(1, 1, f"ipc://{tmp_path}/scheduler", 0, "job")
+    path = os.pathsep.join([str(tmp_path), ROOT])
+    env = os.environ | job.variables(role, 0) | {"AT": module, "PYTHONPATH": path}
+    argv = words(sys.executable, "servers")
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LONG, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
 
 
 def test_the_threads_of_a_server_that_was_started_by_hand_do_not_spin(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as root:  # nobody answers there
         env = {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": ROOT,
             "TMPDIR": str(tmp_path),
             "OMP_DISPLAY_ENV": "VERBOSE",  # OpenMP says how it will work when it is loaded
             "DMLC_ROLE": "server",
