@@ -14,6 +14,8 @@ from typing import IO, Any
 from launcher.calls import sources
 from launcher.calls.main_module import named
 
+IPYTHON = ".ipy"  # scripts with IPython's %magics, which only IPython can execute
+
 
 class CallPickler(reduction.ForkingPickler):
     """The pickler of multiprocessing without torch's reductions. It takes lambdas of `__main__` that have a name.
@@ -75,8 +77,8 @@ def preparation(name: str) -> dict[str, object]:
     """The data of multiprocessing for a new process: paths, and the script to import."""
     data = spawn.get_preparation_data(name)
     path = data.get("init_main_from_path")
-    if path is not None and not Path(str(path)).is_file():
-        del data["init_main_from_path"]  # "<stdin>"
+    if path is not None and (not Path(str(path)).is_file() or Path(str(path)).suffix == IPYTHON):
+        del data["init_main_from_path"]  # "<stdin>", or no Python
     return data
 
 

@@ -87,7 +87,7 @@ class Recipe:
             defined = sources.definition(name, value)
         except LookupError as error:
             raise refusal(name, error) from None
-        namespace = sources.namespace_of(value)
+        namespace = {**_added_builtins(), **sources.namespace_of(value)}
         chains = _chains(defined.statement())
         used = dict.fromkeys(_names(defined.code()))
         for at_once in (True, False):
@@ -136,10 +136,15 @@ def _own_name(value: Any) -> str:
 def _is_builtin(name: str, value: object) -> bool:
     """Whether a name stands for the builtin of that name. IPython has an `open` and an `exit` of its own."""
     builtin = getattr(builtins, name, None)
-    if builtin is None:
+    if builtin is None or name in _added_builtins():
         return False
     its_module = str(getattr(type(value), "__module__", ""))
     return value is builtin or inspect.unwrap(value) is builtin or its_module.startswith(("IPython", "ipykernel"))  # type: ignore[arg-type]
+
+
+def _added_builtins() -> dict[str, Any]:
+    """Functions among the builtins that are not Python's, which are not written in Python: IPython's `display`."""
+    return {name: value for name, value in vars(builtins).items() if isinstance(value, types.FunctionType)}
 
 
 def _names(code: types.CodeType, at_once: bool = True) -> Iterator[tuple[str, bool]]:

@@ -56,7 +56,7 @@ def train(rate, epochs=2):
         model.zero_grad()
         model(x[store.rank::store.num_workers]).sum().backward()
         trainer.step(len(x))
-    print("trained")
+    display("trained")
     return store.rank, model
 
 results = launcher.run(train, args=(0.1,), num_workers=2, num_servers=1)
@@ -112,6 +112,15 @@ def test_a_notebook(tmp_path: Path) -> None:
     assert (
         "args must be a list or tuple of arguments, got 'dist_sync'; for one argument: args=('dist_sync',)" in shown[8]
     )
+
+
+def test_a_script_of_ipython(tmp_path: Path) -> None:
+    text = "import launcher\ndef double(x):\n    return 2 * x\n%xmode Plain\nprint(launcher.run(double, (4,)))\n"
+    (tmp_path / "script.ipy").write_text(text)
+    argv = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "script.ipy"]
+    environ = {**os.environ, "PYTHONPATH": ROOT, "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=LONG)
+    assert "[8]" in done.stdout.splitlines(), done.stdout + done.stderr
 
 
 def test_pythons_prompt(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import called
@@ -45,3 +46,12 @@ def test_a_script_is_imported(notebook: Notebook) -> None:
     notebook.main.__file__ = __file__
     assert pickler.of_main(notebook.main.train) == []
     assert pickler.preparation("worker 0")["init_main_from_path"] == __file__
+
+
+def test_a_script_with_magics_is_not_imported(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.cell("def train(): pass")
+    script = tmp_path / "train.ipy"
+    script.write_text("%time import torch\n")
+    notebook.main.__file__ = str(script)
+    assert pickler.of_main(notebook.main.train) == [notebook.main.train]
+    assert "init_main_from_path" not in pickler.preparation("worker 0")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -41,6 +43,15 @@ def test_a_function_with_all_that_it_uses(notebook: Notebook) -> None:
     train = notebook.carry(notebook.main.train)
     assert train is not notebook.main.train
     assert train(2) == ("counted", (6, 6, True, "a/b", "a", [True, False, True]))
+
+
+def test_a_function_that_ipython_has_added_to_the_builtins(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "display", textwrap.dedent, raising=False)
+    notebook.cell("def train(x): return display(x), len(x)")
+    notebook.cell("from builtins import display\ndef also(x): return display(x)")
+    train, also = notebook.carry([notebook.main.train, notebook.main.also])
+    monkeypatch.delattr(builtins, "display")
+    assert (train("  x"), also("  x")) == (("x", 3), "x")
 
 
 def test_classes_and_their_values(notebook: Notebook) -> None:
