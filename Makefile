@@ -90,6 +90,7 @@ format: $(EXTRA)-dev  ## let ruff format the code and repair what it can
 bench: $(EXTRA)-bench  ## measure everything beside MXNet, gloo and plain sockets; under ten minutes on two cores
 	$(BIN)/python -m benchmarks all
 
+# LINKS=URL makes the relative links of README whole, for PyPI.
 dist: $(EXTRA)-release  ## make the sdist and the wheel from the tracked files; the same files give the same bytes
 	rm -rf dist
 	tools/dist.sh dist $(BIN)/python

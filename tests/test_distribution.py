@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import kvstore
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"kvstore", "launcher", "servers", "workers"}
+FILES = "https://example.org/kvstore/blob/v1"  # where the project's files are, as the page on PyPI has it
 NEEDED = ("msgpack", "numpy", "pyzmq", "safetensors", "torch")
 
 pytestmark = pytest.mark.long
@@ -37,7 +39,7 @@ def run(command: Sequence[str | Path], folder: Path, path: Path | None = None) -
 
 def make(folder: Path) -> dict[str, bytes]:
     """The files that `make dist` makes, by name."""
-    run([ROOT / "tools/dist.sh", folder, sys.executable], ROOT)
+    run(["env", f"LINKS={FILES}/", ROOT / "tools/dist.sh", folder, sys.executable], ROOT)
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -99,6 +101,10 @@ def test_the_same_files_give_the_same_bytes_which_twine_accepts(dist, tmp_path):
     assert said.count("PASSED") == len(again) == 2
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        description = wheel.read(f"{Path(wheel.filename).name.removesuffix('-py3-none-any.whl')}.dist-info/METADATA")
+    links = re.findall(r"\]\(([^)]*)\)", description.decode())
+    assert {link for link in links if not link.startswith("https://")} == set()
+    assert f"{FILES}/docs/launching.md#operating-systems" in links
     assert names == set(tracked(*PACKAGES))
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
 

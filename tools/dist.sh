@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # tools/dist.sh FOLDER [PYTHON]: make the sdist and the wheel in FOLDER, from the tracked files as they are. The same files
 # give the same bytes, whoever does it, and when. PYTHON has what the extra `release` brings. GNU tar is needed.
+#
+# On PyPI the relative links of README lead nowhere. LINKS in the environment makes them whole: it is the URL of the
+# project's files at this version, to which their names are appended.
 set -euo pipefail
 mkdir -p "$1"
 out=$(realpath "$1")
@@ -15,6 +18,9 @@ mkdir "$work/tree" "$work/built" "$work/sdist"
 # A copy, so that nothing of an earlier build gets in.
 umask 022
 git ls-files -z | tar --null -T - --mode=u=rwX,go=rX -c | tar -x -C "$work/tree"
+if [ -n "${LINKS:-}" ]; then
+  sed -i -E "s|\]\(([[:alpha:]][^):]*)\)|](${LINKS%/}/\1)|g" "$work/tree/README.md"
+fi
 "$python" -m build --no-isolation --outdir "$work/built" "$work/tree" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 
 # setuptools writes who has built the sdist, and when: pack it again.
