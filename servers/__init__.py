@@ -8,6 +8,7 @@ store      one store on one server: buckets, rounds, updates, waiting requests
 scheduler  the core of the scheduler: members, keys, barriers
 requests   what both cores do with requests: repeats, replies, links
 names      how messages to people name members
+garbage_collector  how often Python's garbage collector runs
 """
 
 import kvstore

@@ -15,6 +15,7 @@ from kvstore.job.exit_report import ExitReport, hand_over
 from kvstore.job.processes import allow_many_files
 from kvstore.transport.choose import links
 from servers.endpoints import server_endpoint
+from servers.garbage_collector import collect_seldom
 
 TERMINATED = 128 + signal.SIGTERM
 
@@ -34,6 +35,7 @@ def main() -> int:
         from servers.server import run_scheduler, run_server
 
         allow_many_files()
+        collect_seldom(config.num_workers)
         if config.role == "scheduler":
             return run_scheduler(config.require_job("scheduler"), links(config)())
         config = config.require_job("server")

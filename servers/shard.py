@@ -145,18 +145,17 @@ class Shard:
     def _open(self, message: Open) -> None:
         rule = Rule(message.mode, message.staleness, message.quorum, message.late, message.compensation, message.finite)
         table = self.tables.get(message.store)
-        others = self._opened_by.setdefault(message.store, set()) - {message.node.rank}
+        opened_by = self._opened_by.setdefault(message.store, set())
         # A worker that was interrupted while it made a store may make another with the same number.
-        if table is None or (table.rule != rule and not others):
+        if table is None or (table.rule != rule and opened_by <= {message.node.rank}):
             table = self.tables[message.store] = Table(rule, self._workers, self._memory)
             table.depart(self._departed)
             self._closed_by[message.store] = set()
             self._agreements[message.store] = Agreement("set_optimizer")
         elif table.rule != rule:
-            raise Mismatch(
-                f"store {message.store} is {rule} on {message.node}, but {table.rule} on worker {min(others)}"
-            )
-        self._opened_by[message.store].add(message.node.rank)
+            other = min(opened_by - {message.node.rank})
+            raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {table.rule} on worker {other}")
+        opened_by.add(message.node.rank)
 
     def _close(self, message: Close) -> list[Answer]:
         """Note that a worker has closed a store; when all have, drop its values."""
@@ -164,7 +163,7 @@ class Shard:
         if closed_by is None:
             return []
         closed_by.add(message.node.rank)
-        if closed_by < set(self._workers):
+        if len(closed_by) < len(self._workers):
             return []
         error = UsageError("this store has been closed by all workers")
         table, agreement = self.tables.pop(message.store), self._agreements.pop(message.store)

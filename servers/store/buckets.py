@@ -7,7 +7,7 @@ changes a bit of the values, nor the rounds, nor which requests wait for them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -33,6 +33,11 @@ class Buckets:
         self._memory = memory
         self._at: dict[int, Bucket] = {}  # by segment
         self._lists: dict[tuple[int, ...], list[Bucket]] = {}
+
+    @property
+    def ids(self) -> Collection[int]:
+        """All segments."""
+        return self._at.keys()
 
     def all(self) -> list[Bucket]:
         """Return all buckets, each once."""

@@ -6,6 +6,7 @@ read by a worker that is too far ahead waits for a version, as one in rounds doe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Generic, TypeVar
 
@@ -29,7 +30,7 @@ class WorkerClocks(Generic[T]):
     def __init__(self, workers: Collection[int], clocks: dict[int, int] | None = None) -> None:
         self._clocks = dict.fromkeys(sorted(workers), 0) if clocks is None else clocks
         self._paused: dict[int, int] = {}
-        self.version = min(self._clocks.values(), default=0)
+        self._look()
 
     @property
     def untouched(self) -> bool:
@@ -61,8 +62,14 @@ class WorkerClocks(Generic[T]):
         behind = [rank for rank in ranks if self._clocks.get(rank, clock) < clock]
         if not behind:
             return False
-        self._clocks.update(dict.fromkeys(behind, clock))
-        self.version = min(self._clocks.values())
+        self._counts[clock] += len(behind)
+        for rank in behind:
+            self._counts[self._clocks[rank]] -= 1
+            if not self._counts[self._clocks[rank]]:
+                del self._counts[self._clocks[rank]]
+            self._clocks[rank] = clock
+        if self.version not in self._counts:
+            self.version = min(self._counts)
         return True
 
     def complete(self) -> list[T] | None:
@@ -94,4 +101,5 @@ class WorkerClocks(Generic[T]):
         self._look()
 
     def _look(self) -> None:
-        self.version = min(self._clocks.values(), default=1 << 62)
+        self._counts = Counter(self._clocks.values())  # how many workers have pushed so often; no zeros
+        self.version = min(self._counts, default=1 << 62)

@@ -7,7 +7,8 @@ contribute again. (This is Horovod's ``join``, without its zeros.)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
 from kvstore.errors import UsageError
@@ -27,11 +28,12 @@ class Pauses:
 
     def __init__(self) -> None:
         self._paused: dict[int, _Paused] = {}
+        self._known = Counter[int]()  # by segment: how many of those that pause know it
 
     @property
-    def ranks(self) -> frozenset[int]:
-        """The ranks of the workers that pause."""
-        return frozenset(self._paused)
+    def ranks(self) -> Set[int]:
+        """The ranks of the workers that pause, now and later."""
+        return self._paused.keys()
 
     @property
     def last(self) -> int:
@@ -48,11 +50,17 @@ class Pauses:
             raise UsageError(f"{request.node} is inside join() already")
         clocks = dict(zip(request.ids, request.clocks, strict=True))
         self._paused[request.node.rank] = _Paused(peer, request, clocks)
+        self._known.update(clocks.keys())
         return clocks
 
     def knows(self, rank: int, segment: int) -> bool:
         """Return whether ``rank`` pauses, and has said how often it has pushed ``segment``."""
         return rank in self._paused and segment in self._paused[rank].clocks
+
+    def all_know(self, segments: Collection[int]) -> bool:
+        """Return whether each worker that pauses knows all ``segments``."""
+        everyone = len(self._paused)
+        return all(self._known[number] == everyone for number in segments)
 
     def require_before(self, push: Push) -> None:
         """Raise ``UsageError`` if ``push`` comes after the pause of its worker."""
@@ -66,6 +74,7 @@ class Pauses:
         """Return, and forget, the requests of all workers that pause, with their links, in the order of ranks."""
         everyone = [(paused.peer, paused.request) for _, paused in sorted(self._paused.items())]
         self._paused.clear()
+        self._known.clear()
         return everyone
 
     def explain(self, rank: int, seq: int, workers: Collection[int]) -> str:

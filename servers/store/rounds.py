@@ -41,6 +41,7 @@ class Rounds(Generic[T]):
         self.share = len(self._workers)
         self._left: frozenset[int] = frozenset()
         self._paused: dict[int, int] = {}  # by rank: the last round it is in
+        self._absent: set[int] = set()  # who is not in the next round
         # By round, and by each rank that has contributed: all ranks of the contribution, and the item.
         self._open: dict[int, dict[int, tuple[Sequence[int], T]]] = {}
         self._late: list[tuple[int, Sequence[int], T]] = []
@@ -68,8 +69,9 @@ class Rounds(Generic[T]):
     def copy(self) -> Rounds[T]:
         """Return rounds of the same version and pauses, of which none is open."""
         made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep)
-        made.leave(self._left)
         made._paused = dict(self._paused)
+        made._left = self._left
+        made._look()
         return made
 
     def open(self) -> list[tuple[int, Sequence[int], T]]:
@@ -119,7 +121,8 @@ class Rounds(Generic[T]):
         if contributions is None or len(contributions) < self._enough():
             return None
         self.version += 1
-        self.share = len(self._within(self.version))
+        self.share = len(self._workers) - sum(last < self.version for last in self._paused.values())
+        self._look()
         del self._open[self.version]
         late = [item for _, _, item in sorted(self._late, key=lambda entry: entry[:2])]
         self._late.clear()
@@ -128,41 +131,40 @@ class Rounds(Generic[T]):
     def missing(self, clock: int) -> dict[int, int]:
         """Return who must contribute before round ``clock`` is over: by rank, the first round that lacks it."""
         missing: dict[int, int] = {}
-        for rank in self._workers - self._left:
-            number = self.version + 1
-            while rank in self._open.get(number, ()):
-                number += 1
-            if number <= min(clock, self._paused.get(rank, clock)):
-                missing[rank] = number
+        others, number = self._workers - self._left, self.version + 1
+        while others and number <= clock:
+            lacking = others.difference(self._open.get(number, ()))
+            missing.update((rank, number) for rank in lacking if number <= self._paused.get(rank, number))
+            others, number = others - lacking, number + 1
         return missing
 
     def leave(self, ranks: Collection[int]) -> None:
         """Note which workers have left. With a quorum, rounds do without them; else theirs can never be complete."""
         if self._quorum is not None:
             self._left = frozenset(ranks) & self._workers
+            self._look()
 
     def pause(self, rank: int, clock: int) -> None:
         """Take ``rank`` out of the rounds after ``clock``."""
         if rank in self._workers:
             self._paused[rank] = clock
+            if clock <= self.version:
+                self._absent.add(rank)
 
     def resume(self) -> None:
         """Let everybody be in the next round again."""
         self._paused.clear()
+        self._look()
 
     def _beyond(self, ranks: Sequence[int], clock: int) -> bool:
         """Return whether one of ``ranks`` has paused before its push ``clock``."""
         return any(clock > self._paused.get(rank, clock) for rank in ranks)
 
-    def _within(self, number: int) -> Collection[int]:
-        """Return the workers that are in round ``number``."""
-        if not self._paused:
-            return self._workers
-        return frozenset(rank for rank in self._workers if self._paused.get(rank, number) >= number)
-
     def _enough(self) -> int:
-        """Return how many contributions complete the next round."""
-        within = frozenset(self._within(self.version + 1))
-        if self._quorum is None:
-            return len(within)
-        return max(1, min(self._quorum, len(within - self._left)))
+        """Return how many contributions complete the next round. It is asked at each contribution."""
+        within = len(self._workers) - len(self._absent)
+        return within if self._quorum is None else max(1, min(self._quorum, within))
+
+    def _look(self) -> None:
+        """Find out who is not in the next round: those who pause before it, and those who have left."""
+        self._absent = {rank for rank, last in self._paused.items() if last <= self.version} | self._left

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import itemgetter
+import heapq
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstore.errors import NodeLost, UsageError
@@ -52,6 +52,7 @@ class Waiting:
         self.pauses = Pauses()
         self.departed: frozenset[int] = frozenset()
         self._rule = rule
+        self._needs_all = rule.mode == "sync" and rule.quorum is None  # rounds wait for workers that have left, too
         self._workers = workers
         self._buckets = buckets
         self._parked: dict[tuple[int, int], ParkedRequest] = {}
@@ -87,6 +88,8 @@ class Waiting:
 
     def give_up_hopeless(self) -> list[ParkedRequest]:
         """Give up, and return with their errors, the requests that wait for workers which will not push."""
+        if not (self.departed and self._needs_all) and self.pauses.all_know(self._buckets.ids):
+            return []
         return [parked for parked in list(self._parked.values()) if self._give_up_if_hopeless(parked)]
 
     def end_join(self) -> JoinEnd | None:
@@ -96,14 +99,13 @@ class Waiting:
             Who was inside, and how it ended; None if it goes on.
         """
         inside = self.pauses.ranks
-        if not inside:
+        if not inside or (len(inside) + len(self.departed) < len(self._workers) and not self._needs_all):
             return None
-        missing = self._workers - inside
-        gone = missing & self.departed
+        gone = self.departed - inside
         error = None
-        if gone and self._rule.mode == "sync" and self._rule.quorum is None:
+        if gone and self._needs_all:
             error = NodeLost(f"{name('worker', gone)} {have(gone)} left the job without join()")
-        elif missing - gone or not all(bucket.rounds.settled for bucket in self._buckets.all()):
+        elif len(inside) + len(gone) < len(self._workers) or not self._settled():
             return None
         last = self.pauses.last
         return JoinEnd(self.pauses.end(), last, error)
@@ -120,6 +122,9 @@ class Waiting:
         if parked is None:
             return self.pauses.explain(rank, about, self._workers)
         return f"waits for {_words(self._missing(parked.request, lambda *_: True))}"
+
+    def _settled(self) -> bool:
+        return all(bucket.rounds.settled for bucket in self._buckets.all())
 
     def _needs(self, message: Push | Pull) -> list[tuple[Bucket, int]]:
         """Return the buckets of a request, each with the round that must be over before it is answered."""
@@ -140,18 +145,26 @@ class Waiting:
         Returns:
             Whether it is one: it has its error then, and waits no more.
         """
-        error: Exception
-        if self.departed and (missing := self._missing(parked.request, lambda rank, _: rank in self.departed)):
-            error = NodeLost(_uneven(missing, parked.request.node.rank))
-        elif self.pauses.ranks and (missing := self._missing(parked.request, self._ignorant)):
-            error = UsageError(f"{_words(missing)}, is inside join() and has not initialized it")
-        else:
+        error = self._hopeless(parked.request)
+        if error is None:
             return False
         del self._parked[parked.request.node.rank, parked.request.seq]
         for bucket in self._buckets.of(parked.request.ids):
             bucket.parked = [entry for entry in bucket.parked if entry[1] is not parked]
         parked.error = error
         return True
+
+    def _hopeless(self, message: Push | Pull) -> Exception | None:
+        """Return why rounds that a request waits for will never be over; None if they may be."""
+        if self.departed and self._needs_all:
+            missing = self._missing(message, lambda rank, _: rank in self.departed)
+            if missing:
+                return NodeLost(_uneven(missing, message.node.rank))
+        if self.pauses.ranks and not self.pauses.all_know(message.ids):
+            missing = self._missing(message, self._ignorant)
+            if missing:
+                return UsageError(f"{_words(missing)}, is inside join() and has not initialized it")
+        return None
 
     def _ignorant(self, rank: int, segment: int) -> bool:
         return rank in self.pauses.ranks and not self.pauses.knows(rank, segment)
@@ -171,24 +184,21 @@ class Waiting:
 
 
 def _words(missing: Missing) -> str:
-    return _first(f"worker {rank}, whose push {push} of {keys} is missing" for rank, push, keys in _shortened(missing))
+    return _first(missing, lambda rank, push, keys: f"worker {rank}, whose push {push} of {keys} is missing")
 
 
 def _uneven(missing: Missing, waiting: int) -> str:
     """Say which push each worker that has left was the last, and which one worker ``waiting`` needs."""
     reasons = _first(
-        f"worker {rank} has left the job {f'after push {push - 1}' if push > 1 else 'without a push'} of {keys}, "
-        f"and worker {waiting} waits for push {push}"
-        for rank, push, keys in _shortened(missing)
+        missing,
+        lambda rank, push, keys: (
+            f"worker {rank} has left the job {f'after push {push - 1}' if push > 1 else 'without a push'} of {keys}, "
+            f"and worker {waiting} waits for push {push}"
+        ),
     )
     return f"{reasons}: uneven batches? See join()"
 
 
-def _shortened(missing: Missing) -> list[tuple[int, int, str]]:
-    return [(rank, push, shorten(keys)) for (rank, push), keys in sorted(missing.items(), key=itemgetter(0))]
-
-
-def _first(reasons: Iterable[str]) -> str:
-    listed = list(reasons)
-    more = f"; and {len(listed) - MOST} more" if len(listed) > MOST else ""
-    return "; ".join(listed[:MOST]) + more
+def _first(missing: Missing, reason: Callable[[int, int, str], str]) -> str:
+    more = f"; and {len(missing) - MOST} more" if len(missing) > MOST else ""
+    return "; ".join(reason(*which, shorten(missing[which])) for which in heapq.nsmallest(MOST, missing)) + more

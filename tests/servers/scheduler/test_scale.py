@@ -5,12 +5,11 @@ Cost is counted in lines that run, which no load of the machine changes.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any
 
 import pytest
+from costs import same, steps
 
 from kvstore.wire import (
     Barrier,
@@ -33,24 +32,6 @@ from servers.scheduler import Scheduler
 
 LIMIT = 10.0
 FEW = 64
-
-
-def steps(action: Callable[[], Any]) -> int:
-    """How many lines ``action`` runs, with calls and returns; a line once for each turn of a loop in it."""
-    count = 0
-
-    def trace(_frame: FrameType, _event: str, _: Any) -> Any:
-        nonlocal count
-        count += 1
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        action()
-    finally:
-        sys.settrace(before)
-    return count
 
 
 class Crowd:
@@ -103,10 +84,6 @@ class Crowd:
 def per_member(members: int, action: Callable[[Crowd], Any], **how: Any) -> float:
     crowd = Crowd(members, **how)
     return steps(lambda: action(crowd)) / members
-
-
-def same(few: float, many: float) -> bool:
-    return 0 < many <= few * 1.05
 
 
 def all_come_to_a_barrier(crowd: Crowd) -> None:

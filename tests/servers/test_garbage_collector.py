@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from servers.garbage_collector import EACH, collect_seldom
+
+
+@pytest.fixture
+def usual() -> Iterator[int]:
+    """The usual threshold, which comes back."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    yield 700
+    gc.set_threshold(*before)
+
+
+def test_a_large_job_has_the_collector_run_less_often(usual: int) -> None:
+    collect_seldom(4096)
+    assert gc.get_threshold()[0] == EACH * 4096
+    assert gc.isenabled()
+
+
+def test_a_small_job_changes_nothing(usual: int) -> None:
+    collect_seldom(2)
+    assert gc.get_threshold()[0] == usual
