@@ -26,6 +26,7 @@ class WorkerClocks(Generic[T]):
 
     idle = True
     settled = True
+    version: int
 
     def __init__(self, workers: Collection[int], clocks: dict[int, int] | None = None) -> None:
         self._clocks = dict.fromkeys(sorted(workers), 0) if clocks is None else clocks
