@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import kvstore
 from kvstore.errors import ConfigError
-from kvstore.job.settings import VERBOSE
+from kvstore.job.settings import AGGREGATE, VERBOSE
 from launcher.errors import LaunchError
 from launcher.job.cluster import PLACEMENTS, Cluster
 from launcher.job.description import MAX_PER_ROLE, Job
@@ -73,6 +73,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
     plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
     try:
         verbose = options.verbose or VERBOSE.read(environ)
+        told = {**environ, **dict(options.env_server), **dict(options.env_worker)}
+        plain["host_aggregation"] = plain["host_aggregation"] and AGGREGATE.read(told)
     except ConfigError as error:
         parser.error(str(error))
     try:
@@ -118,14 +120,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--launcher", choices=list(KINDS), help="how to start the processes (default: ssh with a hostfile, else local)")
     add("--verbose", action="store_true", help="if the job fails, print the whole traceback of every process")
     add("--dry-run", action="store_true", help="print what would run, without secrets, and run nothing")
-    for role in ("server", "worker"):
+    for role, who in (("server", "server and aggregator"), ("worker", "worker")):
         add(
             f"--env-{role}",
             action="append",
             default=[],
             type=_pair,
             metavar="K:V",
-            help=f"set an environment variable for each {role}; may be repeated",
+            help=f"set an environment variable for each {who}; may be repeated",
         )
     add(
         "--env",
@@ -184,6 +186,12 @@ def _add_network(group: argparse._ArgumentGroup) -> None:
         dest="encryption",
         action="store_false",
         help="plain links, for networks that you trust: anyone who reaches a port can read the data and join the job",
+    )
+    add(
+        "--no-host-aggregation",
+        dest="host_aggregation",
+        action="store_false",
+        help="start no aggregators, which sum the gradients of hosts with two workers or more",
     )
 
 

@@ -30,6 +30,7 @@ from launcher.agents.remote import RemoteAgent
 from launcher.agents.roll_call import Interrupted, RollCall
 from launcher.errors import LaunchError
 from launcher.hosts import reach
+from launcher.hosts.placement import aggregated
 from launcher.job.description import Job
 from launcher.job.tasks import (
     AGENT,
@@ -142,6 +143,11 @@ class _AgentJob:
     ) -> None:
         self._job, self._remotes, self._recruiter = job, remotes, recruiter
         self._kind, self._environ = kind, environ
+        placed = [(remote.host, remote.members) for remote in remotes]
+        self._aggregated = aggregated(placed) if job.aggregates else []
+        for aggregator, ranks in enumerate(self._aggregated):
+            first = next(remote for remote in remotes if ("worker", ranks[0]) in remote.members)
+            first.members.append(("aggregator", aggregator))
         self._listener: socket.socket | None = None
         self._keyring: Keyring | None = None
 
@@ -154,7 +160,8 @@ class _AgentJob:
         """Check every host: version, address, directory, command, and whether all reach each other."""
         cluster = self._job.cluster
         if cluster.encryption:
-            self._keyring = Keyring.random(members(self._job))  # which takes a moment, while the agents start
+            # Which takes a moment, while the agents start.
+            self._keyring = Keyring.random(members(self._job, len(self._aggregated)))
         fit = roll_call.expect(self._remotes, p.Hello, HELLO_S, _version)
         if not fit:
             roll_call.conclude(len(self._remotes))
@@ -222,9 +229,10 @@ class _AgentJob:
         assert self._listener is not None  # noqa: S101 (for the type checker)
         host, port = self._listener.getsockname()[:2]
         mark = directory.path.name
-        at = Rendezvous(host, port, mark, self._kind, host, self._listener.fileno(), self._keyring)
+        fd = self._listener.fileno()
+        at = Rendezvous(host, port, mark, self._kind, host, fd, self._keyring, self._aggregated)
         tasks = self._tasks(at)
-        scheduler = Children({0: tasks[0]}, guard, pass_fds={0: (self._listener.fileno(),)})
+        scheduler = Children({0: tasks[0]}, guard, pass_fds={0: (fd,)})
         try:
             limit_s = _SILENCE * Config.from_env(self._environ).heartbeat_timeout_s
         except ConfigError as error:
@@ -250,7 +258,7 @@ class _AgentJob:
     def _tasks(self, at: Rendezvous) -> list[Task]:
         where = {member: remote for remote in self._remotes for member in remote.members}
         tasks = []
-        for index, (role, rank) in enumerate(members(self._job)):
+        for index, (role, rank) in enumerate(members(self._job, len(self._aggregated))):
             if role == "scheduler":
                 around = HostEnvironment(self._environ, sys.executable, cores(), source_root=source_root())
                 own = {**self._settings(at, role, rank), AGENT: at.mark}

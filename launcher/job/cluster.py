@@ -25,6 +25,7 @@ class Cluster:
         host_ip: the address by which the hosts reach this machine.
         interface: the network interface whose address every host uses.
         encryption: whether links between hosts are encrypted and only members can open them.
+        host_aggregation: whether hosts with several workers have aggregators.
         job_name: the name of the job in the cluster's tools.
         queue: the queue or partition.
         time: the time limit, in the cluster's notation.
@@ -49,6 +50,7 @@ class Cluster:
     host_ip: str = ""
     interface: str = ""
     encryption: bool = True
+    host_aggregation: bool = True
     job_name: str = "kvstore"
     queue: str = ""
     time: str = ""
@@ -69,4 +71,5 @@ class Cluster:
 
 def option(field: str) -> str:
     """The command-line option of a field."""
-    return "--no-encryption" if field == "encryption" else f"--{field.replace('_', '-')}"
+    switched_off = getattr(Cluster, field) is True
+    return f"--{'no-' if switched_off else ''}{field.replace('_', '-')}"

@@ -14,6 +14,8 @@ from launcher.job.cluster import Cluster
 # A typing error must not start a million processes.
 MAX_PER_ROLE = 1024
 
+READY = False  # whether `python -m servers` can be an aggregator
+
 # The variables by which the members of a job, and its agents, find each other. Options cannot set them.
 RESERVED = COMPUTED | {settings.AGENT.name, settings.EXIT_REPORT.name}
 
@@ -30,13 +32,13 @@ class Job:
         num_workers: the number of workers; each runs `command`.
         num_servers: the number of servers. A job has one scheduler.
         command: the user's command as given on the command line: one quoted string, or separate words.
-        env_server: environment variables for the servers only.
+        env_server: environment variables for the servers and the aggregators only.
         env_worker: environment variables for the workers only.
         env_names: names of variables to pass from the caller's environment to every process. A local job inherits all
             of them; other launchers pass only these.
         cluster: where the job runs.
         server_argv: the command of the scheduler and the servers, if not `python -m servers`. `DMLC_ROLE` tells the
-            process which of them it is.
+            process which of them it is. A job with such a command has no aggregators.
         verbose: whether every process prints its whole traceback at once if the job fails.
 
     Raises:
@@ -62,3 +64,8 @@ class Job:
         for option, names in (("--env-server", self.env_server), ("--env-worker", self.env_worker)):
             for name in sorted(RESERVED.intersection(names)):
                 raise LaunchError(f"{option} cannot set {name}: launch.py computes it for each process")
+
+    @property
+    def aggregates(self) -> bool:
+        """Whether hosts with several workers have aggregators."""
+        return READY and self.cluster.host_aggregation and not self.server_argv

@@ -16,6 +16,7 @@ _SHOWN = frozenset(
     setting.name
     for setting in (
         *(settings.ROLE, settings.TASK_ID, settings.NUM_WORKER, settings.NUM_SERVER),
+        *(settings.NUM_AGGREGATORS, settings.AGGREGATOR),
         *(settings.ROOT_URI, settings.ROOT_PORT, settings.NODE_HOST, settings.JOB, settings.CLUSTER),
     )
 )
@@ -45,5 +46,7 @@ def elsewhere(job: Job, at: Rendezvous, role: Role, rank: int, python: str) -> s
 def tasks(job: Job, kind: str, python: str) -> str:
     """The processes of a job whose hosts a manager chooses, as comments, one line each."""
     at = Rendezvous("(this machine)", 0, "(the job)", kind, "(the host)")
-    others = [(role, rank) for role, rank in members(job) if role != "scheduler"]
-    return "\n".join(elsewhere(job, at, role, rank, python) for role, rank in others)
+    lines = [elsewhere(job, at, role, rank, python) for role, rank in members(job) if role != "scheduler"]
+    if job.aggregates and job.num_workers > 1:
+        lines.append("#   an aggregator on each host with two workers or more, if the hosts are several")
+    return "\n".join(lines)

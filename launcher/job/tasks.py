@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.job import contract, processes, settings, threads
@@ -36,6 +36,7 @@ class Rendezvous:
         node_host: the address of all processes, if they have the same one.
         fd: a socket that listens at uri and port; the scheduler inherits it under this number.
         keyring: the members' keys, if links are encrypted.
+        aggregated: for each aggregator, the ranks of its host's workers.
     """
 
     uri: str
@@ -45,12 +46,21 @@ class Rendezvous:
     node_host: str | None = "127.0.0.1"
     fd: int | None = None
     keyring: Keyring | None = None
+    aggregated: Sequence[Sequence[int]] = ()
 
     def contract(self, job: Job) -> Contract:
         """What the members of a job are told."""
         root_fd = -1 if self.fd is None else self.fd
         return Contract(
-            job.num_workers, job.num_servers, self.uri, self.port, self.mark, self.cluster, root_fd, self.keyring
+            job.num_workers,
+            job.num_servers,
+            self.uri,
+            self.port,
+            self.mark,
+            self.cluster,
+            root_fd,
+            self.keyring,
+            self.aggregated,
         )
 
 
@@ -102,9 +112,9 @@ class HostEnvironment:
     source_root: str | None = None
 
 
-def members(job: Job) -> list[Member]:
-    """Every member of a job, in the order in which to start them: scheduler, servers, workers."""
-    return contract.members(job.num_workers, job.num_servers)
+def members(job: Job, num_aggregators: int = 0) -> list[Member]:
+    """Every member of a job, in the order in which to start them: scheduler, servers, aggregators, workers."""
+    return contract.members(job.num_workers, job.num_servers, num_aggregators)
 
 
 def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
@@ -112,7 +122,7 @@ def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[st
     env = {} if at.node_host is None else {settings.NODE_HOST.name: at.node_host}
     if job.verbose:
         env[settings.VERBOSE.name] = "1"
-    env.update({"server": job.env_server, "worker": job.env_worker}.get(role, {}))
+    env.update({"server": job.env_server, "aggregator": job.env_server, "worker": job.env_worker}.get(role, {}))
     env.update(at.contract(job).variables(role, rank))
     return env
 
@@ -142,7 +152,7 @@ def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
 
 
 def our_servers(python: str) -> tuple[str, ...]:
-    """The words that the scheduler and the servers execute by default."""
+    """The words that the scheduler and the servers execute by default, and aggregators always."""
     return processes.words(python, "servers")
 
 

@@ -83,6 +83,7 @@ KIND = Kind(
     takes=frozenset(
         {
             "encryption",
+            "host_aggregation",
             "gpus_per_worker",
             "image",
             "job_name",

@@ -197,4 +197,4 @@ def _check_command(worker: Task) -> None:
         raise cannot_start(worker, PermissionError(0, "is not executable") if exists else FileNotFoundError())
 
 
-KIND = Kind(run=run, dry_run=dry_run, takes=frozenset({"gpus_per_worker", "sync_dst_dir"}))
+KIND = Kind(run=run, dry_run=dry_run, takes=frozenset({"gpus_per_worker", "host_aggregation", "sync_dst_dir"}))

@@ -143,5 +143,16 @@ def _write(text: str) -> str:
 KIND = Kind(
     run=run,
     dry_run=dry_run,
-    takes=frozenset({"hostfile", "python", "host_ip", "interface", "encryption", "gpus_per_worker", "cluster_option"}),
+    takes=frozenset(
+        {
+            "hostfile",
+            "python",
+            "host_ip",
+            "interface",
+            "encryption",
+            "host_aggregation",
+            "gpus_per_worker",
+            "cluster_option",
+        }
+    ),
 )

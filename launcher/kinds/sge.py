@@ -136,6 +136,7 @@ KIND = Kind(
             "host_ip",
             "interface",
             "encryption",
+            "host_aggregation",
             "job_name",
             "queue",
             "time",

@@ -236,6 +236,7 @@ KIND = Kind(
             "host_ip",
             "interface",
             "encryption",
+            "host_aggregation",
             "job_name",
             "queue",
             "time",

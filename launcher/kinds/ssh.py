@@ -19,7 +19,7 @@ from launcher.agents.remote import RemoteAgent
 from launcher.agents.roll_call import RollCall, report
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host, read
-from launcher.hosts.placement import place
+from launcher.hosts.placement import aggregated, place
 from launcher.hosts.ssh import remote_command, rsync
 from launcher.job import dryrun
 from launcher.job.description import Job
@@ -70,9 +70,13 @@ def run(job: Job, on_failure: OnFailure) -> int:
 
 def dry_run(job: Job) -> str:
     """What `run` would do, host by host."""
-    at = Rendezvous("(this machine)", 0, "(the job)", "ssh", "(the host)")
+    hosts = placed(job)
+    groups = aggregated([(host.name, members) for host, members in hosts.items()]) if job.aggregates else []
+    before: dict[Member, Member] = {("worker", ranks[0]): ("aggregator", n) for n, ranks in enumerate(groups)}
+    at = Rendezvous("(this machine)", 0, "(the job)", "ssh", "(the host)", aggregated=groups)
     lines = ["# scheduler: on this machine"]
-    for host, members in placed(job).items():
+    for host, placed_here in hosts.items():
+        members = [member for given in placed_here for member in (before.get(given), given) if member is not None]
         lines.append(f"# {host.name}: {', '.join(f'{role} {rank}' for role, rank in members)}")
         if job.cluster.sync_dst_dir is not None:
             lines.append(dryrun.command(rsync(job.cluster, host, str(Path.cwd()), job.cluster.sync_dst_dir)))
@@ -199,6 +203,7 @@ KIND = Kind(
             "host_ip",
             "interface",
             "encryption",
+            "host_aggregation",
             "gpus_per_worker",
         }
     ),

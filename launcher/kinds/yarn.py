@@ -37,6 +37,7 @@ CLIENT = "org.apache.hadoop.yarn.applications.distributedshell.Client"
 TAKES = frozenset(
     {
         "encryption",
+        "host_aggregation",
         "gpus_per_worker",
         "host_ip",
         "interface",

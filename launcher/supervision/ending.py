@@ -7,16 +7,17 @@
        └──a signal to launch.py────────────────────────────────────────────────┘
 
 WINDOW: the survivors have time to raise an error that names the failed process, and to print it.
-LINGER: the servers and the scheduler have seen the last worker leave, and have time to exit by themselves.
+LINGER: the others have seen the last worker leave, and have time to exit by themselves.
 TERMINATING: all processes have been sent SIGTERM. KILLING: all have been sent SIGKILL.
 
 From each of these phases the job is OVER when all of its processes have exited, including those that its processes have
 started. The first failure decides the exit code. A process that launch.py has ended has not failed.
 
-The scheduler exits with 0 when every worker has left the job. It then tells the servers to exit. Workers may go on
-after that: they have closed their stores, or they need time to exit, which with torch is seconds on a busy machine. A
-server that exits with 0 while the scheduler and workers run was not told to, and has failed. A server or scheduler that
-exits with JOB_FAILED_EXIT reports that another process has failed. That process has time to exit, and gets the blame.
+The scheduler exits with 0 when every worker has left the job. It then tells servers and aggregators to exit. Workers
+may go on after that: they have closed their stores, or they need time to exit, which with torch is seconds on a busy
+machine. A server or aggregator that exits with 0 while the scheduler and workers run was not told to, and has failed. A
+process of ours that exits with JOB_FAILED_EXIT reports that another process has failed. That process has time to exit,
+and gets the blame.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class EndingLimits:
 
     Args:
         window: for the survivors of a failure to report it.
-        linger: for the servers and the scheduler to exit after the last worker.
-        patience: for the scheduler to exit after a server that has exited with 0 before the workers.
-        blame: for the failed process to exit after a server or the scheduler has reported a failure. An interpreter
-            that has loaded torch takes seconds to exit on a busy machine.
+        linger: for the servers, the aggregators and the scheduler to exit after the last worker.
+        patience: for the scheduler to exit after a server or aggregator that has exited with 0 before the workers.
+        blame: for the failed process to exit after a server, an aggregator or the scheduler has reported a failure. An
+            interpreter that has loaded torch takes seconds to exit on a busy machine.
         grace: between SIGTERM and SIGKILL, after a failure or a signal.
         short_grace: the same if all workers have exited with 0.
         kill: for the kernel to end a process after SIGKILL.
@@ -135,7 +136,7 @@ class Ending:
         self._limits = limits or EndingLimits()
         self._tasks = tasks
         self._running = set(range(len(tasks)))
-        self._early: int | None = None  # the first server that has exited while the scheduler and workers ran
+        self._early: int | None = None  # the first but workers that has exited while these ran
         self._told: int | None = None  # the first process that has reported the failure of another
 
     @property
@@ -169,7 +170,7 @@ class Ending:
             return []  # the failed process still has time to exit
         elif not self._left("scheduler"):
             self._early = self.deadline = None
-        elif self._tasks[index].role == "server" and self._early is None:
+        elif self._tasks[index].role != "worker" and self._early is None:
             self._early = index
             self.deadline = now + self._limits.patience
         return []

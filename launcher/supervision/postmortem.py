@@ -100,7 +100,7 @@ class Postmortem:
         return failed
 
     def _knows_only(self, index: int) -> bool:
-        """Whether a server or the scheduler reports a failure that is not its own, such as the silence of a worker."""
+        """Whether a process of ours reports a failure that is not its own, such as the silence of a worker."""
         return self._tasks[index].role != "worker" and index in self._reports and self._reports[index].consequence
 
     def _in_full(self, index: int, how: str, last_line: str = "") -> list[Line]:

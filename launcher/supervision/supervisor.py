@@ -180,7 +180,9 @@ class Supervisor:
         """How many tasks of each role these are: `2 workers, 1 server`; the scheduler, if it is among them."""
         counts: Counter[str] = Counter(self._tasks[index].role for index in indices)
         words = [
-            f"{counts[role]} {role}{'s' if counts[role] > 1 else ''}" for role in ("worker", "server") if counts[role]
+            f"{counts[role]} {role}{'s' if counts[role] > 1 else ''}"
+            for role in ("worker", "server", "aggregator")
+            if counts[role]
         ]
         return ", ".join([*words, *(["the scheduler"] if counts["scheduler"] else [])])
 

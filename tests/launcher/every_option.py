@@ -20,6 +20,7 @@ VALUES: dict[str, Any] = {
     "host_ip": "10.0.0.1",
     "interface": "eth0",
     "encryption": False,
+    "host_aggregation": False,
     "job_name": "mnist",
     "queue": "gpu",
     "time": "2:00:00",

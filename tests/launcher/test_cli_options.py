@@ -10,6 +10,7 @@ from every_option import VALUES, spelt
 from launcher.cli import parse
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
+from launcher.kinds.registry import KINDS, find
 from launcher.launch import main
 
 
@@ -37,6 +38,10 @@ def test_all_options_at_once() -> None:
         (["--worker-cores", "0000000008"], {"worker_cores": 8}),
         (["--worker-cores", "0"], {}),
         (["--no-encryption"], {"encryption": False}),
+        (["--no-host-aggregation"], {"host_aggregation": False}),
+        (["--env-worker", "KVSTORE_AGGREGATE:0"], {"host_aggregation": False}),
+        (["--env-server", "KVSTORE_AGGREGATE:off"], {"host_aggregation": False}),
+        (["--env-worker", "KVSTORE_AGGREGATE:1"], {}),
         (["--job-name", "a" * 40], {"job_name": "a" * 40}),
         (["--cluster-option", "-v", "--cluster-option=--x"], None),
         (["--cluster-option=-v", "--cluster-option=--x=y z"], {"cluster_option": ("-v", "--x=y z")}),
@@ -48,6 +53,15 @@ def test_other_ways_to_say_it(words: list[str], expected: dict[str, Any] | None)
             parse(["-n", "1", *words, "x"], {})
     else:
         assert parse(["-n", "1", *words, "x"], {}).job.cluster == Cluster(**expected)
+
+
+def test_aggregators_are_switched_off_in_the_environment_too(capsys: pytest.CaptureFixture[str]) -> None:
+    off = parse(["-n", "1", "x"], {"KVSTORE_AGGREGATE": "0"})
+    assert off.job.cluster == Cluster(host_aggregation=False)
+    for kind in KINDS:
+        assert find(kind, off.job) is KINDS[kind], "which may have none in any case"
+    with pytest.raises(LaunchError, match="KVSTORE_AGGREGATE='maybe' is not valid"):
+        parse(["-n", "1", "x"], {"KVSTORE_AGGREGATE": "maybe"})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from agent_doubles import Wire
 
 import kvstore
+from kvstore.job.contract import Member
 from kvstore.wire import Message
 from launcher.agents import run as agents
 from launcher.agents.links import protocol as p
@@ -38,21 +39,22 @@ def answers(surveyed: p.Surveyed = FIT, unreached: Sequence[Sequence[str]] = ())
 
 
 class Recruits:
-    """Two agents that are there at once: one for the server, one for the worker."""
+    """Agents that are there at once: by default two, one for the server, one for the worker."""
 
-    def __init__(self, *agents: tuple[p.Hello, Answer]) -> None:
+    def __init__(self, *agents: tuple[p.Hello, Answer], members: Sequence[tuple[str, list[Member]]] = ()) -> None:
         self._agents = agents
+        self._members = members or (("node0", [("server", 0)]), ("node1", [("worker", 0)]))
         self.wires: list[Wire] = []
         self.prepared = 0
         self.closed = 0
 
     def recruit(self, roll_call: RollCall, selector: selectors.BaseSelector) -> list[RemoteAgent]:
         remotes = []
-        for number, (greeting, answer) in enumerate(self._agents):
+        for (host, members), (greeting, answer) in zip(self._members, self._agents, strict=True):
             wire = Wire()
             wire.reply = answer
-            remote = RemoteAgent(f"node{number}", wire)
-            remote.members = [("server" if number == 0 else "worker", 0)]
+            remote = RemoteAgent(host, wire)
+            remote.members = list(members)
             remote.open(selector)
             wire.hears(greeting)
             remotes.append(remote)
@@ -129,6 +131,71 @@ def test_where_workers_have_a_path_of_their_own_nobody_looks_for_the_command() -
         run(recruits, Job(1, 1, ("python", "x"), env_worker={"PATH": "/mine"}, cluster=Cluster(encryption=False)))
     (survey,) = (message for message in recruits.wires[1].sent if isinstance(message, p.Survey))
     assert survey.command == []
+
+
+TOGETHER: list[tuple[str, list[Member]]] = [
+    ("a", [("server", 0), ("worker", 1), ("worker", 3)]),
+    ("b", [("server", 1), ("worker", 0)]),
+    ("c", [("worker", 2)]),
+]
+
+
+def apart() -> list[tuple[str, list[Member]]]:
+    """The same members with an agent each, as a cluster manager starts them."""
+    return [(host, [member]) for host, members in TOGETHER for member in members]
+
+
+def started(members: list[tuple[str, list[Member]]], **options: Any) -> list[tuple[str, list[Any]]]:
+    """What each host is told to start, in this order, and refuses: the environment by role and rank."""
+
+    def answer(message: Message) -> Message | None:
+        if isinstance(message, p.Bye):
+            return p.Bye()
+        return p.Refused("enough", 1) if isinstance(message, p.StartTasks) else answers()(message)
+
+    recruits = Recruits(*[(hello(), answer)] * len(members), members=members)
+    job = Job(4, 2, ("true",), env_server={"S": "1"}, cluster=Cluster(encryption=False, **options))
+    assert agents.run(job, lambda *_: None, recruits, "test", environ=dict(os.environ)) == 1
+    told = []
+    for (host, _), wire in zip(members, recruits.wires, strict=True):
+        (start,) = (message for message in wire.sent if isinstance(message, p.StartTasks))
+        told.append((host, [(role, rank, p.unpack(flat)) for _, role, rank, _, flat in start.tasks]))
+    return told
+
+
+def test_a_host_with_two_workers_starts_an_aggregator_after_servers_and_before_workers(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    told = started(TOGETHER)
+    assert [[(role, rank) for role, rank, _ in tasks] for _, tasks in told] == [
+        [("server", 0), ("aggregator", 0), ("worker", 1), ("worker", 3)],
+        [("server", 1), ("worker", 0)],
+        [("worker", 2)],
+    ]
+    env = {(role, rank): variables for _, tasks in told for role, rank, variables in tasks}
+    assert {variables["KVSTORE_NUM_AGGREGATORS"] for variables in env.values()} == {"1"}
+    assert [env["worker", rank]["KVSTORE_AGGREGATOR"] for rank in range(4)] == ["-1", "0", "-1", "0"]
+    own = env["aggregator", 0]
+    assert (own["DMLC_ROLE"], own["DMLC_TASK_ID"], own["DMLC_NODE_HOST"], own["S"]) == (
+        *("aggregator", "0"),
+        *("127.0.0.1", "1"),
+    )
+    assert (own["KVSTORE_LOCAL_RANK"], own["KVSTORE_LOCAL_SIZE"]) == ("0", "1")
+    assert "launch.py: starting 4 workers, 2 servers, 1 aggregator on 3 hosts" in capfd.readouterr().err
+
+
+def test_where_each_process_has_an_agent_the_first_workers_starts_the_aggregator() -> None:
+    told = started(apart())
+    assert [[(role, rank) for role, rank, _ in tasks] for _, tasks in told] == [
+        *([("server", 0)], [("aggregator", 0), ("worker", 1)], [("worker", 3)]),
+        *([("server", 1)], [("worker", 0)], [("worker", 2)]),
+    ]
+
+
+def test_there_need_be_no_aggregators() -> None:
+    told = started(TOGETHER, host_aggregation=False)
+    assert [len(tasks) for _, tasks in told] == [3, 2, 1]
+    assert not any(name.endswith("AGGREGATORS") for _, tasks in told for *_, env in tasks for name in env)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -4,6 +4,7 @@ mpirun -n 3 --bind-to none --oversubscribe -x KVSTORE_ENLIST /usr/bin/python3 -c
 #   server 0: DMLC_JOB_CLUSTER=mpi DMLC_NODE_HOST='(the host)' DMLC_NUM_SERVER=1 DMLC_NUM_WORKER=2 DMLC_PS_ROOT_PORT=0 DMLC_PS_ROOT_URI='(this machine)' DMLC_ROLE=server DMLC_TASK_ID=0 HOME=... KVSTORE_JOB='(the job)' /usr/bin/python3 (the clone)/kvstore/job/our_module.py servers
 #   worker 0: DMLC_JOB_CLUSTER=mpi DMLC_NODE_HOST='(the host)' DMLC_NUM_SERVER=1 DMLC_NUM_WORKER=2 DMLC_PS_ROOT_PORT=0 DMLC_PS_ROOT_URI='(this machine)' DMLC_ROLE=worker DMLC_TASK_ID=0 HOME=... KVSTORE_JOB='(the job)' W=... /usr/bin/python3 train.py
 #   worker 1: DMLC_JOB_CLUSTER=mpi DMLC_NODE_HOST='(the host)' DMLC_NUM_SERVER=1 DMLC_NUM_WORKER=2 DMLC_PS_ROOT_PORT=0 DMLC_PS_ROOT_URI='(this machine)' DMLC_ROLE=worker DMLC_TASK_ID=1 HOME=... KVSTORE_JOB='(the job)' W=... /usr/bin/python3 train.py
+#   an aggregator on each host with two workers or more, if the hosts are several
 # scheduler: on this machine
 # Open MPI, with KVSTORE_ENLIST=... in the environment:
 # hosts:
@@ -14,3 +15,4 @@ mpirun -n 3 --bind-to none --oversubscribe -x KVSTORE_ENLIST --hostfile '(hosts)
 #   server 0: DMLC_JOB_CLUSTER=mpi DMLC_NODE_HOST='(the host)' DMLC_NUM_SERVER=1 DMLC_NUM_WORKER=2 DMLC_PS_ROOT_PORT=0 DMLC_PS_ROOT_URI='(this machine)' DMLC_ROLE=server DMLC_TASK_ID=0 HOME=... KVSTORE_JOB='(the job)' '/opt/a python' (the clone)/kvstore/job/our_module.py servers
 #   worker 0: DMLC_JOB_CLUSTER=mpi DMLC_NODE_HOST='(the host)' DMLC_NUM_SERVER=1 DMLC_NUM_WORKER=2 DMLC_PS_ROOT_PORT=0 DMLC_PS_ROOT_URI='(this machine)' DMLC_ROLE=worker DMLC_TASK_ID=0 HOME=... KVSTORE_JOB='(the job)' W=... '/opt/a python' train.py
 #   worker 1: DMLC_JOB_CLUSTER=mpi DMLC_NODE_HOST='(the host)' DMLC_NUM_SERVER=1 DMLC_NUM_WORKER=2 DMLC_PS_ROOT_PORT=0 DMLC_PS_ROOT_URI='(this machine)' DMLC_ROLE=worker DMLC_TASK_ID=1 HOME=... KVSTORE_JOB='(the job)' W=... '/opt/a python' train.py
+#   an aggregator on each host with two workers or more, if the hosts are several

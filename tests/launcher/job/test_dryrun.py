@@ -111,6 +111,26 @@ def test_ssh_shows_who_runs_where(here: Path, capsys: pytest.CaptureFixture[str]
     assert commands == ["rsync", "ssh", "rsync", "ssh", "rsync", sys.executable]
 
 
+def test_ssh_shows_the_aggregators(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-n", "5", "-s", "1", "-H", "hosts", "--dry-run"]
+    assert main([*words, "x"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("# ") and not line.startswith("#  ")][1:] == [
+        "# node1: server 0, worker 0",
+        "# node2: aggregator 0, worker 1, worker 2",
+        "# localhost: aggregator 1, worker 3, worker 4",
+    ]
+    (shown,) = (line for line in lines if line.startswith("#   aggregator 1: "))
+    assert "DMLC_ROLE=aggregator" in shown
+    assert "KVSTORE_NUM_AGGREGATORS=2" in shown
+    assert shown.endswith(" servers")
+    assert [line.split("KVSTORE_AGGREGATOR=")[1].split()[0] for line in lines if line.startswith("#   worker")] == [
+        *("-1", "0", "0", "1", "1")
+    ]
+    assert main([*words, "--no-host-aggregation", "x"]) == 0
+    assert "aggregator" not in capsys.readouterr().out.lower()
+
+
 def test_only_what_is_computed_has_a_value() -> None:
     shown = dryrun.variables({"DMLC_ROLE": "worker", "KVSTORE_SECRET_KEY": "hunter2", "B": "", "A": "hunter2"})
     assert shown == "A=... B=... DMLC_ROLE=worker KVSTORE_SECRET_KEY=..."
