@@ -1,12 +1,14 @@
-"""The server and scheduler processes. ``python -m servers`` starts one; ``DMLC_ROLE`` says which.
+"""The server, aggregator and scheduler processes. ``python -m servers`` starts one; ``DMLC_ROLE`` says which.
 
-server     the two processes: how they start and end
+server     server and scheduler as processes: how they start and end
 service    the loop around a core; all I/O and time of a process is here
 endpoints  the addresses that they listen at
+farewell   what they say when they end because another process has failed
 shard      the core of a server: messages in, replies out
 store      one store on one server: buckets, rounds, updates, waiting requests
 scheduler  the core of the scheduler: members, keys, barriers
-requests   what both cores do with requests: repeats, replies, links
+aggregator a process for one host's workers: it sums what they push, and servers see it in their place
+requests   what all cores do with requests: repeats, replies, links
 names      how messages to people name members
 garbage_collector  how often Python's garbage collector runs
 """

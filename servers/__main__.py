@@ -1,4 +1,4 @@
-"""``python -m servers``: run the server or the scheduler, as ``DMLC_ROLE`` says."""
+"""``python -m servers``: run the server, the aggregator or the scheduler, as ``DMLC_ROLE`` says."""
 
 from __future__ import annotations
 
@@ -38,11 +38,14 @@ def main() -> int:
         collect_seldom(config.num_workers)
         if config.role == "scheduler":
             return run_scheduler(config.require_job("scheduler"), links(config)())
-        config = config.require_job("server")
-        name = f"server-{config.rank_hint}" if config.rank_hint >= 0 else f"server-{_unique()}"
+        role = "aggregator" if config.role == "aggregator" else "server"
+        config = config.require_job(role)
+        name = f"{role}-{config.rank_hint}" if config.rank_hint >= 0 else f"{role}-{_unique()}"
         from kvstore.transport.shm.transport import sharing  # brings numpy, which the scheduler does without
+        from servers.aggregator.process import run_aggregator
 
-        return run_server(config, sharing(links(config), config), server_endpoint(config, name))
+        run = run_aggregator if role == "aggregator" else run_server
+        return run(config, sharing(links(config), config), server_endpoint(config, name))
     except KVStoreError as exc:
         text = f"{type(exc).__name__}: {exc}"
         if not hand_over(ExitReport(text, details=f"{text}\n"), os.environ):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 import threading
 import time
@@ -11,16 +9,14 @@ from collections.abc import Callable
 
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import Config
-from kvstore.job.exit_report import ExitReport, hand_over
 from kvstore.member.session import Session
 from kvstore.transport import Transport
 from kvstore.wire import Message, Roster, Stop
 from servers.endpoints import scheduler_endpoint, warn_if_open
+from servers.farewell import say
 from servers.requests.replies import Outbox
 from servers.scheduler import Scheduler
 from servers.service import Service
-
-log = logging.getLogger(__name__)
 
 FAREWELL_S = 5.0
 
@@ -80,7 +76,7 @@ class Server:
             self._session.leave(error)
             self._transport.close(linger=1.0)
         if failure is not None:
-            _report(f"server {self._session.rank} ends", str(failure))
+            say(f"server {self._session.rank} ends", str(failure))
         return JOB_FAILED_EXIT if failure is not None else 0
 
     def _take(self, notice: Message) -> Outbox:
@@ -124,7 +120,7 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         nonlocal reported
         if scheduler.failure is not None and not reported:
             reported = True
-            _report("the job has failed", scheduler.failure)
+            say("the job has failed", scheduler.failure)
         if scheduler.finished:
             service.stop()
         return outbox
@@ -141,9 +137,3 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
     finally:
         transport.close(linger=1.0)
     return JOB_FAILED_EXIT if scheduler.failure is not None else 0
-
-
-def _report(what: str, failure: str) -> None:
-    """Tell the supervisor, or the log, that the failure of another process ends this one."""
-    if not hand_over(ExitReport(failure, consequence=True), os.environ):
-        log.error("%s: %s", what, failure)

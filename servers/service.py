@@ -17,6 +17,7 @@ from servers.requests.replies import Outbox
 log = logging.getLogger(__name__)
 
 Handle: TypeAlias = Callable[[bytes, Message], Outbox]
+Take: TypeAlias = Callable[[bytes, "list[Buffer]"], "Outbox | None"]
 
 
 class Service:
@@ -41,26 +42,41 @@ class Service:
         self._stopped = False
         self._drops = Drops(log)
 
-    def run(self, handle: Handle, tick: Callable[[], Outbox] = list) -> None:
+    def run(
+        self,
+        handle: Handle,
+        tick: Callable[[], Outbox] = list,
+        soon: Callable[[], float | None] = lambda: None,
+        take: Take | None = None,
+    ) -> None:
         """Serve until ``stop``.
 
         Args:
             handle: the core: a message and its link in, messages and their links out.
             tick: what the core does when time has passed; returns messages to send. It is called when no message waits,
                 so that nobody is overdue whose message has arrived; in a flood of messages, half as often.
+            soon: returns when ``tick`` is to be called before its time; None for no such wish.
+            take: is given each message first, in frames; returns what to send, or None to leave it to ``handle``.
         """
         due = self._clock()
         while not self._stopped:
-            received = self._transport.recv(max(0.0, due - self._clock()))
+            wished = soon()
+            received = self._transport.recv(max(0.0, (due if wished is None else min(due, wished)) - self._clock()))
             came = received is not None
             if received is not None:
-                self._receive(handle, *received)
+                outbox = None if take is None else take(*received)
+                if outbox is None:
+                    self._receive(handle, *received)
+                else:
+                    self._send(outbox)
                 del received  # its sender waits for the memory
             while not self._posted.empty():
                 self._send(self._posted.get()())
             now = self._clock()
             if now >= due + (self._interval_s if came else 0.0):
                 due = now + self._interval_s
+                self._send(tick())
+            elif wished is not None and now >= wished:
                 self._send(tick())
 
     def post(self, action: Callable[[], Outbox]) -> None:

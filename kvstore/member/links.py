@@ -161,11 +161,11 @@ class Links:
         if lends and not any(request.borrows for request in requests):
             self.lent.pop(operation, None)
 
-    def hurry(self, operation: Operation) -> None:
-        """Send the requests of ``operation`` that wait for their turn."""
+    def hurry(self, operation: Operation | None) -> None:
+        """Send the requests of ``operation`` that wait for their turn; None sends all that do."""
         self._doubtful = True
         for window in self._windows.values():
-            for request in window.urgent(lambda request: request.operation is operation):
+            for request in window.urgent(lambda request: operation in (None, request.operation)):
                 self._send(request)
         self._doubtful = False
 
@@ -191,6 +191,12 @@ class Links:
             del received  # the sender waits for the memory
             if not over():
                 self._drain()
+        self._doubtful = False
+
+    def take(self, route: Peer, frames: list[Any]) -> None:
+        """Take in a message that another loop has received over a link of these."""
+        self._doubtful = True
+        self._take(route, frames)
         self._doubtful = False
 
     def close(self, linger: float) -> None:

@@ -43,10 +43,13 @@ class Session:
         on_notice: called with the scheduler's notices to servers and aggregators, in the heartbeat's thread.
         pulse: start a process that beats for this one while its interpreter is busy.
         thread: makes the heartbeat's thread, with the arguments of ``threading.Thread``.
+        on_line_back: called when this process's links have to be made anew, for links that are not the session's, in
+            the heartbeat's thread.
 
     Attributes:
         stores: how many stores this process has made.
-        servers: for workers and aggregators: the links to the servers, by rank.
+        addresses: of the servers, by rank.
+        servers: for workers: the links to the servers, by rank.
         aggregator: for a worker: the link to its host's aggregator; None if it has none.
         aggregated: for servers and aggregators: for each aggregator, the ranks of the workers that it speaks for.
         worker_keys, aggregator_keys: for a server, the former for an aggregator, too: the public keys that these have
@@ -64,6 +67,7 @@ class Session:
         on_notice: Callable[[Message], None] | None = None,
         pulse: bool = False,
         thread: Callable[..., threading.Thread] = threading.Thread,
+        on_line_back: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
         self.limits = WaitLimits(config.timeout_s, config.patience_s or math.inf)
@@ -73,6 +77,7 @@ class Session:
         self.worker_keys: list[str] = []
         self.aggregator_keys: list[str] = []
         self.aggregated: list[list[int]] = []
+        self.addresses: list[str] = []
         self.servers: list[Peer] = []
         self.aggregator: Peer | None = None
         self.scheduler: Peer = b""
@@ -83,6 +88,7 @@ class Session:
         self._on_notice = on_notice
         self._pulse = pulse
         self._thread = thread
+        self._on_line_back = on_line_back
         self._faults: dict[int, list[KVStoreError]] = {}
         self._asked: Operation | None = None
         self._heartbeat: Heartbeat | None = None
@@ -109,10 +115,11 @@ class Session:
         self.num_workers = welcome.num_workers
         self.worker_keys, self.aggregator_keys = welcome.worker_keys, welcome.aggregator_keys
         self.aggregated = welcome.aggregated
-        if self.config.role in ("worker", "aggregator"):
+        self.addresses = welcome.servers
+        if self.config.role == "worker":
             self.servers = [
                 self.client.connect(endpoint, f"server {rank}", bulk=True)
-                for rank, endpoint in enumerate(welcome.servers)
+                for rank, endpoint in enumerate(self.addresses)
             ]
         if welcome.aggregator:
             name = f"aggregator {self.config.aggregator}"
@@ -218,6 +225,8 @@ class Session:
     def _line_is_back(self) -> None:
         if not self.config.one_host:  # on one host no line was cut; a peer was slow
             self.client.renew()
+            if self._on_line_back is not None:
+                self._on_line_back()
 
     def _take_notice(self, notice: Message) -> None:
         if isinstance(notice, JobFailed):

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 
-from simulation.runs import Plan, carry_out, crashes, verdict
+from simulation.runs import HOSTS, Plan, carry_out, crashes, verdict
 
 
 def main() -> int:
@@ -19,13 +19,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m simulation", description=__doc__)
     parser.add_argument("seeds", help="such as 7, or 0-9999")
     parser.add_argument("--crashes", action="store_true", help="kill each member after each message")
+    parser.add_argument("--hosts", action="store_true", help="with --crashes: of 4 workers on 2 hosts with aggregators")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # crashes are what this is about
     first, _, last = options.seeds.partition("-")
     verdicts: Counter[str] = Counter()
     began = time.monotonic()
     for seed in range(int(first), int(last or first) + 1):
-        for plan in crashes(seed) if options.crashes else (Plan.of(seed),):
+        for plan in crashes(seed, HOSTS[0] if options.hosts else ()) if options.crashes else (Plan.of(seed),):
             outcome = carry_out(plan)
             said = verdict(plan, outcome)
             verdicts[said if said in ("exact", "loud") else "wrong"] += 1

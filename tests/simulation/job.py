@@ -1,9 +1,9 @@
-"""A whole job in virtual time: the product's own scheduler, servers, sessions and stores, over a simulated network."""
+"""A whole job in virtual time: the product's own scheduler, servers, aggregators and stores; a simulated network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from kvstore.dist import DistStore
 from kvstore.job.config import Config
 from kvstore.member.session import Session
 from kvstore.rule import Rule
+from servers.aggregator.process import run_aggregator
 from servers.server import run_scheduler, run_server
 
 LIMIT_S = 600.0  # of virtual time: whoever has not ended by then hangs
@@ -30,7 +31,7 @@ class Outcome:
         results: what the workers' programs have returned, by rank; None for those that did not.
         errors: what ended the other workers, by rank.
         hanging: the tasks that had not ended at the limit.
-        exit_codes: of the scheduler and the servers, by name; None for those that were killed.
+        exit_codes: of the scheduler, the servers and the aggregators, by name; None for those that were killed.
         took_s: virtual seconds.
         deliveries: messages that have arrived.
         cuts: links that were cut.
@@ -56,6 +57,7 @@ class SimulatedJob:
         seed: of the network.
         weather: what links are like.
         workers, servers: how many.
+        hosts: the ranks of the workers of each host that has an aggregator; by default no host has one.
         rule: of the store.
         options: more, for ``Config``.
 
@@ -71,6 +73,7 @@ class SimulatedJob:
         weather: Weather | None = None,
         workers: int = 2,
         servers: int = 2,
+        hosts: Sequence[Sequence[int]] = (),
         rule: Rule | None = None,
         **options: Any,
     ) -> None:
@@ -79,10 +82,13 @@ class SimulatedJob:
         self.processes: dict[str, Process] = {}
         self._rule = rule or Rule()
         self._workers, self._servers = workers, servers
+        self._hosts = hosts
+        self._aggregators = {rank: number for number, ranks in enumerate(hosts) for rank in ranks}
         self._options = {
             "root": ROOT,
             "num_workers": workers,
             "num_servers": servers,
+            "num_aggregators": len(hosts),
             "timeout_s": 20.0,
             "patience_s": 60.0,
             "heartbeat_s": 0.5,
@@ -95,6 +101,8 @@ class SimulatedJob:
         tasks = {"scheduler": self._spawn("scheduler", self._schedule)}
         for rank in range(self._servers):
             tasks[f"server {rank}"] = self._spawn(f"server {rank}", partial(self._serve, rank))
+        for rank in range(len(self._hosts)):
+            tasks[f"aggregator {rank}"] = self._spawn(f"aggregator {rank}", partial(self._aggregate, rank))
         workers = [self._spawn(f"worker {rank}", partial(self._work, rank, program)) for rank in range(self._workers)]
         began = self.world.now
         everything = [*tasks.values(), *workers]
@@ -149,9 +157,18 @@ class SimulatedJob:
             self._thread(process),
         )
 
+    def _aggregate(self, rank: int, process: Process) -> int:
+        return run_aggregator(
+            self._config("aggregator", rank),
+            partial(self._end, process),
+            f"inproc://aggregator-{rank}",
+            self.world.clock,
+            self._thread(process),
+        )
+
     def _work(self, rank: int, program: Program, process: Process) -> Any:
         session = Session(
-            self._config("worker", rank),
+            replace(self._config("worker", rank), aggregator=self._aggregators.get(rank, -1)),
             partial(self._end, process),
             clock=self.world.clock,
             thread=self._thread(process),

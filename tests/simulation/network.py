@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +77,7 @@ class Network:
     Attributes:
         deliveries: how many messages have arrived.
         cuts: how many links have been cut.
+        traffic: bytes that have arrived, by the names of the sender and the receiver.
         on_delivery: called after each message has been put into its inbox.
     """
 
@@ -85,6 +86,7 @@ class Network:
         self.dice = random.Random(seed)
         self.weather = weather
         self.deliveries = self.cuts = 0
+        self.traffic: Counter[tuple[str, str]] = Counter()
         self.on_delivery: Callable[[], None] = lambda: None
         self.listeners: dict[str, SimulatedTransport] = {}
         self._links: list[_Link] = []
@@ -121,6 +123,7 @@ class Network:
         """Keep a line for the trace; None where a link has been cut."""
         copied = None if frames is None else [bytes(frame) for frame in frames]
         self._events.append((self.world.now, source, target, copied))
+        self.traffic[source, target] += sum(map(len, copied or ()))
 
     def trace(self, most: int = 200) -> str:
         """Return what has happened on the links, the latest last."""

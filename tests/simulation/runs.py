@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from kvstore.errors import KVStoreError
 from kvstore.rule import Rule
 
 MEMBERS = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
+HOSTS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1), (2, 3)), ((0, 1, 2),))  # of 4 workers
 RULES = {"sync": Rule(), "async": Rule("async"), "ssp": Rule("async", staleness=2)}
 COMPRESSIONS: tuple[dict[str, Any] | None, ...] = (None, None, {"type": "fp16"})
 
@@ -27,7 +28,7 @@ FAIR = Weather()
 
 @dataclass(frozen=True)
 class Plan:
-    """One run of 2 workers and 2 servers.
+    """One run of 2 workers and 2 servers; or of 4 workers, on hosts with aggregators.
 
     Attributes:
         seed: of the network and of the workers' calls.
@@ -40,6 +41,7 @@ class Plan:
         pause: a member, after which delivery it is stopped, and for how many seconds.
         parting: two members, after which delivery they are parted, and for how many seconds.
         interrupts: after which deliveries an exception comes in the middle of a call of which worker.
+        hosts: the ranks of the workers of each host that has an aggregator.
     """
 
     seed: int
@@ -52,6 +54,14 @@ class Plan:
     pause: tuple[str, int, float] | None = None
     parting: tuple[str, str, int, float] | None = None
     interrupts: tuple[tuple[int, int], ...] = ()
+    hosts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The names of all processes."""
+        if not self.hosts:
+            return MEMBERS
+        return (*MEMBERS, "worker 2", "worker 3", *(f"aggregator {number}" for number in range(len(self.hosts))))
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -60,7 +70,7 @@ class Plan:
         mode = dice.choice(list(RULES))
         weather = Weather(0.002, dice.choice((0.0, 0.005, 0.03)), dice.choice((0.0, 0.1)))
         at = partial(dice.randrange, 1, 140)
-        return cls(
+        plan = cls(
             seed,
             mode,
             weather,
@@ -72,12 +82,30 @@ class Plan:
             (*dice.sample(MEMBERS, 2), at(), dice.uniform(0.1, 3.0)) if dice.random() < 0.3 else None,
             tuple((at(), dice.randrange(2)) for _ in range(dice.choice((0, 0, 5)))),
         )
+        if dice.random() < 0.5:
+            return plan
+        plan = replace(plan, hosts=dice.choice(HOSTS))
+        if plan.crash is not None:
+            plan = replace(plan, crash=(dice.choice(plan.members), plan.crash[1]))
+        if plan.pause is not None:
+            plan = replace(plan, pause=(dice.choice(plan.members), *plan.pause[1:]))
+        if plan.parting is not None:
+            plan = replace(plan, parting=(*dice.sample(plan.members, 2), *plan.parting[2:]))
+        return plan
 
 
 def carry_out(plan: Plan) -> Outcome:
     """Run a plan."""
     piece_bytes = 4096 if plan.pieces else 1 << 20
-    job = SimulatedJob(plan.seed, plan.weather, rule=RULES[plan.mode], bigarray_bound=BOUND, piece_bytes=piece_bytes)
+    job = SimulatedJob(
+        plan.seed,
+        plan.weather,
+        workers=4 if plan.hosts else 2,
+        hosts=plan.hosts,
+        rule=RULES[plan.mode],
+        bigarray_bound=BOUND,
+        piece_bytes=piece_bytes,
+    )
     training = Training(plan.seed, plan.mode, plan.compression, plan.uneven)
     due: defaultdict[int, list[Action]] = defaultdict(list)
     if plan.crash is not None:
@@ -111,13 +139,14 @@ def _interrupt(job: SimulatedJob, training: Training, rank: int) -> None:
         job.processes[f"worker {rank}"].tasks[0].interrupt(Interrupted())
 
 
-def crashes(seed: int) -> Iterator[Plan]:
+def crashes(seed: int, hosts: tuple[tuple[int, ...], ...] = ()) -> Iterator[Plan]:
     """Yield the plans that kill each member after each message of the run with a seed, in two modes."""
     for mode in ("sync", "async"):
-        last = carry_out(Plan(seed, mode)).deliveries
-        for member in MEMBERS:
+        plan = Plan(seed, mode, hosts=hosts)
+        last = carry_out(plan).deliveries
+        for member in plan.members:
             for at in range(1, last + 1):
-                yield Plan(seed, mode, crash=(member, at))
+                yield replace(plan, crash=(member, at))
 
 
 def verdict(plan: Plan, outcome: Outcome) -> str:

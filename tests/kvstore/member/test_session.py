@@ -86,7 +86,7 @@ def test_a_workers_pushes_and_pulls_go_to_its_aggregator():
     assert first.carrier(0) == first.carrier(1) == first.aggregator != b""
     assert first.aggregator not in first.servers, "which hear of all that is not for the aggregator"
     assert (second.aggregator, second.carrier(1)) == (None, second.servers[1])
-    assert len(aggregator.servers) == 2
+    assert len(aggregator.addresses) == 2
     assert [session.aggregated for session in sessions] == [[], [], [[0]], [[0]], [[0]]]
     assert (servers[0].servers, aggregator.aggregator) == ([], None)
     for session in sessions:

@@ -1,0 +1,205 @@
+"""The core of an aggregator: messages in, messages out; a ``HostStore`` holds each store. No I/O."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from kvstore.errors import Mismatch, UsageError, WireError
+from kvstore.rule import Rule
+from kvstore.transport.base import Admission
+from kvstore.transport.memory import Memory
+from kvstore.wire import (
+    MAX_REASON,
+    Ack,
+    Close,
+    Describe,
+    Explain,
+    Explanation,
+    GetStates,
+    Here,
+    Message,
+    Open,
+    Pause,
+    Pull,
+    Push,
+    PutStates,
+    Reply,
+    Request,
+)
+from servers.aggregator.exchanges import Exchange, Servers
+from servers.aggregator.store import HostStore
+from servers.requests.ledger import Ledger, Verdict
+from servers.requests.replies import Answer, Outbox, refuse
+from servers.requests.reply_links import ReplyLinks, turn_away
+
+log = logging.getLogger(__name__)
+
+
+class Aggregator:
+    """What one host's workers have in common: they push and pull through it.
+
+    Args:
+        workers: the ranks of this host's workers.
+        memory: for sums.
+        servers: take requests.
+        admission: admits and refuses links.
+        keys: the public keys that workers have joined with, by rank; empty where links prove no keys.
+
+    Attributes:
+        stores: by number.
+        ledger: the requests that may be repeated.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[int],
+        memory: Memory,
+        servers: Servers,
+        admission: Admission | None = None,
+        keys: Mapping[int, str] | None = None,
+    ) -> None:
+        self._workers = tuple(workers)
+        self._incarnations = dict.fromkeys(workers, 1)  # as the scheduler gives them; nobody is replaced yet
+        self._memory = memory
+        self._servers = servers
+        self.stores: dict[int, HostStore] = {}
+        self._opened_by: dict[int, set[int]] = {}
+        self._closed_by: dict[int, set[int]] = {}
+        self._departed: Collection[int] = ()
+        self.ledger: Ledger[Reply] = Ledger()
+        self._reply_links = ReplyLinks(admission)
+        self._keys = keys or {}
+
+    def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
+        """Return what to send, and to whom, because ``message`` came from ``peer``."""
+        if not isinstance(message, Request) and not isinstance(message, Here):
+            log.debug("dropped a %s, which aggregators do not handle", type(message).__name__)
+            return []
+        node = message.node
+        if node.role != "worker" or node.incarnation != self._incarnations.get(node.rank):
+            return turn_away(peer, message, "is not a worker of this host")
+        if not self._reply_links.admit(peer, message, self._keys.get(node.rank, "")):
+            return turn_away(peer, message, "joined this job with another key than that of this link")
+        if isinstance(message, Here):
+            return []
+        if isinstance(message, Explain):
+            return self._explain(peer, message)
+        verdict = self.ledger.admit(message)
+        if verdict is Verdict.STALE:
+            return []
+        if verdict is Verdict.REPEAT:
+            before = self.ledger.recall(message)
+            if before is None:
+                self._reply_links.repeat(peer, message)
+            return [] if before is None else [(peer, before)]
+        try:
+            answers = self._serve(peer, message, now)
+        except Exception as exc:
+            if not isinstance(exc, UsageError | WireError):
+                log.exception("a request of %s failed", message.node)
+            answers = [refuse(peer, message, exc)]
+        return self._note(answers)
+
+    def answered(self, exchange: Exchange, reply: Reply) -> Outbox:
+        """Return what to send because a server has answered."""
+        store = self.stores.get(exchange.fields["store"])
+        return [] if store is None else self._note(store.answered(exchange, reply))
+
+    def explained(self, peer: bytes, seq: int, text: str) -> Outbox:
+        """Return the answer to a worker that has asked what a request waits for, which a server has said."""
+        return [(peer, Explanation(seq, text[:MAX_REASON]))]
+
+    def depart(self, workers: Collection[int]) -> Outbox:
+        """Note which workers have left in order: nobody of this host waits for them."""
+        self._departed = workers
+        return self._each(lambda store: store.depart(workers))
+
+    def tick(self, now: float) -> Outbox:
+        """Return what to send because time has passed."""
+        return self._each(lambda store: store.tick(now))
+
+    def due(self) -> float | None:
+        """Return when ``tick`` has something to send on; None if nothing waits for the time."""
+        times = [due for store in self.stores.values() if (due := store.due()) is not None]
+        return min(times, default=None)
+
+    # ---- helpers
+
+    def _serve(self, peer: bytes, message: Request, now: float) -> list[Answer]:
+        done = [Answer(peer, message, Ack(message.seq))]
+        if isinstance(message, Open):
+            self._open(message)
+            return done
+        if isinstance(message, Close):
+            return self._close(message) + done
+        store = self.stores.get(getattr(message, "store", -1))
+        if store is None:
+            raise UsageError(f"a {type(message).__name__} for a store that is not open; send Open first")
+        if isinstance(message, Push):
+            return store.push(peer, message, now)
+        if isinstance(message, Pull):
+            return store.pull(peer, message)
+        if isinstance(message, Pause):
+            return store.pause(message) + done
+        if isinstance(message, Describe):
+            store.describe(message)
+            return done
+        if isinstance(message, GetStates):
+            return [Answer(peer, message, store.get_states(message))]
+        if isinstance(message, PutStates):
+            store.put_states(message)
+            return done
+        raise UsageError(f"an aggregator does not handle a {type(message).__name__}; send it to the servers")
+
+    def _open(self, message: Open) -> None:
+        rule = Rule(
+            message.mode,
+            message.staleness,
+            message.quorum,
+            message.late,
+            message.compensation,
+            message.finite,
+            message.aggregate,
+        )
+        store = self.stores.get(message.store)
+        others = self._opened_by.setdefault(message.store, set()) - {message.node.rank}
+        # A worker that was interrupted while it made a store may make another with the same number.
+        if store is None or (store.rule != rule and not others):
+            store = self.stores[message.store] = HostStore(rule, self._workers, self._memory, self._servers)
+            store.depart(self._departed)
+            self._closed_by[message.store] = set()
+        elif store.rule != rule:
+            raise Mismatch(
+                f"store {message.store} is {rule} on {message.node}, but {store.rule} on worker {min(others)}"
+            )
+        self._opened_by[message.store].add(message.node.rank)
+
+    def _close(self, message: Close) -> list[Answer]:
+        """Note that a worker has closed a store; when all of this host have, forget it."""
+        closed_by = self._closed_by.get(message.store)
+        if closed_by is None:
+            return []
+        closed_by.add(message.node.rank)
+        if closed_by < set(self._workers):
+            return []
+        del self._opened_by[message.store], self._closed_by[message.store]
+        return self.stores.pop(message.store).close(UsageError("this store has been closed by all workers of its host"))
+
+    def _explain(self, peer: bytes, message: Explain) -> Outbox:
+        for store in self.stores.values():
+            found = store.find(message.node.rank, message.about)
+            if isinstance(found, Exchange):
+                self._servers.explain(found, peer, message.seq)
+                return []
+            if found is not None:
+                return self.explained(peer, message.seq, found)
+        return self.explained(peer, message.seq, "")
+
+    def _each(self, action: Callable[[HostStore], list[Answer]]) -> Outbox:
+        return self._note([answer for store in self.stores.values() for answer in action(store)])
+
+    def _note(self, answers: list[Answer]) -> Outbox:
+        for _, request, reply in answers:
+            self.ledger.note(request, reply)
+        return self._reply_links.outbox(answers)

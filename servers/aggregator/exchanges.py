@@ -1,0 +1,148 @@
+"""What is asked of a server, for whom, and what is made of its answer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvstore.transport.memory import Memory
+from kvstore.values import copy_each, from_buffer, ranges_of
+from kvstore.wire import Ack, Buffer, Failure, Pull, Push, Reply, Values
+from servers.aggregator.encoding import Encoding
+from servers.aggregator.gathering import Asker, Pulled, Pushed
+from servers.aggregator.segments import SegmentList
+from servers.requests.replies import Answer
+
+
+@dataclass(eq=False)
+class Exchange:
+    """A request to a server, and those who wait for its answer.
+
+    Attributes:
+        listed: the segments that it is about.
+        kind, fields: the message, but for its sender.
+        askers: the workers that it is for. A pull may get more while it is under way.
+        passes: whether values are passed on as they come, compressed or not; else they are laid down in plain.
+        seq: its number among this process's requests, once it is made.
+    """
+
+    listed: SegmentList
+    kind: type[Push] | type[Pull]
+    fields: Mapping[str, Any]
+    askers: list[Asker]
+    passes: bool = False
+    seq: int = 0
+
+    @property
+    def server(self) -> int:
+        """The rank of the server."""
+        return self.listed.server
+
+    @property
+    def wants(self) -> bool:
+        """Whether the answer brings values."""
+        return self.kind is Pull or bool(self.fields["want"])
+
+    def answers(self, reply: Reply) -> list[Answer]:
+        """Return the answers to those who wait, made of the server's."""
+        return [Answer(asker.peer, asker.request, _for(asker.request, reply)) for asker in self.askers]
+
+
+class Servers(Protocol):
+    """What takes requests to servers. The answer is given to the aggregator's ``answered``, later."""
+
+    def send(self, exchange: Exchange) -> None:
+        """Send a request."""
+        ...
+
+    def explain(self, exchange: Exchange, peer: bytes, seq: int) -> None:
+        """Ask what ``exchange`` waits for, for the request ``seq`` of a worker; see the aggregator's ``explained``."""
+        ...
+
+
+def landed(values: Values, exchange: Exchange, memory: Memory, encoding: Encoding) -> Values:
+    """Return ``values`` with what they bring in one piece of ``memory``, plain, for all who wait for it.
+
+    Raises:
+        UsageError, WireError: they are not those of these segments.
+    """
+    listed, back = exchange.listed, exchange.fields["back"]
+    buffer = memory.allocate(listed.nbytes)
+    flat = from_buffer(buffer, listed.dtype)
+    if back is not None:
+        encoding.decode(back, values, listed.sizes, flat)
+    else:
+        for part in ranges_of(values.buffers, listed.dtype, listed.size):
+            copy_each([flat[part.start : part.stop]], [part.values])
+    return Values(values.seq, values.clocks, values.ahead, values.missed, [], [], values.priority, [buffer])
+
+
+def _for(request: Push | Pull, reply: Reply) -> Reply:
+    if isinstance(reply, Failure):
+        return Failure(request.seq, reply.kind, reply.text)
+    if not isinstance(reply, Values):
+        return Ack(request.seq, reply.missed if isinstance(reply, Ack) else 0)
+    if isinstance(request, Push) and not request.want:
+        return Ack(request.seq, reply.missed)
+    return Values(
+        request.seq,
+        reply.clocks,
+        reply.ahead,
+        reply.missed,
+        reply.lengths,
+        reply.segment_counts,
+        request.priority if isinstance(request, Push) else None,
+        reply.buffers,
+    )
+
+
+def pull(listed: SegmentList, clocks: Sequence[int], back: Any, asker: Pulled, passes: bool) -> Exchange:
+    """Return the request for values that a worker has asked for."""
+    rank = asker.request.node.rank
+    fields = {
+        "store": asker.request.store,
+        "ids": list(listed.ids),
+        "clocks": list(clocks),
+        "back": back,
+        "ranks": [rank],
+    }
+    return Exchange(listed, Pull, fields, [asker], passes)
+
+
+def push(
+    listed: SegmentList,
+    askers: Sequence[Pushed],
+    buffers: Sequence[Buffer],
+    passes: bool,
+    rank_clocks: Sequence[int] = (),
+    **changed: Any,
+) -> Exchange:
+    """Return the push of ``buffers`` for the workers that have asked for it, who agree on all else.
+
+    Args:
+        askers: in the order of their ranks.
+        rank_clocks: see ``Push``.
+        changed: fields that differ from the first asker's.
+    """
+    first = askers[0].request
+    priorities = [asker.request.priority for asker in askers]
+    fields: dict[str, Any] = {
+        "store": first.store,
+        "ids": first.ids,
+        "clocks": first.clocks,
+        "want": any(asker.request.want for asker in askers),
+        "lr": first.lr,
+        "rescale": first.rescale,
+        "codec": first.codec,
+        "lengths": first.lengths,
+        "segment_counts": first.segment_counts,
+        "back": first.back,
+        "changes": first.changes,
+        "priority": None if None in priorities else max(number for number in priorities if number is not None),
+        "ranks": [asker.request.node.rank for asker in askers],
+        "rank_clocks": list(rank_clocks),
+        "buffers": buffers,
+        **changed,
+    }
+    return Exchange(listed, Push, fields, list(askers), passes)

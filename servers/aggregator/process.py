@@ -1,0 +1,139 @@
+"""The aggregator as a process: it joins the job, and serves its host's workers until they are done."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.job.config import Config
+from kvstore.member.session import Session
+from kvstore.transport import Transport
+from kvstore.wire import Buffer, Message, Reply, Roster, Stop
+from servers.aggregator.core import Aggregator
+from servers.aggregator.exchanges import Exchange
+from servers.aggregator.upstream import Upstream
+from servers.farewell import say
+from servers.requests.replies import Outbox
+from servers.service import Service
+
+
+class AggregatorProcess:
+    """A member that serves its host's workers until all workers are done or the job has failed.
+
+    Args:
+        config: the job.
+        make_transport: returns a new end for links.
+        endpoint: where to listen for workers.
+        clock: seconds, monotonic.
+        thread: see ``Session``.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        make_transport: Callable[[], Transport],
+        endpoint: str,
+        clock: Callable[[], float],
+        thread: Callable[..., threading.Thread],
+    ) -> None:
+        self._clock = clock
+        self._transport = make_transport()
+        self._service = Service(self._transport, config.heartbeat_s / 2, clock)
+        try:
+            self._session = Session(
+                config,
+                make_transport,
+                self._transport.bind(endpoint),
+                clock,
+                lambda notice: self._service.post(lambda: self._notice(notice)),
+                thread=thread,
+                on_line_back=lambda: self._service.post(self._renew),
+            ).join()
+        except BaseException:
+            self._transport.close()
+            raise
+        self._outbox: Outbox = []
+        self._upstream = Upstream(
+            self._transport,
+            self._session.client.node,
+            self._session.addresses,
+            config.window_bytes,
+            clock,
+            lambda peer, seq, text: self._outbox.extend(self._aggregator.explained(peer, seq, text)),
+        )
+        workers = self._session.aggregated[self._session.rank]
+        keys = self._session.worker_keys
+        self._aggregator = Aggregator(
+            workers,
+            self._transport,
+            self._upstream,
+            self._transport,
+            {rank: keys[rank] for rank in workers} if keys else {},
+        )
+
+    def run(self) -> int:
+        """Serve; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""
+        error: str | None = None
+        try:
+            self._service.run(self._handle, self._tick, self._due, self._take)
+        finally:
+            failure = self._session.client.failure  # a scheduler that is gone once this has left is no failure
+            if sys.exc_info()[1] is not None:
+                error = f"it ended with {sys.exc_info()[1]!r}"
+            self._session.leave(error)
+            self._transport.close(linger=1.0)
+        if failure is not None:
+            say(f"aggregator {self._session.rank} ends", str(failure))
+        return JOB_FAILED_EXIT if failure is not None else 0
+
+    # ---- in the loop
+
+    def _handle(self, peer: bytes, message: Message) -> Outbox:
+        return self._with_answers(self._aggregator.handle(peer, message, self._clock()), [])
+
+    def _take(self, peer: bytes, frames: list[Buffer]) -> Outbox | None:
+        answers = self._upstream.take(peer, frames)
+        return None if answers is None else self._with_answers([], answers)
+
+    def _tick(self) -> Outbox:
+        if self._session.client.failure is not None:
+            self._service.stop()
+            return []
+        return self._with_answers(self._aggregator.tick(self._clock()), self._upstream.tick())
+
+    def _due(self) -> float | None:
+        times = [due for due in (self._aggregator.due(), self._upstream.due()) if due is not None]
+        return min(times, default=None)
+
+    def _notice(self, notice: Message) -> Outbox:
+        if isinstance(notice, Roster):
+            return self._with_answers(self._aggregator.depart(notice.departed), [])
+        if isinstance(notice, Stop):
+            self._service.stop()
+        return []
+
+    def _renew(self) -> Outbox:
+        self._upstream.renew()
+        return self._with_answers([], self._upstream.tick())
+
+    def _with_answers(self, outbox: Outbox, answers: list[tuple[Exchange, Reply]]) -> Outbox:
+        """Return ``outbox`` and what follows from the servers' answers."""
+        for exchange, reply in answers:
+            outbox += self._aggregator.answered(exchange, reply)
+        outbox += self._outbox
+        self._outbox = []
+        return outbox
+
+
+def run_aggregator(
+    config: Config,
+    make_transport: Callable[[], Transport],
+    endpoint: str,
+    clock: Callable[[], float] = time.monotonic,
+    thread: Callable[..., threading.Thread] = threading.Thread,
+) -> int:
+    """Be an aggregator; see ``AggregatorProcess``."""
+    return AggregatorProcess(config, make_transport, endpoint, clock, thread).run()

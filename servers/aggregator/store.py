@@ -1,0 +1,263 @@
+"""One store, for the workers of one host: pushes are summed, pulls are shared. No I/O; the time is passed in.
+
+In stores with rounds, pushes of one list of segments at one clock wait for each other, and become one. With a quorum
+they wait for ``HOLD_S`` only, for no host may wait for its slowest worker. In stores without rounds each push goes on
+by itself. If these are to be summed by host, those become one that come while an earlier one is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from kvstore.errors import KVStoreError, UsageError, WireError
+from kvstore.rule import Rule
+from kvstore.spec import shorten
+from kvstore.transport.memory import Memory
+from kvstore.values import ranges_of
+from kvstore.wire import (
+    MAX_REASON,
+    Ack,
+    Describe,
+    Failure,
+    GetStates,
+    OptimizerStates,
+    Pause,
+    Pull,
+    Push,
+    PutStates,
+    Reply,
+    Values,
+)
+from servers.aggregator.encoding import Encoding
+from servers.aggregator.exchanges import Exchange, Servers, landed, pull
+from servers.aggregator.gathering import Asker, ClockKey, Gathering, Group, Pulled, Pushed, clock_key
+from servers.aggregator.segments import HostSegments, SegmentList
+from servers.aggregator.sums import HostSums
+from servers.requests.replies import Answer, refuse
+
+HOLD_S = 0.02  # how long a push waits for those of the same host where a round does not need them all
+
+
+class SharedPull:
+    """The values of one list of segments at one clock: asked for once, whoever wants them.
+
+    Args:
+        clock: of the segments.
+        exchange: the request to the server.
+
+    Attributes:
+        clock, exchange: see above.
+        values: what has come; None until then.
+        given: the ranks of those that have asked.
+    """
+
+    def __init__(self, clock: ClockKey, exchange: Exchange) -> None:
+        self.clock = clock
+        self.exchange = exchange
+        self.values: Values | None = None
+        self.given: set[int] = set()
+
+
+class HostStore:
+    """One store.
+
+    Args:
+        rule: of the store.
+        workers: the ranks of this host's workers.
+        memory: for sums and values.
+        servers: take requests.
+    """
+
+    def __init__(self, rule: Rule, workers: Sequence[int], memory: Memory, servers: Servers) -> None:
+        self.rule = rule
+        self._workers = frozenset(workers)
+        self._memory = memory
+        self._servers = servers
+        self._segments = HostSegments()
+        self._encoding = Encoding(self._segments.key, self._segments.size)
+        self._gathering = Gathering(workers, self._segments)
+        self._sums = HostSums(rule, memory, self._encoding)
+        self._under_way: dict[Exchange, None] = {}
+        self._pulls: dict[SegmentList, dict[str, SharedPull]] = {}  # and by how values are compressed on their way
+        self._busy: dict[SegmentList, Exchange] = {}  # summed by host, without rounds: what is under way
+        self._queues: dict[SegmentList, list[Pushed]] = {}  # and what has come meanwhile
+
+    def describe(self, message: Describe) -> None:
+        """Take what a worker knows of new keys."""
+        self._segments.add(message)
+
+    def push(self, peer: bytes, message: Push, now: float) -> list[Answer]:
+        """Take a worker's push; return answers.
+
+        Raises:
+            KVStoreError: it is not a push of this store; nothing has changed.
+        """
+        if not message.ids:
+            return [Answer(peer, message, Ack(message.seq))]
+        listed = self._segments.listed(message.ids)
+        if message.codec is None:
+            ranges_of(message.buffers, listed.dtype, listed.size)  # it must be whole before it waits for others
+        asker = Pushed(peer, message)
+        if self.rule.mode == "sync":
+            return self._go_on(self._gathering.add(listed, message.node.rank, asker, now))
+        if self.rule.aggregate == "rounds":
+            return self._send(listed, [asker])
+        self._queues.setdefault(listed, []).append(asker)
+        return self._next(listed)
+
+    def pull(self, peer: bytes, message: Pull) -> list[Answer]:
+        """Answer a worker's pull if the values are here; else ask the server, or wait for what has been asked."""
+        if not message.ids:
+            return [Answer(peer, message, Values(message.seq))]
+        listed, asker, rank = self._segments.listed(message.ids), Pulled(peer, message), message.node.rank
+        if self.rule.mode == "async" or self.rule.quorum is not None:
+            self._send_first(listed, rank)
+            self._ask(pull(listed, message.clocks, message.back, asker, not self._sums.merges))
+            return []
+        clock, pulls = clock_key(message.clocks), self._pulls.setdefault(listed, {})
+        shared = pulls.get(repr(message.back))
+        if shared is None or shared.clock != clock:
+            shared = SharedPull(clock, pull(listed, message.clocks, message.back, asker, passes=False))
+            pulls[repr(message.back)] = shared
+            shared.given.add(rank)
+            self._ask(shared.exchange)
+            return []
+        shared.given.add(rank)
+        if shared.values is None:
+            shared.exchange.askers.append(asker)
+            return []
+        answers = Exchange(listed, Pull, {}, [asker]).answers(shared.values)
+        self._forget_pulls(listed)
+        return answers
+
+    def pause(self, message: Pause) -> list[Answer]:
+        """Note that a worker has nothing more to push for now."""
+        clocks = dict(zip(message.ids, message.clocks, strict=True))
+        return self._go_on(self._gathering.pause(message.node.rank, clocks))
+
+    def depart(self, workers: Collection[int]) -> list[Answer]:
+        """Note who has left in order."""
+        return self._go_on(self._gathering.depart(workers))
+
+    def answered(self, exchange: Exchange, reply: Reply) -> list[Answer]:
+        """Return the answers to those who have waited for a server's answer."""
+        self._under_way.pop(exchange, None)
+        if isinstance(reply, Values) and not exchange.passes:
+            reply = self._landed(exchange, reply)
+        answers = exchange.answers(reply)
+        for shared in self._pulls.get(exchange.listed, {}).values():
+            if shared.exchange is exchange and isinstance(reply, Values):
+                shared.values = reply
+        if exchange.kind is Pull:
+            self._forget_pulls(exchange.listed)
+        if self._busy.get(exchange.listed) is exchange:
+            del self._busy[exchange.listed]
+            answers += self._next(exchange.listed)
+        return answers
+
+    def tick(self, now: float) -> list[Answer]:
+        """Send on what has waited for long enough."""
+        self._segments.forget(self._gathering.busy | {exchange.listed for exchange in self._under_way})
+        if self.rule.quorum is None:
+            return []
+        due = [group for group in self._gathering.groups() if now - group.since >= HOLD_S]
+        return self._go_on([self._gathering.take(group) for group in due])
+
+    def due(self) -> float | None:
+        """Return when ``tick`` has something to send; None if it has not."""
+        if self.rule.quorum is None:
+            return None
+        return min((group.since + HOLD_S for group in self._gathering.groups()), default=None)
+
+    def get_states(self, message: GetStates) -> OptimizerStates:
+        """Return what the compression of sums has left out so far."""
+        return self._encoding.get_states(message)
+
+    def put_states(self, message: PutStates) -> None:
+        """Take what a compression has left out before."""
+        self._encoding.put_states(message)
+
+    def close(self, error: Exception) -> list[Answer]:
+        """Fail all that waits for other workers of this host: the store is closed."""
+        waiting = [asker for group in self._gathering.groups() for asker in group.pushes.values()]
+        waiting += [asker for queue in self._queues.values() for asker in queue]
+        return [refuse(asker.peer, asker.request, error) for asker in waiting]
+
+    def find(self, rank: int, about: int) -> Exchange | str | None:
+        """Return what request ``about`` of a worker waits for: a server's answer, or other workers, in words."""
+        for exchange in self._under_way:
+            if any(_is(asker, rank, about) for asker in exchange.askers):
+                return exchange
+        for group in self._gathering.groups():
+            if any(_is(asker, rank, about) for asker in group.pushes.values()):
+                return f"waits for {self._words(group)}"
+        for listed, queue in self._queues.items():
+            if any(_is(asker, rank, about) for asker in queue):
+                return self._busy[listed]
+        return None
+
+    # ---- helpers
+
+    def _go_on(self, groups: Sequence[Group]) -> list[Answer]:
+        return [answer for group in groups for answer in self._send(group.listed, list(group.pushes.values()))]
+
+    def _next(self, listed: SegmentList) -> list[Answer]:
+        """Send what has come while an earlier push was under way: of each worker the next one."""
+        queue = self._queues.get(listed)
+        if not queue or listed in self._busy:
+            return []
+        firsts: dict[int, Pushed] = {}
+        for asker in queue:
+            firsts.setdefault(asker.request.node.rank, asker)
+        chosen = list(firsts.values())
+        self._queues[listed] = [asker for asker in queue if asker not in chosen]
+        return self._send(listed, chosen)
+
+    def _send(self, listed: SegmentList, askers: Sequence[Pushed]) -> list[Answer]:
+        """Send pushes of one list of segments on; return the refusals, if they cannot be."""
+        try:
+            exchanges = self._sums.exchanges(listed, askers)
+        except KVStoreError as exc:
+            return [refuse(asker.peer, asker.request, exc) for asker in askers]
+        for exchange in exchanges:
+            self._ask(exchange)
+        if self.rule.mode == "sync":
+            self._pulls.pop(listed, None)  # nobody asks for the values of before any more
+        if self.rule.aggregate == "host":
+            self._busy[listed] = exchanges[-1]
+        return []
+
+    def _landed(self, exchange: Exchange, values: Values) -> Reply:
+        try:
+            return landed(values, exchange, self._memory, self._encoding)
+        except (UsageError, WireError) as exc:
+            return Failure(values.seq, type(exc).__name__, str(exc)[:MAX_REASON])
+
+    def _send_first(self, listed: SegmentList, rank: int) -> None:
+        """Send on what waits of a worker's pushes, so that what it reads includes them."""
+        for near in (listed, *listed.others):
+            while any(asker.request.node.rank == rank for asker in self._queues.get(near, ())):
+                self._busy.pop(near, None)
+                self._next(near)
+
+    def _forget_pulls(self, listed: SegmentList) -> None:
+        """Forget values that every worker has asked for, and requests that have failed."""
+        pulls = self._pulls.get(listed, {})
+        for back, shared in list(pulls.items()):
+            failed = shared.values is None and shared.exchange not in self._under_way
+            if failed or (shared.values is not None and shared.given >= self._workers):
+                del pulls[back]
+
+    def _ask(self, exchange: Exchange) -> None:
+        self._under_way[exchange] = None
+        self._servers.send(exchange)
+
+    def _words(self, group: Group) -> str:
+        clock, keys = max(group.clocks), shorten(group.listed.keys)
+        return "; ".join(
+            f"worker {rank}, whose push {clock} of {keys} is missing" for rank in self._gathering.missing(group)
+        )
+
+
+def _is(asker: Asker, rank: int, about: int) -> bool:
+    return asker.request.node.rank == rank and asker.request.seq == about

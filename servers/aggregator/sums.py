@@ -1,0 +1,106 @@
+"""Pushes that belong together as one, or each by itself: what a host sends on. No I/O.
+
+They become one if they agree on all but their values. Pushes that workers have compressed, or that name different
+hyper-parameters, are sent on as they are: the server says what is wrong, and names the worker. So are those whose sum
+is not finite, where the store checks that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvstore.rule import Rule
+from kvstore.spec import FLOATS
+from kvstore.transport.memory import Memory
+from kvstore.values import all_finite, from_buffer, ranges_of, sum_ranges
+from kvstore.wire import Buffer
+from servers.aggregator.encoding import Encoding
+from servers.aggregator.exchanges import Exchange, push
+from servers.aggregator.gathering import Pushed, clock_key
+from servers.aggregator.segments import SegmentList
+
+
+class HostSums:
+    """Makes what is sent to servers of what workers of this host push to one store.
+
+    Args:
+        rule: of the store.
+        memory: for the sums.
+        encoding: compresses sums.
+
+    Attributes:
+        merges: whether pushes of several workers may become one.
+    """
+
+    def __init__(self, rule: Rule, memory: Memory, encoding: Encoding) -> None:
+        self.merges = rule.mode == "sync" or rule.aggregate == "host"
+        self._rule = rule
+        self._memory = memory
+        self._encoding = encoding
+
+    def exchanges(self, listed: SegmentList, askers: Sequence[Pushed]) -> list[Exchange]:
+        """Return the requests that pushes of one list become, in the order of ranks.
+
+        Raises:
+            UsageError: a sum cannot be encoded; see ``Encoding``.
+        """
+        ordered = sorted(askers, key=lambda asker: asker.request.node.rank)
+        merged = self._merged(listed, ordered) if len({_terms(asker) for asker in ordered}) == 1 else None
+        return [merged] if merged is not None else [self._alone(listed, asker) for asker in ordered]
+
+    def _merged(self, listed: SegmentList, askers: Sequence[Pushed]) -> Exchange | None:
+        """Return one request for all; None if they cannot be one."""
+        first = askers[0].request
+        clocks = [clock_key(asker.request.clocks) for asker in askers]
+        alike = len(set(clocks)) == 1
+        if first.codec is not None or not (alike or all(isinstance(clock, int) for clock in clocks)):
+            return None
+        if len(askers) == 1:
+            return self._alone(listed, askers[0])
+        payloads = [ranges_of(asker.request.buffers, listed.dtype, listed.size) for asker in askers]
+        buffer = self._memory.allocate(listed.nbytes)
+        total = from_buffer(buffer, listed.dtype)
+        sum_ranges(payloads, total)
+        if self._rule.finite and total.is_floating_point() and not all_finite(total):
+            return None
+        rank_clocks = [] if alike else [clock for clock in clocks if isinstance(clock, int)]
+        return self._sent(listed, askers, [buffer], total, rank_clocks)
+
+    def _alone(self, listed: SegmentList, asker: Pushed) -> Exchange:
+        request = asker.request
+        total = None
+        if request.encode is not None and listed.dtype in FLOATS:
+            total = from_buffer(self._memory.allocate(listed.nbytes), listed.dtype)
+            sum_ranges([ranges_of(request.buffers, listed.dtype, listed.size)], total)
+        return self._sent(listed, [asker], request.buffers, total, [])
+
+    def _sent(
+        self,
+        listed: SegmentList,
+        askers: Sequence[Pushed],
+        buffers: Sequence[Buffer],
+        total: torch.Tensor | None,
+        rank_clocks: Sequence[int],
+    ) -> Exchange:
+        first = askers[0].request
+        changed: dict[str, Any] = {}
+        if total is not None and first.encode is not None and listed.dtype in FLOATS:
+            changed = self._encoding.encode(first.encode, listed.ids, listed.sizes, total, len(askers))._asdict()
+            buffers = changed.pop("buffers")
+        return push(listed, askers, buffers, not self.merges, rank_clocks, **changed)
+
+
+def _terms(asker: Pushed) -> tuple[Any, ...]:
+    """Return what pushes must agree on to become one."""
+    request = asker.request
+    return (
+        request.lr,
+        request.rescale,
+        repr(request.changes),
+        repr(request.encode),
+        repr(request.back),
+        request.codec is None,
+    )

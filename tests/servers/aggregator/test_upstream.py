@@ -1,0 +1,140 @@
+"""The links to servers beside those of workers: what is sent, what comes back, and what happens when links are lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asking import Worker, floats
+from hosting import describe, floats_in, values
+
+from kvstore.transport.inproc import InprocNetwork
+from kvstore.wire import Ack, Explain, Explanation, Failure, Here, Node, Push, Values, decode, encode
+from servers.aggregator.exchanges import Exchange, push
+from servers.aggregator.gathering import Pushed
+from servers.aggregator.segments import HostSegments
+from servers.aggregator.upstream import SILENT_S, STALL_S, Upstream
+
+ME = Node("aggregator", 0, 1)
+
+
+class Line:
+    """An upstream with two servers, which a test plays."""
+
+    def __init__(self, window: int = 1 << 20) -> None:
+        network = InprocNetwork()
+        self.servers = [network.transport(), network.transport()]
+        for rank, server in enumerate(self.servers):
+            server.bind(f"inproc://{rank}")
+        self.transport = network.transport()
+        self.now = 0.0
+        self.explained: list[tuple[bytes, int, str]] = []
+        self.upstream = Upstream(
+            self.transport,
+            ME,
+            ["inproc://0", "inproc://1"],
+            window,
+            lambda: self.now,
+            lambda *told: self.explained.append(told),
+        )
+        segments = HostSegments()
+        segments.add(describe(Worker(0), {1: ("a", 0, 2), 2: ("b", 1, 2)}))
+        self.lists = {number: segments.listed([number]) for number in (1, 2)}
+
+    def exchange(self, number: int = 1, clock: int = 1, **fields: Any) -> Exchange:
+        message = Worker(0).push({number: floats(1, 2)}, clock)
+        asker = Pushed(b"link", Push(**{**vars(message), **fields}))
+        return push(self.lists[number], [asker], message.buffers, passes=False)
+
+    def heard(self, server: int) -> list[tuple[bytes, Any]]:
+        """What a server has heard since it was last asked, without greetings."""
+        messages = []
+        while (received := self.servers[server].recv(0)) is not None:
+            message = decode(received[1])
+            if not isinstance(message, Here):
+                messages.append((received[0], message))
+        return messages
+
+    def answer(self, server: int, peer: bytes, reply: Any) -> list[tuple[Exchange, Any]] | None:
+        self.servers[server].send(peer, encode(reply))
+        received = self.transport.recv(0)
+        assert received is not None
+        return self.upstream.take(*received)
+
+
+def test_a_request_goes_to_its_server_and_its_answer_comes_with_it():
+    line = Line()
+    exchange = line.exchange(2)
+    line.upstream.send(exchange)
+    assert line.heard(0) == []
+    ((peer, message),) = line.heard(1)
+    assert (message.node, message.ranks, message.ids) == (ME, [0], [2])
+    assert line.answer(1, peer, Ack(message.seq)) == [(exchange, Ack(message.seq))]
+    assert line.answer(1, peer, Ack(message.seq)) == [], "a repeat"
+
+
+def test_an_error_is_an_answer():
+    line = Line()
+    exchange = line.exchange()
+    line.upstream.send(exchange)
+    ((peer, message),) = line.heard(0)
+    ((answered, reply),) = line.answer(0, peer, Failure(message.seq, "Mismatch", "no")) or []
+    assert (answered, reply.kind, reply.text) == (exchange, "Mismatch", "no")
+
+
+def test_what_workers_send_is_left_to_others():
+    line = Line()
+    line.transport.bind("inproc://here")
+    worker = line.servers[0]
+    peer = worker.connect("inproc://here")
+    worker.send(peer, encode(Ack(1)))
+    received = line.transport.recv(0)
+    assert received is not None
+    assert line.upstream.take(*received) is None
+
+
+def test_values_come_in_their_turn_and_what_stalls_is_hurried():
+    line = Line(window=8)
+    for clock in (1, 2, 3):
+        line.upstream.send(line.exchange(1, clock, want=True, priority=clock))
+    assert [message.clocks for _, message in line.heard(0)] == [[1]]
+    line.upstream.tick()
+    assert line.upstream.due() == STALL_S
+    line.now = STALL_S
+    line.upstream.tick()
+    assert [message.clocks for _, message in line.heard(0)] == [[3], [2]]
+    assert line.upstream.due() is None
+
+
+def test_a_server_says_what_a_request_waits_for():
+    line = Line()
+    exchange = line.exchange()
+    line.upstream.send(exchange)
+    line.upstream.explain(exchange, b"worker", 9)
+    (_, (peer, question)) = line.heard(0)
+    assert (type(question), question.about) == (Explain, exchange.seq)
+    assert line.answer(0, peer, Explanation(question.seq, "waits for worker 5")) == []
+    assert line.explained == [(b"worker", 9, "waits for worker 5")]
+
+
+def test_a_server_that_says_nothing_is_named():
+    line = Line()
+    exchange = line.exchange(2)
+    line.upstream.send(exchange)
+    line.upstream.explain(exchange, b"worker", 9)
+    line.now = SILENT_S + 1
+    line.upstream.tick()
+    assert line.explained == [(b"worker", 9, "waits for server 1, which does not answer")]
+
+
+def test_links_are_made_anew_and_what_has_no_answer_is_sent_again():
+    line = Line()
+    exchange = line.exchange(1, want=True)
+    line.upstream.send(exchange)
+    ((before, message),) = line.heard(0)
+    line.upstream.renew()
+    assert line.upstream.tick() == []
+    ((peer, again),) = line.heard(0)
+    assert (again.seq, peer != before) == (message.seq, True)
+    assert line.answer(0, before, values(5, 6)) == [], "the old link is not listened to"
+    ((answered, reply),) = line.answer(0, peer, Values(again.seq, buffers=values(7, 8).buffers)) or []
+    assert (answered, floats_in(reply)) == (exchange, [7, 8])

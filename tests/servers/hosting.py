@@ -1,0 +1,123 @@
+"""What the tests of the aggregator share: one aggregator, with workers before it and servers of a test's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from asking import Worker, sent
+
+from kvstore.transport.memory import Heap
+from kvstore.values import from_buffer, to_buffer
+from kvstore.wire import Ack, Describe, Message, Push, Reply, Values
+from servers.aggregator.core import Aggregator
+from servers.aggregator.exchanges import Exchange
+
+
+def describe(worker: Worker, segments: dict[int, tuple[Any, int, int]], dtype: str = "float32") -> Describe:
+    """What a worker tells of segments: by id, the key, server and size; each is a whole array."""
+    return Describe(
+        worker.me(),
+        store=0,
+        keys=[key for key, _, _ in segments.values()],
+        kinds=list(range(len(segments))),
+        shapes=[[size] for _, _, size in segments.values()],
+        dtypes=[dtype] * len(segments),
+        counts=[1] * len(segments),
+        ids=list(segments),
+        servers=[server for _, server, _ in segments.values()],
+        sizes=[size for _, _, size in segments.values()],
+    )
+
+
+class Host:
+    """An aggregator, and the workers of its host.
+
+    Args:
+        ranks: of the workers.
+        segments: see ``describe``.
+        mode, rule: of the store.
+
+    Attributes:
+        workers: by rank.
+        sent: the requests to servers that have not been answered.
+        explained: what servers have been asked: the exchange, the link and number of the worker's question.
+        now: the time.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int] = (2, 3),
+        segments: dict[int, tuple[Any, int, int]] | None = None,
+        mode: str = "sync",
+        dtype: str = "float32",
+        **rule: Any,
+    ) -> None:
+        self.sent: list[Exchange] = []
+        self.explained: list[tuple[Exchange, bytes, int]] = []
+        self.now = 0.0
+        self.core = Aggregator(ranks, Heap(), self)
+        self.workers = {rank: Worker(rank) for rank in ranks}
+        self._ranks = {worker.peer: rank for rank, worker in self.workers.items()}
+        self._dtype = dtype
+        for worker in self.workers.values():
+            assert self.reply(worker, worker.open(mode, **rule)) == Ack(worker.seq)
+            known = segments or {1: ("a", 0, 2), 2: ("b", 0, 2), 3: ("c", 1, 2)}
+            assert self.reply(worker, describe(worker, known, dtype)) == Ack(worker.seq)
+
+    # ---- the servers
+
+    def send(self, exchange: Exchange) -> None:
+        self.sent.append(exchange)
+
+    def explain(self, exchange: Exchange, peer: bytes, seq: int) -> None:
+        self.explained.append((exchange, peer, seq))
+
+    def take(self) -> Exchange:
+        """The only request to servers there is."""
+        (exchange,) = self.sent
+        self.sent.clear()
+        return exchange
+
+    def answer(self, exchange: Exchange, reply: Reply) -> dict[tuple[int, int], Any]:
+        return self.named(self.core.answered(exchange, reply))
+
+    # ---- the workers
+
+    def ask(self, rank: int, message: Message) -> dict[tuple[int, int], Any]:
+        return self.named(self.core.handle(self.workers[rank].peer, sent(message), self.now))
+
+    def reply(self, worker: Worker, message: Message) -> Any:
+        return self.ask(worker.rank, message).get((worker.rank, message.seq))
+
+    def named(self, outbox: list[tuple[bytes, Message]]) -> dict[tuple[int, int], Any]:
+        replies: dict[tuple[int, int], Any] = {}
+        for peer, reply in outbox:
+            assert (self._ranks[peer], reply.seq) not in replies, "answered twice"
+            replies[self._ranks[peer], reply.seq] = sent(reply)
+        return replies
+
+    def push(self, rank: int, values: dict[int, list[float]], clock: int | list[int] = 1, **fields: Any) -> Push:
+        """A worker's push, which has been taken, and waits."""
+        dtype = getattr(torch, self._dtype)
+        message = self.workers[rank].push({n: torch.tensor(v, dtype=dtype) for n, v in values.items()}, clock)
+        message = Push(**{**vars(message), **fields})
+        assert self.ask(rank, message) == {}
+        return message
+
+
+def total(exchange: Exchange, dtype: str = "float32") -> list[float]:
+    """What a push to a server carries, as elements of ``dtype``."""
+    return from_buffer(bytearray(b"".join(exchange.fields["buffers"])), dtype).tolist()
+
+
+def values(*numbers: float, **fields: Any) -> Values:
+    """A server's answer, plain and of float32."""
+    return Values(0, buffers=[to_buffer(torch.tensor(numbers, dtype=torch.float32))], **fields)
+
+
+def floats_in(reply: Any) -> list[float]:
+    """The values that a worker is given."""
+    assert isinstance(reply, Values), reply
+    return from_buffer(bytearray(b"".join(reply.buffers)), "float32").tolist()
