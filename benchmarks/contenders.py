@@ -132,19 +132,27 @@ class Mxnet:
 
 @dataclass(frozen=True)
 class Gloo:
-    """torch.distributed's all-reduce of one flat tensor. It only sums; there are no servers that update."""
+    """torch.distributed's all-reduce of one flat tensor. It only sums; there are no servers that update.
+
+    Attributes:
+        work: the rounds.
+        places: of the ranks; this machine by default.
+        sent: for each run the bytes that the first rank's host has sent in a round.
+    """
 
     work: Work
     places: Sequence[Place] = ()
     name: str = "gloo"
+    sent: list[float] = field(default_factory=list)
 
     def run(self) -> Samples:
         """See ``Contender``."""
         with scratch() as folder:
             path = folder / "report"
             words = [*self.work.size, "--report", str(path), "--meet", str(folder / "meet")]
-            members = ranks([*_program("gloo"), *words], self.places or [HERE] * self.work.workers)
-            return {self.name: run(members, path)["times"]}
+            figures = run(ranks([*_program("gloo"), *words], self.places or [HERE] * self.work.workers), path)
+        self.sent.append(figures["sent"])
+        return {self.name: figures["times"]}
 
 
 @dataclass(frozen=True)

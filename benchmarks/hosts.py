@@ -1,7 +1,8 @@
-"""Several hosts on one machine: network namespaces on one switch, each with a send limit and its own shared memory.
+"""Several hosts on one machine: network namespaces on one switch.
 
-The switch has a namespace of its own, so nothing of it is seen outside: no address can clash, no firewall interferes,
-and to remove the namespaces is to remove everything.
+Each has a limit to what it sends, a name, and its own shared memory. The switch has a namespace of its own, so nothing
+of it is seen outside: no address can clash, no firewall interferes, and to remove the namespaces is to remove
+everything.
 """
 
 from __future__ import annotations
@@ -64,9 +65,14 @@ def require() -> None:
         raise Unavailable(
             "hosts are network namespaces, which need root: sudo -E .venv/bin/python -m benchmarks network"
         )
-    missing = [tool for tool in ("ip", "tc", "mount") if shutil.which(tool) is None]
+    missing = [tool for tool in ("ip", "tc", "mount", "unshare", "hostname") if shutil.which(tool) is None]
     if missing:
         raise Unavailable(f"hosts need {' and '.join(missing)}; on Debian and Ubuntu: apt-get install iproute2")
+
+
+def line(rate: str, mtu: int = MTU) -> str:
+    """Describe the hosts' links."""
+    return rate if mtu == MTU else f"{rate}, packets of {mtu:,} bytes"
 
 
 def sent(host: Place) -> int:

@@ -38,7 +38,8 @@ class Place:
 
     Attributes:
         address: how others reach it there.
-        namespace: the network namespace, if it is not this machine's own.
+        namespace: the network namespace, if it is not this machine's own; the host's name there, too. MPI takes
+            processes with the same host name to be on one host, and lets them share memory.
         shm: the directory that is /dev/shm there. Namespaces of the network share the machine's, and members on
             different hosts would find each other's memory in it: nothing would cross the wire.
     """
@@ -51,9 +52,10 @@ class Place:
         """Return the command that runs ``argv`` at this place."""
         if not self.namespace:
             return list(argv)
-        # `ip netns exec` gives the process mounts of its own, so this one is seen by nobody else.
-        mounted = ["sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"', self.shm]
-        return ["ip", "netns", "exec", self.namespace, *mounted, *argv]
+        # `ip netns exec` gives the process mounts of its own, so this one is seen by it and its children alone.
+        script = 'hostname "$0" && mount --bind "$1" /dev/shm && shift && exec "$@"'
+        alone = ["unshare", "--uts", "--ipc", "sh", "-c", script, self.namespace, self.shm]
+        return ["ip", "netns", "exec", self.namespace, *alone, *argv]
 
 
 HERE = Place()

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from benchmarks.contenders import TRANSPORTS
 from benchmarks.hosts import MTU
 from benchmarks.networks import shapes_of
 from benchmarks.peers import PEERS
+from benchmarks.remote import SETTINGS
+from benchmarks.wire import bytes_a_ms
 
 WHATS = {
     "pushpull": "rounds of push and pull of a network's arrays, or the lines that have a target",
     "small": "2,000 arrays of 128 floats, and one of 1 KB",
     "async": "the arrays of ResNet-50 with dist_async and SGD with momentum",
     "train": "training steps, alone, with two workers, and with torch's DistributedDataParallel",
-    "network": "the same across hosts of 1 Gbit/s, made of network namespaces; needs root and iproute2",
+    "network": "the same across hosts made of network namespaces, with many workers, too; needs root and iproute2",
     "encryption": "what encrypted links cost, over TCP on this machine",
     "compression": "codecs alone, and rounds of four hosts of 1 Gbit/s with and without compression",
     "scale": "against workers, servers and sizes",
@@ -37,6 +40,7 @@ class Options:
         rounds: how many are counted.
         repeats: how often each contender's processes are started.
         mtu: bytes of a packet between hosts.
+        hosts, workers_per_host, rate, also: of rounds across hosts; any of them asks for these rounds alone.
         peers: some of ``PEERS``.
         out: the directory for ``json`` and ``plot``.
     """
@@ -52,6 +56,10 @@ class Options:
     memory: str | None = None
     transport: str | None = None
     mtu: int = MTU
+    hosts: Sequence[int] = ()
+    workers_per_host: Sequence[int] = ()
+    rate: str | None = None
+    also: Sequence[str] = ()
     peers: Sequence[str] = PEERS
     out: Path = Path("bench-results")
     json: Path | None = None
@@ -61,6 +69,11 @@ class Options:
     def one_line(self) -> bool:
         """Whether the options ask for one kind of rounds."""
         return any((self.net, self.optimizer, self.kind, self.memory, self.transport))
+
+    @property
+    def asks_for_hosts(self) -> bool:
+        """Whether the options say which hosts to make."""
+        return any((self.hosts, self.workers_per_host, self.rate, self.also))
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
@@ -97,6 +110,17 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         metavar="BYTES",
         help=f"of a packet between hosts; {MTU}, as Ethernet's, by default",
     )
+    numbers: dict[str, Any] = {"type": _counts, "default": (), "metavar": "N,..."}
+    add("--hosts", **numbers, help="network: numbers of hosts, a server on each; 2,4")
+    add("--workers-per-host", **numbers, help="network: numbers of workers on each of them; 1,2,4")
+    add("--rate", type=_rate, metavar="RATE", help="network: what each of them may send, as tc says it; 200mbit")
+    add(
+        "--also",
+        type=_also,
+        default=(),
+        metavar="NAMES",
+        help=f"network: more rows of ours, with other settings: some of {','.join(SETTINGS)}",
+    )
     add("--peers", type=_peers, default=PEERS, metavar="NAMES", help=f"some of {','.join(PEERS)}, or none; default all")
     add("--out", type=Path, default=Path("bench-results"), metavar="DIR", help="for figures and pictures")
     add("--json", type=Path, metavar="FILE", help="by default WHAT.json in DIR")
@@ -119,6 +143,22 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(map(_count, text.split(",")))
+
+
+def _rate(text: str) -> str:
+    try:
+        bytes_a_ms(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _also(text: str) -> tuple[str, ...]:
+    return _names(text, "setting", SETTINGS)
+
+
 def _mtu(text: str) -> int:
     if not text.isdecimal() or not 576 <= int(text) <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 576 to 65535")
@@ -126,8 +166,12 @@ def _mtu(text: str) -> int:
 
 
 def _peers(text: str) -> tuple[str, ...]:
+    return _names(text, "peer", PEERS)
+
+
+def _names(text: str, kind: str, known: Collection[str]) -> tuple[str, ...]:
     names = tuple(name for name in text.split(",") if name and name != "none")
     for name in names:
-        if name not in PEERS:
-            raise argparse.ArgumentTypeError(f"no peer {name!r}; choose from {', '.join(PEERS)}, or none")
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"no {kind} {name!r}; choose from {', '.join(known)}, or none")
     return names

@@ -7,15 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.jobs import Unavailable
 
-PEERS = ("mxnet", "gloo", "sockets")
+PEERS = ("mxnet", "gloo", "openmpi", "sockets")
 # The last release; it uses names that later versions of numpy do not have, and those need Python 3.11 or older.
 MXNET = ("mxnet==1.9.1", "numpy<1.24")
+# Its wheel finds the library of whatever MPI starts it.
+OPEN_MPI = ("mpi4py==4.1.2", "numpy")
 PYTHONS = ("python3.11", "python3.10", "python3.9")
 
 
@@ -40,7 +42,15 @@ class Peers:
         Raises:
             Unavailable: it cannot be made here.
         """
-        return _environment(self.cache / "mxnet", MXNET, "mxnet")
+        return _environment(self.cache / "mxnet", MXNET, "mxnet", old_python)
+
+    def openmpi(self) -> str:
+        """Return the Python that has mpi4py; make its environment if needed.
+
+        Raises:
+            Unavailable: it cannot be made here.
+        """
+        return _environment(self.cache / "openmpi", OPEN_MPI, "mpi4py", lambda: sys.executable)
 
 
 def default_cache() -> Path:
@@ -51,13 +61,13 @@ def default_cache() -> Path:
 
 
 @functools.cache
-def _environment(path: Path, packages: Sequence[str], module: str) -> str:
+def _environment(path: Path, packages: Sequence[str], module: str, base: Callable[[], str]) -> str:
     python = str(path / "bin" / "python")
     try:
         run([python, "-c", f"import {module}"])  # what was interrupted half-way is made again
     except Unavailable:
         print(f"making {path}: pip install {' '.join(packages)}", file=sys.stderr, flush=True)
-        run([old_python(), "-m", "venv", "--clear", str(path)])
+        run([base(), "-m", "venv", "--clear", str(path)])
         run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages])
     return python
 

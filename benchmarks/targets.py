@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -67,6 +68,12 @@ TARGETS: Sequence[Target] = (
     Target("hosts-4", "kvstore", "gloo", 1.0),
     Target("hosts-4+4", "kvstore", "wire", 1.08),
     Target("hosts-4+4", "kvstore", "gloo", 1 / 1.5),
+    *(Target(f"hosts-2x{workers}-10MB-200mbit", "kvstore", "wire", 1.08) for workers in (1, 2, 4, 8)),
+    Target("hosts-2x4-10MB-200mbit", "kvstore", "gloo", 0.65),
+    Target("hosts-4x4-10MB-200mbit", "kvstore", "wire", 1.1),
+    Target("hosts-4x4-10MB-200mbit", "kvstore", "gloo", 0.9),
+    Target("hosts-4x1-resnet50-1gbit", "kvstore", "wire", 1.07),
+    Target("hosts-2x4-resnet50-200mbit", "kvstore, 2bit, fp16 back", "kvstore", 0.33),
     Target("hosts-train", "kvstore", "ddp", 1.0),
     Target("hosts-train", "kvstore", "limit", 1.0),
     *(
@@ -93,8 +100,9 @@ def judge(results: Iterable[Result], targets: Sequence[Target] = TARGETS) -> lis
 
 
 def _words(factor: float) -> str:
-    """Format a factor in words: ``1/6 of `` or ``1.05 × ``."""
+    """Format a factor in words: ``1/6 of ``, ``1.05 × `` or ``0.65 × ``."""
     if factor == 1:
         return ""
     inverse = Fraction(1 / factor).limit_denominator(10)
-    return f"1/{float(inverse):g} of " if factor < 1 else f"{factor:g} × "
+    of = factor < 1 and math.isclose(factor * inverse, 1)
+    return f"1/{float(inverse):g} of " if of else f"{factor:g} × "

@@ -3,6 +3,7 @@
 rounds     rounds of push and pull with our store
 mxnet      the same with MXNet
 gloo       the same sums with gloo
+mpi        the same sums with MPI
 sockets    the same bytes over plain sockets
 steps      training steps
 stranger   invalid messages from outside of a job

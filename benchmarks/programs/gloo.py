@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.networks import elements, shapes_of
-from benchmarks.programs.stopwatch import parser, report, timed
+from benchmarks.programs.stopwatch import measured, parser, report
 
 
 def main() -> None:
@@ -22,9 +22,9 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{args.meet}", rank=rank, world_size=world)
     flat = torch.zeros(elements(shapes_of(args.net)))
-    times = timed(lambda: dist.all_reduce(flat), args.rounds, dist.barrier)
+    figures = measured(lambda: dist.all_reduce(flat), args.rounds, dist.barrier)
     if rank == 0:
-        report(args.report, times=times)
+        report(args.report, **figures)
     dist.destroy_process_group()
 
 

@@ -12,7 +12,7 @@ import torch
 import kvstore as kv
 from benchmarks.networks import shapes_of
 from benchmarks.programs.servers import memory_of_servers
-from benchmarks.programs.stopwatch import parser, report, timed
+from benchmarks.programs.stopwatch import measured, parser, report
 
 # In an arena arrays are not cut: whole ones can be handed over as they are.
 NEVER_CUT = 2**40
@@ -85,13 +85,13 @@ def main() -> None:
         note_memory()
         store.barrier()
 
-    times = timed(lambda: store.pushpull(keys, given[0], out=given[1], copy=not arena), args.rounds, before)
+    figures = measured(lambda: store.pushpull(keys, given[0], out=given[1], copy=not arena), args.rounds, before)
     exact = args.optimizer == "none" and args.type == "dist_sync" and args.compression is None
     if exact and not torch.allclose(weights[0], expected):
         raise SystemExit("the sum is wrong")
     note_memory()
     if store.rank == 0:
-        report(args.report, times=times, init=init, memory=memory)
+        report(args.report, **figures, init=init, memory=memory)
     store.close()
 
 

@@ -2,6 +2,7 @@
 
 exchange     rounds of push and pull on one machine
 network      rounds and steps across hosts
+grid         rounds on hosts with many workers each, in jobs that start over ssh
 training     training steps on one machine
 compression  codecs, and rounds with them
 encryption   rounds with keys

@@ -9,19 +9,21 @@ from functools import partial
 from benchmarks.contenders import Contender, Gloo, Limit, Mxnet, Ours, Samples, Steps, Work
 from benchmarks.dmlc import Layout
 from benchmarks.figures import Result, Row
-from benchmarks.hosts import MTU, hosts, require, sent
+from benchmarks.hosts import hosts, line, require, sent
 from benchmarks.jobs import JobFailed, Place, Unavailable
 from benchmarks.models import build
 from benchmarks.networks import elements, shapes_of
 from benchmarks.programs.steps import WARM_UP as STEPS_WARM_UP
 from benchmarks.programs.stopwatch import WARM_UP
 from benchmarks.session import Case, Session
+from benchmarks.suites.grid import Grid, asked, grid
 from benchmarks.suites.training import ALONE, note_efficiency
+from benchmarks.wire import bytes_a_ms, wire_ms
 
 RATE = "1gbit"
-BYTES_A_MS = 125_000.0  # what 1 Gbit/s carries
 ROUNDS = 5
 STEPS = 10
+BRIEF = Grid(hosts=(2,), workers=(4,))  # what there is a target for, and half a minute
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,9 @@ class Counted:
 
 
 def network(session: Session, brief: bool = False) -> None:
-    """Measure rounds on four hosts, and on four with four more for the servers; and training on two.
+    """Measure rounds on four hosts, on four with four for servers, on hosts with many workers; and training on two.
+
+    If the options say what hosts there are to be, measure only rounds on those.
 
     Args:
         session: what is measured, and with what.
@@ -82,31 +86,25 @@ def network(session: Session, brief: bool = False) -> None:
     except Unavailable as error:
         session.console.print(f"network: skipped: {error}", style="yellow", markup=False, highlight=False)
         return
+    if session.options.asks_for_hosts:
+        _grid(session, asked(session))
+        return
     _rounds(session, "hosts-4", servers_apart=False)
     _rounds(session, "hosts-4+4", servers_apart=True)
+    _grid(session, BRIEF if brief else asked(session))
     _training(session, brief)
 
 
-def line(session: Session) -> str:
-    """Describe the hosts' links."""
-    return RATE if session.options.mtu == MTU else f"{RATE}, packets of {session.options.mtu:,} bytes"
-
-
-def wire_ms(nbytes: int, workers: int, servers_apart: bool) -> float:
-    """Return the least time of a round in ms when each host sends 1 Gbit/s.
-
-    With the servers on hosts of their own, each worker sends and receives all of its ``nbytes``, both at once. With a
-    server on each of n hosts, each host keeps a n-th, and sends the others' gradients and then its weights: what a
-    ring's all-reduce sends.
-    """
-    if servers_apart:
-        return nbytes / BYTES_A_MS
-    return 2 * nbytes * (workers - 1) / workers / BYTES_A_MS
+def _grid(session: Session, chosen: Grid) -> None:
+    try:
+        grid(session, chosen)
+    except Unavailable as error:
+        session.console.print(f"network: ssh skipped: {error}", style="yellow", markup=False, highlight=False)
 
 
 def _rounds(session: Session, name: str, servers_apart: bool, workers: int = 4) -> None:
     work = Work(workers=workers, servers=workers, rounds=session.options.rounds or ROUNDS)
-    wire = Limit("wire", wire_ms(4 * elements(shapes_of(work.net)), workers, servers_apart))
+    wire = Limit("wire", wire_ms(4 * elements(shapes_of(work.net)), workers, RATE, servers_apart))
     with hosts(2 * workers if servers_apart else workers, RATE, session.options.mtu) as places:
         layout = Layout(places[:workers], places[workers:] if servers_apart else places)
         contenders: list[Contender] = [Ours(work, layout=layout)]
@@ -114,10 +112,10 @@ def _rounds(session: Session, name: str, servers_apart: bool, workers: int = 4) 
             contenders.append(Mxnet(work, session.peers, layout))
         if "gloo" in session.peers:
             contenders.append(Gloo(work, layout.workers))
-        counted = [Counted(contender, places[0], work.rounds, wire.ms * BYTES_A_MS) for contender in contenders]
+        counted = [Counted(contender, places[0], work.rounds, wire.ms * bytes_a_ms(RATE)) for contender in contenders]
 
         where = f"{workers} worker hosts and {workers} server hosts" if servers_apart else f"{workers} hosts"
-        title = f"ResNet-50's arrays, {where}, {line(session)}"
+        title = f"ResNet-50's arrays, {where}, {line(RATE, session.options.mtu)}"
         session.measure(Case(name, title, [*counted, wire], ("mxnet", "gloo", "wire"), partial(note_bytes, counted)))
 
 
@@ -134,7 +132,7 @@ def _training(session: Session, brief: bool, model: str = "resnet18") -> None:
     nbytes = 4 * sum(parameter.numel() for parameter in build(model).parameters())
     with hosts(2, RATE, session.options.mtu) as places:
         layout = Layout(places, places)
-        wire = Limit("wire", wire_ms(nbytes, 2, servers_apart=False))
+        wire = Limit("wire", wire_ms(nbytes, 2, RATE))
         sending = [Steps(model, "ours", steps, "kvstore", layout)]
         if not brief:
             sending.append(Steps(model, "forward", steps, "kvstore, waiting in forward", layout))
@@ -142,7 +140,8 @@ def _training(session: Session, brief: bool, model: str = "resnet18") -> None:
             sending.append(Steps(model, "ddp", steps, "ddp", layout))
         counted = [Counted(contender, places[0], steps, nbytes, STEPS_WARM_UP) for contender in sending]
         contenders: list[Contender] = [*counted, Steps(model, "alone", steps, ALONE), wire]
-        title = f"A training step of ResNet-18, batch 16, a worker and a server on each of 2 hosts, {line(session)}"
+        where = f"a worker and a server on each of 2 hosts, {line(RATE, session.options.mtu)}"
+        title = f"A training step of ResNet-18, batch 16, {where}"
         session.measure(Case("hosts-train", title, contenders, ("ddp", "limit"), add_limit))
 
 

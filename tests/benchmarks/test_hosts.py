@@ -10,14 +10,17 @@ import pytest
 from cluster.missing import need
 
 from benchmarks import hosts as hosts_module
-from benchmarks.hosts import INTERFACE, hosts, require
+from benchmarks.hosts import INTERFACE, hosts, line, require
 from benchmarks.jobs import Unavailable
 
 
 def test_hosts_need_iproute2_and_say_so(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(hosts_module.shutil, "which", lambda tool: None)
-    with pytest.raises(Unavailable, match="ip and tc and mount; on Debian and Ubuntu: apt-get install iproute2"):
+    with pytest.raises(
+        Unavailable,
+        match=r"ip and tc and mount and unshare and hostname; on Debian .* iproute2",
+    ):
         require()
 
 
@@ -40,6 +43,11 @@ def test_hosts_are_removed_when_making_them_fails(monkeypatch):
     assert added <= removed
 
 
+def test_lines_in_words():
+    assert line("1gbit") == "1gbit"
+    assert line("1gbit", 9000) == "1gbit, packets of 9,000 bytes"
+
+
 @pytest.mark.long
 def test_hosts_are_as_they_should_be_share_no_memory_and_leave_nothing_behind():
     need("ip", "tc")
@@ -48,6 +56,8 @@ def test_hosts_are_as_they_should_be_share_no_memory_and_leave_nothing_behind():
             for host in (one, other):
                 words = host.wrap(["cat", f"/sys/class/net/{INTERFACE}/mtu"])
                 assert subprocess.run(words, check=True, capture_output=True, text=True).stdout == "9000\n"
+                named = subprocess.run(host.wrap(["hostname"]), check=True, capture_output=True, text=True).stdout
+                assert named.strip() == host.namespace
             subprocess.run(one.wrap(["touch", "/dev/shm/mine"]), check=True)
             assert subprocess.run(one.wrap(["test", "-e", "/dev/shm/mine"]), check=False).returncode == 0
             assert subprocess.run(other.wrap(["test", "-e", "/dev/shm/mine"]), check=False).returncode == 1

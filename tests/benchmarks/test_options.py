@@ -10,10 +10,11 @@ from benchmarks.options import WHATS, parse
 
 def test_defaults():
     options = parse(["pushpull"])
-    assert options.peers == ("mxnet", "gloo", "sockets")
+    assert options.peers == ("mxnet", "gloo", "openmpi", "sockets")
     assert options.mtu == 1500
     assert (options.workers, options.servers, options.rounds, options.repeats) == (2, 2, None, None)
     assert not options.one_line
+    assert not options.asks_for_hosts
 
 
 def test_everything_can_be_said():
@@ -34,6 +35,15 @@ def test_the_size_of_packets():
     assert parse(["network", "--mtu", "9000"]).mtu == 9000
 
 
+def test_hosts_with_many_workers():
+    words = "network --hosts 2,4 --workers-per-host 1,2,4 --rate 200mbit --also flat,plain"
+    options = parse(words.split())
+    assert (options.hosts, options.workers_per_host, options.rate) == ((2, 4), (1, 2, 4), "200mbit")
+    assert options.also == ("flat", "plain")
+    assert options.asks_for_hosts
+    assert parse(["network", "--hosts", "3"]).asks_for_hosts
+
+
 @pytest.mark.parametrize(
     ("text", "names"), [("none", ()), ("gloo", ("gloo",)), ("sockets,mxnet", ("sockets", "mxnet"))]
 )
@@ -44,11 +54,15 @@ def test_peers(text, names):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("pushpull --peers horovod", "no peer 'horovod'; choose from mxnet, gloo, sockets, or none"),
+        ("pushpull --peers horovod", "no peer 'horovod'; choose from mxnet, gloo, openmpi, sockets, or none"),
         ("pushpull --net alexnet", "no network 'alexnet'"),
         ("pushpull --rounds 0", "'0' is not a number from 1"),
         ("network --mtu 100", "'100' is not a number from 576 to 65535"),
         ("network --mtu 1e4", "'1e4' is not a number from 576 to 65535"),
+        ("network --hosts 2,", "'' is not a number from 1"),
+        ("network --workers-per-host 2,many", "'many' is not a number from 1"),
+        ("network --rate 200", "'200' is not a rate; write bits a second, as in 200mbit or 1gbit"),
+        ("network --also fast", "no setting 'fast'; choose from flat, plain,"),
         ("sparse", "invalid choice: 'sparse'"),
     ],
 )

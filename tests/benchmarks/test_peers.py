@@ -24,6 +24,7 @@ def test_environments_of_peers_are_made_once_in_a_cache(tmp_path, monkeypatch):
     assert ran == [["-c", "import mxnet"], ["-m", "venv"], ["-m", "pip"]]
     monkeypatch.setattr(peers_module, "run", lambda argv: None)
     assert Peers(("mxnet",), tmp_path / "made").mxnet() == str(tmp_path / "made" / "mxnet" / "bin" / "python")
+    assert Peers(("openmpi",), tmp_path / "made").openmpi() == str(tmp_path / "made" / "openmpi" / "bin" / "python")
 
 
 def test_the_cache_is_the_users_or_the_one_that_is_named(monkeypatch, tmp_path):

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks.figures import Result, Row
-from benchmarks.suites import compression, exchange, training
+from benchmarks.remote import SETTINGS
+from benchmarks.suites import compression, exchange, grid, training
 from benchmarks.suites.memory import summary
 from benchmarks.suites.network import add_limit
 from benchmarks.targets import TARGETS, Target, judge
@@ -28,7 +31,14 @@ def test_what_was_not_measured_is_neither_reached_nor_missed():
 
 @pytest.mark.parametrize(
     ("factor", "text"),
-    [(1 / 6, "1/6 of "), (1 / 1.6, "1/1.6 of "), (1 / 1.5, "1/1.5 of "), (1.05, "1.05 × "), (1.0, "")],
+    [
+        (1 / 6, "1/6 of "),
+        (1 / 1.6, "1/1.6 of "),
+        (1 / 1.5, "1/1.5 of "),
+        (1.05, "1.05 × "),
+        (0.65, "0.65 × "),
+        (1.0, ""),
+    ],
 )
 def test_a_target_in_words(factor, text):
     assert str(Target("work", "ours", "gloo", factor)) == f"work: ours ≤ {text}gloo"
@@ -44,6 +54,10 @@ def test_every_target_names_rows_that_there_will_be(session):
     rows |= {one.name: {row.name for row in one.rows} for one in summary([(0, [{"all": 1.0}])], 2.0)}
     for name in ("hosts-4", "hosts-4+4"):  # these need root to be asked
         rows[name] = {"kvstore", "gloo", "wire"}
+    for target in TARGETS:
+        if re.fullmatch(r"hosts-\d+x\d+-(resnet50|\d+MB)-\d+[mg]bit", target.result):
+            ours = {"kvstore", *(f"kvstore, {setting.label}" for setting in SETTINGS.values())}
+            rows[target.result] = {*ours, *grid.PEERS}
     rows |= {f"codecs-{way}": {compression.FLOOR, *compression.CODECS} for way in ("encode", "decode")}
     rows["hosts-4-compressed"] = {compression.PLAIN, *compression.BOTH_WAYS}
     timed = [Row(name, [1.0]) for name in ("kvstore", "ddp", "alone", "alone, forward only", "wire")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from benchmarks.programs import stopwatch
-from benchmarks.programs.stopwatch import parser, report, timed
+from benchmarks.programs.stopwatch import WARM_UP, measured, parser, report, timed
 
 
 def test_rounds_are_timed_without_what_comes_before_them(monkeypatch):
@@ -30,6 +30,23 @@ def test_rounds_are_timed_without_what_comes_before_them(monkeypatch):
     monkeypatch.setattr(stopwatch, "time", Clock)
     assert timed(one_round, 2, before, warm_up=1) == [250.0, 250.0]
     assert log == ["before", "round"] * 3
+
+
+def test_what_a_host_sends_is_counted_after_the_warm_up(monkeypatch, tmp_path):
+    counter = tmp_path / "tx_bytes"
+    rounds = 0
+
+    def one_round():
+        nonlocal rounds
+        rounds += 1
+        counter.write_text(f"{1000 if rounds <= WARM_UP else 1000 + 50 * (rounds - WARM_UP)}\n")
+
+    monkeypatch.setattr(stopwatch, "SENT", counter)
+    figures = measured(one_round, 4)
+    assert len(figures["times"]) == 4
+    assert figures["sent"] == 50
+    counter.unlink()
+    assert measured(lambda: None, 1)["sent"] == 0
 
 
 def test_figures_are_left_as_json(tmp_path):

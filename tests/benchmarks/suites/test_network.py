@@ -1,4 +1,4 @@
-"""Measurements across hosts, and what the wire allows."""
+"""Measurements across hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from benchmarks.figures import Result, Row
 from benchmarks.hosts import hosts
 from benchmarks.jobs import JobFailed, Unavailable
 from benchmarks.suites import network as network_module
-from benchmarks.suites.network import Counted, add_limit, network, wire_ms
+from benchmarks.suites.grid import Grid
+from benchmarks.suites.network import Counted, add_limit, network
 
 
 def test_hosts_need_root_and_say_so(monkeypatch, session):
@@ -26,9 +27,23 @@ def test_hosts_need_root_and_say_so(monkeypatch, session):
     assert not made.failures
 
 
-def test_what_the_wire_allows():
-    assert wire_ms(102_228_128, 4, servers_apart=False) == pytest.approx(1227, abs=1)
-    assert wire_ms(102_228_128, 4, servers_apart=True) == pytest.approx(818, abs=1)
+def test_options_that_say_which_hosts_to_make_ask_for_rounds_on_those_alone(monkeypatch, session):
+    made = []
+    monkeypatch.setattr(network_module, "require", lambda: None)
+    monkeypatch.setattr(network_module, "grid", lambda session, chosen: made.append(chosen))
+    network(session("network", "--hosts", "2,4", "--workers-per-host", "1,8", "--rate", "1gbit", "--net", "resnet50"))
+    assert made == [Grid((2, 4), (1, 8), "1gbit", "resnet50", ())]
+
+
+def test_without_openssh_the_other_measurements_are_made(monkeypatch, session):
+    def lacking(*_):
+        raise Unavailable("jobs over ssh need sshd")
+
+    made = session("network", "--hosts", "2")
+    monkeypatch.setattr(network_module, "require", lambda: None)
+    monkeypatch.setattr(network_module, "grid", lacking)
+    network(made)
+    assert "network: ssh skipped: jobs over ssh need sshd" in made.console.file.getvalue()
 
 
 def test_the_limit_of_a_step_across_hosts():
