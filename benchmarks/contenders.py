@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +16,9 @@ from benchmarks.dmlc import Layout
 from benchmarks.hosts import INTERFACE
 from benchmarks.jobs import HERE, Member, Place, run, scratch
 from benchmarks.peers import Peers
+from kvstore.job import threads
 from kvstore.job.keyring import Keyring
+from kvstore.job.system import cores
 
 Samples = dict[str, list[float]]
 
@@ -106,8 +110,7 @@ class Ours:
             env = {**TRANSPORTS[self.transport], **self.env}
             if self.layout is None:
                 return run([launched(self.work.workers, self.work.servers, command, env)], path)
-            # The hosts share the cores of this machine.
-            return run(placed(self.layout, command, {**env, "OMP_NUM_THREADS": "1"}, self.keys), path)
+            return run(placed(self.layout, command, env, self.keys), path)
 
 
 @dataclass(frozen=True)
@@ -200,15 +203,14 @@ class Steps:
         return {self.name: figures["times"], **forward}
 
     def _members(self, command: list[str], folder: Path) -> list[Member]:
-        env = {"OMP_NUM_THREADS": "1"}
         if self.who == "alone":
-            return [Member("the process", command, env)]
+            return [Member("the process", command, threads_at([HERE] * 2))]  # half of the cores, as each of two
         if self.who == "ddp":
             places = self.layout.workers if self.layout else [HERE] * 2
-            return ranks([*command, "--meet", str(folder / "meet")], places, env)
+            return ranks([*command, "--meet", str(folder / "meet")], places, threads_at(places))
         if self.layout is None:
-            return [launched(2, 2, command, env)]
-        return placed(self.layout, command, env)
+            return [launched(2, 2, command, {})]
+        return placed(self.layout, command, {})
 
 
 @dataclass(frozen=True)
@@ -230,8 +232,13 @@ def launched(workers: int, servers: int, command: Sequence[str], env: Mapping[st
 
 
 def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str], keys: bool = False) -> list[Member]:
-    """Return a whole job of ours on the hosts of ``layout``; with ``keys`` its links are encrypted."""
+    """Return a whole job of ours on the hosts of ``layout``; with ``keys`` its links are encrypted.
+
+    Each process has the threads that ``launch.py`` would give it there.
+    """
     members = dmlc.members(layout, servers=[sys.executable, "-m", "servers"], workers=command, env=env)
+    own = {"worker": threads_at(layout.workers, env), "server": threads_at(layout.servers, env), "scheduler": {}}
+    members = [replace(member, env={**own[member.env["DMLC_ROLE"]], **member.env}) for member in members]
     if not keys:
         return members
     ranks = [(member.env["DMLC_ROLE"], int(member.env["DMLC_TASK_ID"])) for member in members]
@@ -240,6 +247,17 @@ def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str], keys:
         replace(member, env={**member.env, **keyring.variables(role, rank)})
         for member, (role, rank) in zip(members, ranks, strict=True)
     ]
+
+
+def threads_at(places: Sequence[Place], env: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables for threads that ``launch.py`` sets for members of a role, beside those in ``env``.
+
+    Args:
+        places: of all members of the role. A host takes the cores for its own, though all hosts share them here.
+        env: their variables.
+    """
+    siblings = max(Counter(places).values())
+    return threads.variables({**os.environ, **(env or {})}, "worker", cores(), siblings)
 
 
 def ranks(command: Sequence[str], places: Sequence[Place], env: Mapping[str, str] | None = None) -> list[Member]:

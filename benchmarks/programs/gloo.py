@@ -18,7 +18,7 @@ def main() -> None:
     options.add_argument("--meet", required=True, help="the file through which the processes find each other")
     args = options.parse_args()
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # gloo sums in threads of its own: torch's would only wait
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=f"file://{args.meet}", rank=rank, world_size=world)
     flat = torch.zeros(elements(shapes_of(args.net)))

@@ -75,7 +75,6 @@ def main() -> None:
     options.add_argument("--meet", default="", help="the file through which the processes of ddp find each other")
     args = options.parse_args()
 
-    torch.set_num_threads(1)
     model = build(args.model)
     if args.who == "ddp":
         step, rank = ddp(model, args.meet)

@@ -14,7 +14,10 @@ ALONE = "alone"
 
 
 def train(session: Session, models: Sequence[str] = tuple(STEPS)) -> None:
-    """Measure two workers with two servers, two processes of ddp, and one process; a thread and a batch of 16 each."""
+    """Measure two workers with two servers, two processes of ddp, and one process; a batch of 16 each.
+
+    Each process has half of the cores, as ``launch.py`` divides them; torchrun would give ddp's one thread each.
+    """
     for model in models:
         steps = session.options.rounds or STEPS[model]
         contenders: list[Contender] = [Steps(model, "ours", steps, "kvstore")]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from places import HOSTS
 
-from benchmarks.contenders import ranks
+from benchmarks.contenders import placed, ranks, threads_at
+from benchmarks.dmlc import Layout
 from benchmarks.jobs import HERE
 
 
@@ -12,3 +14,22 @@ def test_ranks_of_gloo_know_their_interface_where_they_are_in_a_host():
     made = ranks(["sum"], [HERE, HOSTS[0]])
     assert made[0].env == {"RANK": "0", "WORLD_SIZE": "2"}
     assert made[1].env == {"RANK": "1", "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "eth0"}
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.contenders.cores", lambda: 2)
+    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_members_of_a_role_share_the_cores_of_their_host_as_launch_py_divides_them(two_cores: None) -> None:
+    assert threads_at([HERE, HERE]) == {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    assert threads_at(HOSTS[:2]) == {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
+    assert threads_at([HERE], {"OMP_NUM_THREADS": "1"}) == {"OMP_WAIT_POLICY": "passive"}
+
+
+def test_a_job_on_hosts_has_the_threads_of_a_job_that_launch_py_starts(two_cores: None) -> None:
+    made = placed(Layout([HERE, HERE], [HERE]), ["train"], {"MINE": "m"})
+    told = {member.name: (member.env["MINE"], member.env.get("OMP_NUM_THREADS")) for member in made}
+    assert told == {"scheduler 0": ("m", None), "server 0": ("m", "2"), "worker 0": ("m", "1"), "worker 1": ("m", "1")}
