@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.contenders import Samples, Work
 from benchmarks.hosts import INTERFACE
-from benchmarks.jobs import Member, Unavailable, run, scratch
+from benchmarks.jobs import Member, Place, Unavailable, run, scratch
 from benchmarks.peers import Peers
 from benchmarks.ssh import Ssh
 
@@ -45,10 +45,10 @@ class Setting:
 DEFAULT = Setting()
 # What `--also` names.
 SETTINGS: Mapping[str, Setting] = {
-    "flat": Setting("flat: no host aggregation", {"KVSTORE_AGGREGATE": "0"}),
-    "plain": Setting("plain: no keys", options=["--no-encryption"]),
+    "flat": Setting("no host aggregation", {"KVSTORE_AGGREGATE": "0"}),
+    "plain": Setting("no keys", options=["--no-encryption"]),
     "one-thread": Setting("OMP_NUM_THREADS=1", {"OMP_NUM_THREADS": "1"}),
-    "plain-one-thread": Setting("plain: no keys, OMP_NUM_THREADS=1", {"OMP_NUM_THREADS": "1"}, ["--no-encryption"]),
+    "plain-one-thread": Setting("no keys, OMP_NUM_THREADS=1", {"OMP_NUM_THREADS": "1"}, ["--no-encryption"]),
     "2bit": Setting("2bit, fp16 back", words=["--compression", '{"type": "2bit", "threshold": 1.0, "pull": "fp16"}']),
 }
 
@@ -58,15 +58,18 @@ class Launched:
     """This project, started on hosts by ``launch.py --launcher ssh`` from the first of them.
 
     Attributes:
-        work: the rounds; workers are spread evenly over the hosts, servers in turn.
+        work: the rounds.
         ssh: what logs in at the hosts.
         setting: how it differs from the defaults.
+        apart: those of the hosts that are for servers alone. Workers are spread evenly over the others, and so are
+            servers if there are none of these.
         sent: for each run the bytes that the first host has sent in a round.
     """
 
     work: Work
     ssh: Ssh
     setting: Setting = DEFAULT
+    apart: Sequence[Place] = ()
     sent: list[float] = field(default_factory=list)
 
     @property
@@ -86,8 +89,11 @@ class Launched:
     def command(self, program: Sequence[str]) -> list[str]:
         """Return the command line that starts ``program`` in all workers."""
         counts = ["-n", str(self.work.workers), "-s", str(self.work.servers)]
-        slots = -(-self.work.workers // len(self.ssh.places))
-        there = ["--launcher", "ssh", "-H", str(self.ssh.hostfile(slots)), "--ssh-config", str(self.ssh.config)]
+        others = [place for place in self.ssh.places if place not in self.apart]
+        there = ["--launcher", "ssh", "--ssh-config", str(self.ssh.config)]
+        there += ["-H", str(self.ssh.hostfile(others, self.work.workers))]
+        if self.apart:
+            there += ["--server-hosts", str(self.ssh.hostfile(self.apart, self.work.servers))]
         passed = [word for name in self.setting.env for word in ("--env", name)]
         return [sys.executable, "-m", "launcher", *counts, *there, *passed, *self.setting.options, shlex.join(program)]
 
@@ -121,8 +127,8 @@ class OpenMpi:
 
     def command(self, mpirun: str, program: Sequence[str]) -> list[str]:
         """Return the command line that starts ``program`` in all ranks."""
-        slots = -(-self.work.workers // len(self.ssh.places))
-        there = ["--hostfile", str(self.ssh.hostfile(slots)), "--mca", "plm_rsh_agent", f"ssh -F {self.ssh.config}"]
+        hostfile = self.ssh.hostfile(self.ssh.places, self.work.workers)
+        there = ["--hostfile", str(hostfile), "--mca", "plm_rsh_agent", f"ssh -F {self.ssh.config}"]
         return [mpirun, "-np", str(self.work.workers), *there, *OPEN_MPI, *program]
 
 

@@ -42,10 +42,16 @@ class Ssh:
         """The file that ``ssh -F`` needs."""
         return self.folder / "ssh_config"
 
-    def hostfile(self, slots: int) -> Path:
-        """Write a file with a line for each host, in the form that ``launch.py`` and Open MPI share."""
-        path = self.folder / f"hosts-{slots}"
-        path.write_text("".join(f"{place.address} slots={slots}\n" for place in self.places))
+    def hostfile(self, places: Sequence[Place], processes: int) -> Path:
+        """Write a file with a line for each of ``places``, in the form that ``launch.py`` and Open MPI share.
+
+        Args:
+            places: some of the hosts.
+            processes: how many there will be on all of them, spread evenly.
+        """
+        slots = -(-processes // len(places))
+        path = self.folder / f"hosts-{places[0].address}-{len(places)}-{slots}"
+        path.write_text("".join(f"{place.address} slots={slots}\n" for place in places))
         return path
 
 

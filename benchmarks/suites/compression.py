@@ -104,7 +104,7 @@ def _rounds(session: Session, workers: int = 4) -> None:
             for name, options in BOTH_WAYS.items()
         ]
         before = sent(places[0])
-        title = f"ResNet-50's arrays, {workers} hosts, {RATE}, compressed"
+        title = f"ResNet-50's arrays, {workers} hosts, {RATE}, without keys, compressed"
         session.measure(Case("hosts-4-compressed", title, contenders, (PLAIN,), lambda _: _crossed(places, before)))
 
 

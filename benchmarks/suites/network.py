@@ -1,12 +1,17 @@
-"""Rounds and steps across hosts of 1 Gbit/s, where the wire is the limit, beside that limit."""
+"""Rounds and steps across hosts of 1 Gbit/s, where the wire is the limit, beside that limit.
+
+Our rounds are those of a job that ``launch.py`` starts over ssh, with its defaults.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from benchmarks.contenders import Contender, Gloo, Limit, Mxnet, Ours, Samples, Steps, Work
+from benchmarks import ssh
+from benchmarks.contenders import Contender, Gloo, Limit, Mxnet, Samples, Steps, Work
 from benchmarks.dmlc import Layout
 from benchmarks.figures import Result, Row
 from benchmarks.hosts import hosts, line, require, sent
@@ -15,6 +20,7 @@ from benchmarks.models import build
 from benchmarks.networks import elements, shapes_of
 from benchmarks.programs.steps import WARM_UP as STEPS_WARM_UP
 from benchmarks.programs.stopwatch import WARM_UP
+from benchmarks.remote import SETTINGS, Launched
 from benchmarks.session import Case, Session
 from benchmarks.suites.grid import Grid, asked, grid
 from benchmarks.suites.training import ALONE, note_efficiency
@@ -23,7 +29,7 @@ from benchmarks.wire import bytes_a_ms, wire_ms
 RATE = "1gbit"
 ROUNDS = 5
 STEPS = 10
-BRIEF = Grid(hosts=(2,), workers=(4,))  # what there is a target for, and half a minute
+BRIEF = Grid(hosts=(2,), workers=(4,))  # half a minute for each repeat
 
 
 @dataclass(frozen=True)
@@ -83,31 +89,29 @@ def network(session: Session, brief: bool = False) -> None:
     """
     try:
         require()
+        ssh.require()
+        if session.options.asks_for_hosts:
+            grid(session, asked(session))
+            return
+        _rounds(session, "hosts-4", servers_apart=False)
+        _rounds(session, "hosts-4+4", servers_apart=True)
+        grid(session, BRIEF)
+        _training(session, brief)
     except Unavailable as error:
         session.console.print(f"network: skipped: {error}", style="yellow", markup=False, highlight=False)
-        return
-    if session.options.asks_for_hosts:
-        _grid(session, asked(session))
-        return
-    _rounds(session, "hosts-4", servers_apart=False)
-    _rounds(session, "hosts-4+4", servers_apart=True)
-    _grid(session, BRIEF if brief else asked(session))
-    _training(session, brief)
-
-
-def _grid(session: Session, chosen: Grid) -> None:
-    try:
-        grid(session, chosen)
-    except Unavailable as error:
-        session.console.print(f"network: ssh skipped: {error}", style="yellow", markup=False, highlight=False)
 
 
 def _rounds(session: Session, name: str, servers_apart: bool, workers: int = 4) -> None:
     work = Work(workers=workers, servers=workers, rounds=session.options.rounds or ROUNDS)
     wire = Limit("wire", wire_ms(4 * elements(shapes_of(work.net)), workers, RATE, servers_apart))
-    with hosts(2 * workers if servers_apart else workers, RATE, session.options.mtu) as places:
+    with contextlib.ExitStack() as stack:
+        places = stack.enter_context(hosts(2 * workers if servers_apart else workers, RATE, session.options.mtu))
         layout = Layout(places[:workers], places[workers:] if servers_apart else places)
-        contenders: list[Contender] = [Ours(work, layout=layout)]
+        logged = stack.enter_context(ssh.logins(places))
+        contenders: list[Contender] = [
+            Launched(work, logged, apart=places[workers:]),
+            Launched(work, logged, SETTINGS["plain-one-thread"], places[workers:]),
+        ]
         if "mxnet" in session.peers:
             contenders.append(Mxnet(work, session.peers, layout))
         if "gloo" in session.peers:
@@ -140,7 +144,7 @@ def _training(session: Session, brief: bool, model: str = "resnet18") -> None:
             sending.append(Steps(model, "ddp", steps, "ddp", layout))
         counted = [Counted(contender, places[0], steps, nbytes, STEPS_WARM_UP) for contender in sending]
         contenders: list[Contender] = [*counted, Steps(model, "alone", steps, ALONE), wire]
-        where = f"a worker and a server on each of 2 hosts, {line(RATE, session.options.mtu)}"
+        where = f"a worker and a server, without keys, on each of 2 hosts, {line(RATE, session.options.mtu)}"
         title = f"A training step of ResNet-18, batch 16, {where}"
         session.measure(Case("hosts-train", title, contenders, ("ddp", "limit"), add_limit))
 

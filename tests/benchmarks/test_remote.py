@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,9 +77,10 @@ def test_open_mpi_lets_ranks_that_wait_give_way_and_binds_none_to_a_core(ssh):
     assert words[-1] == "program"
 
 
-def test_workers_that_do_not_come_out_even_still_have_slots(ssh):
-    words = Launched(replace(WORK, workers=3), ssh).command(["program"])
-    assert Path(words[words.index("-H") + 1]).read_text().count("slots=2") == 2
+def test_servers_may_have_hosts_of_their_own(ssh):
+    words = Launched(WORK, ssh, apart=HOSTS[1:]).command(["program"])
+    assert Path(words[words.index("-H") + 1]).read_text() == "10.77.0.1 slots=8\n"
+    assert Path(words[words.index("--server-hosts") + 1]).read_text() == "10.77.0.2 slots=2\n"
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,10 @@ def test_openssh_is_needed_and_that_is_said(monkeypatch):
 
 
 def test_hostfiles_are_of_the_form_that_launch_py_and_open_mpi_share(tmp_path):
-    path = Ssh(HOSTS, tmp_path).hostfile(4)
-    assert path.read_text() == "10.77.0.1 slots=4\n10.77.0.2 slots=4\n"
+    ssh = Ssh(HOSTS, tmp_path)
+    assert ssh.hostfile(HOSTS, 8).read_text() == "10.77.0.1 slots=4\n10.77.0.2 slots=4\n"
+    assert ssh.hostfile(HOSTS, 3).read_text() == "10.77.0.1 slots=2\n10.77.0.2 slots=2\n"
+    assert ssh.hostfile(HOSTS[1:], 3).read_text() == "10.77.0.2 slots=3\n"
 
 
 def test_no_password_opens_a_host_and_clients_know_its_key(tmp_path):

@@ -75,7 +75,7 @@ def test_each_number_of_workers_is_measured_on_the_same_hosts(monkeypatch, sessi
     assert made == [(2, "200mbit", 9000)]
     assert [case.name for case in cases] == ["hosts-2x1-10MB-200mbit", "hosts-2x4-10MB-200mbit"]
     names = [contender.name for contender in cases[1].contenders]
-    assert names == ["kvstore", "kvstore, flat: no host aggregation", "gloo", "openmpi", "wire"]
+    assert names == ["kvstore", "kvstore, no host aggregation", "gloo", "openmpi", "wire"]
     ours, _, gloo, _, wire = cases[1].contenders
     assert (ours.sender.work.workers, ours.sender.work.servers) == (8, 2)
     assert [place.namespace for place in gloo.sender.places] == ["host1"] * 4 + ["host2"] * 4

@@ -30,20 +30,22 @@ def test_hosts_need_root_and_say_so(monkeypatch, session):
 def test_options_that_say_which_hosts_to_make_ask_for_rounds_on_those_alone(monkeypatch, session):
     made = []
     monkeypatch.setattr(network_module, "require", lambda: None)
+    monkeypatch.setattr(network_module.ssh, "require", lambda: None)
     monkeypatch.setattr(network_module, "grid", lambda session, chosen: made.append(chosen))
     network(session("network", "--hosts", "2,4", "--workers-per-host", "1,8", "--rate", "1gbit", "--net", "resnet50"))
     assert made == [Grid((2, 4), (1, 8), "1gbit", "resnet50", ())]
 
 
-def test_without_openssh_the_other_measurements_are_made(monkeypatch, session):
-    def lacking(*_):
+def test_hosts_need_openssh_and_say_so(monkeypatch, session):
+    def lacking():
         raise Unavailable("jobs over ssh need sshd")
 
     made = session("network", "--hosts", "2")
     monkeypatch.setattr(network_module, "require", lambda: None)
-    monkeypatch.setattr(network_module, "grid", lacking)
+    monkeypatch.setattr(network_module.ssh, "require", lacking)
     network(made)
-    assert "network: ssh skipped: jobs over ssh need sshd" in made.console.file.getvalue()
+    assert "network: skipped: jobs over ssh need sshd" in made.console.file.getvalue()
+    assert not made.failures
 
 
 def test_the_limit_of_a_step_across_hosts():
