@@ -18,13 +18,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.jobs import Place, Unavailable
+from benchmarks.wire import bytes_a_ms
 
 INTERFACE = "eth0"
 NETWORK = "10.77.0"
 MTU = 1500
 SHM = Path("/dev/shm")  # noqa: S108
-# So large a bucket that a full-speed sender is never starved by the timer; no packet is dropped in 0.1 s of queue.
-LIMIT = ("burst", "512kb", "latency", "100ms")
+# So large a bucket that a full-speed sender is never starved by the timer, and that the system's largest packets fit.
+# What a line has saved up while it was idle, it sends at once, and a real one does not: no larger than that.
+BUCKET_MS = 4
+BUCKET_BYTES = 80_000
 
 
 @contextlib.contextmanager
@@ -75,6 +78,12 @@ def line(rate: str, mtu: int = MTU) -> str:
     return rate if mtu == MTU else f"{rate}, packets of {mtu:,} bytes"
 
 
+def limit(rate: str) -> list[str]:
+    """Return the words of ``tc`` for a token bucket of a rate; no packet is dropped in 0.1 s of queue."""
+    bucket = max(BUCKET_BYTES, round(BUCKET_MS * bytes_a_ms(rate)))
+    return ["rate", rate, "burst", str(bucket), "latency", "100ms"]
+
+
 def sent(host: Place) -> int:
     """Return the number of bytes that ``host`` has sent, including headers."""
     path = f"/sys/class/net/{INTERFACE}/statistics/tx_bytes"
@@ -89,7 +98,7 @@ def _add_host(switch: str, name: str, number: int, rate: str, mtu: int) -> None:
     _ip("-n", name, "addr", "add", f"{NETWORK}.{number}/24", "dev", INTERFACE)
     _ip("-n", name, "link", "set", "lo", "up")
     _ip("-n", name, "link", "set", INTERFACE, "mtu", f"{mtu}", "up")
-    run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", "rate", rate, *LIMIT)
+    run("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, "root", "tbf", *limit(rate))
 
 
 def _remove(name: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from cluster.missing import need
 
 from benchmarks import hosts as hosts_module
-from benchmarks.hosts import INTERFACE, hosts, line, require
+from benchmarks.hosts import INTERFACE, hosts, limit, line, require
 from benchmarks.jobs import Unavailable
 
 
@@ -46,6 +46,11 @@ def test_hosts_are_removed_when_making_them_fails(monkeypatch):
 def test_lines_in_words():
     assert line("1gbit") == "1gbit"
     assert line("1gbit", 9000) == "1gbit, packets of 9,000 bytes"
+
+
+@pytest.mark.parametrize(("rate", "burst"), [("1gbit", 500_000), ("200mbit", 100_000), ("1mbit", 80_000)])
+def test_a_line_saves_up_a_few_milliseconds_and_a_packet_at_least(rate, burst):
+    assert limit(rate) == ["rate", rate, "burst", str(burst), "latency", "100ms"]
 
 
 @pytest.mark.long
