@@ -1,9 +1,10 @@
 """The interface of all stores, and the stores that need no job.
 
-factory     ``create``: from a name to a store
-registry    the names of stores, built in and registered
-base        ``KVStore``, the interface
-arguments   (key, value) arguments in any of their forms, as keys with lists of values
-local       ``local`` and ``device``: sums and updates in this process
-statistics  what a store has done so far
+factory              ``create``: from a name to a store
+registry             the names of stores, built in and registered
+base                 ``KVStore``, the interface
+optimizer_interface  the part of it that is about updates
+arguments            (key, value) arguments in any of their forms, as keys with lists of values
+local                ``local`` and ``device``: sums and updates in this process
+statistics           what a store has done so far
 """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from kvstore.errors import UnknownName, Unsupported, UsageError
+from kvstore.errors import Unsupported, UsageError
 from kvstore.spec import Key, as_shape
 from kvstore.store.arguments import group, one_kind
+from kvstore.store.optimizer_interface import OptimizerInterface
 from kvstore.store.registry import register
 from kvstore.store.statistics import Statistics
 from kvstore.ticket import Ticket, finish
@@ -16,7 +16,7 @@ from kvstore.ticket import Ticket, finish
 T = TypeVar("T", bound="type[KVStore]")
 
 
-class KVStore:
+class KVStore(OptimizerInterface):
     """Arrays by key: pushed values are summed, and assigned or handed to an optimizer; pulled ones are the result.
 
     A key is an ``int`` from ``-2**63`` to ``2**64 - 1`` or a ``str``; one store has keys of one kind. A value is a
@@ -181,36 +181,6 @@ class KVStore:
 
         return torch.empty(as_shape(shape), dtype=as_dtype(dtype))
 
-    # ---- updates
-
-    def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
-        """Update with this optimizer from now on, instead of assigning.
-
-        Every worker may call it, with the same arguments, or rank 0 alone; it acts once. Called again with other
-        numbers it keeps the optimizer's state; another optimizer drops it, with a warning.
-
-        Args:
-            optimizer: the name of one of torch's or MXNet's (``sgd``, ``nag``, ``adam``, ``adamw``, ``lamb``, ...;
-                ``docs/from-mxnet.md`` lists them), its class, or an instance that has not been used, whose defaults are
-                taken.
-            hyperparameters: the optimizer's, by torch's names (``lr``, ``weight_decay``, ...) or MXNet's
-                (``learning_rate``, ``wd``, ...), and those below.
-
-        Every optimizer has these, too:
-
-        - ``rescale_grad`` (1): gradients are multiplied by it first.
-        - ``clip_gradient`` (None): then each of their elements is clipped to plus and minus this.
-        - ``lr_mult`` and ``wd_mult`` (``{}``): by key, a factor of the learning rate, and of the weight decay.
-        - ``groups`` (none): a list of dicts, each with ``keys`` and what differs for these:
-          ``groups=[{"keys": ["bias"], "wd": 0.0}]``.
-
-        Raises:
-            UnknownName: no such optimizer or hyper-parameter.
-            ServerError: a server could not make it; carries the server's message.
-            Mismatch: this worker's arguments are not rank 0's.
-        """
-        raise self._unsupported("set_optimizer")
-
     def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
         """Compress what is pushed from now on; on all workers alike, before a push or between two.
 
@@ -236,79 +206,6 @@ class KVStore:
             Unsupported: this store sends nothing.
         """
         raise self._unsupported("set_gradient_compression")
-
-    def set_updater(self, updater: Callable[[int | str, Any, Any], None]) -> None:
-        """Update with a function of one's own, instead of an optimizer; local stores only.
-
-        Args:
-            updater: is called as ``updater(key, pushed, stored)``, and changes ``stored`` in place.
-
-        Raises:
-            Unsupported: the store is distributed: no code goes to servers.
-        """
-        raise self._unsupported("set_updater")
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate that this worker has set."""
-        raise self._unsupported("learning_rate")
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Use ``lr`` from this worker's next push on; momentum and other state stay.
-
-        With ``dist_sync`` all workers that set one must set the same for the same round.
-
-        Args:
-            lr: the new learning rate, of all keys whose group has none of its own.
-        """
-        self.set_hyperparameters(learning_rate=lr)
-
-    def set_hyperparameters(
-        self,
-        *,
-        learning_rate: float | None = None,
-        rescale_grad: float | None = None,
-        groups: Sequence[Mapping[str, Any]] = (),
-        **others: Any,
-    ) -> None:
-        """Use these from this worker's next push on; what is not given stays. See ``set_learning_rate``.
-
-        Args:
-            learning_rate: the new rate; None leaves it as it is.
-            rescale_grad: the new factor of gradients; None leaves it as it is.
-            groups: what changes for each of ``set_optimizer``'s groups, in their order; ``lr`` too.
-            others: other hyper-parameters, of all keys whose group has none of its own.
-
-        Raises:
-            UnknownName: no such hyper-parameter.
-            UsageError: one that only ``set_optimizer`` can change: a bool, a text, a momentum from or to 0.
-        """
-        raise self._unsupported("set_hyperparameters")
-
-    def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
-        """Write the optimizer's state of all keys to ``path``, as safetensors; one worker's call suffices.
-
-        With compression, what this worker's encodings lack so far is in it too; then each worker writes a file of its
-        own, if the run is to go on exactly as it would have.
-
-        Args:
-            path: the file to write. It is replaced in one step, so that it is never half written.
-            note: a text that is kept with it, for the caller's own use.
-        """
-        raise self._unsupported("save_optimizer_states")
-
-    def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
-        """Take the optimizer's state from ``path``; all workers may call it, rank 0's file is the one that counts.
-
-        With compression, a worker also takes what its own encodings lacked, if the file is one that it wrote itself.
-
-        Args:
-            path: a file that ``save_optimizer_states`` has written, with any number of workers and servers.
-
-        Raises:
-            UsageError: the file is damaged, or belongs to another optimizer.
-        """
-        raise self._unsupported("load_optimizer_states")
 
     # ---- the job
 
@@ -373,19 +270,6 @@ class KVStore:
             raise self._unsupported("join")
         return self.rank
 
-    def is_capable(self, capability: str) -> bool:
-        """Whether the store has an ability.
-
-        Args:
-            capability: ``optimizer``, the only one there is to ask for; upper or lower case.
-
-        Raises:
-            UnknownName: another one.
-        """
-        if capability.lower() != "optimizer":
-            raise UnknownName(f"there is no capability {capability!r}; choose from optimizer")
-        return type(self).set_optimizer is not KVStore.set_optimizer
-
     @property
     def check_finite(self) -> bool:
         """Whether a push of NaN or infinite values raises ``NotFinite`` instead of changing values; see ``create``."""
@@ -436,9 +320,6 @@ class KVStore:
 
     def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
         raise self._unsupported("pushpull")
-
-    def _unsupported(self, what: str) -> Unsupported:
-        return Unsupported(f"a {self._name!r} store has no {what}")
 
     def _pairs(self, key: Any, value: Any) -> dict[Key, list[Any]]:
         pairs = group(key, value)

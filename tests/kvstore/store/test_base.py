@@ -49,21 +49,13 @@ def test_what_an_added_store_does_not_do_is_unsupported() -> None:
 
     store = kv.create("bare")
     value = torch.ones(1)
-    assert not store.is_capable("optimizer")
     for call in (
         lambda: store.init("w", value),
         lambda: store.push("w", value),
         lambda: store.pull("w", value),
         lambda: store.pushpull("w", value),
         lambda: store.broadcast("w", value, value),
-        lambda: store.set_optimizer("sgd"),
-        lambda: store.set_updater(lambda key, pushed, stored: None),
         lambda: store._set_updater(lambda key, pushed, stored: None),
-        lambda: store.learning_rate,
-        lambda: store.set_learning_rate(0.1),
-        lambda: store.set_hyperparameters(rescale_grad=1.0),
-        lambda: store.save_optimizer_states("s"),
-        lambda: store.load_optimizer_states("s"),
     ):
         with pytest.raises(NotImplementedError, match="a 'bare' store has no"):
             call()
