@@ -27,8 +27,8 @@ from kvstore.optim.counts import GROUPS_COUNT, with_own_counts
 from kvstore.optim.optimizer_class import OptimizerClass
 
 ENTRY_POINTS = "kvstore.optimizers"
-# The extra of this distribution that brings a module.
-EXTRAS = {"pytorch_optimizer": "optimizers"}
+# What to install for a module, where that has another name.
+DISTRIBUTIONS = {"pytorch_optimizer": "pytorch-optimizer"}
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def load(reference: ClassReference) -> AllowedClass:
         for part in reference.cls.split("."):
             cls = getattr(cls, part)
     except ModuleNotFoundError as exc:
-        extra = EXTRAS.get((exc.name or "").partition(".")[0])
-        what = f"pip install 'torch-kvstore[{extra}]'" if extra else f"the module {exc.name!r}"
+        distribution = DISTRIBUTIONS.get((exc.name or "").partition(".")[0])
+        what = f"the module {exc.name!r}" + (f" (pip install {distribution})" if distribution else "")
         raise UsageError(f"optimizer {reference.name!r} needs {what} on the servers and the workers") from exc
     except (AttributeError, ImportError) as exc:
         raise UsageError(f"optimizer {reference.name!r} is allowed as {reference}, which is not there: {exc}") from exc

@@ -88,7 +88,9 @@ def test_a_module_that_is_not_there_is_named_and_so_is_the_extra_that_brings_it(
         describe("class", {})
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)  # as if it were not installed
     load.cache_clear()
-    with pytest.raises(UsageError, match=r"'lion' needs pip install 'torch-kvstore\[optimizers\]' on the servers"):
+    with pytest.raises(
+        UsageError, match=r"'lion' needs the module 'pytorch_optimizer' \(pip install pytorch-optimizer\) on the"
+    ):
         describe("lion", {})
 
 
