@@ -128,8 +128,8 @@ class DiLoCo:
         self._global = GlobalWeights(self._store, kept, outer_optimizer, outer_params)
         self._steps = self._rounds = 0
         self._position = 0  # in the schedule, which begins anew after ``finish``
-        self._alone = [0] * self._schedule.fragments  # the steps since a fragment was sent
-        self._travelling: dict[int, Ticket | None] = {}  # by fragment; None for one that has arrived
+        self._unsent = [0] * self._schedule.fragments  # the steps since a fragment was sent
+        self._in_flight: dict[int, Ticket | None] = {}  # by fragment; None for one that has arrived
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Make one step of the inner optimizer, and send and take what is due. Returns what its ``step`` returns.
@@ -149,14 +149,14 @@ class DiLoCo:
         """
         self._steps += 1
         self._position += 1
-        self._alone = [steps + 1 for steps in self._alone]
+        self._unsent = [steps + 1 for steps in self._unsent]
         for number in self._schedule.leaving(self._position):
-            self._travelling[number] = self._global.push(self._fragments[number])
-            self._alone[number] = 0
+            self._in_flight[number] = self._global.push(self._fragments[number])
+            self._unsent[number] = 0
             self._rounds += 1
         for number in self._schedule.arriving(self._position):
             self._take(number)
-        for ticket in self._travelling.values():
+        for ticket in self._in_flight.values():
             if ticket is not None:
                 ticket.done()  # takes in what has come: whoever waits receives, and here nobody waits
 
@@ -174,13 +174,13 @@ class DiLoCo:
         Raises:
             DeadlineExceeded: others have more steps to make; the message names them. Call again to wait on.
         """
-        for number in list(self._travelling):
+        for number in list(self._in_flight):
             self._take(number)
-        changed = [number for number, steps in enumerate(self._alone) if steps]
+        changed = [number for number, steps in enumerate(self._unsent) if steps]
         if changed:
             self._global.push([name for number in changed for name in self._fragments[number]])
             self._rounds += 1
-        self._alone = [0] * len(self._alone)
+        self._unsent = [0] * len(self._unsent)
         self._position = 0
         self._store.join(timeout)
         self._global.pull()
@@ -226,8 +226,8 @@ class DiLoCo:
         return {
             "steps": self._steps,
             "position": self._position,
-            "alone": list(self._alone),
-            "travelling": sorted(self._travelling),
+            "unsent": list(self._unsent),
+            "in_flight": sorted(self._in_flight),
             "weights": self._global.state(),
         }
 
@@ -242,19 +242,19 @@ class DiLoCo:
         """
         try:
             steps, position = at_least("steps", state["steps"], 0), at_least("position", state["position"], 0)
-            alone = [at_least("alone", number, 0) for number in state["alone"]]
-            travelling = [at_least("travelling", n, 0, len(self._fragments) - 1) for n in state["travelling"]]
+            unsent = [at_least("unsent", number, 0) for number in state["unsent"]]
+            in_flight = [at_least("in_flight", n, 0, len(self._fragments) - 1) for n in state["in_flight"]]
             weights = dict(state["weights"])
         except (LookupError, TypeError, ValueError) as exc:
             raise UsageError(f"this state of DiLoCo is damaged: {type(exc).__name__}: {exc}") from None
-        if len(alone) != len(self._fragments):
+        if len(unsent) != len(self._fragments):
             raise UsageError(
-                f"this state of DiLoCo has {len(alone)} fragments, but there are {len(self._fragments)}: use the "
+                f"this state of DiLoCo has {len(unsent)} fragments, but there are {len(self._fragments)}: use the "
                 "settings of the run that saved it"
             )
         self._global.load_state(weights)
-        self._steps, self._position, self._alone = steps, position, alone
-        self._travelling = dict.fromkeys(travelling)
+        self._steps, self._position, self._unsent = steps, position, unsent
+        self._in_flight = dict.fromkeys(in_flight)
 
     def close(self) -> None:
         """Close the store that this has made beside ``kvstore``. The latter stays open."""
@@ -278,14 +278,15 @@ class DiLoCo:
     # ---- helpers
 
     def _take(self, number: int) -> None:
-        ticket = self._travelling.pop(number, None)
+        ticket = self._in_flight[number]
         if ticket is not None:
             ticket.wait()
         self._global.take(self._fragments[number], self._mixing)
+        del self._in_flight[number]
 
     def _arrive(self) -> None:
         """Wait for everything that travels; it is taken when it is due."""
-        for number, ticket in self._travelling.items():
+        for number, ticket in self._in_flight.items():
             if ticket is not None:
                 ticket.wait()
-                self._travelling[number] = None
+                self._in_flight[number] = None

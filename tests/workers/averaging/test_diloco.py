@@ -288,8 +288,8 @@ def test_states_that_do_not_fit() -> None:
         made().load_state_dict(state)
     with pytest.raises(kv.UsageError, match=r"another model: it has no 'local/0.weight' of this shape"):
         made(fragments=2).load_state_dict({**state, "weights": {}})
-    for damage in ({"steps": -1}, {"position": "x"}, {"travelling": [2]}, {"alone": 3}):
-        with pytest.raises(kv.UsageError, match=r"steps=-1|position='x'|travelling=2|damaged: TypeError"):
+    for damage in ({"steps": -1}, {"position": "x"}, {"in_flight": [2]}, {"unsent": 3}):
+        with pytest.raises(kv.UsageError, match=r"steps=-1|position='x'|in_flight=2|damaged: TypeError"):
             made(fragments=2).load_state_dict({**state, **damage})
     with pytest.raises(kv.UsageError, match="damaged: KeyError: 'steps'"):
         made().load_state_dict({})
