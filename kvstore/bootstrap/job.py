@@ -1,19 +1,28 @@
-"""From ranks to a job: rank 0 starts it and tells the others its address; then all can join."""
+"""From ranks to a job: rank 0 starts it and tells the others its address; then all can join.
+
+If the ranks are on several hosts, rank 0 first hears on which. A host with two of them or more gets an aggregator,
+which the first of them starts.
+"""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvstore.bootstrap.job_address import JobAddress, require_safe
-from kvstore.bootstrap.job_servers import JobServers
+from kvstore.bootstrap.job_servers import JobServers, start_aggregator
 from kvstore.bootstrap.meeting import FileMeeting, meeting, on_one_host
+from kvstore.bootstrap.member_processes import MemberProcesses
 from kvstore.errors import ConfigError
+from kvstore.job import contract
 from kvstore.job.config import Config, inherited
 from kvstore.job.directory import require_private
 from kvstore.job.ranks import Ranks
+
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # tells machines of one name apart
 
 
 @contextlib.contextmanager
@@ -22,11 +31,11 @@ def joining(config: Config) -> Iterator[Config]:
 
     These are ``config`` if it has the job's address, or if no starter has given this process a rank. Otherwise rank 0's
     process starts the job's scheduler and servers. They end when all workers have left, which rank 0 waits for at its
-    exit, when the job fails, or when rank 0's process dies.
+    exit, when the job fails, or when rank 0's process dies. So does an aggregator with the rank that has started it.
 
     Raises:
         ConfigError: the ranks cannot meet, or not safely; the message says what to set.
-        DeadlineExceeded: rank 0 has not told the address in time.
+        DeadlineExceeded: rank 0 has not told the address in time, or has not heard of all other ranks.
     """
     ranks = config.ranks
     if ranks is None:
@@ -36,18 +45,53 @@ def joining(config: Config) -> Iterator[Config]:
     with meeting(ranks, config.join_limit_s) as met:
         secret = require_safe(config, one_host)
         if ranks.rank != 0:
-            yield _settings(JobAddress.loads(met.hear()), ranks, one_host, secret)
+            if not one_host:
+                met.introduce(_host(config))
+            address = JobAddress.loads(met.hear())
+            settings = _settings(address, ranks, one_host, secret)
+            with _lasting(start_aggregator(config, address, ranks, secret)):
+                yield settings
             return
-        servers = JobServers(config, ranks, one_host, secret, met.path if isinstance(met, FileMeeting) else None)
-        atexit.register(servers.wait)  # first: whoever joins registers its farewell later, which is said before
-        try:
-            met.tell(servers.address.dumps())
-            yield _settings(servers.address, ranks, one_host, secret)
-        except BaseException:
-            servers.end()
-            raise
-        finally:
-            met.forget()
+        aggregated = [] if one_host else _aggregated([_host(config), *met.hosts()])
+        remove = met.path if isinstance(met, FileMeeting) else None
+        servers = JobServers(config, ranks, one_host, secret, remove, aggregated)
+        with _lasting(servers):
+            try:
+                met.tell(servers.address.dumps())
+                yield _settings(servers.address, ranks, one_host, secret)
+            finally:
+                met.forget()
+
+
+@contextlib.contextmanager
+def _lasting(processes: JobServers | MemberProcesses | None) -> Iterator[None]:
+    """Keep processes until this one exits, which waits for their end; or end them, if it does not join the job."""
+    if processes is None:
+        yield
+        return
+    atexit.register(processes.wait)  # first: whoever joins registers its farewell later, which is said before
+    try:
+        yield
+    except BaseException:
+        processes.end()
+        raise
+
+
+def _host(config: Config) -> str:
+    """What this host is called among the hosts of the ranks; empty if its workers are not to have an aggregator."""
+    if not config.aggregate:
+        return ""
+    with contextlib.suppress(OSError):
+        return f"{socket.gethostname()} {BOOT.read_text().strip()}"
+    return socket.gethostname()
+
+
+def _aggregated(hosts: Sequence[str]) -> list[list[int]]:
+    """The ranks of the workers of each aggregator, if each rank is on that host."""
+    placed: list[tuple[str, list[contract.Member]]] = [
+        (host or f"of rank {rank}", [("worker", rank)]) for rank, host in enumerate(hosts)
+    ]
+    return contract.aggregated(placed) if contract.READY else []
 
 
 def _settings(address: JobAddress, ranks: Ranks, one_host: bool, secret: str) -> Config:

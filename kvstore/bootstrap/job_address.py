@@ -8,7 +8,7 @@ secret can neither read along nor join, whatever network the address was told ov
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from kvstore.errors import ConfigError
 from kvstore.job.config import Config, job_name
@@ -29,12 +29,14 @@ class JobAddress:
         uri, port: the scheduler's address, as ``DMLC_PS_ROOT_URI`` and ``DMLC_PS_ROOT_PORT``; port 0 for ``ipc://``.
         servers: how many there are.
         job: its name, which no other job has.
+        aggregated: for each aggregator, the ranks of its host's workers. The first of them starts it.
     """
 
     uri: str
     port: int
     servers: int
     job: str
+    aggregated: list[list[int]] = field(default_factory=list)
 
     def dumps(self) -> str:
         """A text for ``loads``."""
@@ -65,7 +67,13 @@ class JobAddress:
             and 0 <= self.port < 65536
             and 0 < self.servers <= MAX_NODES
             and self.job == job_name(self.job) != ""
+            and type(self.aggregated) is list
+            and all(map(_rising, self.aggregated))
         )
+
+    def aggregator_beside(self, rank: int) -> int:
+        """Return which aggregator the process of worker ``rank`` starts; -1 for none."""
+        return next((aggregator for aggregator, ranks in enumerate(self.aggregated) if ranks[0] == rank), -1)
 
     def contract(self, workers: int, secret: str = "", root_fd: int = -1) -> Contract:
         """What the members of the job are told of it.
@@ -75,8 +83,28 @@ class JobAddress:
             secret: what keys are made from; without one there are none.
             root_fd: a listening socket that the scheduler inherits, -1 for none.
         """
-        keyring = Keyring.derived(secret, self.job, members(workers, self.servers)) if secret else None
-        return Contract(workers, self.servers, self.uri, self.port, self.job, root_fd=root_fd, keyring=keyring)
+        everyone = members(workers, self.servers, len(self.aggregated))
+        keyring = Keyring.derived(secret, self.job, everyone) if secret else None
+        return Contract(
+            workers,
+            self.servers,
+            self.uri,
+            self.port,
+            self.job,
+            root_fd=root_fd,
+            keyring=keyring,
+            aggregated=self.aggregated,
+        )
+
+
+def _rising(ranks: object) -> bool:
+    """Whether these are ranks of several workers, in order."""
+    return (
+        type(ranks) is list
+        and len(ranks) > 1
+        and all(type(rank) is int and 0 <= rank < MAX_NODES for rank in ranks)
+        and ranks == sorted(set(ranks))
+    )
 
 
 def require_safe(config: Config, one_host: bool) -> str:

@@ -1,34 +1,32 @@
-"""The scheduler and the servers that rank 0 starts, through their supervisor, and whose end it waits for."""
+"""The scheduler and the servers, which rank 0 starts, and aggregators, each of which a rank of its host starts."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
-import shutil
 import socket
-import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.bootstrap.job_address import MOST_SERVERS, JobAddress
-from kvstore.bootstrap.server_supervisor import SupervisedJob, SupervisedProcess
+from kvstore.bootstrap.member_processes import MemberProcesses
+from kvstore.bootstrap.server_supervisor import SupervisedProcess
 from kvstore.errors import ConfigError
 from kvstore.job import threads
 from kvstore.job.address import choose, is_loopback
-from kvstore.job.config import Config, inherited
-from kvstore.job.contract import members
+from kvstore.job.config import Config
+from kvstore.job.contract import Contract, Role, members
 from kvstore.job.directory import make_private, temporary_root
-from kvstore.job.processes import complete, source_root, words
+from kvstore.job.processes import words
 from kvstore.job.ranks import Ranks
 from kvstore.job.settings import LOCAL_RANK, LOCAL_SIZE, NODE_HOST
 from kvstore.job.system import cores
 
-END_S = 10.0
-
 
 class JobServers:
-    """The scheduler and the servers of a job. They run from construction on.
+    """The scheduler and the servers of a job, and the aggregator of rank 0's host. They run from construction on.
 
     Args:
         config: rank 0's settings.
@@ -36,81 +34,85 @@ class JobServers:
         one_host: whether all of these are here.
         secret: what keys are made from; empty for plain links.
         remove: a file that the supervisor removes with the job, if this process cannot.
+        aggregated: for each aggregator, the ranks of its host's workers.
+
+    Attributes:
+        address: of the job.
 
     Raises:
         ConfigError: this host has no usable address, or no room for the job's directory.
     """
 
-    def __init__(self, config: Config, ranks: Ranks, one_host: bool, secret: str, remove: Path | None = None) -> None:
-        self._pid = os.getpid()
+    def __init__(
+        self,
+        config: Config,
+        ranks: Ranks,
+        one_host: bool,
+        secret: str,
+        remove: Path | None = None,
+        aggregated: Sequence[Sequence[int]] = (),
+    ) -> None:
         servers = config.num_servers or min(ranks.size, MOST_SERVERS)
+        groups = [list(group) for group in aggregated]
         listener = None if one_host else _listen(config, ranks)
         with listener or contextlib.nullcontext():
-            self._directory = str(make_private(temporary_root()))
+            directory = str(make_private(temporary_root()))
             if listener is None:
-                self.address = JobAddress(f"ipc://{self._directory}/scheduler", 0, servers, Path(self._directory).name)
+                self.address = JobAddress(f"ipc://{directory}/scheduler", 0, servers, Path(directory).name, groups)
             else:
                 host, port = listener.getsockname()[:2]
-                self.address = JobAddress(host, port, servers, f"kvstore-{os.getuid()}-{secrets.token_hex(8)}")
+                job = f"kvstore-{os.getuid()}-{secrets.token_hex(8)}"
+                self.address = JobAddress(host, port, servers, job, groups)
             fd = -1 if listener is None else listener.fileno()
-            task = SupervisedJob(
-                self._pid,
-                self._members(config, ranks, secret, fd),
-                self._directory,
-                [self._directory, *([] if remove is None else [str(remove)])],
-                fd,
-                config.heartbeat_timeout_s + 5.0,  # until whoever cannot be told has heard the silence
-            )
-            try:
-                self._supervisor = subprocess.Popen(
-                    words(sys.executable, "kvstore.bootstrap"),
-                    stdin=subprocess.PIPE,
-                    stdout=2,
-                    env=complete(inherited({}), source_root()),
-                    pass_fds=() if fd < 0 else (fd,),
-                    start_new_session=True,  # Ctrl-C is for the script, at whose end this ends
-                )
-            except BaseException:
-                self._remove()
-                raise
-        if self._supervisor.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), self._supervisor.stdin as pipe:  # it has said why it ended
-                pipe.write(task.dumps().encode())
-
-    def _members(self, config: Config, ranks: Ranks, secret: str, fd: int) -> list[SupervisedProcess]:
-        contract = self.address.contract(ranks.size, secret, fd)
-        processes = []
-        for role, rank in members(0, self.address.servers):
-            variables = contract.variables(role, rank)
-            variables |= threads.variables(os.environ, role, cores(), self.address.servers)
-            if role == "server":
-                variables |= {LOCAL_RANK.name: str(rank), LOCAL_SIZE.name: str(self.address.servers)}
-            if not self.address.uri.startswith("ipc://") and not config.node_host:
-                variables[NODE_HOST.name] = self.address.uri
-            processes.append(SupervisedProcess(role, rank, list(words(sys.executable, "servers")), variables))
-        return processes
+            contract = self.address.contract(ranks.size, secret, fd)
+            own = self.address.aggregator_beside(ranks.rank)
+            started = members(0, servers)
+            if own >= 0:
+                started.append(("aggregator", own))
+            node_host = "" if listener is None or config.node_host else self.address.uri
+            processes = [_process(contract, role, rank, node_host) for role, rank in started]
+            reporter = processes[0].variables
+            self._processes = MemberProcesses(config, ranks.rank, processes, reporter, directory, remove, fd)
 
     def wait(self) -> None:
         """Wait until all have ended: when all workers have left, or the job has failed."""
-        if os.getpid() != self._pid:
-            return  # a fork of that process, which has no children here
-        try:
-            self._supervisor.wait()
-        finally:
-            self.end()
+        self._processes.wait()
 
     def end(self) -> None:
         """End the processes that still run. May be called again."""
-        self._supervisor.terminate()
-        try:
-            self._supervisor.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self._supervisor.kill()
-            self._supervisor.wait()
-        self._remove()
+        self._processes.end()
 
-    def _remove(self) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
+
+def start_aggregator(config: Config, address: JobAddress, ranks: Ranks, secret: str) -> MemberProcesses | None:
+    """Start the aggregator of this host, if this rank, which is not 0, is to do so.
+
+    Args:
+        config: this rank's settings.
+        address: of the job.
+        ranks: who the workers are.
+        secret: what keys are made from; empty for plain links.
+
+    Raises:
+        ConfigError: there is no room for its directory.
+    """
+    own = address.aggregator_beside(ranks.rank)
+    if own < 0:
+        return None
+    contract = address.contract(ranks.size, secret)
+    process = _process(contract, "aggregator", own)
+    reporter = contract.variables("scheduler", 0)
+    return MemberProcesses(config, ranks.rank, [process], reporter, str(make_private(temporary_root())))
+
+
+def _process(contract: Contract, role: Role, rank: int, node_host: str = "") -> SupervisedProcess:
+    variables = contract.variables(role, rank)
+    place, siblings = (0, 1) if role == "aggregator" else (rank, contract.num_servers)
+    variables |= threads.variables(os.environ, role, cores(), siblings)
+    if role != "scheduler":
+        variables |= {LOCAL_RANK.name: str(place), LOCAL_SIZE.name: str(siblings)}
+    if node_host:
+        variables[NODE_HOST.name] = node_host
+    return SupervisedProcess(role, rank, list(words(sys.executable, "servers")), variables)
 
 
 def _listen(config: Config, ranks: Ranks) -> socket.socket:

@@ -1,11 +1,13 @@
 """Where rank 0 tells the others the job's address: in torchrun's store, or in a file if all are on one host.
 
-It is taken back when all have joined, so that the next program under the same torchrun or mpirun cannot read it.
+In a store, the others first tell rank 0 which hosts they are on. All is taken back when all have joined, so that the
+next program under the same torchrun or mpirun cannot read it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 import sys
@@ -21,12 +23,26 @@ from kvstore.job.address import is_loopback
 from kvstore.job.files import replacing
 from kvstore.job.ranks import Ranks
 
+log = logging.getLogger(__name__)
+
 POLL_S = 0.02
+REMIND_S = 60.0  # between two log lines that say who has not come yet
+MOST_NAMED = 8
 _PROC = Path("/proc")
 
 
 class Meeting(Protocol):
-    """Carries one text from rank 0 to all other ranks."""
+    """Carries one text from rank 0 to all other ranks, and one from each of them to rank 0."""
+
+    def introduce(self, host: str) -> None:
+        """Publish which host this rank is on; for the other ranks."""
+
+    def hosts(self) -> list[str]:
+        """Wait for the hosts of all other ranks, and return them in their order; none if all are on one; for rank 0.
+
+        Raises:
+            DeadlineExceeded: not all have published theirs in time.
+        """
 
     def tell(self, text: str) -> None:
         """Publish ``text``; for rank 0."""
@@ -78,6 +94,8 @@ class StoreMeeting:
 
         self._where = f"{ranks.master}:{ranks.port}"
         self._key = f"kvstore/{ranks.attempt}/address"
+        self._rank = ranks.rank
+        self._host_keys = [f"kvstore/{ranks.attempt}/host/{rank}" for rank in range(ranks.size)]
         self._timeout_s = timeout_s
         if not distributed.is_available():
             raise ConfigError("this torch has no torch.distributed, through which ranks meet at MASTER_ADDR")
@@ -99,6 +117,33 @@ class StoreMeeting:
                 f"{ranks.family.starter} meet: {str(exc).splitlines()[0]}"
             ) from None
 
+    def introduce(self, host: str) -> None:
+        """See ``Meeting``."""
+        self._store.set(self._host_keys[self._rank], host)
+
+    def hosts(self) -> list[str]:
+        """See ``Meeting``."""
+        others = self._host_keys[1:]
+        deadline = time.monotonic() + self._timeout_s
+        while others:
+            limit_s = min(REMIND_S, deadline - time.monotonic())
+            try:
+                self._store.wait(others, timedelta(seconds=max(0.001, limit_s)))
+            except self._error:
+                missing = [rank for rank, key in enumerate(others, 1) if not self._store.check([key])]
+                names = _few(missing)
+                if time.monotonic() >= deadline:
+                    raise DeadlineExceeded(
+                        f"{names} did not come within {self._timeout_s:g} s to where the ranks meet (at "
+                        f"{self._where}): all ranks must call kv.create('dist_...')",
+                        tuple(f"rank {rank}" for rank in missing),
+                    ) from None
+                if missing:
+                    log.warning("rank 0 waits for %s to create a distributed store", names)
+            else:
+                break
+        return [self._store.get(key).decode(errors="replace") for key in others]
+
     def tell(self, text: str) -> None:
         """See ``Meeting``."""
         self._store.set(self._key, text)
@@ -114,7 +159,8 @@ class StoreMeeting:
     def forget(self) -> None:
         """See ``Meeting``."""
         with contextlib.suppress(self._error):  # torchrun has gone, and its store with it
-            self._store.delete_key(self._key)
+            for key in (self._key, *self._host_keys[1:]):
+                self._store.delete_key(key)
 
 
 class FileMeeting:
@@ -123,6 +169,13 @@ class FileMeeting:
     def __init__(self, path: Path, timeout_s: float) -> None:
         self.path = path
         self._timeout_s = timeout_s
+
+    def introduce(self, host: str) -> None:
+        """Do nothing: all ranks are on this host."""
+
+    def hosts(self) -> list[str]:
+        """See ``Meeting``."""
+        return []
 
     def tell(self, text: str) -> None:
         """See ``Meeting``."""
@@ -195,6 +248,11 @@ def _started(pid: int) -> str:
 def _stat(pid: int) -> list[bytes]:
     """``pid (name) state ppid ...`` from the state on: the name may hold anything."""
     return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
+
+
+def _few(ranks: list[int]) -> str:
+    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
+    return ", ".join(f"rank {rank}" for rank in ranks[:MOST_NAMED]) + more
 
 
 def _silence(where: str, timeout_s: float) -> DeadlineExceeded:

@@ -1,10 +1,12 @@
-"""The process between rank 0 and the servers: starts them, reports one that fails, and ends all when rank 0 is gone.
+"""The process between a rank and what it starts: starts that, reports a failure, and ends all when the rank is gone.
+
+Rank 0 starts the scheduler and the servers so, and a rank of each host with an aggregator starts that.
 
 Its members tell it why they end. It prints one root cause, after what the workers print: what comes last is read first.
 
-It is ``python -m kvstore.bootstrap``, a child of rank 0's process, with a ``SupervisedJob`` on its standard input. Only
-a process of its own can do this: SIGKILL cannot be caught, and a parent-death signal would come when the thread ends
-that made the store. The servers get that signal from this process, whose only thread ends with it.
+It is ``python -m kvstore.bootstrap``, a child of the rank's process, with a ``SupervisedJob`` on its standard input.
+Only a process of its own can do this: SIGKILL cannot be caught, and a parent-death signal would come when the thread
+ends that made the store. The servers get that signal from this process, whose only thread ends with it.
 
 launch.py is a supervisor itself, so its keeper (``launcher/processes/keeper.py``) only cleans up after it.
 """
@@ -68,7 +70,9 @@ class SupervisedJob:
 
     Attributes:
         parent: the process to outlive by a moment only.
-        members: what to start, the scheduler first.
+        rank: which worker that is.
+        members: what to start.
+        reporter: the variables of a member that may report on all others: the scheduler's.
         directory: where members write why they end.
         remove: files and directories that must not outlive the job.
         root_fd: the scheduler's listening socket, which the supervisor inherits; -1 if there is none.
@@ -76,7 +80,9 @@ class SupervisedJob:
     """
 
     parent: int
+    rank: int
     members: list[SupervisedProcess]
+    reporter: dict[str, str] = field(repr=False)
     directory: str
     remove: list[str]
     root_fd: int
@@ -104,6 +110,7 @@ class ServerSupervisor:
     def __init__(self, task: SupervisedJob, report: Callable[[str, int, str], None]) -> None:
         self._task = task
         self._report = report
+        self._hears_all = any(member.role == "scheduler" for member in task.members)
         self._running: list[tuple[SupervisedProcess, subprocess.Popen[bytes]]] = []
         self._ends: list[MemberEnd] = []
         self._deadline = self._explain_at = float("inf")
@@ -153,9 +160,9 @@ class ServerSupervisor:
                 self._fail(member.role, member.rank, how, self._task.patience_s)
 
     def _look_up(self) -> None:
-        """Notice that rank 0's process has gone without waiting for this one, or wants all to end."""
+        """Notice that the rank's process has gone without waiting for this one, or wants all to end."""
         if self._deadline == float("inf") and (self._told_to_end or os.getppid() != self._task.parent):
-            self._fail("worker", 0, GONE, LAST_WORDS_S)
+            self._fail("worker", self._task.rank, GONE, LAST_WORDS_S)
 
     def _fail(self, role: str, rank: int, how: str, patience_s: float) -> None:
         self._code = 1
@@ -167,11 +174,15 @@ class ServerSupervisor:
         return ReportFile.of(Path(self._task.directory) / f"{member.role}-{member.rank}.json", STDERR)
 
     def _explain(self) -> None:
-        """Say why the job has failed, once, when the workers have heard of it: they print their errors themselves."""
+        """Say why the job has failed, once, when the workers have heard of it: they print their errors themselves.
+
+        The failure of a process elsewhere is told where the scheduler is.
+        """
         if self._explained:
             return
         reports = [(member.name, self._report_file(member).read()) for member, _ in self._running]
-        cause = root_cause([*self._ends, *(MemberEnd.expected(name, report) for name, report in reports if report)])
+        ends = [*self._ends, *(MemberEnd.expected(name, report) for name, report in reports if report)]
+        cause = root_cause([end for end in ends if self._hears_all or not end.blameless])
         if cause:
             self._explain_at = min(self._explain_at, time.monotonic() + HEARD_S)
         if cause and (not self._running or time.monotonic() >= self._explain_at):
@@ -201,4 +212,4 @@ def main() -> int:
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
     task = SupervisedJob.loads(sys.stdin.read())
-    return ServerSupervisor(task, partial(tell, inherited(task.members[0].variables))).run()
+    return ServerSupervisor(task, partial(tell, inherited(task.reporter))).run()

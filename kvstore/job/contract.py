@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +14,8 @@ from kvstore.job.keyring import Keyring
 
 Role = Literal["scheduler", "server", "aggregator", "worker"]
 Member = tuple[Role, int]
+
+READY = False  # whether `python -m servers` can be an aggregator
 
 
 def members(num_workers: int, num_servers: int, num_aggregators: int = 0) -> list[Member]:
@@ -25,6 +27,21 @@ def members(num_workers: int, num_servers: int, num_aggregators: int = 0) -> lis
     aggregators: list[Member] = [("aggregator", rank) for rank in range(num_aggregators)]
     workers: list[Member] = [("worker", rank) for rank in range(num_workers)]
     return [("scheduler", 0), *servers, *aggregators, *workers]
+
+
+def aggregated(placed: Iterable[tuple[str, Sequence[Member]]]) -> list[list[int]]:
+    """Choose the aggregators of a job.
+
+    Args:
+        placed: names of hosts, and members that run there. A host may occur more than once.
+
+    Returns:
+        For each aggregator, the ranks of its host's workers. The aggregators are in the order of their first workers.
+    """
+    workers: dict[str, list[int]] = {}
+    for host, members in placed:
+        workers.setdefault(host, []).extend(rank for role, rank in members if role == "worker")
+    return sorted(sorted(ranks) for ranks in workers.values() if len(workers) > 1 and len(ranks) > 1)
 
 
 def member_name(role: str, rank: int) -> str:

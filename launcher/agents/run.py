@@ -19,7 +19,7 @@ import kvstore
 from kvstore.errors import ConfigError
 from kvstore.job.address import Address
 from kvstore.job.config import Config
-from kvstore.job.contract import Role
+from kvstore.job.contract import Role, aggregated
 from kvstore.job.keyring import Keyring
 from kvstore.job.processes import source_root
 from kvstore.job.settings import ENCRYPTION
@@ -30,7 +30,6 @@ from launcher.agents.remote import RemoteAgent
 from launcher.agents.roll_call import Interrupted, RollCall
 from launcher.errors import LaunchError
 from launcher.hosts import reach
-from launcher.hosts.placement import aggregated
 from launcher.job.description import Job
 from launcher.job.tasks import (
     AGENT,

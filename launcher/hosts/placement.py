@@ -2,12 +2,11 @@
 
 Slots are for workers. Hosts without a number of slots share the remaining workers evenly. Servers go in turn to the
 hosts that have workers, and take no slots there. If servers have hosts of their own, they fill these as workers do.
-A host with two workers or more has an aggregator, unless it is the only host of the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from kvstore.job.contract import Member, Role
 from launcher.errors import LaunchError
@@ -43,21 +42,6 @@ def place(job: Job, hosts: Sequence[Host], server_hosts: Sequence[Host] | None =
     for rank, host in enumerate(workers):
         placed[host].append(("worker", rank))
     return {host: members for host, members in placed.items() if members}
-
-
-def aggregated(placed: Iterable[tuple[str, Sequence[Member]]]) -> list[list[int]]:
-    """Choose the aggregators of a job.
-
-    Args:
-        placed: names of hosts, and members that run there. A host may occur more than once.
-
-    Returns:
-        For each aggregator, the ranks of its host's workers. The aggregators are in the order of their first workers.
-    """
-    workers: dict[str, list[int]] = {}
-    for host, members in placed:
-        workers.setdefault(host, []).extend(rank for role, rank in members if role == "worker")
-    return sorted(sorted(ranks) for ranks in workers.values() if len(workers) > 1 and len(ranks) > 1)
 
 
 def _spread(count: int, hosts: Sequence[Host], policy: str, role: Role) -> list[Host]:

@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from kvstore.job import settings
+from kvstore.job import contract, settings
 from kvstore.job.contract import COMPUTED
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 
 # A typing error must not start a million processes.
 MAX_PER_ROLE = 1024
-
-READY = False  # whether `python -m servers` can be an aggregator
 
 # The variables by which the members of a job, and its agents, find each other. Options cannot set them.
 RESERVED = COMPUTED | {settings.AGENT.name, settings.EXIT_REPORT.name}
@@ -68,4 +66,4 @@ class Job:
     @property
     def aggregates(self) -> bool:
         """Whether hosts with several workers have aggregators."""
-        return READY and self.cluster.host_aggregation and not self.server_argv
+        return contract.READY and self.cluster.host_aggregation and not self.server_argv

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvstore.job.contract import Member
+from kvstore.job.contract import Member, aggregated
 from kvstore.job.processes import source_root
 from launcher.agents import boot
 from launcher.agents import run as agents
@@ -19,7 +19,7 @@ from launcher.agents.remote import RemoteAgent
 from launcher.agents.roll_call import RollCall, report
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host, read
-from launcher.hosts.placement import aggregated, place
+from launcher.hosts.placement import place
 from launcher.hosts.ssh import remote_command, rsync
 from launcher.job import dryrun
 from launcher.job.description import Job

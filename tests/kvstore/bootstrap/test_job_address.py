@@ -19,7 +19,8 @@ def config_of(role: str, rank: int, address: JobAddress = ADDRESS, secret: str =
 
 
 def test_an_address_survives_being_told() -> None:
-    assert JobAddress.loads(ADDRESS.dumps()) == ADDRESS
+    for address in (ADDRESS, replace(ADDRESS, aggregated=[[0, 2], [1, 3]])):
+        assert JobAddress.loads(address.dumps()) == address
 
 
 @pytest.mark.parametrize(
@@ -44,8 +45,15 @@ def test_an_address_survives_being_told() -> None:
         replace(ADDRESS, job="").dumps(),
         replace(ADDRESS, job="\ud800").dumps(),
         replace(ADDRESS, job="j" * 41).dumps(),
+        ADDRESS.dumps().replace("[]", "null"),
+        ADDRESS.dumps().replace("[]", "[3]"),
+        ADDRESS.dumps().replace("[]", "[[]]"),
+        ADDRESS.dumps().replace("[]", "[[1]]"),
+        ADDRESS.dumps().replace("[]", "[[1, 0]]"),
+        ADDRESS.dumps().replace("[]", "[[0, 4096]]"),
+        ADDRESS.dumps().replace("[]", '[[0, "1"]]'),
     ],
-    ids=range(19),
+    ids=range(26),
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="address of the job"):
@@ -64,6 +72,15 @@ def test_all_make_the_same_keys_and_each_its_own() -> None:
     assert all(one is not None and one.public in one.members for one in keys)
     assert len({one.secret for one in keys if one is not None}) == len(members)
     assert len({(one.root, one.members) for one in keys if one is not None}) == 1
+
+
+def test_aggregators_have_keys_and_everybody_knows_them() -> None:
+    address = replace(ADDRESS, aggregated=[[1, 2]])
+    assert [address.aggregator_beside(rank) for rank in range(3)] == [-1, 0, -1]
+    aggregator, worker = (config_of(role, 0, address).keys for role in ("aggregator", "worker"))
+    assert aggregator is not None
+    assert worker is not None
+    assert aggregator.public in worker.members
 
 
 def test_keys_are_of_one_job_and_one_secret() -> None:

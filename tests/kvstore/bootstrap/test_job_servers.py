@@ -7,22 +7,22 @@ import os
 import stat
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvstore.bootstrap.job_servers import JobServers
+from kvstore.bootstrap.job_servers import JobServers, start_aggregator
 from kvstore.bootstrap.server_supervisor import SupervisedJob
 from kvstore.errors import ConfigError
-from kvstore.job import directory
 from kvstore.job.config import Config
 from kvstore.job.ranks import FAMILIES, Ranks
 from kvstore.job.system import cores
 from kvstore.job.threads import WAITING
 
 SECRET = "0123456789abcdef0123456789abcdef"
-TORCH = FAMILIES[0]
+TORCH, OPENMPI, *_ = FAMILIES
 
 
 class Pipe(io.BytesIO):
@@ -111,6 +111,34 @@ def test_there_are_two_servers_at_most_if_nobody_says_how_many(
     servers.end()
 
 
+def test_the_aggregator_of_rank_0s_host_is_started_with_the_servers(started: list[Supervisor]) -> None:
+    config = Config(node_host="127.0.0.1", num_servers=2)
+    ranks = Ranks(OPENMPI, 0, 5, 0, 2, master="127.0.0.1", port=1)
+    servers = JobServers(config, ranks, False, SECRET, aggregated=[[0, 2], [1, 3]])
+    job = job_of(started[0])
+    assert [process.name for process in job.members] == ["scheduler", "server 0", "server 1", "aggregator 0"]
+    scheduler, _, _, aggregator = (process.variables for process in job.members)
+    assert scheduler["KVSTORE_NUM_AGGREGATORS"] == aggregator["KVSTORE_NUM_AGGREGATORS"] == "2"
+    assert (aggregator["KVSTORE_LOCAL_RANK"], aggregator["KVSTORE_LOCAL_SIZE"]) == ("0", "1")
+    assert job.reporter == scheduler
+    assert len(set(scheduler["KVSTORE_MEMBER_KEYS"].split(","))) == 1 + 2 + 2 + 5
+    own = Config.from_env(aggregator).keys
+    assert own is not None
+    assert own.public in scheduler["KVSTORE_MEMBER_KEYS"].split(",")
+    servers.end()
+    elsewhere = start_aggregator(Config(), servers.address, replace(ranks, rank=1), SECRET)
+    assert elsewhere is not None
+    job = job_of(started[1])
+    assert [process.name for process in job.members] == ["aggregator 1"]
+    assert job.rank == 1
+    assert job.reporter["KVSTORE_SECRET_KEY"] == scheduler["KVSTORE_SECRET_KEY"], "which may report on any other"
+    assert "DMLC_NODE_HOST" not in job.members[0].variables
+    assert SECRET not in started[1].stdin.told.decode()
+    elsewhere.end()
+    assert not Path(job.directory).exists()
+    assert start_aggregator(Config(), servers.address, replace(ranks, rank=2), SECRET) is None
+
+
 def test_servers_share_the_cores_and_do_not_spin_unless_the_user_wants_it(
     started: list[Supervisor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,31 +155,7 @@ def test_servers_share_the_cores_and_do_not_spin_unless_the_user_wants_it(
         servers.end()
 
 
-def test_a_supervisor_that_cannot_be_started_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_words: Any, **_options: Any) -> Any:
-        raise OSError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(directory, "MAX_PATH", 300)
-    with pytest.raises(OSError, match="temporarily unavailable"):
-        JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_without_room_for_a_directory_the_error_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     with pytest.raises(ConfigError, match="set TMPDIR to a writable directory"):
         JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
-
-
-def test_a_fork_of_rank_0_has_no_supervisor_to_wait_for(
-    started: list[Supervisor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    servers = JobServers(Config(), Ranks(TORCH, 0, 1, 0, 1), True, "")
-    pid = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
-    servers.wait()
-    assert started[0].ended == []
-    monkeypatch.undo()
-    servers.end()

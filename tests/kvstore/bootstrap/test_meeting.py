@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from waiting import until
 
+from kvstore.bootstrap import meeting as meetings
 from kvstore.bootstrap.meeting import FileMeeting, StoreMeeting, meeting, meeting_file, on_one_host
 from kvstore.errors import ConfigError, DeadlineExceeded
 from kvstore.job.ranks import FAMILIES, Ranks
@@ -94,6 +97,42 @@ def test_torchs_store_tells_the_others() -> None:
     rank0.forget()
     with pytest.raises(DeadlineExceeded, match=f"127.0.0.1:{port}"):
         StoreMeeting(replace(ranks, rank=1), 0.2).hear()
+
+
+def test_torchs_store_tells_rank_0_where_the_others_are(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    ranks = Ranks(TORCH, 0, 4, master="127.0.0.1", port=port)
+    rank0 = StoreMeeting(ranks, 50.0)
+    StoreMeeting(replace(ranks, rank=1), 50.0).introduce("one")
+    with pytest.raises(DeadlineExceeded, match=r"rank 2, rank 3 did not come within 0\.05 s") as caught:
+        StoreMeeting(replace(ranks, rank=0, hosted=True), 0.05).hosts()
+    assert caught.value.silent == ("rank 2", "rank 3")
+    monkeypatch.setattr(meetings, "REMIND_S", 0.01)
+    late = [StoreMeeting(replace(ranks, rank=rank), 50.0) for rank in (2, 3)]
+
+    def come_when_missed() -> None:
+        until(lambda: bool(caplog.messages), "a reminder")
+        for rank, one in enumerate(late, 2):
+            one.introduce(f"host {rank}")
+
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(come_when_missed)
+        assert rank0.hosts() == ["one", "host 2", "host 3"]
+        coming.result()
+    assert caplog.messages[0] == "rank 0 waits for rank 2, rank 3 to create a distributed store"
+    rank0.forget()
+    with pytest.raises(DeadlineExceeded, match="rank 1, rank 2, rank 3 did not come"):
+        StoreMeeting(replace(ranks, rank=0, hosted=True), 0.05).hosts()
+
+
+def test_where_all_are_on_one_host_nobody_asks_which(tmp_path: Path) -> None:
+    meeting = FileMeeting(tmp_path / "meeting", 0.0)
+    meeting.introduce("here")
+    assert meeting.hosts() == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nobody_at_the_master_address() -> None:

@@ -35,6 +35,7 @@ def supervise(
     processes: Sequence[SupervisedProcess],
     *,
     parent: int | None = None,
+    rank: int = 0,
     directory: Path = Path("/nowhere"),
     remove: Sequence[Path] = (),
     patience_s: float = LONG,
@@ -42,15 +43,15 @@ def supervise(
     """Run a supervisor to its end; return its exit code, and what it has reported."""
     reports: list[tuple[str, int, str]] = []
     parent = os.getppid() if parent is None else parent
-    job = SupervisedJob(parent, list(processes), str(directory), list(map(str, remove)), -1, patience_s)
+    job = SupervisedJob(parent, rank, list(processes), {}, str(directory), list(map(str, remove)), -1, patience_s)
     code = ServerSupervisor(job, lambda *report: reports.append(report)).run()
     return code, reports
 
 
 def test_orders_survive_the_pipe_and_show_no_keys() -> None:
-    job = SupervisedJob(
-        7, [SupervisedProcess("server", 1, ["python"], {"KVSTORE_SECRET_KEY": "hush"})], "/tmp/x", ["/tmp/x"], 5, 3.0
-    )
+    secret = {"KVSTORE_SECRET_KEY": "hush"}
+    server = SupervisedProcess("server", 1, ["python"], secret)
+    job = SupervisedJob(7, 0, [server], secret, "/tmp/x", ["/tmp/x"], 5, 3.0)
     assert SupervisedJob.loads(job.dumps()) == job
     assert "hush" not in repr(job)
 
@@ -91,11 +92,12 @@ def test_who_ends_because_the_job_has_failed_is_not_to_blame() -> None:
     assert supervise([process("server", 0, f"raise SystemExit({JOB_FAILED_EXIT})")]) == (0, [])
 
 
-def test_when_rank_0s_process_is_gone_all_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("role", "rank"), [("scheduler", 0), ("aggregator", 2)])
+def test_when_the_ranks_process_is_gone_all_are_ended(monkeypatch: pytest.MonkeyPatch, role: str, rank: int) -> None:
     monkeypatch.setattr(server_supervisor, "LAST_WORDS_S", 0.1)
     gone = 1 if os.getppid() != 1 else 2
-    expected = (1, [("worker", 0, "ended without leaving the job; torchrun, mpirun or srun may say why")])
-    assert supervise([process("scheduler", 0, FOREVER)], parent=gone) == expected
+    expected = (1, [("worker", rank, "ended without leaving the job; torchrun, mpirun or srun may say why")])
+    assert supervise([process(role, 0, FOREVER)], parent=gone, rank=rank) == expected
 
 
 HAND_OVER = """
@@ -134,3 +136,15 @@ def test_the_root_cause_does_not_wait_for_those_that_do_not_end(
     assert supervise([stays, fails], directory=tmp_path, patience_s=1.0)[0] == 1
     said = "server is quiet\nserver 0 (has failed|exited with code 1):\nwhere\nOSError: no room\n"
     assert re.fullmatch(said, capfd.readouterr().err)
+
+
+def test_an_aggregators_supervisor_tells_of_its_own_failure_alone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """That of others is told where the scheduler is."""
+    consequence = reporting("aggregator", "worker 3 was killed", consequence=True, code=JOB_FAILED_EXIT)
+    assert supervise([consequence], directory=tmp_path) == (0, [])
+    assert capfd.readouterr().err == "aggregator is quiet\n"
+    killed = process("aggregator", 1, "import os; os.kill(os.getpid(), 9)")
+    assert supervise([killed], directory=tmp_path) == (1, [("aggregator", 1, "was killed by SIGKILL")])
+    assert capfd.readouterr().err == "aggregator 1 was killed by SIGKILL\n"

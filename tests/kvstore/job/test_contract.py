@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.job.config import Config
-from kvstore.job.contract import COMPUTED, Contract, Role, member_name, members
+from kvstore.job.contract import COMPUTED, Contract, Role, aggregated, member_name, members
 from kvstore.job.keyring import Keyring
 
 CONTRACT = Contract(num_workers=3, num_servers=2, uri="10.0.0.7", port=4711, job="kvstore-0-abc")
@@ -16,6 +16,27 @@ def test_members_are_in_the_order_in_which_they_start() -> None:
     assert members(2, 1) == [("scheduler", 0), ("server", 0), ("worker", 0), ("worker", 1)]
     assert members(1, 1, 2)[2:] == [("aggregator", 0), ("aggregator", 1), ("worker", 0)]
     assert members(0, 2) == [("scheduler", 0), ("server", 0), ("server", 1)]
+
+
+@pytest.mark.parametrize(
+    ("placed", "groups"),
+    [
+        ({"a": "w0 w1 w2 w3"}, []),  # one host: nothing leaves it
+        ({"a": "s0 w0", "b": "s1 w1"}, []),
+        ({"a": "s0 w0 w1", "b": "s1 w2 w3"}, [[0, 1], [2, 3]]),
+        ({"a": "w0 w1", "b": "w2"}, [[0, 1]]),
+        ({"a": "w0", "b": "w1 w2 w3", "c": "w4"}, [[1, 2, 3]]),
+        ({"a": "w0 w3", "b": "w1 w4", "c": "w2"}, [[0, 3], [1, 4]]),
+        ({"a": "w2 w3", "b": "w0 w1"}, [[0, 1], [2, 3]]),
+        ({"a": "w0 w1", "b": "s0"}, [[0, 1]]),  # servers elsewhere: gradients leave the host
+    ],
+)
+def test_hosts_with_two_workers_or_more_have_aggregators(placed: dict[str, str], groups: list[list[int]]) -> None:
+    roles: dict[str, Role] = {"s": "server", "w": "worker"}
+    members = [(host, [(roles[word[0]], int(word[1:])) for word in text.split()]) for host, text in placed.items()]
+    assert aggregated(members) == groups
+    one_by_one = [(host, [member]) for host, many in members for member in many]
+    assert aggregated(reversed(one_by_one)) == groups, "as agents of a cluster manager report"
 
 
 def test_members_have_names() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.errors import LaunchError
 from launcher.hosts.hostfile import Host
-from launcher.hosts.placement import aggregated, place
+from launcher.hosts.placement import place
 from launcher.job.cluster import PLACEMENTS, Cluster
 from launcher.job.description import Job
 
@@ -51,27 +51,6 @@ def test_what_hosts_with_slots_do_not_take_the_others_share() -> None:
 def test_servers_with_hosts_of_their_own() -> None:
     assert shown(place(job(2, 3), [A], [X, Y])) == {"a": "w0 w1", "x": "s0 s1", "y": "s2"}
     assert shown(place(job(2, 1, "round-robin"), [A, C], [A])) == {"a": "s0 w0", "c": "w1"}
-
-
-@pytest.mark.parametrize(
-    ("placed", "groups"),
-    [
-        ({"a": "w0 w1 w2 w3"}, []),  # one host: nothing leaves it
-        ({"a": "s0 w0", "b": "s1 w1"}, []),
-        ({"a": "s0 w0 w1", "b": "s1 w2 w3"}, [[0, 1], [2, 3]]),
-        ({"a": "w0 w1", "b": "w2"}, [[0, 1]]),
-        ({"a": "w0", "b": "w1 w2 w3", "c": "w4"}, [[1, 2, 3]]),
-        ({"a": "w0 w3", "b": "w1 w4", "c": "w2"}, [[0, 3], [1, 4]]),
-        ({"a": "w2 w3", "b": "w0 w1"}, [[0, 1], [2, 3]]),
-        ({"a": "w0 w1", "b": "s0"}, [[0, 1]]),  # servers elsewhere: gradients leave the host
-    ],
-)
-def test_hosts_with_two_workers_or_more_have_aggregators(placed: dict[str, str], groups: list[list[int]]) -> None:
-    roles = {"s": "server", "w": "worker"}
-    members = [(host, [(roles[word[0]], int(word[1:])) for word in text.split()]) for host, text in placed.items()]
-    assert aggregated(members) == groups
-    one_by_one = [(host, [member]) for host, many in members for member in many]
-    assert aggregated(reversed(one_by_one)) == groups, "as agents of a cluster manager report"
 
 
 def test_too_few_slots() -> None:
