@@ -8,7 +8,7 @@ import signal
 import sys
 from types import FrameType
 
-from kvstore.errors import KVStoreError
+from kvstore.errors import JOB_FAILED_EXIT, KVStoreError, NodeLost
 from kvstore.job import threads, uncaught
 from kvstore.job.config import Config
 from kvstore.job.exit_report import ExitReport, hand_over
@@ -46,6 +46,10 @@ def main() -> int:
 
         run = run_aggregator if role == "aggregator" else run_server
         return run(config, sharing(links(config), config), server_endpoint(config, name))
+    except NodeLost as exc:  # another process has failed before the job began
+        if not hand_over(ExitReport(str(exc), consequence=True), os.environ):
+            print(exc, file=sys.stderr)
+        return JOB_FAILED_EXIT
     except KVStoreError as exc:
         text = f"{type(exc).__name__}: {exc}"
         if not hand_over(ExitReport(text, details=f"{text}\n"), os.environ):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from waiting import LONG
 
+from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.contract import Contract, Role
 from kvstore.job.our_module import ROOT
 from kvstore.job.processes import words
@@ -41,6 +42,27 @@ def test_sigterm_during_an_import_ends_it_without_a_word(role: Role, module: str
     argv = words(sys.executable, "servers")
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=LONG, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "")
+
+
+LOST = """
+import sys
+import servers.server
+from kvstore.errors import NodeLost
+from servers.__main__ import main
+
+def lose(*_job):
+    raise NodeLost("worker 1 exited with code 1")
+
+servers.server.run_server = lose
+sys.exit(main())
+"""
+
+
+def test_a_failure_elsewhere_before_the_job_began_is_not_its_own(tmp_path: Path) -> None:
+    job = Contract(2, 1, f"ipc://{tmp_path}/scheduler", 0, "job")
+    env = os.environ | job.variables("server", 0) | {"PYTHONPATH": ROOT}
+    done = subprocess.run([sys.executable, "-c", LOST], env=env, capture_output=True, text=True, timeout=LONG)
+    assert (done.returncode, done.stderr) == (JOB_FAILED_EXIT, "worker 1 exited with code 1\n")
 
 
 def test_the_threads_of_a_server_that_was_started_by_hand_do_not_spin(tmp_path: Path) -> None:
