@@ -62,6 +62,8 @@ class Server:
             self._transport,
             self._transport,
             self._session.worker_keys,
+            self._session.aggregated,
+            self._session.aggregator_keys,
         )
 
     def run(self) -> int:

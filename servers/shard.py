@@ -34,6 +34,7 @@ from servers.requests.agreement import Agreement
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
+from servers.requests.speakers import Speakers
 from servers.store.table import Table
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class Shard:
         memory: for values and sums.
         admission: admits and refuses links.
         keys: the public keys that the workers have joined with, by rank; empty where links prove no keys.
+        aggregated: for each aggregator, the ranks of the workers that it speaks for.
+        aggregator_keys: of the aggregators; see ``keys``.
 
     Attributes:
         rank: this server's.
@@ -64,10 +67,12 @@ class Shard:
         memory: Memory | None = None,
         admission: Admission | None = None,
         keys: Sequence[str] = (),
+        aggregated: Sequence[Sequence[int]] = (),
+        aggregator_keys: Sequence[str] = (),
     ) -> None:
         self.rank = rank
         self._workers = range(num_workers)
-        self._incarnations = dict.fromkeys(self._workers, 1)  # as the scheduler gives them; nobody is replaced yet
+        self._speakers = Speakers(num_workers, keys, aggregated, aggregator_keys)
         self._memory = memory or Heap()
         self.tables: dict[int, Table] = {}
         self._opened_by: dict[int, set[int]] = {}
@@ -76,17 +81,16 @@ class Shard:
         self._departed: Collection[int] = ()
         self.ledger: Ledger[Reply | Pull] = Ledger()
         self._reply_links = ReplyLinks(admission)
-        self._keys = dict(enumerate(keys))
 
     def handle(self, peer: bytes, message: Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
         if not isinstance(message, Request) and not isinstance(message, Here):
             log.debug("dropped a %s, which servers do not handle", type(message).__name__)
             return []
-        node = message.node
-        if node.role != "worker" or node.incarnation != self._incarnations.get(node.rank):
-            return turn_away(peer, message, "is not a worker of this job")
-        if not self._reply_links.admit(peer, message, self._keys.get(node.rank, "")):
+        key = self._speakers.key(message.node)
+        if key is None:
+            return turn_away(peer, message, "is neither a worker nor an aggregator of this job")
+        if not self._reply_links.admit(peer, message, key):
             return turn_away(peer, message, "joined this job with another key than that of this link")
         if isinstance(message, Here):
             return []
@@ -98,6 +102,7 @@ class Shard:
         if verdict is Verdict.STALE:
             return []
         try:
+            self._speakers.require(message)
             answers = self._serve(peer, message)
         except WeightsInDoubt:
             raise
@@ -143,7 +148,15 @@ class Shard:
         return [Answer(peer, message, Ack(message.seq))]
 
     def _open(self, message: Open) -> None:
-        rule = Rule(message.mode, message.staleness, message.quorum, message.late, message.compensation, message.finite)
+        rule = Rule(
+            message.mode,
+            message.staleness,
+            message.quorum,
+            message.late,
+            message.compensation,
+            message.finite,
+            message.aggregate,
+        )
         table = self.tables.get(message.store)
         opened_by = self._opened_by.setdefault(message.store, set())
         # A worker that was interrupted while it made a store may make another with the same number.
@@ -210,7 +223,7 @@ class Shard:
 
     def _explain(self, message: Explain) -> str:
         for table in self.tables.values():
-            text = table.explain(message.node.rank, message.about)
+            text = table.explain(message.node, message.about)
             if text:
                 return text + self._inside()
         for agreement in self._agreements.values():
@@ -240,7 +253,9 @@ class Shard:
         for _, request, reply in answers:
             remembered: Reply | Pull = reply
             if isinstance(reply, Values) and isinstance(request, Push | Pull) and not self._keeps(request.store):
-                remembered = Pull(request.sender, request.store, request.ids, request.clocks, request.back)
+                remembered = Pull(
+                    request.sender, request.store, request.ids, request.clocks, request.back, request.ranks
+                )
             self.ledger.note(request, remembered)
         return self._reply_links.outbox(answers)
 

@@ -105,7 +105,8 @@ class Push(Request):
         back: how the values of the answer are to be compressed.
         priority: of the answer among messages that wait to leave; see ``Transport.send``.
         ranks: from an aggregator, the workers whose contributions these values are the sum of, in order; else empty.
-        rank_clocks: the clock of each of ``ranks`` for all segments, where they differ; else empty.
+        rank_clocks: the clock of each of ``ranks`` for all segments, where they differ; else empty. ``clocks`` then has
+            the highest of them for each segment.
         encode: to an aggregator: how to compress the sum that these plain values are a part of.
     """
 

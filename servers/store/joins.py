@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
 from kvstore.errors import UsageError
-from kvstore.wire import Pause, Push
+from kvstore.wire import Node, Pause, Push
 from servers.names import name
 
 
@@ -63,12 +63,16 @@ class Pauses:
         return all(self._known[number] == everyone for number in segments)
 
     def require_before(self, push: Push) -> None:
-        """Raise ``UsageError`` if ``push`` comes after the pause of its worker."""
-        paused = self._paused.get(push.node.rank)
-        if paused is not None and any(
-            clock > paused.clocks.get(number, 0) for number, clock in zip(push.ids, push.clocks, strict=True)
-        ):
-            raise UsageError(f"{push.node} is inside join(), and must not push before all workers are")
+        """Raise ``UsageError`` if ``push`` comes after the pause of one of its workers."""
+        if not self._paused:
+            return
+        for place, rank in enumerate(push.workers):
+            paused = self._paused.get(rank)
+            if paused is None:
+                continue
+            clocks = [push.rank_clocks[place]] * len(push.ids) if push.rank_clocks else push.clocks
+            if any(clock > paused.clocks.get(number, 0) for number, clock in zip(push.ids, clocks, strict=True)):
+                raise UsageError(f"worker {rank} is inside join(), and must not push before all workers are")
 
     def end(self) -> list[tuple[bytes, Pause]]:
         """Return, and forget, the requests of all workers that pause, with their links, in the order of ranks."""
@@ -77,10 +81,10 @@ class Pauses:
         self._known.clear()
         return everyone
 
-    def explain(self, rank: int, seq: int, workers: Collection[int]) -> str:
-        """Say what request ``seq`` of worker ``rank`` waits for; empty if it is not a pause that waits."""
-        paused = self._paused.get(rank)
-        if paused is None or paused.request.seq != seq:
+    def explain(self, node: Node, seq: int, workers: Collection[int]) -> str:
+        """Say what request ``seq`` of ``node`` waits for; empty if it is not a pause that waits."""
+        paused = self._paused.get(node.rank)
+        if paused is None or (paused.request.node, paused.request.seq) != (node, seq):
             return ""
         missing = set(workers) - self.ranks
         if not missing:

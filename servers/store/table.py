@@ -23,6 +23,7 @@ from kvstore.wire import (
     Buffer,
     GetStates,
     Init,
+    Node,
     OptimizerStates,
     Pause,
     Pull,
@@ -82,8 +83,10 @@ class Table:
         self.buckets.add(message.ids, message.keys, specs, ranges)
 
     def push(self, peer: bytes, message: Push) -> list[Answer]:
-        """Take a worker's contributions, and answer the requests that need not wait any more."""
+        """Take contributions, of one worker or several, and answer the requests that need not wait any more."""
         ranks = message.workers
+        if len(ranks) > 1 or message.rank_clocks:
+            self._require_mergeable(message)
         self.pauses.require_before(message)
         buckets = self.buckets.pushed(message.ids, message.clocks)
         ranges = _payload(message, buckets)
@@ -96,7 +99,11 @@ class Table:
         for bucket, clock in clocked:
             part = Contribution(ranks, clock, cut(ranges, start, start + bucket.size), hyper)
             updates.append((bucket, [part], hyper))
-            bucket.rounds.contribute(ranks, clock, part)
+            if message.rank_clocks:
+                for rank, own in zip(ranks, message.rank_clocks, strict=True):
+                    bucket.rounds.contribute((rank,), own, part)
+            else:
+                bucket.rounds.contribute(ranks, clock, part)
             start += bucket.size
         errors = self._updates.make(updates) if self.rule.mode == "async" else {}
         if errors:
@@ -151,9 +158,24 @@ class Table:
                 bucket.rounds.pause(message.node.rank, clocks[bucket.ids[0]])
         return self._advance(buckets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
 
-    def explain(self, rank: int, about: int) -> str:
-        """Say what request ``about`` of worker ``rank`` waits for; empty if it does not wait."""
-        return self._waiting.explain(rank, about)
+    def explain(self, node: Node, about: int) -> str:
+        """Say what request ``about`` of ``node`` waits for; empty if it does not wait."""
+        return self._waiting.explain(node, about)
+
+    def _require_mergeable(self, message: Push) -> None:
+        """Raise ``UsageError`` unless the pushes of several workers may be one in this store."""
+        what = f"{message.node} sent the sum of pushes of {workers(message.ranks)}"
+        own = message.rank_clocks
+        if self.rule.mode == "sync":
+            if own:
+                raise UsageError(f"{what} at clocks of their own, {own}; those of one round have one clock")
+        elif self.rule.aggregate != "host":
+            raise UsageError(f"{what}; in this store each push is an update, unless it has aggregate='host'")
+        elif own and any(clock != max(own) for clock in message.clocks):
+            raise UsageError(f"{what} at clocks {own}, and clocks={message.clocks}, which must be the highest of them")
+        elif own and message.want and self.rule.staleness is not None and min(own) < max(own):
+            # The worker behind would wait for what the one ahead needs, which may be its own next push.
+            raise UsageError(f"{what} at clocks {own}, and wants one answer; with a staleness, each pulls its own")
 
     def _clocks(self, message: Push, ranks: Sequence[int], buckets: Sequence[Bucket]) -> list[int]:
         """Return the clock of a push for each bucket: the number of the push among each worker's pushes to it.
@@ -225,7 +247,8 @@ class Table:
             return Ack(message.seq, late)
         if self.rule.compensation:
             for bucket in self.buckets.of(message.ids):
-                bucket.remember(message.node.rank)
+                for rank in message.workers:
+                    bucket.remember(rank)
         back = described(message.back)
         lengths: list[int] = []
         segment_counts: list[int] = []

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from kvstore.errors import NodeLost, UsageError
 from kvstore.rule import Rule
 from kvstore.spec import Key, shorten
-from kvstore.wire import Pause, Pull, Push
-from servers.names import MOST, have, name
+from kvstore.wire import Node, Pause, Pull, Push
+from servers.names import MOST, have, name, workers
 from servers.store.bucket import Bucket, ParkedRequest
 from servers.store.buckets import Buckets
 from servers.store.joins import Pauses
@@ -55,7 +55,7 @@ class Waiting:
         self._needs_all = rule.mode == "sync" and rule.quorum is None  # rounds wait for workers that have left, too
         self._workers = workers
         self._buckets = buckets
-        self._parked: dict[tuple[int, int], ParkedRequest] = {}
+        self._parked: dict[tuple[Node, int], ParkedRequest] = {}  # by sender and number
 
     def park(self, peer: bytes, message: Push | Pull, late: int = 0) -> list[ParkedRequest]:
         """Keep ``message`` until the rounds that it needs are over; return it if it does not have to wait, or must not.
@@ -70,7 +70,7 @@ class Waiting:
                 parked.left += 1
         if not parked.left:
             return [parked]
-        self._parked[message.node.rank, message.seq] = parked
+        self._parked[message.sender[:2]] = parked
         return [parked] if self._give_up_if_hopeless(parked) else []
 
     def release(self, buckets: Sequence[Bucket], errors: Mapping[Bucket, Exception]) -> list[ParkedRequest]:
@@ -78,7 +78,7 @@ class Waiting:
         ready: list[ParkedRequest] = []
         for bucket in buckets:
             for parked in bucket.release(errors.get(bucket)) if bucket.parked else ():
-                del self._parked[parked.request.node.rank, parked.request.seq]
+                del self._parked[parked.request.sender[:2]]
                 ready.append(parked)
         return ready
 
@@ -116,11 +116,11 @@ class Waiting:
         self._parked.clear()
         return parked, self.pauses.end()
 
-    def explain(self, rank: int, about: int) -> str:
-        """Say what request ``about`` of worker ``rank`` waits for; empty if it does not wait."""
-        parked = self._parked.get((rank, about))
+    def explain(self, node: Node, about: int) -> str:
+        """Say what request ``about`` of ``node`` waits for; empty if it does not wait."""
+        parked = self._parked.get((node, about))
         if parked is None:
-            return self.pauses.explain(rank, about, self._workers)
+            return self.pauses.explain(node, about, self._workers)
         return f"waits for {_words(self._missing(parked.request, lambda *_: True))}"
 
     def _settled(self) -> bool:
@@ -148,7 +148,7 @@ class Waiting:
         error = self._hopeless(parked.request)
         if error is None:
             return False
-        del self._parked[parked.request.node.rank, parked.request.seq]
+        del self._parked[parked.request.sender[:2]]
         for bucket in self._buckets.of(parked.request.ids):
             bucket.parked = [entry for entry in bucket.parked if entry[1] is not parked]
         parked.error = error
@@ -159,7 +159,7 @@ class Waiting:
         if self.departed and self._needs_all:
             missing = self._missing(message, lambda rank, _: rank in self.departed)
             if missing:
-                return NodeLost(_uneven(missing, message.node.rank))
+                return NodeLost(_uneven(missing, message.workers))
         if self.pauses.ranks and not self.pauses.all_know(message.ids):
             missing = self._missing(message, self._ignorant)
             if missing:
@@ -187,13 +187,14 @@ def _words(missing: Missing) -> str:
     return _first(missing, lambda rank, push, keys: f"worker {rank}, whose push {push} of {keys} is missing")
 
 
-def _uneven(missing: Missing, waiting: int) -> str:
-    """Say which push each worker that has left was the last, and which one worker ``waiting`` needs."""
+def _uneven(missing: Missing, waiting: Sequence[int]) -> str:
+    """Say which push each worker that has left was the last, and which one the workers ``waiting`` need."""
+    wait = "waits" if len(waiting) == 1 else "wait"
     reasons = _first(
         missing,
         lambda rank, push, keys: (
             f"worker {rank} has left the job {f'after push {push - 1}' if push > 1 else 'without a push'} of {keys}, "
-            f"and worker {waiting} waits for push {push}"
+            f"and {workers(waiting)} {wait} for push {push}"
         ),
     )
     return f"{reasons}: uneven batches? See join()"

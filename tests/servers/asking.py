@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class Door:
 
 
 class Worker:
-    """Makes the requests of one worker, numbered as a worker would."""
+    """Makes the requests of one worker, or aggregator, numbered as it would."""
 
     def __init__(self, rank: int = 0, incarnation: int = 1, role: str = "worker") -> None:
         self.rank = rank
@@ -85,6 +86,11 @@ class Worker:
     @property
     def node(self) -> Node:
         return Node(self.role, self.rank, self.incarnation)
+
+    @property
+    def name(self) -> int | str:
+        """A worker's rank, or another member's name: by which ``Desk`` sorts replies."""
+        return self.rank if self.role == "worker" else str(self.node)
 
     def me(self) -> Sender:
         """The sender of this worker's next request."""
@@ -115,6 +121,8 @@ class Worker:
         lr: float | None = None,
         rescale: float | None = None,
         store: int = 0,
+        ranks: Sequence[int] = (),
+        rank_clocks: Sequence[int] = (),
     ) -> Push:
         return Push(
             self.me(),
@@ -124,11 +132,14 @@ class Worker:
             want=want,
             lr=lr,
             rescale=rescale,
+            ranks=list(ranks),
+            rank_clocks=list(rank_clocks),
             buffers=[to_buffer(value.contiguous()) for value in values.values()],
         )
 
-    def pull(self, ids: list[int], clock: int | list[int] = 0, store: int = 0) -> Pull:
-        return Pull(self.me(), store=store, ids=ids, clocks=[clock] * len(ids) if isinstance(clock, int) else clock)
+    def pull(self, ids: list[int], clock: int | list[int] = 0, store: int = 0, *, ranks: Sequence[int] = ()) -> Pull:
+        clocks = [clock] * len(ids) if isinstance(clock, int) else clock
+        return Pull(self.me(), store=store, ids=ids, clocks=clocks, ranks=list(ranks))
 
     def pause(self, clocks: dict[int, int], number: int = 1, store: int = 0) -> Pause:
         pushes = sum(clocks.values())
@@ -169,35 +180,44 @@ class Worker:
 
 
 class Desk:
-    """A shard with workers before it. ``ask`` returns the replies by (rank, seq) in the order they were given."""
+    """A shard with workers before it, and aggregators that speak for the workers in ``aggregated``.
+
+    ``ask`` returns the replies by (rank, seq) in the order they were given; for an aggregator, by (its name, seq).
+    """
 
     def __init__(
-        self, workers: int = 2, mode: str = "sync", values: dict[int, torch.Tensor] | None = None, **rule: Any
+        self,
+        workers: int = 2,
+        mode: str = "sync",
+        values: dict[int, torch.Tensor] | None = None,
+        aggregated: Sequence[Sequence[int]] = (),
+        **rule: Any,
     ) -> None:
-        self.shard = Shard(0, workers)
+        self.shard = Shard(0, workers, aggregated=aggregated)
         self.workers = [Worker(rank) for rank in range(workers)]
-        self._ranks = {worker.peer: worker.rank for worker in self.workers}
+        self.aggregators = [Worker(rank, role="aggregator") for rank in range(len(aggregated))]
+        self._names = {member.peer: member.name for member in self.workers + self.aggregators}
         for worker in self.workers:
             assert self.reply(worker, worker.open(mode, **rule)) == Ack(worker.seq)
         if values is not None:
             worker = self.workers[0]
             assert self.reply(worker, worker.init(values)) == Ack(worker.seq)
 
-    def ask(self, worker: Worker, message: Message) -> dict[tuple[int, int], Any]:
+    def ask(self, worker: Worker, message: Message) -> dict[tuple[int | str, int], Any]:
         return self.named(self.shard.handle(worker.peer, sent(message)))
 
-    def named(self, outbox: list[tuple[bytes, Message]]) -> dict[tuple[int, int], Any]:
-        replies: dict[tuple[int, int], Any] = {}
+    def named(self, outbox: list[tuple[bytes, Message]]) -> dict[tuple[int | str, int], Any]:
+        replies: dict[tuple[int | str, int], Any] = {}
         for peer, reply in outbox:
-            assert (self._ranks[peer], reply.seq) not in replies, "answered twice"
-            replies[self._ranks[peer], reply.seq] = sent(reply)
+            assert (self._names[peer], reply.seq) not in replies, "answered twice"
+            replies[self._names[peer], reply.seq] = sent(reply)
         return replies
 
     def reply(self, worker: Worker, message: Message) -> Any:
         """The reply to ``message``, the only one there is; None if there is none yet."""
         replies = self.ask(worker, message)
-        assert replies.keys() <= {(worker.rank, message.seq)}
-        return replies.get((worker.rank, message.seq))
+        assert replies.keys() <= {(worker.name, message.seq)}
+        return replies.get((worker.name, message.seq))
 
     def segment(self, number: int, store: int = 0) -> HeldSegment:
         """Segment ``number`` as the shard holds it."""

@@ -135,10 +135,16 @@ def _tensor(draw: st.DrawFn) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype)
 
 
+def _some_ranks(draw: st.DrawFn, member: Worker) -> list[int]:
+    """Workers that ``member`` may or may not speak for; nobody, mostly, if it is a worker."""
+    usual = [[0, 1], [0], [1]] if member.role == "aggregator" else [[], [], []]
+    return list(draw(st.sampled_from([*usual, [], [0], [1, 3]])))
+
+
 @st.composite
 def _well_formed(draw: st.DrawFn) -> list[Any]:
     """What a member could send, but would not: a message whose parts fit together, with strange contents."""
-    member = Worker(draw(st.integers(0, 1)))
+    member = Worker(draw(st.integers(0, 1)), role=draw(st.sampled_from(["worker", "worker", "aggregator"])))
     member.seq, member.done = draw(st.integers(0, 60)), draw(st.sampled_from([0, 0, 0, 0, 5, BIG]))
     ids = draw(st.lists(st.sampled_from([1, 1, 2, 3, 9]), min_size=1, max_size=3, unique=True))
     clocks = draw(st.lists(st.sampled_from([0, 1, 1, 2, BIG]), min_size=len(ids), max_size=len(ids)))
@@ -146,10 +152,14 @@ def _well_formed(draw: st.DrawFn) -> list[Any]:
     what = draw(st.sampled_from(["push", "push", "pull", "init", "set", "get", "put", "explain", "open", *KEYED]))
     if what == "push":
         values = {number: _tensor(draw) for number in ids}
-        numbers = {"lr": draw(_NUMBER), "rescale": draw(_NUMBER)}
+        numbers = {"lr": draw(_NUMBER), "rescale": draw(_NUMBER), "ranks": _some_ranks(draw, member)}
+        if numbers["ranks"] and draw(st.booleans()):
+            numbers["rank_clocks"] = draw(st.lists(st.sampled_from([0, 1, 2, BIG]), min_size=1, max_size=2))
+            numbers["ranks"] = numbers["ranks"][: len(numbers["rank_clocks"])]
+            numbers["rank_clocks"] = numbers["rank_clocks"][: len(numbers["ranks"])]
         return encode(member.push(values, clocks, want=draw(st.booleans()), store=store, **numbers))
     if what == "pull":
-        return encode(member.pull(ids, clocks, store))
+        return encode(member.pull(ids, clocks, store, ranks=_some_ranks(draw, member)))
     if what == "init":
         return encode(member.init({number: _tensor(draw) for number in ids}, store))
     if what == "set":

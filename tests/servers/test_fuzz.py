@@ -33,7 +33,7 @@ def messages_in(thrown: list[Any]) -> Iterator[Message]:
 @EXAMPLES
 @given(st.lists(anything, min_size=12, max_size=40))
 def test_a_shard_survives_anything(thrown: list[Any]):
-    desk = Desk(3, values={1: floats(0, 0), 2: floats(0)})
+    desk = Desk(3, values={1: floats(0, 0), 2: floats(0)}, aggregated=[[0, 1]])
     a, _, good = desk.workers
     a.seq = good.seq = 1000
     for worker, message in (

@@ -91,7 +91,7 @@ def test_who_is_refused_stays_a_stranger():
     door = Door()
     shard = Shard(0, 1, None, door)
     (reply,) = said(shard, b"link", Worker(1).open())
-    assert text_of(reply, "UsageError").endswith("is not a worker of this job")
+    assert text_of(reply, "UsageError").endswith("is neither a worker nor an aggregator of this job")
     assert door.admitted == []
 
 
@@ -104,6 +104,24 @@ def test_a_repeat_draws_no_answer_away():
     assert desk.shard.handle(b"forger", sent(push)) == []
     answers = dict(desk.shard.handle(b.peer, sent(b.push({1: floats(2)}))))
     assert a.peer in answers
+
+
+def test_an_aggregator_speaks_for_its_own_workers_over_links_with_its_key():
+    door = Door({b"host": "key a0", b"other": "key a1", b"worker": "key 0"})
+    shard = Shard(0, 2, None, door, ["key 0", "key 1"], [[0], [1]], ["key a0", "key a1"])
+    worker, host = Worker(0), Worker(0, role="aggregator")
+    for message in (worker.open(), worker.init({1: floats(0)})):
+        assert said(shard, b"worker", message) == [Ack(message.seq)]
+    assert said(shard, b"host", Here(host.node)) == []
+    for link in (b"other", b"worker", b"unknown"):
+        (reply,) = said(shard, link, host.push({1: floats(1)}, ranks=[0]))
+        assert text_of(reply, "UsageError") == "aggregator 0 joined this job with another key than that of this link"
+    (reply,) = said(shard, b"host", host.push({1: floats(1)}, ranks=[1]))
+    assert "it speaks for worker 0 only" in text_of(reply, "UsageError")
+    (reply,) = said(shard, b"host", Worker(0).pull([1]))
+    assert "worker 0 joined this job with another key" in text_of(reply, "UsageError")
+    assert said(shard, b"host", host.push({1: floats(1)}, ranks=[0])) == []
+    assert door.admitted == [b"worker", b"host"]
 
 
 # ---- a scheduler

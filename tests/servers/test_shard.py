@@ -163,6 +163,7 @@ def test_requests_that_overtake_each_other_end_the_same():
         Worker(0, role="server"),
         Worker(0, role="scheduler"),
         Worker(0, role="launcher"),
+        Worker(0, role="aggregator"),
     ],
     ids=lambda w: f"{w.role} {w.rank}.{w.incarnation}",
 )
@@ -172,7 +173,7 @@ def test_a_stranger_is_refused_and_leaves_no_trace(stranger: Worker):
     for message in (stranger.open(), stranger.push({1: floats(9)}), stranger.explain(1), stranger.set_optimizer()):
         ((peer, reply),) = desk.shard.handle(stranger.peer, message)
         assert peer == stranger.peer
-        assert text_of(reply, "UsageError").endswith("is not a worker of this job")
+        assert text_of(reply, "UsageError").endswith("is neither a worker nor an aggregator of this job")
     assert len(desk.shard.ledger) == 3
     desk.ask(a, a.push({1: floats(1)}))
     assert len(desk.ask(b, b.push({1: floats(1)}))) == 2

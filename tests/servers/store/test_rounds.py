@@ -184,6 +184,19 @@ def test_workers_that_have_left_are_done_without() -> None:
     assert read(desk, desk.reply(worker, worker.push({1: floats(2)}, 2, want=True))) == 6
 
 
+def test_the_sum_of_a_host_weighs_as_much_as_its_workers_in_a_quorum() -> None:
+    desk = Desk(4, values={1: floats(0)}, quorum=3, aggregated=[[0, 1], [2, 3]])
+    host, other = desk.aggregators
+    assert desk.ask(host, host.push({1: floats(3)}, ranks=[0, 1])) == {}
+    waiting = other.push({1: floats(3)}, ranks=[3], want=True)
+    replies = desk.ask(other, waiting)
+    assert len(replies) == 2
+    assert read(desk, replies[other.name, waiting.seq]) == 6 * 4 / 3
+    late = desk.reply(other, other.push({1: floats(100)}, ranks=[2], want=True))
+    assert read(desk, late) == 8
+    assert (late.missed, late.clocks) == (1, [1])
+
+
 def test_integers_are_not_scaled() -> None:
     desk = Desk(3, values={1: torch.tensor([0])}, quorum=2)
     for worker in desk.workers[:2]:

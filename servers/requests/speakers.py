@@ -1,0 +1,65 @@
+"""Who may ask a server, and for whom: a worker for itself, an aggregator for the workers of its host. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.errors import UsageError
+from kvstore.wire import Node, Pull, Push, Request
+from servers.names import workers
+
+
+class Speakers:
+    """The members that one server hears.
+
+    Args:
+        num_workers: of the job.
+        worker_keys: the public keys that the workers have joined with, by rank; empty where links prove no keys.
+        aggregated: for each aggregator, the ranks of the workers that it speaks for.
+        aggregator_keys: of the aggregators; see ``worker_keys``.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        worker_keys: Sequence[str] = (),
+        aggregated: Sequence[Sequence[int]] = (),
+        aggregator_keys: Sequence[str] = (),
+    ) -> None:
+        self._aggregated = [frozenset(ranks) for ranks in aggregated]
+        self._keys = _keyed("worker", num_workers, worker_keys)
+        self._keys |= _keyed("aggregator", len(aggregated), aggregator_keys)
+
+    def key(self, node: Node) -> str | None:
+        """Return the public key that ``node`` has joined with, empty where links prove none; None for a stranger."""
+        return self._keys.get(node)
+
+    def require(self, message: Request) -> None:
+        """Raise ``UsageError`` if the sender of ``message``, which is no stranger, may not send it."""
+        if isinstance(message, Push) and message.encode is not None:
+            raise UsageError(
+                f"{message.node} sent a Push with encode, which asks an aggregator to compress; "
+                "servers take values that are compressed already, with codec"
+            )
+        if message.node.role == "aggregator":
+            self._require_aggregated(message)
+        elif isinstance(message, Push | Pull) and message.ranks:
+            raise UsageError(
+                f"{message.node} sent a {type(message).__name__} for {workers(message.ranks)}; "
+                "a worker sends without ranks, and only for itself"
+            )
+
+    def _require_aggregated(self, message: Request) -> None:
+        what = f"{message.node} sent a {type(message).__name__}"
+        if not isinstance(message, Push | Pull):
+            raise UsageError(f"{what}; servers take Push, Pull and Explain from aggregators, the rest from workers")
+        mine = self._aggregated[message.node.rank]
+        if not message.ranks:
+            raise UsageError(f"{what} without ranks, which say for which workers it is")
+        if not mine.issuperset(message.ranks):
+            raise UsageError(f"{what} for {workers(message.ranks)}; it speaks for {workers(sorted(mine))} only")
+
+
+def _keyed(role: str, number: int, keys: Sequence[str]) -> dict[Node, str]:
+    """Return the key of each member of ``role``. All are first incarnations: nobody is replaced yet."""
+    return {Node(role, rank, 1): keys[rank] if rank < len(keys) else "" for rank in range(number)}
