@@ -130,7 +130,7 @@ def push(
     fields: dict[str, Any] = {
         "store": first.store,
         "ids": first.ids,
-        "clocks": first.clocks,
+        "clocks": [max(rank_clocks)] * len(first.ids) if rank_clocks else first.clocks,
         "want": any(asker.request.want for asker in askers),
         "lr": first.lr,
         "rescale": first.rescale,

@@ -223,7 +223,8 @@ class HostStore:
             self._ask(exchange)
         if self.rule.mode == "sync":
             self._pulls.pop(listed, None)  # nobody asks for the values of before any more
-        if self.rule.aggregate == "host":
+        waits = self.rule.staleness is not None and exchanges[-1].fields["want"]  # perhaps for pushes of this host
+        if self.rule.aggregate == "host" and not waits:
             self._busy[listed] = exchanges[-1]
         return []
 

@@ -60,6 +60,8 @@ class HostSums:
             return None
         if len(askers) == 1:
             return self._alone(listed, askers[0])
+        if not alike and self._rule.staleness is not None and any(asker.request.want for asker in askers):
+            return None  # each waits until others are where it needs them
         payloads = [ranges_of(asker.request.buffers, listed.dtype, listed.size) for asker in askers]
         buffer = self._memory.allocate(listed.nbytes)
         total = from_buffer(buffer, listed.dtype)

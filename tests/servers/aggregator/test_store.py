@@ -177,6 +177,13 @@ def test_summed_by_host_what_comes_while_a_push_is_under_way_becomes_one():
     assert host.take().fields["ranks"] == [1]
 
 
+def test_summed_by_host_nobody_waits_behind_a_push_that_may_wait_for_it():
+    host = Host((0, 1), mode="async", aggregate="host", staleness=0)
+    host.push(0, {1: [1, 2]}, want=True)
+    host.push(1, {1: [1, 2]}, want=True)
+    assert [exchange.fields["ranks"] for exchange in host.sent] == [[0], [1]]
+
+
 def test_summed_by_host_a_pull_includes_what_its_worker_has_pushed():
     host = Host((0, 1), mode="async", aggregate="host")
     host.push(0, {1: [1, 2]})

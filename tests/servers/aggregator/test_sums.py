@@ -63,8 +63,21 @@ def test_different_clocks_become_one_without_rounds_if_each_worker_has_one_clock
     flat = floats(1, 2, 3, 4, 5)
     (exchange,) = summing.sums.exchanges(summing.listed, [summing.pushed(0, flat, 4), summing.pushed(1, flat, 9)])
     assert exchange.fields["rank_clocks"] == [4, 9]
+    assert exchange.fields["clocks"] == [9, 9]
     apart = summing.sums.exchanges(summing.listed, [summing.pushed(0, flat, [4, 5]), summing.pushed(1, flat, 9)])
     assert [exchange.fields["ranks"] for exchange in apart] == [[0], [1]]
+
+
+def test_with_a_staleness_pushes_of_different_clocks_that_want_values_stay_apart():
+    summing = Summing(Rule("async", staleness=1, aggregate="host"))
+    flat = floats(1, 2, 3, 4, 5)
+
+    def ranks(*clocks: int, want: bool) -> list[list[int]]:
+        pushes = [summing.pushed(rank, flat, clock, want=want) for rank, clock in enumerate(clocks)]
+        return [exchange.fields["ranks"] for exchange in summing.sums.exchanges(summing.listed, pushes)]
+
+    assert ranks(4, 5, want=True) == [[0], [1]], "the first would wait for what the second needs: its own next push"
+    assert ranks(4, 5, want=False) == ranks(5, 5, want=True) == [[0, 1]]
 
 
 @pytest.mark.parametrize(
