@@ -39,9 +39,8 @@ def root_cause(ends: Sequence[MemberEnd]) -> str:
     for end in ends:
         if not end.blameless and (end.report is None or not end.report.consequence):
             return _in_full(end)
-    # All others hear of a failure from the scheduler.
-    errors = {end.name: end.report.error for end in ends if end.report is not None}
-    error = errors.get("scheduler", next(iter(errors.values()), ""))
+    # All others hear of a failure from the scheduler. Supervisors on other hosts leave it to this one to say so.
+    error = next((end.report.error for end in ends if end.name == "scheduler" and end.report is not None), "")
     return f"the job has failed: {error}" if error else ""
 
 
