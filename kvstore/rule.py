@@ -75,6 +75,11 @@ class Rule:
         if not 0 <= self.compensation < float("inf"):
             raise UsageError(f"delay_compensation={self.compensation} must be a finite number, at least 0")
 
+    @property
+    def merges(self) -> bool:
+        """Whether an aggregator may sum the pushes of several workers."""
+        return self.mode == "sync" or self.aggregate == "host"
+
     def needs(self, clock: int) -> int:
         """How often every worker must have pushed before a read at ``clock`` is answered."""
         if self.mode == "sync":

@@ -152,9 +152,14 @@ class Compressor:
             velocity = torch.zeros_like(memo.residual)
         self._memos[memo.key] = Memo(memo.key, memo.residual, memo.step, velocity)
 
+    @property
+    def memos(self) -> list[Memo]:
+        """What is kept of all keys; see ``kept``."""
+        return list(self._memos.values())
+
     def inherit(self, other: Compressor) -> None:
         """Take over what ``other`` keeps: what its encodings lack goes with the next ones of this compressor."""
-        for memo in other._memos.values():
+        for memo in other.memos:
             self.keep(memo)
 
     def statistics(self) -> CompressionStatistics:

@@ -9,6 +9,8 @@ import torch
 from kvstore.codecs.noise import Noise
 from kvstore.spec import Key
 
+RESIDUAL, VELOCITY, STEP = "residual", "velocity", "step"  # what they are called in messages
+
 
 @dataclass
 class Memo:

@@ -10,6 +10,7 @@ requests     the messages themselves, to servers and scheduler
 outgoing     arrays into messages
 incoming     replies into arrays
 compression  values in fewer bytes, both ways
+delegation   compression that the aggregator does, after the sum
 optimizer    what this worker has set, and what its pushes ask for
 momentum     what to tell who sets a high momentum where gradients come late
 join         this worker has run out of batches

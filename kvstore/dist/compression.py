@@ -32,30 +32,47 @@ def describe(options: Mapping[str, object] | None) -> Compression | None:
     return parse(options)
 
 
+def fold_of(compression: Compression) -> int:
+    """By what factor a message has more elements than one without compression.
+
+    Compression makes processors the bottleneck, not the wire, and a message costs them the same whatever its size.
+    """
+    back = compression.pull
+    if back is None:
+        return 1
+    halves = (compression.type in _HALVES) + (back.type in _HALVES)
+    return (8, 4, 2)[halves]
+
+
+def finite_floats(plan: Plan, values: Sequence[torch.Tensor], compressor: Compressor) -> dict[Key, torch.Tensor]:
+    """Return those of a plan's arrays that ``compressor`` is for, by key.
+
+    Raises:
+        UsageError: some of them have elements that are infinite or NaN in float32.
+    """
+    floats = {
+        key: value for key, spec, value in zip(plan.keys, plan.specs, values, strict=True) if spec.dtype in FLOATS
+    }
+    for key, value in floats.items():
+        compressor.require_finite(key, value)
+    return floats
+
+
 class Compressing:
     """Encodes what one worker pushes to one store, and keeps the residuals: what the encodings have left out so far.
 
     Args:
         compression: how.
+        plain_back: whether values come back as they are, because an aggregator has decoded them.
     """
 
-    def __init__(self, compression: Compression) -> None:
+    def __init__(self, compression: Compression, plain_back: bool = False) -> None:
         self.compression = compression
+        self.fold = fold_of(compression)
+        self._plain_back = plain_back
         self._pushed = travelling(compression)
         self._pulled = travelling(compression.pull)
         self._compressor = Compressor(compression)
-
-    @property
-    def fold(self) -> int:
-        """By what factor a message has more elements than one without compression.
-
-        Compression makes processors the bottleneck, not the wire, and a message costs them the same whatever its size.
-        """
-        back = self.compression.pull
-        if back is None:
-            return 1
-        halves = (self.compression.type in _HALVES) + (back.type in _HALVES)
-        return (8, 4, 2)[halves]
 
     @property
     def small(self) -> int:
@@ -68,11 +85,7 @@ class Compressing:
         Raises:
             UsageError: some of them have elements that are infinite or NaN; nothing has been encoded.
         """
-        floats = {
-            key: value for key, spec, value in zip(plan.keys, plan.specs, values, strict=True) if spec.dtype in FLOATS
-        }
-        for key, value in floats.items():
-            self._compressor.require_finite(key, value)
+        floats = finite_floats(plan, values, self._compressor)
         return _Compressed(self._compressor, self._pushed, floats, Plain(packer, Leaving(values)))
 
     def asked(self, parcel: Parcel) -> CodecDescription:
@@ -82,7 +95,7 @@ class Compressing:
     def decoder(self, parcel: Parcel) -> Callable[[Values, Sequence[torch.Tensor]], None] | None:
         """Return what writes the reply for a parcel into flat float32, one after the other; None if it comes plain."""
         back = self.compression.pull
-        if back is None or parcel.dtype not in FLOATS:
+        if back is None or self._plain_back or parcel.dtype not in FLOATS:
             return None
 
         def decode(reply: Values, targets: Sequence[torch.Tensor]) -> None:

@@ -12,7 +12,7 @@ import torch
 from kvstore.dist.plans.entries import Entries, Entry, Segment
 from kvstore.dist.plans.parcels import parcels
 from kvstore.dist.requests import Requests
-from kvstore.dist.states import assemble, cut
+from kvstore.dist.states import AT_ONCE, assemble, cut
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
@@ -20,8 +20,6 @@ from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, 
 from kvstore.optim.param_groups import ParamGroups
 from kvstore.optim.states import StateStore
 from kvstore.spec import Key
-
-AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
 
 
 class PushHyperparameters(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from kvstore.errors import UsageError, warn_renamed
 from kvstore.optim.hyperparameters import finite
-from kvstore.rule import LATE, Rule
+from kvstore.rule import AGGREGATE, LATE, Rule
 from kvstore.store.registry import flag, require_options
 
 SSP_STALENESS = 3  # of a 'dist_ssp' store that is not told
@@ -15,8 +15,8 @@ _COMMON = ("timeout", "bigarray_bound", "check_finite")
 _OWN = {  # those of each type of store, besides
     "dist_sync": ("quorum", "late"),
     "dist_device_sync": ("quorum", "late"),
-    "dist_async": ("delay_compensation",),
-    "dist_ssp": ("staleness", "delay_compensation"),
+    "dist_async": ("delay_compensation", "aggregate"),
+    "dist_ssp": ("staleness", "delay_compensation", "aggregate"),
 }
 
 T = TypeVar("T", int, float)
@@ -49,7 +49,9 @@ def _rule(canonical: str, options: Mapping[str, Any]) -> Rule:
         staleness = None if canonical == "dist_async" else SSP_STALENESS if given is None else given
         factor = options.get("delay_compensation")
         compensation = 0.0 if factor is None else float(finite("delay_compensation", factor))
-        return Rule("async", staleness, compensation=compensation, finite=check)
+        given_aggregate = options.get("aggregate")
+        aggregate = AGGREGATE[0] if given_aggregate is None else given_aggregate
+        return Rule("async", staleness, compensation=compensation, finite=check, aggregate=aggregate)
     late = options.get("late")
     return Rule("sync", quorum=_least(options, "quorum", 1), late=LATE[0] if late is None else late, finite=check)
 

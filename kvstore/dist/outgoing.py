@@ -20,12 +20,13 @@ PART = 4 << 10  # bytes; what has smaller parts on average is cheaper to copy th
 
 
 class Contents(NamedTuple):
-    """What a message carries, and how it is encoded if it is; see ``Push``."""
+    """What a message carries, and how it is encoded, or is to be, if it is; see ``Push``."""
 
     buffers: list[Buffer]
     codec: CodecDescription = None
     lengths: Sequence[int] = ()
     segment_counts: Sequence[int] = ()
+    encode: CodecDescription = None
 
 
 class Load(Protocol):

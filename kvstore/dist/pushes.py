@@ -16,6 +16,7 @@ from kvstore.dist.calls import StoreCall
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.counts import Counts
+from kvstore.dist.delegation import Delegated
 from kvstore.dist.incoming import Decode, Writer
 from kvstore.dist.join import Joining
 from kvstore.dist.optimizer import Optimizing, PushHyperparameters
@@ -46,7 +47,7 @@ class Pushes:
         joining: whether this worker may push.
 
     Attributes:
-        compressing: how values are encoded; None sends them as they are.
+        compressing: how values are encoded, here or by the aggregator; None leaves them as they are.
         counts: the counters.
     """
 
@@ -59,7 +60,7 @@ class Pushes:
         optimizing: Optimizing,
         joining: Joining,
     ) -> None:
-        self.compressing: Compressing | None = None
+        self.compressing: Compressing | Delegated | None = None
         self.counts = Counts()
         self.session = session
         self.store = requests.store
@@ -178,9 +179,15 @@ class Pushes:
             self._pushed.pop(number, None)
 
     def _incoming(self, parcel: Parcel, writer: Writer | None, priority: int | None) -> _Incoming | None:
-        """Return how the values of ``parcel`` come; their request waits for its turn if it has a ``priority``."""
+        """Return how the values of ``parcel`` come; their request waits for its turn if it has a ``priority``.
+
+        To an aggregator it goes at once. The link is within the host; which of its messages to servers goes next, the
+        aggregator decides.
+        """
         if writer is None:
             return None
+        if self.session.aggregator is not None:
+            priority = None
         how = self.compressing
         if how is None:
             decode, codec, nbytes = None, None, parcel.nbytes
@@ -245,7 +252,7 @@ class _ParcelRequest(PendingRequest):
         order: int | None,
     ) -> None:
         turn = None if incoming is None else incoming.turn
-        super().__init__(pushes.session.servers[parcel.server], operation, order if turn is None else None, turn)
+        super().__init__(pushes.session.carrier(parcel.server), operation, order if turn is None else None, turn)
         self.pushes = pushes
         self.parcel = parcel
         self.clocks = clocks
@@ -309,7 +316,7 @@ class _Push(_ParcelRequest):
         """See ``PendingRequest``."""
         gather = self.turn is not None and self.pushes.session.client.gathers(self.peer)
         load, hyper, order = self.contribution
-        buffers, codec, lengths, segment_counts = load.pack(self.parcel, gather)
+        buffers, codec, lengths, segment_counts, encode = load.pack(self.parcel, gather)
         self.sent = self.parcel.nbytes if codec is None else sum(lengths)
         return Push(
             sender,
@@ -325,6 +332,7 @@ class _Push(_ParcelRequest):
             back=self.codec,
             changes=hyper.changes,
             priority=order,
+            encode=encode,
             buffers=buffers,
         )
 

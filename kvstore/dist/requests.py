@@ -20,12 +20,14 @@ from kvstore.optim.state_messages import SegmentState, pack_states, unpack_state
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
 from kvstore.ticket import Operation, WaitLimits
+from kvstore.transport import Peer
 from kvstore.values import Leaving
 from kvstore.wire import (
     Barrier,
     Close,
     CloseStore,
     Declare,
+    Describe,
     GetStates,
     Init,
     Open,
@@ -74,10 +76,11 @@ class Requests:
             late=rule.late,
             compensation=float(rule.compensation),
             finite=rule.finite,
+            aggregate=rule.aggregate,
         )
 
     def close(self) -> None:
-        """Tell the servers, and then the scheduler, that this worker does not use the store any more."""
+        """Tell the servers and the aggregator, then the scheduler, that this worker does not use the store any more."""
         self._all("closing the store", Close, store=self.store)
         self._one(self._session.scheduler, "closing the store", (), CloseStore, store=self.store)
 
@@ -104,7 +107,29 @@ class Requests:
             longest=longest,
         )
         columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
+        if self._session.aggregator is not None:
+            self._describe(self._session.aggregator, keys, kinds, specs, placed)
         return Entries.of(keys, kinds, specs, SegmentColumns(*(np.array(column, np.int64) for column in columns)))
+
+    def _describe(
+        self, aggregator: Peer, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], placed: Placed
+    ) -> None:
+        """Tell the aggregator where keys are, before it is given anything of them."""
+        self._one(
+            aggregator,
+            "init",
+            keys,
+            Describe,
+            store=self.store,
+            keys=list(keys),
+            kinds=list(kinds),
+            shapes=[list(spec.shape) for spec in specs],
+            dtypes=[spec.dtype for spec in specs],
+            counts=placed.counts,
+            ids=placed.ids,
+            servers=placed.servers,
+            sizes=[stop - start for start, stop in zip(placed.starts, placed.stops, strict=True)],
+        )
 
     def put_values(self, plan: Plan, values: Leaving, effect: Effect) -> None:
         """Send the first values of a plan's keys to the servers, then report them ready, which has ``effect``."""
@@ -145,10 +170,15 @@ class Requests:
         )
         return reply.optimizer
 
-    def get_states(self, parcel: Parcel) -> dict[tuple[Segment, str], torch.Tensor]:
-        """Return the optimizer's states of a parcel's segments, by (segment, name of the state)."""
+    def get_states(self, parcel: Parcel, aggregator: Peer | None = None) -> dict[tuple[Segment, str], torch.Tensor]:
+        """Return the optimizer's states of a parcel's segments, by (segment, name of the state).
+
+        Args:
+            parcel: of which segments.
+            aggregator: asked for the residuals of its compression instead.
+        """
         reply: OptimizerStates = self._one(
-            self._session.servers[parcel.server],
+            aggregator or self._session.servers[parcel.server],
             "save_optimizer_states",
             (),
             GetStates,
@@ -158,16 +188,18 @@ class Requests:
         by_id = {segment.id: segment for segment in parcel.segments}
         return {(by_id[number], name): value for number, name, value in unpack_states(reply)}
 
-    def put_states(self, server: int, states: Mapping[tuple[Segment, str], torch.Tensor]) -> None:
-        """Send a server the optimizer's states of segments that it holds."""
-        states_by_id = (SegmentState(segment.id, name, value) for (segment, name), value in states.items())
+    def put_states(
+        self, server: int, states: Mapping[tuple[Segment, str], torch.Tensor], aggregator: Peer | None = None
+    ) -> None:
+        """Send a server the optimizer's states of segments that it holds; see ``get_states``."""
+        by_id = (SegmentState(segment.id, name, value) for (segment, name), value in states.items())
         self._one(
-            self._session.servers[server],
+            aggregator or self._session.servers[server],
             "load_optimizer_states",
             (),
             PutStates,
             store=self.store,
-            **pack_states(states_by_id),
+            **pack_states(by_id),
         )
 
     def barrier(self, number: int, begun: Callable[[Operation], None]) -> None:
@@ -202,7 +234,7 @@ class Requests:
         take: Callable[[Sequence[int], Resume], None],
         begun: Callable[[Operation], None],
     ) -> None:
-        """Tell all servers that this worker has nothing more to contribute.
+        """Tell all servers, and the aggregator, that this worker has nothing more to contribute.
 
         Args:
             clocks: returns how often each segment has been pushed.
@@ -230,6 +262,11 @@ class Requests:
             fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": ids}
             fields["clocks"] = list(pushed.values())
             questions.append(Question(peer, operation, Pause, fields, partial(take, ids)))
+        if self._session.aggregator is not None:
+            every = {number: clock for pushed in by_server for number, clock in pushed.items()}
+            fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": list(every)}
+            fields["clocks"] = list(every.values())
+            questions.append(Question(self._session.aggregator, operation, Pause, fields))
         return questions, partial(begun, operation)
 
     def _one(self, peer: bytes, what: str, keys: Iterable[Key], kind: type[Request], /, **fields: Any) -> Any:
@@ -238,9 +275,10 @@ class Requests:
         return self._client.exchange(operation, ready, [Question(peer, operation, kind, fields, operation.take)])
 
     def _all(self, what: str, kind: type[Request], /, **fields: Any) -> None:
-        """Ask all servers, and wait for their answers."""
+        """Ask all servers, and the aggregator, and wait for their answers."""
         operation = self._operation(what)
-        questions = [Question(peer, operation, kind, fields) for peer in self._session.servers]
+        peers = [*self._session.servers, *([self._session.aggregator] if self._session.aggregator is not None else [])]
+        questions = [Question(peer, operation, kind, fields) for peer in peers]
         self._client.exchange(operation, ready, questions)
 
     def _operation(self, what: str, keys: Iterable[Key] = ()) -> Operation:

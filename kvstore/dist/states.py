@@ -11,6 +11,8 @@ from kvstore.errors import UsageError
 from kvstore.optim.states import StateTensors
 from kvstore.spec import Key
 
+AT_ONCE = 64 << 20  # bytes of values whose states go in one message, which may have 2^16 frames
+
 
 def assemble(segments: Mapping[tuple[Segment, str], torch.Tensor], entries: Mapping[Key, Entry]) -> StateTensors:
     """Join the states of segments into those of whole arrays, as if one server held everything."""

@@ -14,6 +14,7 @@ from kvstore.dist.calls import ABSENT, Arguments, StoreCall
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
+from kvstore.dist.delegation import Delegated, compressing
 from kvstore.dist.join import Joining
 from kvstore.dist.momentum import advice, warn
 from kvstore.dist.optimizer import Optimizing, described
@@ -191,12 +192,13 @@ class DistStore(KVStore):
         wanted = describe_compression(compression)
         now = self._pushes.compressing
         if wanted is not None and now is not None and now.compression == wanted:
-            how: Compressing | None = now
+            how: Compressing | Delegated | None = now
         else:
-            how = None if wanted is None else Compressing(wanted)
+            aggregator = self._session.aggregator if self.rule.merges else None
+            how = None if wanted is None else compressing(wanted, self._requests, self._entries, aggregator)
         self._session.client.alone(self._compress, how)
 
-    def _compress(self, how: Compressing | None) -> None:
+    def _compress(self, how: Compressing | Delegated | None) -> None:
         self._plans.fold(*((1, 0) if how is None else (how.fold, how.small)))
         self._pushes.compressing = how
 
@@ -231,6 +233,7 @@ class DistStore(KVStore):
         if self._pushes.compressing is not None:
             residuals = states_file.read_residuals(path)
             if residuals is not None and residuals.rank == self.rank:
+                self._pushes.flush()
                 shapes = {key: entry.spec.shape for key, entry in self._entries.items()}
                 self._pushes.compressing.load_state(residuals.tensors, residuals.plain, shapes)
         if self.rank != 0:

@@ -35,6 +35,9 @@ def create(name: str = "local", **options: Any) -> KVStore:
     - ``staleness`` (3), for ``dist_ssp``: how many pushes a worker that reads may be ahead of the slowest.
     - ``delay_compensation`` (0), for ``dist_async`` and ``dist_ssp``: the factor with which gradients are corrected for
       what others have changed since the worker last read.
+    - ``aggregate`` (``rounds``), for ``dist_async`` and ``dist_ssp``: with ``rounds``, each push makes an update of its
+      own; with ``host``, pushes that come from the workers of one host while an earlier one is under way are summed,
+      and make one update. Stores with rounds always sum by host.
 
     Raises:
         UnknownName: no such store, or no such option; the message lists those there are.

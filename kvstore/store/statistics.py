@@ -14,8 +14,10 @@ class Statistics:
         keys: how many have been initialized.
         pushes: how many keys have been pushed, repeats counted.
         pulls: how many keys have been pulled, repeats counted.
-        bytes_pushed: bytes of gradients sent, headers apart; in dist stores.
-        bytes_pulled: bytes of values received, headers apart; in dist stores.
+        bytes_pushed: bytes of gradients sent, headers apart; in dist stores. Where an aggregator sums what this host's
+            workers push, they are what this worker gives the aggregator: plain, whatever the compression.
+        bytes_pulled: bytes of values received, headers apart; in dist stores. Likewise they come plain from an
+            aggregator that sums.
         outstanding: pushes that have not taken effect yet.
         staleness: how often values were read that were so many pushes ahead of the slowest worker's, by that number; in
             stores in which every push is an update.

@@ -14,15 +14,13 @@ import torch
 
 from kvstore.codecs import Compressor
 from kvstore.codecs.description import described, travelling
-from kvstore.codecs.memo import Memo
+from kvstore.codecs.memo import RESIDUAL, STEP, VELOCITY, Memo
 from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UsageError, WireError
 from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
 from kvstore.spec import Key
 from kvstore.values import all_finite, to_buffer
 from kvstore.wire import Buffer, CodecDescription, GetStates, OptimizerStates, PutStates, Values, pack_arrays
-
-RESIDUAL, VELOCITY, STEP = "residual", "velocity", "step"  # the states of a segment; see ``Memo``
 
 
 class EncodedSum(NamedTuple):
@@ -40,10 +38,11 @@ class Encoding:
     Args:
         key: returns the key of a segment, by its id. Raises ``UsageError`` if there is no such segment.
         size: likewise, how many elements the segment has.
+        keeper: the rank of the worker that saves what is kept here, for all of this host; None for whoever asks.
     """
 
-    def __init__(self, key: Callable[[int], Key], size: Callable[[int], int]) -> None:
-        self._key, self._size = key, size
+    def __init__(self, key: Callable[[int], Key], size: Callable[[int], int], keeper: int | None = None) -> None:
+        self._key, self._size, self._keeper = key, size, keeper
         self._compressor: Compressor | None = None  # that of the last encoding
         self._loaded: dict[int, dict[int, Memo]] = {}  # by worker and segment, until the segment is encoded
 
@@ -100,12 +99,16 @@ class Encoding:
         if target is not out:
             out.copy_(target)
 
+    def kept(self, number: int) -> Memo | None:
+        """Return what the encodings of a segment lack, as of now; None if it has neither been encoded nor loaded."""
+        return self._loaded_sum(number) or (None if self._compressor is None else self._compressor.kept(number))
+
     def get_states(self, message: GetStates) -> OptimizerStates:
-        """Return what the encodings of the message's segments lack, as of now."""
+        """Return what the encodings of the message's segments lack, as of now; nothing to others than the keeper."""
         states: list[SegmentState] = []
-        for number in message.ids:
-            memo = self._loaded_sum(number) or (self._compressor and self._compressor.kept(number))
-            if memo:
+        for number in message.ids if self._keeper in (None, message.node.rank) else ():
+            memo = self.kept(number)
+            if memo is not None:
                 states += [
                     SegmentState(number, RESIDUAL, memo.residual.clone()),
                     SegmentState(number, STEP, torch.tensor(memo.step)),

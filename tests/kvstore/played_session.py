@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvstore.job.config import Config
 from kvstore.member.outstanding import PendingRequest
-from kvstore.ticket import Operation
+from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport.memory import Heap
 from kvstore.wire import Ack, Message, Node, Reply, Request, Sender, StoreOpened
 
 SCHEDULER = b"scheduler"
+AGGREGATOR = b"aggregator 0"
 
 
 class PlayedSession:
@@ -18,6 +20,7 @@ class PlayedSession:
 
     Args:
         servers: how many there are.
+        aggregator: whether there is an aggregator, too.
         answer: returns the reply to a request of a peer; None leaves it without one, and by default it is ``Ack``.
 
     Attributes:
@@ -25,13 +28,27 @@ class PlayedSession:
     """
 
     def __init__(
-        self, servers: int = 2, answer: Callable[[bytes, Request], Reply | None] = lambda _, request: Ack(request.seq)
+        self,
+        servers: int = 2,
+        answer: Callable[[bytes, Request], Reply | None] = lambda _, request: Ack(request.seq),
+        aggregator: bool = False,
     ) -> None:
         self.scheduler = SCHEDULER
         self.servers = [b"server %d" % rank for rank in range(servers)]
+        self.aggregator = AGGREGATOR if aggregator else None
         self.client = _PlayedClient(self._answer)
         self.asked: list[tuple[bytes, Any]] = []
+        self.config = Config()
+        self.limits = WaitLimits(1.0, 1.0)
+        self.num_workers, self.rank, self.stores = 2, 0, 0
+        self.flushes: list[Callable[[float], None]] = []
         self._reply = answer
+
+    def carrier(self, server: int) -> bytes:
+        return self.servers[server] if self.aggregator is None else self.aggregator
+
+    def check(self, store: int) -> None:
+        """Nothing has failed."""
 
     def _answer(self, peer: bytes, request: Request) -> Reply | None:
         self.asked.append((peer, request))
@@ -41,7 +58,14 @@ class PlayedSession:
 
 
 class _PlayedClient(Heap):
+    """See the module.
+
+    Attributes:
+        made: the requests.
+    """
+
     def __init__(self, answer: Callable[[bytes, Any], Reply | None]) -> None:
+        self.made: list[PendingRequest] = []
         self._answer = answer
         self._seq = 0
 
@@ -59,6 +83,7 @@ class _PlayedClient(Heap):
             operation.open.add(request.seq)
         if effect is not None:
             effect()
+        self.made += requests
         for request in requests:
             message: Message = request.message(Sender(Node("worker", 0, 1), request.seq, 1))
             reply = self._answer(request.peer, message)
@@ -70,3 +95,18 @@ class _PlayedClient(Heap):
 
     def wait(self, operation: Operation, timeout: float | None) -> None:
         assert not operation.open
+
+    def wait_all(self, operations: Sequence[Operation], timeout: float | None) -> None:
+        assert not any(operation.open for operation in operations)
+
+    def alone(self, action: Callable[..., Any], *args: Any) -> Any:
+        return action(*args)
+
+    def gathers(self, peer: bytes) -> bool:
+        return False
+
+    def of(self, kind: type) -> list[Any]:
+        return []
+
+    def poll(self) -> None:
+        """Everything has arrived."""

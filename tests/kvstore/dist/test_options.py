@@ -18,6 +18,8 @@ from kvstore.rule import Rule
         ("dist_sync", {"quorum": 3, "late": "keep"}, Rule(quorum=3, late="keep")),
         ("dist_device_sync", {"quorum": 1.0}, Rule(quorum=1)),
         ("dist_async", {"delay_compensation": 0.04}, Rule("async", compensation=0.04)),
+        ("dist_async", {"aggregate": "host"}, Rule("async", aggregate="host")),
+        ("dist_ssp", {"aggregate": "rounds"}, Rule("async", staleness=3)),
         ("dist_ssp", {}, Rule("async", staleness=3)),
         ("dist_ssp", {"staleness": 0}, Rule("async", staleness=0)),
     ],
@@ -36,6 +38,9 @@ def test_options_make_a_rule(canonical: str, options: dict[str, Any], rule: Rule
         ("dist_sync", {"quorum": 0}, UsageError, "quorum=0"),
         ("dist_sync", {"late": "never"}, UsageError, "late='never' must be one of drop, keep"),
         ("dist_async", {"delay_compensation": -1}, UsageError, "at least 0"),
+        ("dist_async", {"aggregate": "rack"}, UsageError, "aggregate='rack' must be one of rounds, host"),
+        ("dist_sync", {"aggregate": "host"}, UnknownName, "no option 'aggregate'"),
+        ("dist_ssp", {"aggregate": "host", "delay_compensation": 0.1}, UsageError, "sums them before that"),
     ],
 )
 def test_options_that_make_no_sense(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from placed import entries_for
-from played_session import SCHEDULER, PlayedSession
+from played_session import AGGREGATOR, SCHEDULER, PlayedSession
 
 from kvstore.dist.plans.parcels import parcels
 from kvstore.dist.plans.plan import Plan
@@ -23,16 +23,19 @@ from kvstore.wire import (
     Close,
     CloseStore,
     Declare,
+    Describe,
     GetStates,
     Init,
     Open,
     OpenStore,
     OptimizerStates,
+    Pause,
     Placed,
     PutStates,
     Ready,
     Reply,
     Request,
+    Resume,
     SetOptimizer,
     pack_arrays,
     unpack_arrays,
@@ -58,6 +61,16 @@ def test_a_store_is_opened_with_the_scheduler_and_then_on_all_servers() -> None:
     assert session.asked[0][1].ordinal == 3
     assert requests.store == 7
     assert {(message.store, message.mode, message.staleness) for _, message in session.asked[1:]} == {(7, "async", 2)}
+
+
+def test_an_aggregator_opens_the_store_too_and_closes_it() -> None:
+    session = PlayedSession(aggregator=True)
+    requests = Requests(session, 3, Rule("async", aggregate="host"), WaitLimits(1.0, 1.0))  # type: ignore[arg-type]
+    assert [peer for peer, message in session.asked if isinstance(message, Open)] == [*session.servers, AGGREGATOR]
+    assert {message.aggregate for _, message in session.asked[1:]} == {"host"}
+    session.asked.clear()
+    requests.close()
+    assert kinds(session) == [(b"server 0", Close), (b"server 1", Close), (AGGREGATOR, Close), (SCHEDULER, CloseStore)]
 
 
 def test_it_is_closed_the_other_way_round() -> None:
@@ -163,3 +176,39 @@ def test_a_barrier_goes_on_after_its_call() -> None:
     assert [(peer, message.number) for peer, message in session.asked] == [(SCHEDULER, 4)]
     assert begun[0].open
     assert str(begun[0]) == "barrier"
+
+
+def test_an_aggregator_is_told_where_keys_are() -> None:
+    def answer(_: bytes, request: Request) -> Reply:
+        if isinstance(request, Declare):
+            return Placed(request.seq, [2, 1], [4, 5, 6], [0, 1, 0], [0, 3, 0], [3, 6, 2])
+        return Ack(request.seq)
+
+    session = PlayedSession(answer=answer, aggregator=True)
+    requests = Requests(session, 1, Rule(), WaitLimits(1.0, 1.0))  # type: ignore[arg-type]
+    session.asked.clear()
+    requests.declare(["cut", "w"], [0, 1], list(SPECS.values()), 5, 100)
+    assert kinds(session) == [(SCHEDULER, Declare), (AGGREGATOR, Describe)], "before anything can be pushed"
+    told = session.asked[1][1]
+    assert (told.keys, told.kinds, told.shapes, told.dtypes) == (["cut", "w"], [0, 1], [[6], [2]], ["float32"] * 2)
+    assert (told.counts, told.ids, told.servers, told.sizes) == ([2, 1], [4, 5, 6], [0, 1, 0], [3, 3, 2])
+
+
+def test_an_aggregator_hears_of_a_pause_of_all_segments() -> None:
+    paused: list[Operation] = []
+    session = PlayedSession(
+        answer=lambda peer, request: Resume(request.seq, 0, []) if peer in session.servers else Ack(request.seq),
+        aggregator=True,
+    )
+    requests = Requests(session, 1, Rule(), WaitLimits(1.0, 1.0))  # type: ignore[arg-type]
+    session.asked.clear()
+    entries = entries_for(SPECS, servers=2, bound=5)
+    clocks = {segment: 3 for entry in entries.values() for segment in entry.segments}
+    answers: list[Any] = []
+    requests.pause(2, lambda: clocks, lambda ids, reply: answers.append((ids, reply)), paused.append)
+    assert kinds(session) == [(b"server 0", Pause), (b"server 1", Pause), (AGGREGATOR, Pause)]
+    messages = [message for _, message in session.asked]
+    assert sorted(messages[2].ids) == sorted([*messages[0].ids, *messages[1].ids])
+    assert (set(messages[2].clocks), messages[2].number, messages[2].pushes) == ({3}, 2, 3 * len(SPECS))
+    assert len(answers) == 2, "the rounds are the servers' to tell"
+    assert not paused[0].open
