@@ -222,7 +222,7 @@ def test_an_output_that_gets_other_memory_is_written_there_or_not_at_all(job: Th
             ticket.wait()
             assert bits(outs) == bits([torch.full((2,), 2.0)] * 40)
         else:
-            raises(ticket.wait, UsageError, "an array passed as out has another shape")
+            raises(ticket.wait, UsageError, "an array in out has another shape")
             assert outs[3].tolist() == [0]
 
     job.run(work)
