@@ -74,7 +74,7 @@ class HostStore:
         self._memory = memory
         self._servers = servers
         self._segments = HostSegments()
-        self._encoding = Encoding(self._segments.key, self._segments.size)
+        self._encoding = Encoding(self._segments.key, self._segments.size, keeper=min(workers, default=None))
         self._gathering = Gathering(workers, self._segments)
         self._sums = HostSums(rule, memory, self._encoding)
         self._under_way: dict[Exchange, None] = {}

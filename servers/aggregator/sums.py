@@ -68,6 +68,8 @@ class HostSums:
         sum_ranges(payloads, total)
         if self._rule.finite and total.is_floating_point() and not all_finite(total):
             return None
+        if first.encode is not None and total.is_floating_point() and not all_finite(total, torch.float32):
+            return None  # the single ones can be encoded
         rank_clocks = [] if alike else [clock for clock in clocks if isinstance(clock, int)]
         return self._sent(listed, askers, [buffer], total, rank_clocks)
 

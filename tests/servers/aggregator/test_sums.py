@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvstore.rule import Rule
 from kvstore.transport.memory import Heap
 from kvstore.values import to_buffer
-from kvstore.wire import Push
+from kvstore.wire import Push, Values
 from servers.aggregator.encoding import Encoding
 from servers.aggregator.gathering import Pushed
 from servers.aggregator.segments import HostSegments
@@ -24,7 +24,8 @@ class Summing:
         self.segments = HostSegments()
         self.segments.add(describe(Worker(0), {1: ("a", 0, 2), 2: ("b", 0, 3)}))
         self.listed = self.segments.listed([1, 2])
-        self.sums = HostSums(rule or Rule(), Heap(), Encoding(self.segments.key, self.segments.size))
+        self.encoding = Encoding(self.segments.key, self.segments.size)
+        self.sums = HostSums(rule or Rule(), Heap(), self.encoding)
 
     def pushed(self, rank: int, values: torch.Tensor, clock: int | list[int] = 1, **fields: object) -> Pushed:
         message = Worker(rank).push({1: values[:2], 2: values[2:]}, clock)
@@ -89,3 +90,25 @@ def test_what_differs_in_more_than_values_stays_apart(fields):
     flat = floats(1, 2, 3, 4, 5)
     exchanges = summing.sums.exchanges(summing.listed, [summing.pushed(1, flat, **fields), summing.pushed(0, flat)])
     assert [exchange.fields["ranks"] for exchange in exchanges] == [[0], [1]]
+
+
+def test_a_sum_that_cannot_be_encoded_is_sent_as_its_parts():
+    summing = Summing()
+    large = torch.full((5,), 2e38)
+    pushed = [summing.pushed(rank, large, encode=["fp16", []]) for rank in range(2)]
+    exchanges = summing.sums.exchanges(summing.listed, pushed)
+    assert [exchange.fields["ranks"] for exchange in exchanges] == [[0], [1]]
+    assert {exchange.fields["codec"][0] for exchange in exchanges} == {"fp16"}
+
+
+def test_a_sum_is_encoded_for_as_many_workers_as_it_is_of():
+    summing = Summing()
+    flat = floats(1.4, 1.5, -1.6, 0.1, 2)
+    pushed = [summing.pushed(rank, flat, encode=["2bit", [["threshold", 1.5]]]) for rank in range(2)]
+    (exchange,) = summing.sums.exchanges(summing.listed, pushed)
+    assert exchange.fields["codec"] == ["2bit", [["threshold", 3.0]]]
+    out = torch.empty(5)
+    lengths, counts = exchange.fields["lengths"], exchange.fields["segment_counts"]
+    reply = Values(1, lengths=lengths, segment_counts=counts, buffers=exchange.fields["buffers"])
+    summing.encoding.decode(exchange.fields["codec"], reply, [2, 3], out)
+    assert out.tolist() == [0, 3, -3, 0, 3]
