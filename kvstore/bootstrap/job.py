@@ -17,8 +17,8 @@ from kvstore.bootstrap.job_servers import JobServers, start_aggregator
 from kvstore.bootstrap.meeting import FileMeeting, meeting, on_one_host
 from kvstore.bootstrap.member_processes import MemberProcesses
 from kvstore.errors import ConfigError
-from kvstore.job import contract
 from kvstore.job.config import Config, inherited
+from kvstore.job.contract import Member, aggregated
 from kvstore.job.directory import require_private
 from kvstore.job.ranks import Ranks
 
@@ -88,10 +88,10 @@ def _host(config: Config) -> str:
 
 def _aggregated(hosts: Sequence[str]) -> list[list[int]]:
     """The ranks of the workers of each aggregator, if each rank is on that host."""
-    placed: list[tuple[str, list[contract.Member]]] = [
+    placed: list[tuple[str, list[Member]]] = [
         (host or f"of rank {rank}", [("worker", rank)]) for rank, host in enumerate(hosts)
     ]
-    return contract.aggregated(placed) if contract.READY else []
+    return aggregated(placed)
 
 
 def _settings(address: JobAddress, ranks: Ranks, one_host: bool, secret: str) -> Config:

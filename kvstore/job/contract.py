@@ -15,8 +15,6 @@ from kvstore.job.keyring import Keyring
 Role = Literal["scheduler", "server", "aggregator", "worker"]
 Member = tuple[Role, int]
 
-READY = False  # whether `python -m servers` can be an aggregator
-
 
 def members(num_workers: int, num_servers: int, num_aggregators: int = 0) -> list[Member]:
     """Every member of a job, as role and rank, in the order in which to start them.

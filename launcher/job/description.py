@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from kvstore.job import contract, settings
+from kvstore.job import settings
 from kvstore.job.contract import COMPUTED
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
@@ -66,4 +66,4 @@ class Job:
     @property
     def aggregates(self) -> bool:
         """Whether hosts with several workers have aggregators."""
-        return contract.READY and self.cluster.host_aggregation and not self.server_argv
+        return self.cluster.host_aggregation and not self.server_argv

@@ -16,14 +16,7 @@ from cluster.hosts import Hosts
 from launched import DRIVER, HASTE, WAITS, Launched, launch
 from sites import Site
 
-from kvstore.job import contract
 from launcher.processes.guard import Guard
-
-
-@pytest.fixture(autouse=True)
-def _ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if `python -m servers` could be an aggregator; only within this process."""
-    monkeypatch.setattr(contract, "READY", True)
 
 
 @pytest.fixture

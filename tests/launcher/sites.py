@@ -125,15 +125,19 @@ class Site:
 
     def worker(self, rank: int) -> tuple[int, int]:
         """The process of a worker, and the number of its host."""
-        wanted = {b"DMLC_ROLE=worker", b"DMLC_TASK_ID=%d" % rank}
+        return self.member("worker", rank, self.mark)
+
+    def member(self, role: str, rank: int, word: str) -> tuple[int, int]:
+        """The process of a member with this word in its command line, and the number of its host."""
+        wanted = {f"DMLC_ROLE={role}".encode(), b"DMLC_TASK_ID=%d" % rank}
         for i in range(len(self.hosts)):
-            for pid in self.processes(self.mark, i):
+            for pid in self.processes(word, i):
                 try:
                     if wanted <= set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
                         return pid, i
                 except OSError:
                     continue
-        raise AssertionError(f"no worker {rank}")
+        raise AssertionError(f"no {role} {rank}")
 
     def left(self, word: str) -> list[str]:
         """The command lines on any host, or here, that have this word in them."""

@@ -87,7 +87,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     monkeypatch.setattr("kvstore.bootstrap.job_servers.MemberProcesses", Started)
     monkeypatch.setattr("kvstore.bootstrap.job.atexit.register", lambda _call: None)
     monkeypatch.setattr(Started, "made", [])
-    monkeypatch.setattr("kvstore.job.contract.READY", True)
     return Started.made
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
 import pytest
 from cluster.hosts import Hosts
 from sites import Site
 from threaded import ThreadedJob
+from waiting import until
 
 from kvstore.dist import DistStore
 
@@ -59,9 +63,8 @@ def over(site: Site, *lines: str) -> tuple[str, ...]:
     return ("-H", str(path))
 
 
-@pytest.fixture(scope="module")
-def local() -> np.ndarray:
-    """The weights of the same job of two workers and two servers within this process."""
+def trained_here(workers: int) -> np.ndarray:
+    """The weights of the same job with two servers within this process."""
 
     def train(store: DistStore) -> np.ndarray:
         rng = np.random.default_rng(store.rank)
@@ -73,26 +76,57 @@ def local() -> np.ndarray:
             store.pull("w", out=weight)
         return weight
 
-    with ThreadedJob(2, 2, bigarray_bound=1_000_000, piece_bytes=1 << 20) as job:
-        zero, one = job.run(train)
-    assert np.array_equal(zero, one)
-    return zero
+    with ThreadedJob(workers, 2, bigarray_bound=1_000_000, piece_bytes=1 << 20) as job:
+        first, *others = job.run(train)
+    assert all(np.array_equal(first, other) for other in others)
+    return first
 
 
 @pytest.mark.parametrize("encrypted", [True, False])
-def test_the_weights_are_those_of_a_local_job(over_ssh: Site, hosts: Hosts, local: np.ndarray, encrypted: bool) -> None:
+def test_the_weights_are_those_of_a_local_job(over_ssh: Site, hosts: Hosts, encrypted: bool) -> None:
     """To the bit. A worker and a server share memory if they share a host; all else goes over the network."""
     words = (*over(over_ssh, *hosts.addresses[:2]), *(() if encrypted else ("--no-encryption",)))
     weights, said = trained(over_ssh, *words, *SAME, "-n", "2", "-s", "2")
-    assert np.array_equal(weights, local)
+    assert np.array_equal(weights, trained_here(2))
     assert said == [f"memory of 2 at {hosts.addresses[rank]}" for rank in range(2)]
 
 
 def test_who_is_on_one_host_shares_memory(over_ssh: Site, hosts: Hosts) -> None:
-    """Two workers and a server on one, a worker and a server on the other, reached by IPv6."""
+    """Two workers, a server and an aggregator on one, a worker and a server on the other, reached by IPv6."""
     words = over(over_ssh, f"[{hosts.addresses6[0]}] slots=2", f"[{hosts.addresses6[1]}] slots=1")
-    _, said = trained(over_ssh, *words, "-n", "3", "-s", "2")
-    assert said == [f"memory of {count} at {hosts.addresses6[i]}" for i, count in ((0, 3), (0, 3), (1, 2))]
+    weights, said = trained(over_ssh, *words, "-n", "3", "-s", "2")
+    assert "launch.py: starting 3 workers, 2 servers, 1 aggregator on 2 hosts\n" in over_ssh.started[-1].all_err
+    assert np.allclose(weights, trained_here(3), rtol=1e-5, atol=1e-6), "sums are in another order"
+    assert said == [f"memory of {count} at {hosts.addresses6[i]}" for i, count in ((0, 4), (0, 4), (1, 2))]
+
+
+ENDLESS = """
+import numpy as np
+import kvstore as kv
+
+store = kv.create("dist_sync")
+store.init("w", np.zeros(1000, np.float32))
+for step in range(1_000_000):
+    store.pushpull("w", np.ones(1000, np.float32), out=np.zeros(1000, np.float32))
+    if step == 3:
+        print("trains", flush=True)
+"""
+
+
+@pytest.mark.long
+def test_an_aggregator_that_is_killed_ends_the_job_by_name(over_ssh: Site, hosts: Hosts) -> None:
+    (over_ssh.directory / "endless.py").write_text(ENDLESS)
+    words = over(over_ssh, *(f"{address} slots=2" for address in hosts.addresses[:2]))
+    run = over_ssh.launch(*words, "-n", "4", "-s", "2", "python", "endless.py", real=True)
+    until(lambda: run.out.count("trains") == 4, "the workers to train", over=run.over)
+    pid, host = over_ssh.member("aggregator", 1, "servers")
+    assert host == 1
+    os.kill(pid, signal.SIGKILL)
+    assert run.wait(60) == 128 + signal.SIGKILL, run.err
+    assert run.all_err.splitlines()[-1].startswith(
+        f"launch.py: aggregator 1 on {hosts.addresses[1]} was killed by SIGKILL"
+    )
+    assert over_ssh.relics() == []
 
 
 MISTAKE = """
