@@ -110,7 +110,6 @@ class ServerSupervisor:
     def __init__(self, task: SupervisedJob, report: Callable[[str, int, str], None]) -> None:
         self._task = task
         self._report = report
-        self._hears_all = any(member.role == "scheduler" for member in task.members)
         self._running: list[tuple[SupervisedProcess, subprocess.Popen[bytes]]] = []
         self._ends: list[MemberEnd] = []
         self._deadline = self._explain_at = float("inf")
@@ -174,15 +173,11 @@ class ServerSupervisor:
         return ReportFile.of(Path(self._task.directory) / f"{member.role}-{member.rank}.json", STDERR)
 
     def _explain(self) -> None:
-        """Say why the job has failed, once, when the workers have heard of it: they print their errors themselves.
-
-        The failure of a process elsewhere is told where the scheduler is.
-        """
+        """Say why the job has failed, once, when the workers have heard of it: they print their errors themselves."""
         if self._explained:
             return
         reports = [(member.name, self._report_file(member).read()) for member, _ in self._running]
-        ends = [*self._ends, *(MemberEnd.expected(name, report) for name, report in reports if report)]
-        cause = root_cause([end for end in ends if self._hears_all or not end.blameless])
+        cause = root_cause([*self._ends, *(MemberEnd.expected(name, report) for name, report in reports if report)])
         if cause:
             self._explain_at = min(self._explain_at, time.monotonic() + HEARD_S)
         if cause and (not self._running or time.monotonic() >= self._explain_at):

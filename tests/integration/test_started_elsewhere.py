@@ -36,6 +36,9 @@ SCRIPT = """
             os.kill(os.getpid(), signal.SIGKILL)
         case ["raise"], 1:
             raise ValueError("out of coffee")
+        case ["kill an aggregator"], _:
+            for _ in range(1_000_000):
+                store.pushpull("w", out, out=out)
     if sys.argv[1:]:
         store.pull("w", out=out)
         store.barrier()
@@ -81,7 +84,7 @@ def run(words: Sequence[str], env: dict[str, str]) -> subprocess.CompletedProces
 
 def said(text: str) -> set[str]:
     """What the workers printed; an mpirun may put the end of one's line behind the start of another's."""
-    return set(re.findall(r"rank \d of \d has \d", text))
+    return set(re.findall(r"rank \d of \d has \d+", text))
 
 
 def living(env: dict[str, str]) -> dict[int, str]:
@@ -122,19 +125,45 @@ def test_mpirun(kind: str, how: str, script: str, env: dict[str, str]) -> None:
     nothing_left(env)
 
 
-def test_torchrun_on_two_hosts(hosts: Hosts, script: str, env: dict[str, str], tmp_path: Path) -> None:
+def aggregators(env: dict[str, str]) -> list[int]:
+    """The processes of a job that are aggregators, in the order of their ranks."""
+    ranks = {}
+    for pid in living(env):
+        with contextlib.suppress(OSError):
+            variables = dict(
+                pair.split("=", 1)
+                for pair in Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+                if "=" in pair
+            )
+            if variables.get("DMLC_ROLE") == "aggregator":
+                ranks[int(variables["DMLC_TASK_ID"])] = pid
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+@pytest.mark.parametrize("how", ["", "kill an aggregator"])
+def test_torchrun_on_two_hosts_with_two_workers_each(
+    hosts: Hosts, script: str, env: dict[str, str], tmp_path: Path, how: str
+) -> None:
     env |= {"KVSTORE_JOB_SECRET": "0123456789abcdef" * 2}
-    options = ["--nnodes=2", f"--master-addr={hosts.addresses[0]}", "--master-port=29511", "--nproc-per-node=1"]
+    options = ["--nnodes=2", f"--master-addr={hosts.addresses[0]}", "--master-port=29511", "--nproc-per-node=2"]
     with contextlib.ExitStack() as stack:
         running = []
         for number in range(2):
             log = stack.enter_context((tmp_path / f"log{number}").open("w"))
-            words = hosts.enter(number, [*TORCHRUN, *options, f"--node-rank={number}", script])
+            words = hosts.enter(number, [*TORCHRUN, *options, f"--node-rank={number}", script, *filter(None, [how])])
             running.append(subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
             stack.callback(running[-1].kill)
+        logs = [tmp_path / f"log{number}" for number in range(2)]
+        until(lambda: len(aggregators(env)) == 2, "aggregators", over=lambda: str(running[0].poll() or "") or None)
+        if how:
+            until(lambda: len(said("".join(log.read_text() for log in logs))) == 4, "the workers")
+            os.kill(aggregators(env)[1], signal.SIGKILL)
         codes = [process.wait(LIMIT) for process in running]
-    texts = [(tmp_path / f"log{number}").read_text() for number in range(2)]
-    assert codes == [0, 0], texts
-    assert said("".join(texts)) == BOTH
+    texts = [log.read_text() for log in logs]
+    assert (codes == [0, 0]) == (how == ""), texts
+    assert said("".join(texts)) == {f"rank {rank} of 4 has 10" for rank in range(4)}
+    if how:
+        assert "\naggregator 1 was killed by SIGKILL\n" in texts[1]
+        assert "the job has failed: aggregator 1 was killed by SIGKILL\n" in texts[0]
     assert not any("not encrypted" in text for text in texts)
     nothing_left(env)
