@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from played_session import AGGREGATOR, SCHEDULER, PlayedSession
+from simulation.job import SimulatedJob
 
 from kvstore.codecs import Compressor, decode, parse
 from kvstore.codecs.description import described, travelling
@@ -289,3 +290,60 @@ def test_an_array_that_is_cut_may_have_been_encoded_in_part(tmp_path: Path) -> N
     saved = states_file.read_residuals(tmp_path / "one")
     assert saved is not None
     assert saved.tensors["residual.0"].tolist() == [1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0, 0]
+
+
+HOSTS = ((0, 1), (2, 3))
+
+
+def grad(rank: int, step: int) -> torch.Tensor:
+    return torch.randn(300, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+@pytest.mark.parametrize(
+    "options", [{"type": "2bit", "threshold": 0.5, "pull": "fp16"}, {"type": "topk", "momentum": 0.5}], ids=str
+)
+def test_a_round_of_a_whole_job_is_what_the_encodings_of_the_hosts_sums_say(options: dict[str, Any]) -> None:
+    def work(store: DistStore) -> list[torch.Tensor]:
+        store.set_gradient_compression(options)
+        store.init("w", torch.zeros(300))
+        return [store.pushpull("w", grad(store.rank, step), out := torch.empty(300)).wait() or out for step in range(3)]
+
+    outcome = SimulatedJob(1, workers=4, hosts=HOSTS).run(work)
+    assert outcome.errors == {}
+    compression = parse(options)
+    hosts = [Compressor(compression.of_sum(2)) for _ in HOSTS]
+    server = None if compression.pull is None else Compressor(compression.pull)
+    for step in range(3):
+        sums = [grad(ranks[0], step) + grad(ranks[1], step) for ranks in HOSTS]
+        expected = sum(arrives(host, "w", total) for host, total in zip(hosts, sums, strict=True))
+        expected = expected if server is None else arrives(server, "w", expected)
+        assert all(torch.equal(results[step], expected) for results in outcome.results)
+
+
+def test_what_is_left_out_goes_from_job_to_job_with_aggregators_and_without(tmp_path: Path) -> None:
+    """Nothing reaches the threshold, so all that was pushed is in the files, one for each worker."""
+
+    def work(store: DistStore) -> None:
+        store.set_gradient_compression({"type": "2bit", "threshold": 1000.0})
+        store.set_optimizer("sgd")
+        store.init(["w", "cut"], [torch.zeros(300), torch.zeros(40, 50)])
+        path = tmp_path / str(store.rank)
+        if path.exists():
+            store.load_optimizer_states(path)
+        store.push(["w", "cut"], [torch.full((300,), 1.0), torch.full((40, 50), 2.0 * (store.rank + 1))])
+        store.save_optimizer_states(path)
+
+    for number, hosts in enumerate([HOSTS, (), ((1, 2, 3),), HOSTS], 1):
+        outcome = SimulatedJob(1, workers=4, hosts=hosts, bigarray_bound=1000).run(work)
+        assert outcome.errors == {}
+        files = [states_file.read_residuals(tmp_path / str(rank)) for rank in range(4)]
+        assert [bool(file and file.tensors) for file in files] == [
+            rank in {ranks[0] for ranks in hosts} or not any(rank in ranks for ranks in hosts) for rank in range(4)
+        ]
+        total = {"w": torch.zeros(300), "cut": torch.zeros(2000)}
+        for file in files:
+            assert file is not None
+            for i, (key, _) in enumerate(file.plain["steps"]):  # type: ignore[call-overload]
+                total[key] += file.tensors[f"residual.{i}"]
+        assert set(total["w"].tolist()) == {4.0 * number}
+        assert set(total["cut"].tolist()) == {20.0 * number}
