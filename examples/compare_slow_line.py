@@ -27,15 +27,16 @@ from workers import Reducer
 
 ALONE = "alone"
 # A small network, so that several runs take minutes on two cores. The rates were chosen with seed 0.
-NETWORK = "--layers 2 --width 64 --context 64 --lr 6e-3 --eval-every 100000 --sample 0"
+NETWORK = "--layers 2 --width 64 --context 64 --eval-every 100000 --sample 0"
 INT8 = "--compress int8 --compress-back int8"
-DILOCO = f"--steps 1250 --inner-steps 20 --outer-lr 0.8 --outer-momentum 0.5 {INT8}"
+SYNCHRONOUS = "--steps 1000 --lr 1e-2"
+DILOCO = f"--steps 1250 --lr 6e-3 --inner-steps 20 --outer-lr 0.8 --outer-momentum 0.5 {INT8}"
 WAYS = {  # the options of train_lm.py
-    "synchronous": "--steps 1000",
-    "synchronous-int8": f"--steps 1000 {INT8}",
+    "synchronous": SYNCHRONOUS,
+    "synchronous-int8": f"{SYNCHRONOUS} {INT8}",
     "diloco": DILOCO,
     "streaming": f"{DILOCO} --fragments 3 --overlap 2",
-    ALONE: "--steps 1250",  # each worker by itself, with half as many samples a step
+    ALONE: "--steps 1250 --lr 6e-3",  # each worker by itself, with half as many samples a step
 }
 DEVICES = Path("/proc/net/dev")
 
