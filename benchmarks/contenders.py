@@ -204,10 +204,11 @@ class Steps:
 
     def _members(self, command: list[str], folder: Path) -> list[Member]:
         if self.who == "alone":
-            return [Member("the process", command, threads_at([HERE] * 2))]  # half of the cores, as each of two
+            half = threads_at("worker", [HERE] * 2)  # of the cores, as each of two has
+            return [Member("the process", command, half)]
         if self.who == "ddp":
             places = self.layout.workers if self.layout else [HERE] * 2
-            return ranks([*command, "--meet", str(folder / "meet")], places, threads_at(places))
+            return ranks([*command, "--meet", str(folder / "meet")], places, threads_at("worker", places))
         if self.layout is None:
             return [launched(2, 2, command, {})]
         return placed(self.layout, command, {})
@@ -237,7 +238,8 @@ def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str], keys:
     Each process has the threads that ``launch.py`` would give it there.
     """
     members = dmlc.members(layout, servers=[sys.executable, "-m", "servers"], workers=command, env=env)
-    own = {"worker": threads_at(layout.workers, env), "server": threads_at(layout.servers, env), "scheduler": {}}
+    places = {"worker": layout.workers, "server": layout.servers, "scheduler": layout.workers[:1]}
+    own = {role: threads_at(role, there, env) for role, there in places.items()}
     members = [replace(member, env={**own[member.env["DMLC_ROLE"]], **member.env}) for member in members]
     if not keys:
         return members
@@ -249,15 +251,16 @@ def placed(layout: Layout, command: Sequence[str], env: Mapping[str, str], keys:
     ]
 
 
-def threads_at(places: Sequence[Place], env: Mapping[str, str] | None = None) -> dict[str, str]:
+def threads_at(role: str, places: Sequence[Place], env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables for threads that ``launch.py`` sets for members of a role, beside those in ``env``.
 
     Args:
-        places: of all members of the role. A host takes the cores for its own, though all hosts share them here.
+        role: their role.
+        places: of all its members. A host takes the cores for its own, though all hosts share them here.
         env: their variables.
     """
     siblings = max(Counter(places).values())
-    return threads.variables({**os.environ, **(env or {})}, "worker", cores(), siblings)
+    return threads.variables({**os.environ, **(env or {})}, role, cores(), siblings)
 
 
 def ranks(command: Sequence[str], places: Sequence[Place], env: Mapping[str, str] | None = None) -> list[Member]:

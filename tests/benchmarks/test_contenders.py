@@ -8,6 +8,7 @@ from places import HOSTS
 from benchmarks.contenders import placed, ranks, threads_at
 from benchmarks.dmlc import Layout
 from benchmarks.jobs import HERE
+from kvstore.job.threads import WAITING
 
 
 def test_ranks_of_gloo_know_their_interface_where_they_are_in_a_host():
@@ -19,14 +20,14 @@ def test_ranks_of_gloo_know_their_interface_where_they_are_in_a_host():
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.contenders.cores", lambda: 2)
-    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
+    for name in ("OMP_NUM_THREADS", *WAITING):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_members_of_a_role_share_the_cores_of_their_host_as_launch_py_divides_them(two_cores: None) -> None:
-    assert threads_at([HERE, HERE]) == {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-    assert threads_at(HOSTS[:2]) == {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
-    assert threads_at([HERE], {"OMP_NUM_THREADS": "1"}) == {"OMP_WAIT_POLICY": "passive"}
+    assert threads_at("server", [HERE, HERE]) == {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    assert threads_at("server", HOSTS[:2]) == {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
+    assert threads_at("server", [HERE], {"OMP_NUM_THREADS": "1"}) == {"OMP_WAIT_POLICY": "passive"}
 
 
 def test_a_job_on_hosts_has_the_threads_of_a_job_that_launch_py_starts(two_cores: None) -> None:

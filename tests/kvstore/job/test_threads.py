@@ -5,9 +5,14 @@ import pytest
 from kvstore.job.threads import WAITING, variables
 
 
-@pytest.mark.parametrize("role", ["server", "worker", "aggregator"])
-def test_threads_wait_passively_and_members_of_a_role_share_the_cores(role: str) -> None:
-    assert variables({}, role, cores=8, siblings=3) == {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "2"}
+@pytest.mark.parametrize(
+    ("role", "more"), [("server", {}), ("aggregator", {}), ("worker", {"GOMP_SPINCOUNT": "10000"})]
+)
+def test_threads_do_not_keep_cores_while_they_wait_and_members_of_a_role_share_them(
+    role: str, more: dict[str, str]
+) -> None:
+    made = variables({}, role, cores=8, siblings=3)
+    assert made == {"OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "2", **more}
 
 
 @pytest.mark.parametrize("siblings", [0, 3, 8])

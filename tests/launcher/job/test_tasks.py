@@ -64,6 +64,7 @@ def test_the_whole_environment_of_a_worker() -> None:
         "KVSTORE_JOB": "kvstore-0-1-x",
         "KVSTORE_LOCAL_RANK": "1",
         "KVSTORE_LOCAL_SIZE": "2",
+        "GOMP_SPINCOUNT": "10000",
         "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000",
         "OMP_NUM_THREADS": "4",
         "OMP_WAIT_POLICY": "passive",
@@ -117,6 +118,7 @@ def test_what_the_user_has_set_stays() -> None:
     tasks = by_name(render(job(**options), AT, around))
     assert tasks["worker 0"].env["OMP_NUM_THREADS"] == "5"
     assert tasks["worker 0"].env["OMP_WAIT_POLICY"] == "active"
+    assert "GOMP_SPINCOUNT" not in tasks["worker 0"].env
     assert tasks["server 0"].env["OMP_WAIT_POLICY"] == "passive"
     assert tasks["server 0"].env["OMP_NUM_THREADS"] == "6"
     assert tasks["worker 0"].env["PYTHONUNBUFFERED"] == ""
