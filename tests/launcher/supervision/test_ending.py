@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 import pytest
 
 from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.job.contract import Role
 from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
 from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Phase, Say, Tell
@@ -30,10 +32,10 @@ TERM, KILL = Kill(signal.SIGTERM), Kill(signal.SIGKILL)
 class Run:
     """An ending, and its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: Sequence[Task] = TASKS) -> None:
         self.now = 100.0
         self.leftovers = False
-        self.ending = Ending(TASKS, LIMITS)
+        self.ending = Ending(tasks, LIMITS)
 
     def exit(self, *indices: int, code: int = 0, signum: int = 0) -> list[Action]:
         actions: list[Action] = []
@@ -121,7 +123,11 @@ def test_a_server_that_fails_after_the_workers_counts(run: Run) -> None:
     assert run.ending.exit_code == 4
 
 
-def test_a_server_that_leaves_without_being_told_to_is_a_failure(run: Run) -> None:
+@pytest.mark.parametrize("role", ["server", "aggregator"])
+def test_a_server_or_aggregator_that_leaves_without_being_told_to_is_a_failure(role: Role) -> None:
+    tasks = list(TASKS)
+    tasks[SERVER] = Task(role, 0, ("x",), {})
+    run = Run(tasks)
     assert run.exit(SERVER) == []
     assert run.exit(WORKER_0) == []
     how = "exited with code 0 while workers were running"
@@ -138,6 +144,13 @@ def test_workers_may_stay_when_the_scheduler_says_that_they_have_left(run: Run, 
     run.exit(WORKER_0, WORKER_1)
     assert run.ending.over
     assert run.ending.exit_code == 0
+
+
+def test_an_aggregator_that_hears_of_a_failure_is_not_to_blame() -> None:
+    run = Run([*TASKS, Task("aggregator", 0, ("x",), {})])
+    assert run.exit(4, code=JOB_FAILED_EXIT) == []
+    assert run.exit(WORKER_1, code=7) == [Tell(WORKER_1, "exited with code 7")]
+    assert run.ending.exit_code == 7
 
 
 def test_servers_that_leave_just_before_the_last_worker_are_in_time(run: Run) -> None:
