@@ -70,5 +70,5 @@ def _titled(title: str, table: Table) -> Group:
 def _table(columns: Sequence[str]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
-        table.add_column(column, justify="right" if place else "left")
+        table.add_column(column, justify="right" if place else "left", overflow="fold")
     return table
