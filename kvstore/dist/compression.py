@@ -13,7 +13,7 @@ from kvstore.dist.outgoing import Contents, Load, Packer, Plain
 from kvstore.dist.plans.parcels import Parcel, PayloadSource
 from kvstore.dist.plans.plan import Plan
 from kvstore.spec import FLOATS, Key
-from kvstore.values import Leaving, to_buffer
+from kvstore.values import Arrays, Leaving, tensors_of, to_buffer
 from kvstore.wire import CodecDescription, Values, pack_arrays
 
 OFF = "none"
@@ -44,14 +44,18 @@ def fold_of(compression: Compression) -> int:
     return (8, 4, 2)[halves]
 
 
-def finite_floats(plan: Plan, values: Sequence[torch.Tensor], compressor: Compressor) -> dict[Key, torch.Tensor]:
+def finite_floats(
+    plan: Plan, values: Arrays | Sequence[torch.Tensor], compressor: Compressor
+) -> dict[Key, torch.Tensor]:
     """Return those of a plan's arrays that ``compressor`` is for, by key.
 
     Raises:
         UsageError: some of them have elements that are infinite or NaN in float32.
     """
     floats = {
-        key: value for key, spec, value in zip(plan.keys, plan.specs, values, strict=True) if spec.dtype in FLOATS
+        key: value
+        for key, spec, value in zip(plan.keys, plan.specs, tensors_of(values), strict=True)
+        if spec.dtype in FLOATS
     }
     for key, value in floats.items():
         compressor.require_finite(key, value)
@@ -79,7 +83,7 @@ class Compressing:
         """Whole arrays of at most so many elements share payloads; 0 if none do."""
         return SMALL if self._compressor.joins else 0
 
-    def load(self, plan: Plan, values: Sequence[torch.Tensor], packer: Packer) -> Load:
+    def load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor], packer: Packer) -> Load:
         """Return what a push of a plan's arrays carries.
 
         Raises:

@@ -23,7 +23,7 @@ from kvstore.dist.requests import Requests
 from kvstore.dist.states import AT_ONCE, assemble, cut
 from kvstore.spec import FLOATS, Key
 from kvstore.transport import Peer
-from kvstore.values import Leaving
+from kvstore.values import Arrays, Leaving
 from kvstore.wire import CodecDescription
 
 # What an aggregator cannot do for its workers: 1bit sends 1 or -1 for each worker, and powersgd needs whole matrices.
@@ -63,7 +63,7 @@ class Delegated:
         self._entries = entries
         self._aggregator = aggregator
 
-    def load(self, plan: Plan, values: Sequence[torch.Tensor], packer: Packer) -> Load:
+    def load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor], packer: Packer) -> Load:
         """Return what a push of a plan's arrays carries.
 
         Raises:

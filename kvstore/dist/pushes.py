@@ -30,7 +30,7 @@ from kvstore.member.session import Session
 from kvstore.rule import Rule
 from kvstore.spec import require_floats
 from kvstore.ticket import Operation
-from kvstore.values import Arrays, Leaving, tensors_of
+from kvstore.values import Arrays, Leaving
 from kvstore.values.addresses import Column
 from kvstore.wire import MAX_PRIORITY, Ack, CodecDescription, Pull, Push, Sender, Values
 
@@ -113,7 +113,7 @@ class Pushes:
             require_floats(zip(plan.keys, plan.specs, strict=True))
         if self.compressing is None:
             return Plain(self._requests.packer, Leaving(values))
-        return self.compressing.load(plan, tensors_of(values), self._requests.packer)
+        return self.compressing.load(plan, values, self._requests.packer)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until every push has taken effect; raise what has gone wrong."""

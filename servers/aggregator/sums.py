@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from kvstore.errors import UsageError
 from kvstore.rule import Rule
 from kvstore.spec import FLOATS
 from kvstore.transport.memory import Memory
@@ -68,10 +69,11 @@ class HostSums:
         sum_ranges(payloads, total)
         if self._rule.finite and total.is_floating_point() and not all_finite(total):
             return None
-        if first.encode is not None and total.is_floating_point() and not all_finite(total, torch.float32):
-            return None  # the single ones can be encoded
         rank_clocks = [] if alike else [clock for clock in clocks if isinstance(clock, int)]
-        return self._sent(listed, askers, [buffer], total, rank_clocks)
+        try:
+            return self._sent(listed, askers, [buffer], total, rank_clocks)
+        except UsageError:  # it cannot be encoded: say which of them cannot
+            return None
 
     def _alone(self, listed: SegmentList, asker: Pushed) -> Exchange:
         request = asker.request
