@@ -9,6 +9,7 @@ from types import FrameType
 
 from benchmarks.options import parse
 from benchmarks.session import Session
+from benchmarks.suites.cluster import cluster
 from benchmarks.suites.compression import compression
 from benchmarks.suites.encryption import encryption
 from benchmarks.suites.everything import everything
@@ -28,6 +29,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "compression": compression,
     "scale": scale,
     "memory": memory,
+    "cluster": cluster,
     "all": everything,
 }
 

@@ -15,6 +15,8 @@ from benchmarks.peers import PEERS
 from benchmarks.remote import SETTINGS
 from benchmarks.wire import bytes_a_ms
 
+CLUSTER_SERVERS = 64
+
 WHATS = {
     "pushpull": "rounds of push and pull of a network's arrays, or the lines that have a target",
     "small": "2,000 arrays of 128 floats, and one of 1 KB",
@@ -25,6 +27,7 @@ WHATS = {
     "compression": "codecs alone, and rounds of four hosts of 1 Gbit/s with and without compression",
     "scale": "against workers, servers and sizes",
     "memory": "what the servers hold, over many rounds",
+    "cluster": "512 hosts of 8 workers without processes: what each message costs, and what a round takes by a model",
     "all": "all of these, with fewer rounds, in under ten minutes on two cores",
 }
 
@@ -92,7 +95,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     add("what", choices=WHATS, metavar="WHAT", help="see below")
     add("--net", type=_net, help="resnet50, vgg16, small, many, tiny, or one array of a size such as 40MB")
     add("-n", "--workers", type=_count, default=2, metavar="N")
-    add("-s", "--servers", type=_count, default=2, metavar="N")
+    add("-s", "--servers", type=_count, metavar="N", help=f"2; cluster: {CLUSTER_SERVERS}")
     add("--rounds", type=_count, metavar="N", help="rounds or steps that are counted")
     add("--repeats", type=_count, metavar="N", help="turns of all contenders; 3, and 1 for all")
     add("--optimizer", choices=["none", "sgd", "adam"], help="what servers update with; sgd has momentum")
@@ -111,7 +114,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         help=f"of a packet between hosts; {MTU}, as Ethernet's, by default",
     )
     numbers: dict[str, Any] = {"type": _counts, "default": (), "metavar": "N,..."}
-    add("--hosts", **numbers, help="network: numbers of hosts, a server on each; 2,4")
+    add("--hosts", **numbers, help="network: numbers of hosts, a server on each; 2,4. cluster: 512")
     add("--workers-per-host", **numbers, help="network: numbers of workers on each of them; 1,2,4")
     add("--rate", type=_rate, metavar="RATE", help="network: what each of them may send, as tc says it; 200mbit")
     add(
@@ -126,6 +129,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     add("--json", type=Path, metavar="FILE", help="by default WHAT.json in DIR")
     add("--plot", type=Path, metavar="FILE", help="by default WHAT.png in DIR")
     given = parser.parse_args(argv)
+    given.servers = given.servers or (CLUSTER_SERVERS if given.what == "cluster" else 2)
     return Options(**{one.name: getattr(given, one.name) for one in fields(Options)})
 
 

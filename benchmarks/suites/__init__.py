@@ -7,6 +7,7 @@ training     training steps on one machine
 compression  codecs, and rounds with them
 encryption   rounds with keys
 scaling      rounds over workers, servers and sizes
+cluster      the messages of thousands of workers, without processes; a model of a round
 memory       the servers' memory over many rounds
 everything   all of these in one run
 """

@@ -14,7 +14,7 @@ from kvstore.errors import ConfigError
 from kvstore.job.config import Config, job_name
 from kvstore.job.contract import Contract, members
 from kvstore.job.keyring import Keyring
-from kvstore.wire.messages import MAX_NODES
+from kvstore.job.settings import MAX_NODES
 
 LEAST_SECRET = 32  # characters; there is nothing else between the network and the job
 MOST_SERVERS = 2  # by default: they all are on rank 0's host

@@ -17,6 +17,8 @@ from kvstore.job.ranks import Ranks
 
 FOR_EVER_S = 1e9  # thirty years; clocks and sockets take no infinity
 MAX_JOB = 40  # characters of a job's name
+FEW_SERVERS = 16  # with more of them, whole arrays would make the load of servers differ
+MANY_SERVERS_BOUND = 1_600_000  # elements, divided by the number of servers
 NETWORK_PIECE = 640 << 10  # bytes; a server answers when it has a piece from every worker, so it must not be large
 FEW_WORKERS, FEW_PIECE = 2, 2 << 20  # with no more, that matters less than what each message costs
 WINDOW_PIECES = 4  # with fewer, lines are idle; with more, a server may fall far behind the others
@@ -151,7 +153,7 @@ class Config:
             heartbeat_s=settings.HEARTBEAT_S.read(env),
             heartbeat_timeout_s=settings.HEARTBEAT_TIMEOUT_S.read(env),
             pulse=settings.PULSE.read(env),
-            bigarray_bound=settings.BIGARRAY_BOUND.read(env),
+            bigarray_bound=settings.BIGARRAY_BOUND.read(env, bound_of(settings.NUM_SERVER.read(env))),
             piece_bytes=settings.PIECE_BYTES.read(env, _piece(root, num_workers)),
             transport=settings.TRANSPORT.read(env),
             congestion=settings.CONGESTION.read(env),
@@ -213,6 +215,12 @@ def _piece(root: str, num_workers: int) -> int:
     if _one_host(root):
         return HOST_PIECE
     return NETWORK_PIECE if num_workers > FEW_WORKERS else FEW_PIECE
+
+
+def bound_of(num_servers: int) -> int:
+    """Return from how many elements on an array is cut: among many servers, one whole array is more than a share."""
+    usual = settings.BIGARRAY_BOUND.default
+    return usual if num_servers <= FEW_SERVERS else MANY_SERVERS_BOUND // num_servers
 
 
 def _root(env: Mapping[str, str]) -> str:

@@ -73,6 +73,7 @@ class Setting(Generic[T]):
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 
+MAX_NODES = 4096  # of each role in one job: what has been simulated, see docs/scaling.md
 ROLES = ("worker", "server", "aggregator", "scheduler")
 TRANSPORTS = ("sockets", "tcp", "zeromq")
 
@@ -130,6 +131,7 @@ BIGARRAY_BOUND = Setting(
     Integer(1),
     1_000_000,
     "how many elements an array must have to be cut across all servers",
+    shown="1000000; with more than 16 servers, 1600000 ÷ their number",
     aliases=("MXNET_KVSTORE_BIGARRAY_BOUND",),
 )
 PIECE_BYTES = Setting(
@@ -227,10 +229,13 @@ ROOT_URI = Setting(
     "DMLC_PS_ROOT_URI", Text("a host name, an address or an `ipc://` endpoint"), "", "where the scheduler listens"
 )
 ROOT_PORT = Setting("DMLC_PS_ROOT_PORT", Integer(1, 65535), 0, "the scheduler's port; `ipc://` has none", shown="none")
-NUM_WORKER = Setting("DMLC_NUM_WORKER", Integer(0), 0, "how many workers the job has; 0 outside a job")
-NUM_SERVER = Setting("DMLC_NUM_SERVER", Integer(0), 0, "how many servers the job has; 0 outside a job")
+NUM_WORKER = Setting("DMLC_NUM_WORKER", Integer(0, MAX_NODES), 0, "how many workers the job has; 0 outside a job")
+NUM_SERVER = Setting("DMLC_NUM_SERVER", Integer(0, MAX_NODES), 0, "how many servers the job has; 0 outside a job")
 NUM_AGGREGATORS = Setting(
-    "KVSTORE_NUM_AGGREGATORS", Integer(0), 0, "how many aggregators the job has, one on each host that has one"
+    "KVSTORE_NUM_AGGREGATORS",
+    Integer(0, MAX_NODES),
+    0,
+    "how many aggregators the job has, one on each host that has one",
 )
 AGGREGATOR = Setting(
     "KVSTORE_AGGREGATOR", Integer(-1), -1, "the rank of the aggregator of this worker's host; -1 for none"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from kvstore.errors import WireError
+from kvstore.job.settings import MAX_NODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
 
-MAX_NODES = 4096
 MAX_STORES = 256  # of one job
 MAX_REASON = 4000  # characters that an error is cut to, so that no message is refused for its length
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from kvstore.job.settings import MAX_NODES
 from kvstore.rule import AGGREGATE, LATE, MAX_STALENESS, MODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
-    MAX_NODES,
     Clocks,
     Dtypes,
     Ids,

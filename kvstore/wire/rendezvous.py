@@ -7,11 +7,11 @@ from typing import Annotated
 
 from kvstore.errors import WireError
 from kvstore.job.curve_keys import LENGTH
+from kvstore.job.settings import MAX_NODES
 from kvstore.spec import MAX_ELEMENTS, MAX_SEGMENTS
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
 from kvstore.wire.messages import (
-    MAX_NODES,
     Dtypes,
     Ids,
     Keys,
@@ -57,9 +57,10 @@ class Welcome(Reply):
     Attributes:
         servers: their addresses, by rank.
         worker_keys: to servers and aggregators, the public keys that the workers' links have proved, by rank; empty
-            where none are.
+            where none are. An aggregator is told those of its own workers; the others are empty.
         aggregator: to a worker, the address of the aggregator that speaks for it; empty for none.
-        aggregated: to servers and aggregators, for each aggregator the ranks of the workers that it speaks for.
+        aggregated: to servers, for each aggregator the ranks of the workers that it speaks for; to an aggregator,
+            its own alone.
         aggregator_keys: to servers, the aggregators' public keys; see ``worker_keys``.
     """
 

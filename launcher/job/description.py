@@ -12,7 +12,7 @@ from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
 
 # A typing error must not start a million processes.
-MAX_PER_ROLE = 1024
+MAX_PER_ROLE = settings.MAX_NODES
 
 # The variables by which the members of a job, and its agents, find each other. Options cannot set them.
 RESERVED = COMPUTED | {settings.AGENT.name, settings.EXIT_REPORT.name}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from kvstore.errors import NodeLost, UsageError, WireError
 from kvstore.rare_log import Drops
@@ -43,6 +44,8 @@ from servers.scheduler.members import JobMember, MemberEvent, Members, MemberSta
 from servers.scheduler.stores import Stores
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 REMIND_S = 60.0  # between two log lines that say who has not joined yet
 
@@ -200,11 +203,18 @@ class Scheduler:
         if member.role == "worker":
             own = member.aggregator
             return replace(welcome, aggregator=self._addresses["aggregator"][own]) if own >= 0 else welcome
+        if member.role == "aggregator":  # hundreds of them need not hear of thousands of workers
+            own_workers = self._aggregated[member.rank]
+            return replace(
+                welcome,
+                worker_keys=_only(own_workers, self._keys["worker"], ""),
+                aggregated=_only([member.rank], self._aggregated, []),
+            )
         return replace(
             welcome,
             worker_keys=self._keys["worker"],
             aggregated=self._aggregated,
-            aggregator_keys=self._keys["aggregator"] if member.role == "server" else [],
+            aggregator_keys=self._keys["aggregator"],
         )
 
     def _give_up(self, peer: bytes, message: Leave) -> Outbox:
@@ -377,3 +387,11 @@ class Scheduler:
         outbox = self._reply_links.outbox(answers) + self._notices
         self._notices = []
         return outbox
+
+
+def _only(places: Sequence[int], items: Sequence[T], other: T) -> list[T]:
+    """Return ``items`` with ``other`` in all but ``places``; nothing if there are none."""
+    shown = [other] * len(items)
+    for place in places if items else ():
+        shown[place] = items[place]
+    return shown

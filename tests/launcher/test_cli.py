@@ -56,7 +56,7 @@ def test_the_default_launcher() -> None:
     ("argv", "message"),
     [
         (["x"], "-n/--num-workers"),
-        (["-n", "0", "x"], "'0' is not a number from 1 to 1024"),
+        (["-n", "0", "x"], "'0' is not a number from 1 to 4096"),
         (["-n", "two", "x"], "'two' is not a number"),
         (["-n", "²", "x"], "is not a number"),
         (["-n", "9" * 5000, "x"], "is not a number"),

@@ -68,8 +68,8 @@ def test_aggregators_are_switched_off_in_the_environment_too(capsys: pytest.Capt
     ("words", "message"),
     [
         (["--placement", "random"], "invalid choice: 'random'"),
-        (["--worker-cores", "-1"], "'-1' is not a number from 0 to 1024"),
-        (["--worker-cores=1025"], "'1025' is not a number"),
+        (["--worker-cores", "-1"], "'-1' is not a number from 0 to 4096"),
+        (["--worker-cores=4097"], "'4097' is not a number"),
         (["--worker-cores", "0" * 9 + "9999999"], "is not a number"),
         (["--gpus-per-worker", "²"], "is not a number"),
         (["--gpus-per-worker", "9" * 5000], "is not a number"),

@@ -130,12 +130,13 @@ def test_an_aggregator_speaks_for_its_own_workers_over_links_with_its_key():
 class KeyedJob(Job):
     """A job in which each member's links have proved a key of its own."""
 
-    def __init__(self, *, start: bool = True) -> None:
+    def __init__(self, *, start: bool = True, aggregated: list[list[int]] | None = None) -> None:
         self.door = Door({b"scheduler's": "key of the scheduler", b"nobody's": "key of nobody yet"})
-        super().__init__(start=False)
+        super().__init__(start=False, aggregated=aggregated or [])
         for member in self.everyone:
             self.door.keys |= dict.fromkeys((member.peer, member.beats), f"key of {member.nonce}")
-        self.scheduler = Scheduler(2, 1, 10.0, 0.0, self.door, "key of the scheduler")
+        aggregators = len(self.aggregators)
+        self.scheduler = Scheduler(2, 1, 10.0, 0.0, self.door, "key of the scheduler", num_aggregators=aggregators)
         self.tick()
         if start:
             self.start()
@@ -156,6 +157,19 @@ def test_servers_are_told_the_workers_keys_and_workers_are_not():
     assert welcomes[server].worker_keys == ["key of 100", "key of 101"]
     assert welcomes[w0].worker_keys == welcomes[w1].worker_keys == []
     assert [isinstance(welcome, Welcome) for welcome in welcomes.values()] == [True] * 3
+
+
+def test_an_aggregator_is_told_the_keys_of_its_own_workers():
+    job = KeyedJob(start=False, aggregated=[[1]])
+    *others, last = job.everyone
+    for member in others:
+        assert job.say(member, member.join()) == []
+    welcomes = dict(job.say(last, last.join()))
+    (aggregator,) = job.aggregators
+    assert welcomes[aggregator].worker_keys == ["", "key of 101"]
+    assert welcomes[aggregator].aggregator_keys == []
+    assert welcomes[job.servers[0]].worker_keys == ["key of 100", "key of 101"]
+    assert welcomes[job.servers[0]].aggregator_keys == [f"key of {aggregator.nonce}"]
 
 
 def test_whoever_joins_again_must_have_the_same_key():

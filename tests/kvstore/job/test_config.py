@@ -47,6 +47,13 @@ def test_how_much_a_message_carries_follows_from_what_all_members_know(variables
     assert Config.from_env(JOB | variables).piece_bytes == piece
 
 
+@pytest.mark.parametrize(("servers", "bound"), [("1", 1_000_000), ("16", 1_000_000), ("64", 25_000), ("4096", 390)])
+def test_among_many_servers_smaller_arrays_are_cut(servers: str, bound: int) -> None:
+    assert Config.from_env(JOB | {"DMLC_NUM_SERVER": servers}).bigarray_bound == bound
+    given = JOB | {"DMLC_NUM_SERVER": servers, "KVSTORE_BIGARRAY_BOUND": "7"}
+    assert Config.from_env(given).bigarray_bound == 7
+
+
 def test_an_empty_environment_gives_the_defaults() -> None:
     assert Config.from_env({}) == Config()
 

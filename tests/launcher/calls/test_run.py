@@ -271,7 +271,7 @@ def test_senseless_calls() -> None:
         launcher.run(called.one_by_one)
     with pytest.raises(TypeError, match=r"later.* is a coroutine function; pass one that calls asyncio\.run"):
         launcher.run(called.later)
-    with pytest.raises(LaunchError, match="'2' workers are not possible; valid: 1 to 1024"):
+    with pytest.raises(LaunchError, match="'2' workers are not possible; valid: 1 to 4096"):
         launcher.run(called.echo, num_workers="2")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"got 'dist_async'; for one argument: args=\('dist_async',\)"):
         launcher.run(called.echo, "dist_async")
@@ -286,7 +286,7 @@ def test_senseless_calls() -> None:
         launcher.run(called.echo, (), [0.1])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="variables must be strings, but 'DEPTH' is set to a int"):
         launcher.run(called.echo, env={"DEPTH": 3})  # type: ignore[dict-item]
-    with pytest.raises(LaunchError, match="0 workers are not possible; valid: 1 to 1024"):
+    with pytest.raises(LaunchError, match="0 workers are not possible; valid: 1 to 4096"):
         launcher.run(called.echo, num_workers=0)
     with pytest.raises(LaunchError, match="cannot set DMLC_ROLE"):
         launcher.run(called.echo, env={"DMLC_ROLE": "king"})

@@ -88,8 +88,10 @@ def test_workers_are_told_of_their_aggregator_and_servers_of_who_speaks_for_whom
         assert job.say(member, member.join()) == []
     welcomes = dict(job.say(last, last.join()))
     assert [welcomes[worker].aggregator for worker in job.workers] == ["at 50", "at 51", "at 50", "at 51", ""]
-    for member in (*job.servers, *job.aggregators):
+    for member in job.servers:
         assert (welcomes[member].aggregated, welcomes[member].aggregator) == (aggregated, "")
+    told = [welcomes[aggregator].aggregated for aggregator in job.aggregators]
+    assert told == [[[0, 2], []], [[], [1, 3]]], "each of its own workers: hundreds need not hear of thousands"
     assert all(welcomes[worker].aggregated == [] for worker in job.workers)
     assert {tuple(welcome.servers) for welcome in welcomes.values()} == {("at 20",)}
     assert [welcomes[aggregator].rank for aggregator in job.aggregators] == [0, 1]

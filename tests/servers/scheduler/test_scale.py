@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from costs import same, steps
 
+from kvstore.job.settings import MAX_NODES
 from kvstore.wire import (
     Barrier,
     Beat,
@@ -27,7 +28,6 @@ from kvstore.wire import (
     Ready,
     Sender,
 )
-from kvstore.wire.messages import MAX_NODES
 from servers.scheduler import Scheduler
 
 LIMIT = 10.0

@@ -1,0 +1,42 @@
+"""What a core spends on messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.cores import Core, Step, median_us
+from kvstore.wire import Ack, Alive, Beat, Node
+
+
+def test_a_core_is_measured_message_by_message() -> None:
+    heard = []
+
+    def handle(peer: bytes, message: object) -> list[tuple[bytes, Alive]]:
+        heard.append((peer, message))
+        return [(peer, Alive())] * 2
+
+    core = Core("scheduler", handle)
+    beat = Beat(Node("worker", 3, 1))
+    step = core.take("beats", [(b"one", beat), (b"two", beat)])
+    assert heard == [(b"one", beat), (b"two", beat)], "as they arrive at the other end"
+    assert (step.role, step.name, len(step.each), step.sent) == ("scheduler", "beats", 2, 4)
+    assert min(step.each) > 0
+    assert core.last == [(b"two", Alive())] * 2
+    assert (step.received_bytes > 2, step.sent_bytes > 4) == (True, True)
+
+
+def test_the_median_is_over_all_messages() -> None:
+    steps = [Step("server", "a round", [each], [0.0], [0.0]) for each in (1.0, 2.0, 30.0)]
+    assert median_us(steps) == 2.0
+
+
+def test_nothing_sent_is_nothing_encoded() -> None:
+    core = Core("server", lambda peer, message: [])
+    assert core.take("answers", [(b"", Ack(1))]).sent_bytes == 0
+
+
+def test_a_step_adds_up() -> None:
+    step = Step("server", "a round", [1.0, 2.0], [3.0, 4.0], [5.0, 6.0], 2)
+    assert step.each == [9.0, 12.0]
+    assert (step.decisions_s, step.all_s) == (7e-6, pytest.approx(21e-6))
+    assert "2 messages in, 2 out" in step.words
