@@ -203,15 +203,15 @@ class HostStore:
 
     def _next(self, listed: SegmentList) -> list[Answer]:
         """Send what has come while an earlier push was under way: of each worker the next one."""
-        queue = self._queues.get(listed)
-        if not queue or listed in self._busy:
-            return []
-        firsts: dict[int, Pushed] = {}
-        for asker in queue:
-            firsts.setdefault(asker.request.node.rank, asker)
-        chosen = list(firsts.values())
-        self._queues[listed] = [asker for asker in queue if asker not in chosen]
-        return self._send(listed, chosen)
+        answers: list[Answer] = []
+        while (queue := self._queues.get(listed)) and listed not in self._busy:
+            firsts: dict[int, Pushed] = {}
+            for asker in queue:
+                firsts.setdefault(asker.request.node.rank, asker)
+            chosen = list(firsts.values())
+            self._queues[listed] = [asker for asker in queue if asker not in chosen]
+            answers += self._send(listed, chosen)
+        return answers
 
     def _send(self, listed: SegmentList, askers: Sequence[Pushed]) -> list[Answer]:
         """Send pushes of one list of segments on; return the refusals, if they cannot be."""

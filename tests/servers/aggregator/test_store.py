@@ -182,6 +182,13 @@ def test_summed_by_host_nobody_waits_behind_a_push_that_may_wait_for_it():
     host.push(0, {1: [1, 2]}, want=True)
     host.push(1, {1: [1, 2]}, want=True)
     assert [exchange.fields["ranks"] for exchange in host.sent] == [[0], [1]]
+    host.sent.clear()
+    host.push(0, {1: [1, 2]}, 2)
+    under_way = host.take()
+    for clock in (2, 3):
+        host.push(1, {1: [1, 2]}, clock, want=True)
+    host.answer(under_way, Ack(0))
+    assert [exchange.fields["clocks"] for exchange in host.sent] == [[2], [3]], "nothing is left for ever"
 
 
 def test_summed_by_host_a_pull_includes_what_its_worker_has_pushed():
