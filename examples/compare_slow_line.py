@@ -13,7 +13,7 @@ from __future__ import annotations
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def main() -> None:
                     with kv.create("local" if way == ALONE else "dist_sync") as store:
                         corpus = text.load(run.text or text.ours(), run.context)
                         result = train(run, corpus, store, reducer)
-                    moved, line = (result.sent + result.received) / 1e6, (on_the_line() - before) / 1e6
+                    moved, line = (result.sent + result.received) / 1e6, since(before) / 1e6
                     rows.append(Row(way, seed, run.steps, result.bits, moved, line, result.seconds))
                     if rank == 0:
                         print(table(rows[-1:]), flush=True)
@@ -88,15 +88,20 @@ def main() -> None:
             results.write_csv(args.csv, [asdict(row) for row in rows])
 
 
-def on_the_line() -> int:
-    """Return the bytes that this host has sent and received over its interfaces, without the loopback."""
-    total = 0
+def on_the_line() -> dict[str, int]:
+    """Return the bytes that this host has sent and received over each of its interfaces, without the loopback."""
+    counted = {}
     for line in DEVICES.read_text().splitlines()[2:] if DEVICES.exists() else ():
         name, counts = line.split(":")
         if name.strip() != "lo":
             received, sent = (int(counts.split()[column]) for column in (0, 8))
-            total += received + sent
-    return total
+            counted[name.strip()] = received + sent
+    return counted
+
+
+def since(before: Mapping[str, int]) -> int:
+    """Return the bytes that this host has sent and received since `on_the_line` returned `before`."""
+    return sum(now - before.get(name, 0) for name, now in on_the_line().items())
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -6,7 +6,7 @@ import csv
 
 import compare_slow_line
 import pytest
-from compare_slow_line import WAYS, Row, on_the_line, parse, table
+from compare_slow_line import WAYS, Row, on_the_line, parse, since, table
 from lm import options
 from scripts import launch
 
@@ -33,9 +33,10 @@ def test_the_line_is_all_interfaces_but_the_loopback(monkeypatch, tmp_path):
         f"  eth1:{counts.format(sent=3)}\n"
     )
     monkeypatch.setattr(compare_slow_line, "DEVICES", devices)
-    assert on_the_line() == 2023
+    assert on_the_line() == {"eth0": 1020, "eth1": 1003}
+    assert since({"eth0": 1000, "gone": 5000}) == 20 + 1003
     monkeypatch.setattr(compare_slow_line, "DEVICES", tmp_path / "none")
-    assert on_the_line() == 0
+    assert on_the_line() == {}
 
 
 def test_the_table():
