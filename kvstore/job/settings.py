@@ -73,7 +73,7 @@ class Setting(Generic[T]):
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 
-MAX_NODES = 4096  # of each role in one job: what has been simulated, see docs/scaling.md
+MAX_NODES = 4096  # of each role in one job: so many workers have been simulated, see docs/scaling.md
 ROLES = ("worker", "server", "aggregator", "scheduler")
 TRANSPORTS = ("sockets", "tcp", "zeromq")
 
