@@ -8,6 +8,8 @@ from kvstore.errors import UsageError
 from kvstore.wire import Node, Pull, Push, Request
 from servers.names import workers
 
+CARRIED = (Push, Pull)  # what aggregators send for workers
+
 
 class Speakers:
     """The members that one server hears.
@@ -43,7 +45,7 @@ class Speakers:
             )
         if message.node.role == "aggregator":
             self._require_aggregated(message)
-        elif isinstance(message, Push | Pull) and message.ranks:
+        elif isinstance(message, CARRIED) and message.ranks:
             raise UsageError(
                 f"{message.node} sent a {type(message).__name__} for {workers(message.ranks)}; "
                 "a worker sends without ranks, and only for itself"
@@ -51,7 +53,7 @@ class Speakers:
 
     def _require_aggregated(self, message: Request) -> None:
         what = f"{message.node} sent a {type(message).__name__}"
-        if not isinstance(message, Push | Pull):
+        if not isinstance(message, CARRIED):
             raise UsageError(f"{what}; servers take Push, Pull and Explain from aggregators, the rest from workers")
         mine = self._aggregated[message.node.rank]
         if not message.ranks:

@@ -121,8 +121,10 @@ class Rounds(Generic[T]):
         if contributions is None or len(contributions) < self._enough():
             return None
         self.version += 1
-        self.share = len(self._workers) - sum(last < self.version for last in self._paused.values())
-        self._look()
+        self.share = len(self._workers)
+        if self._paused:
+            self.share -= sum(last < self.version for last in self._paused.values())
+            self._look()
         del self._open[self.version]
         late = [item for _, _, item in sorted(self._late, key=lambda entry: entry[:2])]
         self._late.clear()
