@@ -200,7 +200,7 @@ OMP_WAIT_POLICY = Setting(
     OneOf(("passive", "active")),
     "passive",
     "whether torch's threads sleep while they wait, or spin and keep their core; `launch.py` sets it where you do not, "
-    "and servers do so themselves. Workers' threads spin for some 0.25 ms first (`GOMP_SPINCOUNT=10000`)",
+    "and servers do so themselves. Workers' threads spin for some 25 us first (`GOMP_SPINCOUNT=1000`)",
 )
 VERBOSE = Setting(
     "KVSTORE_VERBOSE",

@@ -15,8 +15,9 @@ from kvstore.job.settings import OMP_NUM_THREADS, OMP_WAIT_POLICY
 SPINCOUNT = "GOMP_SPINCOUNT"
 # Whoever sets one of these has decided how threads wait: the standard's, GCC's, and LLVM's and Intel's.
 WAITING = (OMP_WAIT_POLICY.name, SPINCOUNT, "KMP_BLOCKTIME")
-# Some 0.25 ms, instead of 300,000: from one operation of a model to the next, but not until a server answers.
-WORKER_SPINS = 10_000
+# Some 25 us instead of 8 ms: from one operation of a model to the next, but not until a server answers. GCC's OpenMP
+# takes this number by itself where one process has more threads than cores; of other processes it does not know.
+WORKER_SPINS = 1000
 
 
 def variables(env: Mapping[str, str], role: str, cores: int = 0, siblings: int = 1) -> dict[str, str]:

@@ -5,9 +5,7 @@ import pytest
 from kvstore.job.threads import WAITING, variables
 
 
-@pytest.mark.parametrize(
-    ("role", "more"), [("server", {}), ("aggregator", {}), ("worker", {"GOMP_SPINCOUNT": "10000"})]
-)
+@pytest.mark.parametrize(("role", "more"), [("server", {}), ("aggregator", {}), ("worker", {"GOMP_SPINCOUNT": "1000"})])
 def test_threads_do_not_keep_cores_while_they_wait_and_members_of_a_role_share_them(
     role: str, more: dict[str, str]
 ) -> None:

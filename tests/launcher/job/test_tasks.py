@@ -64,7 +64,7 @@ def test_the_whole_environment_of_a_worker() -> None:
         "KVSTORE_JOB": "kvstore-0-1-x",
         "KVSTORE_LOCAL_RANK": "1",
         "KVSTORE_LOCAL_SIZE": "2",
-        "GOMP_SPINCOUNT": "10000",
+        "GOMP_SPINCOUNT": "1000",
         "GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000",
         "OMP_NUM_THREADS": "4",
         "OMP_WAIT_POLICY": "passive",
