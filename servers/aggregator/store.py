@@ -193,7 +193,7 @@ class HostStore:
                 return f"waits for {self._words(group)}"
         for listed, queue in self._queues.items():
             if any(_is(asker, rank, about) for asker in queue):
-                return self._busy[listed]
+                return self._busy.get(listed)
         return None
 
     # ---- helpers

@@ -74,7 +74,8 @@ def test_all_failures_are_in_one_report(over_ssh: Site, hosts: Hosts) -> None:
     python = interpreter(
         over_ssh.directory / "python",
         'case "$(hostname)" in',
-        f"{hosts.names[0]}) export PYTHONPATH={fake.parent} ;;",
+        f"{hosts.names[0]}) export PYTHONPATH={ROOT}",
+        f'  set -- "$1" "$(printf %s "$2" | sed "s#{ROOT}#{fake.parent}#")" ;;',  # as if the clone there were older
         f"{hosts.names[1]}) echo 'exec: /opt/python: not found' >&2; exit 127 ;;",
         f"{hosts.names[2]}) cd /; exec {sys.executable} -I -S -c 'import kvstore' ;;",
         "esac",
