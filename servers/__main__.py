@@ -42,10 +42,13 @@ def main() -> int:
         config = config.require_job(role)
         name = f"{role}-{config.rank_hint}" if config.rank_hint >= 0 else f"{role}-{_unique()}"
         from kvstore.transport.shm.transport import sharing  # brings numpy, which the scheduler does without
-        from servers.aggregator.process import run_aggregator
 
-        run = run_aggregator if role == "aggregator" else run_server
-        return run(config, sharing(links(config), config), server_endpoint(config, name))
+        make_transport, endpoint = sharing(links(config), config), server_endpoint(config, name)
+        if role == "aggregator":
+            from servers.aggregator.process import run_aggregator
+
+            return run_aggregator(config, make_transport, endpoint)
+        return run_server(config, make_transport, endpoint)
     except NodeLost as exc:  # another process has failed before the job began
         if not hand_over(ExitReport(str(exc), consequence=True), os.environ):
             print(exc, file=sys.stderr)

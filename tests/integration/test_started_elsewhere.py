@@ -140,30 +140,24 @@ def aggregators(env: dict[str, str]) -> list[int]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-@pytest.mark.parametrize("how", ["", "kill an aggregator"])
 def test_torchrun_on_two_hosts_with_two_workers_each(
-    hosts: Hosts, script: str, env: dict[str, str], tmp_path: Path, how: str
+    hosts: Hosts, script: str, env: dict[str, str], tmp_path: Path
 ) -> None:
+    """An aggregator that dies is seen to by the same supervisor as servers, and over ssh by a test of its own."""
     env |= {"KVSTORE_JOB_SECRET": "0123456789abcdef" * 2}
     options = ["--nnodes=2", f"--master-addr={hosts.addresses[0]}", "--master-port=29511", "--nproc-per-node=2"]
     with contextlib.ExitStack() as stack:
         running = []
         for number in range(2):
             log = stack.enter_context((tmp_path / f"log{number}").open("w"))
-            words = hosts.enter(number, [*TORCHRUN, *options, f"--node-rank={number}", script, *filter(None, [how])])
+            words = hosts.enter(number, [*TORCHRUN, *options, f"--node-rank={number}", script])
             running.append(subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
             stack.callback(running[-1].kill)
         logs = [tmp_path / f"log{number}" for number in range(2)]
         until(lambda: len(aggregators(env)) == 2, "aggregators", over=lambda: str(running[0].poll() or "") or None)
-        if how:
-            until(lambda: len(said("".join(log.read_text() for log in logs))) == 4, "the workers")
-            os.kill(aggregators(env)[1], signal.SIGKILL)
         codes = [process.wait(LIMIT) for process in running]
     texts = [log.read_text() for log in logs]
-    assert (codes == [0, 0]) == (how == ""), texts
+    assert codes == [0, 0], texts
     assert said("".join(texts)) == {f"rank {rank} of 4 has 10" for rank in range(4)}
-    if how:
-        assert "\naggregator 1 was killed by SIGKILL\n" in texts[1]
-        assert "the job has failed: aggregator 1 was killed by SIGKILL\n" in texts[0]
     assert not any("not encrypted" in text for text in texts)
     nothing_left(env)

@@ -17,7 +17,7 @@ from kvstore.spec import Spec
 from kvstore.wire import Ack, Census, Counted, Leave, Lost, Message, Placed, Ready, Request, decode, encode
 
 SPARE = 9  # a store that the good worker alone uses
-EXAMPLES = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+EXAMPLES = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def messages_in(thrown: list[Any]) -> Iterator[Message]:

@@ -19,7 +19,7 @@ from kvstore.values import as_tensor
 
 SHAPES = [(2,), (3, 2), (), (0, 4), (5,), (130,)]
 DTYPES = ["float32", "float32", "float32", "float64", "int64"]
-COUNTS = [1, 5, 17, 60]
+COUNTS = [1, 5, 40]
 
 
 @pytest.fixture(params=["memory", "sockets"], scope="module")
