@@ -2,7 +2,7 @@
 
 In stores with rounds, pushes of one list of segments at one clock wait for each other, and become one. With a quorum
 they wait for ``HOLD_S`` only, for no host may wait for its slowest worker. In stores without rounds each push goes on
-by itself. If these are to be summed by host, those become one that come while an earlier one is under way.
+by itself. With ``aggregate="host"``, pushes that come while an earlier one is under way become one.
 """
 
 from __future__ import annotations
