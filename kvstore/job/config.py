@@ -30,12 +30,14 @@ class Config:
     """What one process needs to know of its job.
 
     Attributes:
-        role: ``worker``, ``server``, ``aggregator`` or ``scheduler``.
+        role: ``worker``, ``server``, ``standby``, ``aggregator`` or ``scheduler``.
         root: the scheduler's endpoint, ``ipc://path`` or ``tcp://host:port``, this with the scheduler's key if there
             are keys; empty outside a job.
         num_workers, num_servers: how many the job has; 0 outside a job.
         num_aggregators: how many hosts of the job have an aggregator.
         aggregator: the rank of the aggregator of this worker's host, -1 for none.
+        replicas: how many standbys each server has.
+        start: how often this member's process has been started.
         aggregate: whether hosts with several workers are to have aggregators.
         node_host: the address that this process binds to and tells the others, for TCP; empty for the default.
         interface: the network interface whose address it is, if ``node_host`` is empty; empty for the default.
@@ -70,6 +72,8 @@ class Config:
     num_servers: int = 0
     num_aggregators: int = 0
     aggregator: int = -1
+    replicas: int = 0
+    start: int = 1
     aggregate: bool = True
     node_host: str = ""
     interface: str = ""
@@ -140,6 +144,8 @@ class Config:
             num_servers=settings.NUM_SERVER.read(env),
             num_aggregators=settings.NUM_AGGREGATORS.read(env),
             aggregator=settings.AGGREGATOR.read(env),
+            replicas=settings.REPLICAS.read(env),
+            start=settings.START.read(env),
             aggregate=settings.AGGREGATE.read(env),
             node_host=settings.NODE_HOST.read(env),
             interface=settings.INTERFACE.read(env),

@@ -74,7 +74,7 @@ class Setting(Generic[T]):
 
 
 MAX_NODES = 4096  # of each role in one job: so many workers have been simulated, see docs/scaling.md
-ROLES = ("worker", "server", "aggregator", "scheduler")
+ROLES = ("worker", "server", "standby", "aggregator", "scheduler")
 TRANSPORTS = ("sockets", "tcp", "zeromq")
 
 # ---- waiting, and failure
@@ -231,6 +231,10 @@ ROOT_URI = Setting(
 ROOT_PORT = Setting("DMLC_PS_ROOT_PORT", Integer(1, 65535), 0, "the scheduler's port; `ipc://` has none", shown="none")
 NUM_WORKER = Setting("DMLC_NUM_WORKER", Integer(0, MAX_NODES), 0, "how many workers the job has; 0 outside a job")
 NUM_SERVER = Setting("DMLC_NUM_SERVER", Integer(0, MAX_NODES), 0, "how many servers the job has; 0 outside a job")
+REPLICAS = Setting(
+    "KVSTORE_REPLICAS", Integer(0, 1), 0, "how many standbys each server has, which take over when it is lost"
+)
+START = Setting("KVSTORE_START", Integer(1), 1, "how often this member's process has been started")
 NUM_AGGREGATORS = Setting(
     "KVSTORE_NUM_AGGREGATORS",
     Integer(0, MAX_NODES),
@@ -290,7 +294,19 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     ),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
-        *(JOB, LOCAL_RANK, LOCAL_SIZE, NUM_AGGREGATORS, AGGREGATOR, ROOT_FD, AGENT, ENLIST, EXIT_REPORT),
+        *(
+            JOB,
+            LOCAL_RANK,
+            LOCAL_SIZE,
+            REPLICAS,
+            START,
+            NUM_AGGREGATORS,
+            AGGREGATOR,
+            ROOT_FD,
+            AGENT,
+            ENLIST,
+            EXIT_REPORT,
+        ),
     ),
 }
 SETTINGS = tuple(setting for group in GROUPS.values() for setting in group)

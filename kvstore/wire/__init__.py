@@ -3,6 +3,8 @@
 messages    what messages have in common: nodes, senders, requests, replies
 parameters  messages between workers, aggregators and servers: values, optimizers, states
 rendezvous  messages between members and the scheduler: joining, beating, keys, barriers, leaving
+views       messages about which process serves a server's rank
+replication messages between a server and its standby
 frames      messages to frames of bytes and back
 fields      the check of each field
 arrays      several arrays in the frames of one message
@@ -63,6 +65,8 @@ from kvstore.wire.rendezvous import (
     StoreOpened,
     Welcome,
 )
+from kvstore.wire.replication import Record, Stored
+from kvstore.wire.views import Moved, Standing, View
 
 __all__ = [
     "MAX_PRIORITY",
@@ -93,6 +97,7 @@ __all__ = [
     "Leave",
     "Lost",
     "Message",
+    "Moved",
     "Node",
     "Open",
     "OpenStore",
@@ -104,15 +109,19 @@ __all__ = [
     "Push",
     "PutStates",
     "Ready",
+    "Record",
     "Reply",
     "Request",
     "Resume",
     "Roster",
     "Sender",
     "SetOptimizer",
+    "Standing",
     "Stop",
     "StoreOpened",
+    "Stored",
     "Values",
+    "View",
     "Welcome",
     "decode",
     "encode",

@@ -33,6 +33,7 @@ from kvstore.wire.messages import (
 
 Elements = Annotated[list[int], f.integers(0, MAX_ELEMENTS)]
 PublicKeys = Annotated[list[str], f.list_of(f.text(LENGTH), MAX_NODES)]
+Start = Annotated[int, f.integer(1)]  # how often a member's process has been started
 
 
 @message(10)
@@ -43,10 +44,12 @@ class Join(Request):
     Attributes:
         address: where other members reach me; empty for workers.
         aggregator: of a worker, the rank of the aggregator that speaks for it; -1 for none.
+        start: how often this member's process has been started, 1 for the first time; its incarnation.
     """
 
     address: Annotated[str, f.text(512)]
     aggregator: Rank = -1
+    start: Start = 1
 
 
 @message(11)
@@ -104,11 +107,16 @@ class Leave(Request):
 @message(14)
 @dataclass(frozen=True)
 class Lost(Message):
-    """From the launcher: the process of ``role`` and ``rank`` has ended; ``how``, in words."""
+    """From the launcher: the process of ``role`` and ``rank`` has ended; ``how``, in words.
+
+    Attributes:
+        start: which of that member's processes, see ``Join``; 0 for the latest.
+    """
 
     role: Role
     rank: Rank
     how: Text
+    start: Seq = 0
 
 
 @message(15)

@@ -24,7 +24,7 @@ CONCRETE = [getattr(wire, name) for name in wire.__all__ if isinstance(getattr(w
 CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wire.Reply, wire.Node, wire.Sender)]
 
 
-roles = st.sampled_from(["worker", "server", "aggregator", "scheduler", "launcher"])
+roles = st.sampled_from(["worker", "server", "standby", "aggregator", "scheduler", "launcher"])
 
 
 ranks = st.integers(-1, 4096)
@@ -68,6 +68,12 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
     special = {
         "sender": st.builds(wire.Sender, nodes, whole, whole),
         "node": nodes,
+        "primary": nodes,
+        "standby": st.none() | st.tuples(st.sampled_from(["server", "standby"]), st.integers(1, 9)).map(list),
+        "primary_key": st.text(max_size=40),
+        "standby_key": st.text(max_size=40),
+        "start": st.integers(1, 9),
+        "number": st.integers(1, 2**62),
         "role": roles,
         "mode": st.sampled_from(["sync", "async"]),
         "staleness": st.none() | st.integers(0, 1 << 30),

@@ -95,6 +95,8 @@ def test_the_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPa
         ("KVSTORE_NUM_AGGREGATORS", "2", "num_aggregators", 2),
         ("KVSTORE_AGGREGATOR", "1", "aggregator", 1),
         ("KVSTORE_AGGREGATE", "0", "aggregate", False),
+        ("KVSTORE_REPLICAS", "1", "replicas", 1),
+        ("KVSTORE_START", "3", "start", 3),
         ("KVSTORE_ENCRYPTION", "0", "encryption", False),
         ("KVSTORE_ENCRYPTION", "1", "encryption", True),
         ("KVSTORE_JOB", "kvstore-0-17-ab_c1x.y", "job", "kvstore-0-17-ab_c1x.y"),
