@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 # A server or scheduler ends with this exit code if the job has failed elsewhere.
 JOB_FAILED_EXIT = 3
+# A server ends with this one if another process serves its rank: it was given up, and was alive all the same.
+REPLACED_EXIT = 4
 
 
 class KVStoreError(Exception):

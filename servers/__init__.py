@@ -1,6 +1,7 @@
 """The server, aggregator and scheduler processes. ``python -m servers`` starts one; ``DMLC_ROLE`` says which.
 
 server     server and scheduler as processes: how they start and end
+member     what servers and aggregators have in common: they join, serve and leave
 service    the loop around a core; all I/O and time of a process is here
 endpoints  the addresses that they listen at
 farewell   what they say when they end because another process has failed

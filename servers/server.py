@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import Config
-from kvstore.member.session import Session
 from kvstore.transport import Transport
-from kvstore.wire import Message, Roster, Stop
+from kvstore.wire import Message, Roster
 from servers.endpoints import scheduler_endpoint, warn_if_open
 from servers.farewell import say
+from servers.member import ServingMember
 from servers.requests.replies import Outbox
 from servers.scheduler import Scheduler
 from servers.service import Service
@@ -21,16 +20,8 @@ from servers.service import Service
 FAREWELL_S = 5.0
 
 
-class Server:
-    """A member that serves its shard until the workers are done or the job has failed.
-
-    Args:
-        config: the job.
-        make_transport: returns a new end for links.
-        endpoint: where to listen for workers.
-        clock: seconds, monotonic.
-        thread: see ``Session``.
-    """
+class Server(ServingMember):
+    """A member that serves its shard until the workers are done or the job has failed. See ``ServingMember``."""
 
     def __init__(
         self,
@@ -42,20 +33,7 @@ class Server:
     ) -> None:
         from servers.shard import Shard  # brings torch, which the scheduler does without
 
-        self._transport = make_transport()
-        self._service = Service(self._transport, config.heartbeat_s / 2, clock)
-        try:
-            self._session = Session(
-                config,
-                make_transport,
-                self._transport.bind(endpoint),
-                clock,
-                lambda notice: self._service.post(lambda: self._take(notice)),
-                thread=thread,
-            ).join()
-        except BaseException:
-            self._transport.close()
-            raise
+        super().__init__(config, make_transport, endpoint, clock, thread)
         self._shard = Shard(
             self._session.rank,
             self._session.num_workers,
@@ -66,31 +44,14 @@ class Server:
             self._session.aggregator_keys,
         )
 
-    def run(self) -> int:
-        """Serve; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""
-        error: str | None = None
-        try:
-            self._service.run(self._shard.handle, self._tick)
-        finally:
-            failure = self._session.client.failure  # a scheduler that is gone once this has left is no failure
-            if sys.exc_info()[1] is not None:
-                error = f"it ended with {sys.exc_info()[1]!r}"
-            self._session.leave(error)
-            self._transport.close(linger=1.0)
-        if failure is not None:
-            say(f"server {self._session.rank} ends", str(failure))
-        return JOB_FAILED_EXIT if failure is not None else 0
+    def _serve(self) -> None:
+        self._service.run(self._shard.handle, self._tick)
 
-    def _take(self, notice: Message) -> Outbox:
-        if isinstance(notice, Roster):
-            return self._shard.depart(notice.departed)
-        if isinstance(notice, Stop):
-            self._service.stop()
-        return []
+    def _notice(self, notice: Message) -> Outbox:
+        return self._shard.depart(notice.departed) if isinstance(notice, Roster) else []
 
     def _tick(self) -> Outbox:
-        if self._session.client.failure is not None:
-            self._service.stop()
+        self._failed()
         return []
 
 

@@ -82,17 +82,18 @@ class Shard:
         self.ledger: Ledger[Reply | Pull] = Ledger()
         self._reply_links = ReplyLinks(admission)
 
+    @property
+    def rounds(self) -> int:
+        """The highest number of rounds that are over of any segment."""
+        buckets = (bucket for table in self.tables.values() for bucket in table.buckets.all())
+        return max((bucket.rounds.version for bucket in buckets), default=0)
+
     def handle(self, peer: bytes, message: Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
-        if not isinstance(message, Request) and not isinstance(message, Here):
-            log.debug("dropped a %s, which servers do not handle", type(message).__name__)
-            return []
-        key = self._speakers.key(message.node)
-        if key is None:
-            return turn_away(peer, message, "is neither a worker nor an aggregator of this job")
-        if not self._reply_links.admit(peer, message, key):
-            return turn_away(peer, message, "joined this job with another key than that of this link")
-        if isinstance(message, Here):
+        refusal = self.refusal(peer, message)
+        if refusal is not None:
+            return refusal
+        if not isinstance(message, Request):
             return []
         if isinstance(message, Explain):
             return [(peer, Explanation(message.seq, self._explain(message)[:MAX_REASON]))]
@@ -111,6 +112,18 @@ class Shard:
                 log.exception("a request of %s failed", message.node)
             answers = [refuse(peer, message, exc)]
         return self._note(answers)
+
+    def refusal(self, peer: bytes, message: Message) -> Outbox | None:
+        """Return what to send instead of handling ``message``; None if its sender may speak here over this link."""
+        if not isinstance(message, Request) and not isinstance(message, Here):
+            log.debug("dropped a %s, which servers do not handle", type(message).__name__)
+            return []
+        key = self._speakers.key(message.node)
+        if key is None:
+            return turn_away(peer, message, "is neither a worker nor an aggregator of this job")
+        if not self._reply_links.admit(peer, message, key):
+            return turn_away(peer, message, "joined this job with another key than that of this link")
+        return None
 
     def depart(self, workers: Collection[int]) -> Outbox:
         """Note which workers have left in order; fail the requests that wait for them."""

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 
-from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import Config
-from kvstore.member.session import Session
 from kvstore.transport import Transport
-from kvstore.wire import Buffer, Message, Reply, Roster, Stop
+from kvstore.wire import Buffer, Message, Reply, Roster
 from servers.aggregator.core import Aggregator
 from servers.aggregator.exchanges import Exchange
 from servers.aggregator.upstream import Upstream
-from servers.farewell import say
+from servers.member import ServingMember
 from servers.requests.replies import Outbox
-from servers.service import Service
 
 
-class AggregatorProcess:
+class AggregatorProcess(ServingMember):
     """A member that serves its host's workers until all workers are done or the job has failed.
 
-    Args:
-        config: the job.
-        make_transport: returns a new end for links.
-        endpoint: where to listen for workers.
-        clock: seconds, monotonic.
-        thread: see ``Session``.
+    See ``ServingMember``.
     """
 
     def __init__(
@@ -39,22 +30,8 @@ class AggregatorProcess:
         clock: Callable[[], float],
         thread: Callable[..., threading.Thread],
     ) -> None:
+        super().__init__(config, make_transport, endpoint, clock, thread, self._renew)
         self._clock = clock
-        self._transport = make_transport()
-        self._service = Service(self._transport, config.heartbeat_s / 2, clock)
-        try:
-            self._session = Session(
-                config,
-                make_transport,
-                self._transport.bind(endpoint),
-                clock,
-                lambda notice: self._service.post(lambda: self._notice(notice)),
-                thread=thread,
-                on_line_back=lambda: self._service.post(self._renew),
-            ).join()
-        except BaseException:
-            self._transport.close()
-            raise
         self._outbox: Outbox = []
         self._upstream = Upstream(
             self._transport,
@@ -74,20 +51,8 @@ class AggregatorProcess:
             {rank: keys[rank] for rank in workers} if keys else {},
         )
 
-    def run(self) -> int:
-        """Serve; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""
-        error: str | None = None
-        try:
-            self._service.run(self._handle, self._tick, self._due, self._take)
-        finally:
-            failure = self._session.client.failure  # a scheduler that is gone once this has left is no failure
-            if sys.exc_info()[1] is not None:
-                error = f"it ended with {sys.exc_info()[1]!r}"
-            self._session.leave(error)
-            self._transport.close(linger=1.0)
-        if failure is not None:
-            say(f"aggregator {self._session.rank} ends", str(failure))
-        return JOB_FAILED_EXIT if failure is not None else 0
+    def _serve(self) -> None:
+        self._service.run(self._handle, self._tick, self._due, self._take)
 
     # ---- in the loop
 
@@ -99,8 +64,7 @@ class AggregatorProcess:
         return None if answers is None else self._with_answers([], answers)
 
     def _tick(self) -> Outbox:
-        if self._session.client.failure is not None:
-            self._service.stop()
+        if self._failed():
             return []
         return self._with_answers(self._aggregator.tick(self._clock()), self._upstream.tick())
 
@@ -111,8 +75,6 @@ class AggregatorProcess:
     def _notice(self, notice: Message) -> Outbox:
         if isinstance(notice, Roster):
             return self._with_answers(self._aggregator.depart(notice.departed), [])
-        if isinstance(notice, Stop):
-            self._service.stop()
         return []
 
     def _renew(self) -> Outbox:

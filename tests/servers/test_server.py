@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from threaded import ThreadedJob
 
-from kvstore.errors import JOB_FAILED_EXIT, UsageError
-from kvstore.transport import Transport
-from servers.server import run_server
+from kvstore.errors import JOB_FAILED_EXIT
 
 
 def test_of_a_job_that_ends_in_order_both_return_0() -> None:
@@ -21,12 +19,3 @@ def test_of_a_job_that_fails_both_return_the_code_for_that(caplog: pytest.LogCap
         job.run_sessions(lambda session: session.leave("it diverged"))
     assert job.exit_codes == {"scheduler": JOB_FAILED_EXIT, "server 0": JOB_FAILED_EXIT}
     assert "server 0 ends: worker 0 failed: it diverged" in caplog.messages
-
-
-def test_a_server_that_may_not_join_frees_its_endpoint() -> None:
-    with ThreadedJob(1, 1) as job:
-        with pytest.raises(UsageError, match="the job has its 1 servers already"):
-            run_server(job.config("server", 1), job.network.transport, "inproc://server-1")
-        again: Transport = job.network.transport()
-        again.bind("inproc://server-1")  # an endpoint that is in use is refused
-        again.close()

@@ -375,3 +375,21 @@ def test_workers_with_different_rules_are_told() -> None:
     desk.reply(a, a.open("async", store=3, staleness=2))
     text = text_of(desk.reply(b, b.open("async", store=3, staleness=3)), "Mismatch")
     assert text == "store 3 is async, staleness 3 on worker 1, but async, staleness 2 on worker 0"
+
+
+def test_how_far_it_is() -> None:
+    desk = Desk(1, values={1: floats(0), 2: floats(0)})
+    (a,) = desk.workers
+    assert (Shard(0, 1).rounds, desk.shard.rounds) == (0, 0)
+    for clock in (1, 2):
+        desk.reply(a, a.push({2: floats(1)}, clock))
+    assert desk.shard.rounds == 2
+
+
+def test_whether_somebody_may_speak_is_found_out_without_serving_them() -> None:
+    desk = Desk(1, values={1: floats(0)})
+    (a,) = desk.workers
+    assert desk.shard.refusal(b"link", a.push({1: floats(1)}, 1)) is None
+    (answer,) = desk.shard.refusal(b"link", Census(sender(7))) or []
+    assert text_of(answer[1], "UsageError").startswith("worker 7 is neither a worker nor an aggregator of this job")
+    assert desk.shard.rounds == 0

@@ -1,0 +1,95 @@
+"""A member that serves: it joins the job, serves until the workers are done or the job has failed, and leaves."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.job.config import Config
+from kvstore.member.session import Session
+from kvstore.transport import Transport
+from kvstore.wire import Message, Stop
+from servers.farewell import say
+from servers.requests.replies import Outbox
+from servers.service import Service
+
+
+class ServingMember:
+    """See the module. A subclass has a core, and serves it in ``_serve``.
+
+    Args:
+        config: the job.
+        make_transport: returns a new end for links.
+        endpoint: where to listen.
+        clock: seconds, monotonic.
+        thread: see ``Session``.
+        on_line_back: called in the loop when all links have to be made anew.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        make_transport: Callable[[], Transport],
+        endpoint: str,
+        clock: Callable[[], float],
+        thread: Callable[..., threading.Thread],
+        on_line_back: Callable[[], Outbox] | None = None,
+    ) -> None:
+        self._transport = make_transport()
+        self._service = Service(self._transport, config.heartbeat_s / 2, clock)
+        try:
+            self._session = Session(
+                config,
+                make_transport,
+                self._transport.bind(endpoint),
+                clock,
+                lambda notice: self._service.post(lambda: self._noticed(notice)),
+                thread=thread,
+                on_line_back=None if on_line_back is None else lambda: self._service.post(on_line_back),
+            ).join()
+        except BaseException:
+            self._transport.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """What messages to people call this process."""
+        return str(self._session.client.node)
+
+    def run(self) -> int:
+        """Serve; return 0, or ``JOB_FAILED_EXIT`` if the job failed."""
+        error: str | None = None
+        try:
+            self._serve()
+        finally:
+            failure = self._session.client.failure  # a scheduler that is gone once this has left is no failure
+            if sys.exc_info()[1] is not None:
+                error = f"it ended with {sys.exc_info()[1]!r}"
+            self._session.leave(error)
+            self._transport.close(linger=1.0)
+        if failure is not None:
+            say(f"{self.name} ends", str(failure))
+        return JOB_FAILED_EXIT if failure is not None else 0
+
+    def _serve(self) -> None:
+        """Run the service; return when it has been stopped."""
+        raise NotImplementedError
+
+    def _notice(self, notice: Message) -> Outbox:
+        """Take a notice of the scheduler's; return what to send."""
+        raise NotImplementedError
+
+    def _failed(self) -> bool:
+        """Return whether the job has failed; stop the service then."""
+        if self._session.client.failure is None:
+            return False
+        self._service.stop()
+        return True
+
+    def _noticed(self, notice: Message) -> Outbox:
+        if isinstance(notice, Stop):
+            self._service.stop()
+            return []
+        return self._notice(notice)
