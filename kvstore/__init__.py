@@ -12,6 +12,7 @@ dist       a worker's side of a distributed store
 member     a process as a member of a job: its links, requests and heartbeat
 optim      optimizers: their names, their updates, their states
 codecs     gradient compression
+checkpoint checkpoints of a running job in files
 bootstrap  jobs for processes that torchrun, mpirun or srun has started
 transport  links: shared memory, sockets, ZeroMQ
 values     arrays of any kind as torch tensors
@@ -31,6 +32,7 @@ from typing import TYPE_CHECKING
 from kvstore.errors import (
     OLD_NAMES,
     AlreadyInitialized,
+    CheckpointError,
     ConfigError,
     DeadlineExceeded,
     KeyNotInitialized,
@@ -56,6 +58,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AlreadyInitialized",
+    "CheckpointError",
     "ConfigError",
     "DeadlineExceeded",
     "KVStore",

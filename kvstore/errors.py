@@ -8,6 +8,7 @@
     │   ├── Mismatch              shapes, dtypes or settings that do not agree
     │   ├── NotFinite             a pushed value is NaN or infinite, in a store that checks
     │   ├── Unsupported           this store cannot do that
+    │   ├── CheckpointError       a file of a checkpoint is missing or damaged
     │   └── ConfigError           an environment variable is missing or wrong
     ├── PeerError                 a peer's: look at its output
     │   ├── NodeLost              a process died, fell silent or failed, and the job with it
@@ -61,6 +62,10 @@ class Mismatch(UsageError, ValueError):
 
 class NotFinite(UsageError, ArithmeticError):
     """A pushed value is NaN or infinite. Its segment has not been updated; others of the same push may have been."""
+
+
+class CheckpointError(UsageError):
+    """A file of a checkpoint is missing or damaged, or there is no checkpoint."""
 
 
 class Unsupported(UsageError, NotImplementedError):
@@ -119,6 +124,7 @@ BY_NAME: dict[str, type[KVStoreError]] = {
         Mismatch,
         NotFinite,
         Unsupported,
+        CheckpointError,
         ConfigError,
         NodeLost,
         ServerError,

@@ -36,7 +36,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         yield draft
         _sync_file(draft)  # first, or the new name could reach the disk before the content
         draft.replace(path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -50,7 +50,8 @@ def _sync_file(path: Path) -> None:
         os.close(fd)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
+    """Have the names in the directory ``path`` on the disk, where the file system can say so."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:

@@ -11,7 +11,8 @@ position        where the run is in its data
 randomness      the state of the random number generators
 """
 
-from workers.fitting.checkpoint import Checkpoint, CheckpointError
+from kvstore import CheckpointError
+from workers.fitting.checkpoint import Checkpoint
 from workers.fitting.fit import fit
 
 __all__ = ["Checkpoint", "CheckpointError", "fit"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from kvstore import Mismatch
+from kvstore import CheckpointError, Mismatch
 from workers.common.run_log import log_line
 from workers.fitting import randomness
-from workers.fitting.checkpoint import Checkpoint, CheckpointError, reading, require_fields
+from workers.fitting.checkpoint import Checkpoint, reading, require_fields
 from workers.fitting.copies import Copies
 from workers.fitting.diloco_trainer import DiLoCoTrainer
 from workers.fitting.position import Position

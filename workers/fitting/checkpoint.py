@@ -27,15 +27,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from kvstore import KVStoreError, Mismatch, UsageError
+from kvstore import CheckpointError, KVStoreError, Mismatch, UsageError
 from kvstore.job.files import replacing
 from kvstore.optim.states_file import read_residuals
 
 WEIGHTS, WORKER = "workers weights 1", "workers position 1"
-
-
-class CheckpointError(UsageError):
-    """A file of a checkpoint is missing or damaged."""
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from kvstore import KVStore, UsageError
+from kvstore import CheckpointError, KVStore, UsageError
 from workers.averaging import DiLoCo
-from workers.fitting.checkpoint import Checkpoint, CheckpointError, reading
+from workers.fitting.checkpoint import Checkpoint, reading
 from workers.trainer import Trainer
 
 _OWN = "diloco/"  # names of tensors in a worker's file begin with it

@@ -1,0 +1,96 @@
+"""``kvstore-checkpoint``: list, verify and export the checkpoints of jobs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvstore.checkpoint.export import export
+from kvstore.checkpoint.folders import found, listed
+from kvstore.checkpoint.manifest import load_manifest
+from kvstore.checkpoint.verify import verify
+from kvstore.errors import CheckpointError
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, or 1 if a checkpoint is damaged or missing."""
+    given = _parser().parse_args(args)
+    try:
+        if given.command == "list":
+            _list(given.directory)
+        elif given.command == "verify":
+            _verify(given.path)
+        else:
+            folder = _one(given.path)
+            record = export(folder, given.out, given.store, given.states)
+            print(f"{given.out}: {_size(record.nbytes)} from {folder}, sha256 {record.sha256}")
+    except (CheckpointError, OSError) as exc:
+        print(f"kvstore-checkpoint: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvstore-checkpoint", description="List, verify and export the checkpoints that jobs have written."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|verify|export")
+    command = commands.add_parser("list", help="list the checkpoints in a directory")
+    command.add_argument("directory", type=Path)
+    command = commands.add_parser("verify", help="compare all files with their sha256")
+    command.add_argument("path", type=Path, help="a checkpoint, or a directory whose checkpoints are all verified")
+    command = commands.add_parser("export", help="write one plain safetensors file: arrays by name")
+    command.add_argument("path", type=Path, help="a checkpoint, or a directory, for its newest one")
+    command.add_argument("out", type=Path, help="the file to write")
+    command.add_argument("--store", type=int, default=0, help="which of the job's stores (default: 0)")
+    command.add_argument("--states", action="store_true", help="also the optimizer's states, as NAME.STATE")
+    return parser
+
+
+def _list(directory: Path) -> None:
+    for folder in listed(directory):
+        if not folder.whole:
+            print(f"{folder.path.name}  unfinished")
+            continue
+        try:
+            manifest = load_manifest(folder.path)
+        except CheckpointError as exc:
+            print(f"{folder.path.name}  damaged: {exc}")
+            continue
+        optimizers = ", ".join(store.optimizer or "none" for store in manifest.stores)
+        print(
+            f"{folder.path.name}  {manifest.rounds} rounds  {_size(manifest.nbytes)}  {manifest.written}  "
+            f"{manifest.num_workers} workers, {manifest.num_servers} servers  optimizer: {optimizers}"
+        )
+
+
+def _verify(path: Path) -> None:
+    folders = [folder.path for folder in listed(path) if folder.whole] or [_one(path)]
+    errors = []
+    for folder in folders:
+        try:
+            manifest = verify(folder)
+        except CheckpointError as exc:
+            errors.append(exc)
+            print(f"{folder}: DAMAGED")
+        else:
+            print(f"{folder}: whole, {len(manifest.files)} files, {_size(manifest.nbytes)}")
+    if errors:
+        raise errors[0] if len(errors) == 1 else CheckpointError("\n".join(map(str, errors)))
+
+
+def _one(path: Path) -> Path:
+    folder = found(path)
+    if folder is None:
+        raise CheckpointError(f"{path}: no checkpoint there")
+    return folder
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f} MB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

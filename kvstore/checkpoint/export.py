@@ -1,0 +1,49 @@
+"""A checkpoint as one plain safetensors file of arrays by name, which needs nothing of this package to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvstore.checkpoint.reader import CheckpointReader
+from kvstore.checkpoint.tensors import FileRecord, TensorHeader, write_tensors
+from kvstore.checkpoint.verify import verify
+from kvstore.errors import CheckpointError
+from kvstore.values import spec_of, to_buffer
+
+
+def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> FileRecord:
+    """Write the arrays of a checkpoint to ``path``, verified, one in memory at a time.
+
+    ``safetensors.torch.load_file(path)`` gives a ``state_dict``: of a ``Trainer``'s store, by the names of the
+    parameters. Buffers of a model, such as batch statistics, are not in a store.
+
+    Args:
+        folder: of the checkpoint.
+        path: the file to write.
+        store: which of the job's stores, from 0.
+        states: also write the optimizer's states, as ``<name of the array>.<name of the state>``.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or has no such store.
+        OSError: ``path`` cannot be written.
+    """
+    manifest = verify(folder)
+    if store >= len(manifest.stores):
+        raise CheckpointError(f"{folder}: no store {store}: it has {len(manifest.stores)}, numbered from 0")
+    specs = manifest.stores[store].specs
+    with CheckpointReader(folder) as reader:
+        headers = [TensorHeader(str(key), spec.dtype, spec.shape) for key, spec in specs.items()]
+        named = reader.states(store, specs) if states else {}
+        headers += [
+            TensorHeader(f"{key}.{name}", (spec := spec_of(value)).dtype, spec.shape)
+            for (key, name), value in named.items()
+        ]
+
+        def contents() -> Iterator[memoryview]:
+            for key in specs:
+                yield to_buffer(reader.value(store, key).contiguous())
+            for value in named.values():
+                yield to_buffer(value.contiguous())
+
+        return write_tensors(path, headers, contents(), {"format": "pt"})

@@ -1,0 +1,107 @@
+"""The checkpoints in a directory, one folder each: names, the newest, and the removal of old ones."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from kvstore.checkpoint.manifest import MANIFEST
+from kvstore.errors import CheckpointError
+from kvstore.job.files import sync_directory
+
+_NAME = re.compile(r"checkpoint-(\d{8,18})")
+
+
+class Folder(NamedTuple):
+    """The folder of checkpoint ``number``; it is ``whole`` if it has a manifest."""
+
+    number: int
+    path: Path
+    whole: bool
+
+
+def folder_of(directory: Path, number: int) -> Path:
+    """Return the folder of checkpoint ``number`` in ``directory``."""
+    return directory / f"checkpoint-{number:08d}"
+
+
+def listed(directory: Path) -> list[Folder]:
+    """Return all folders of checkpoints in ``directory``, by number; none if it does not exist.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        names = [path.name for path in directory.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise CheckpointError(f"{directory}: cannot be read as a directory of checkpoints: {exc.strerror}") from None
+    matches = [match for name in names if (match := _NAME.fullmatch(name))]
+    folders = [(int(match[1]), directory / match[0]) for match in matches]
+    return sorted(Folder(number, path, (path / MANIFEST).exists()) for number, path in folders)
+
+
+def begin(directory: Path, number: int) -> Path:
+    """Make the folder of a new checkpoint; return it.
+
+    Raises:
+        FileExistsError: there is one of this number.
+        OSError: it cannot be made.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    folder = folder_of(directory, number)
+    folder.mkdir()
+    sync_directory(directory)
+    return folder
+
+
+def found(path: Path) -> Path | None:
+    """Return the checkpoint that ``path`` names: itself, or the newest whole one in that directory.
+
+    Returns:
+        None if ``path`` is a directory without a checkpoint, or is not there yet.
+
+    Raises:
+        CheckpointError: ``path`` is the folder of one checkpoint, and that is not whole.
+    """
+    if (path / MANIFEST).exists():
+        return path
+    if _NAME.fullmatch(path.name):
+        others = [f"{folder.path}" for folder in listed(path.parent) if folder.whole]
+        advice = f"; whole ones: {', '.join(others[-3:])}" if others else ""
+        raise CheckpointError(f"{path}: no whole checkpoint, for it has no {MANIFEST}{advice}")
+    whole = [folder.path for folder in listed(path) if folder.whole]
+    return whole[-1] if whole else None
+
+
+def prune(directory: Path, keep: int, newest: int) -> None:
+    """Remove all but the last ``keep`` whole checkpoints up to ``newest``, and what earlier ones have left unfinished.
+
+    A checkpoint loses its manifest first: what is left is no checkpoint, whenever this ends.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    before = [folder for folder in listed(directory) if folder.number <= newest]
+    kept = {folder.number for folder in [each for each in before if each.whole][-keep:]}
+    for folder in before:
+        if folder.number not in kept:
+            remove(folder.path)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint, its manifest first; files that are not its own stay, and the folder with them."""
+    manifest = folder / MANIFEST
+    if manifest.exists():
+        manifest.unlink()
+        sync_directory(folder)
+    others = False
+    for path in folder.iterdir():
+        if path.name.endswith((".safetensors", ".part")) and not path.is_dir():
+            path.unlink(missing_ok=True)
+        else:
+            others = True
+    if not others:
+        folder.rmdir()

@@ -1,0 +1,233 @@
+"""The manifest of a checkpoint: what it consists of. To JSON, and back with every field checked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvstore.checkpoint.tensors import FileRecord
+from kvstore.errors import CheckpointError, UsageError
+from kvstore.job.files import replacing
+from kvstore.job.settings import MAX_NODES
+from kvstore.rule import MODES
+from kvstore.spec import Key, Spec, check_key
+
+MANIFEST, FORMAT = "manifest.json", "kvstore checkpoint 1"
+MAX_MANIFEST = 256 << 20  # bytes
+_FILE = re.compile(r"(store-\d{1,3}\.server-\d{1,4}|worker-\d{1,4})\.safetensors")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class StoredSegment(NamedTuple):
+    """Elements ``start`` to ``stop`` of the array ``key``: in file number ``file``, under names that begin with ``id``.
+
+    ``clock`` is how many rounds of it were over.
+    """
+
+    id: int
+    key: Key
+    start: int
+    stop: int
+    clock: int
+    file: int
+
+
+@dataclass(frozen=True)
+class StoredStore:
+    """One store of a checkpoint.
+
+    Attributes:
+        mode: of its rule.
+        optimizer: the name of the rule that the servers updated with; None if they assigned sums.
+        specs: of its arrays, by key.
+        segments: of all arrays.
+    """
+
+    mode: str
+    optimizer: str | None
+    specs: Mapping[Key, Spec]
+    segments: Sequence[StoredSegment]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint consists of.
+
+    Attributes:
+        number: of the checkpoint; higher ones are later.
+        rounds: how many rounds the job had made, those before earlier interruptions included.
+        num_workers, num_servers: of the job that wrote it.
+        written: when, in UTC.
+        stores: the stores.
+        files: the files.
+        parts: by rank of a worker, the file of what it added.
+    """
+
+    number: int
+    rounds: int
+    num_workers: int
+    num_servers: int
+    written: str
+    stores: Sequence[StoredStore]
+    files: Sequence[FileRecord]
+    parts: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.nbytes for file in self.files)
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, which makes the files in ``folder`` a checkpoint."""
+    with replacing(folder / MANIFEST) as draft:
+        draft.write_text(to_json(manifest))
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Return the manifest of the checkpoint in ``folder``.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > MAX_MANIFEST:
+            raise CheckpointError(f"{path}: damaged: a manifest has at most {MAX_MANIFEST} bytes")
+        text = path.read_text()
+    except OSError as exc:
+        raise CheckpointError(f"{path}: missing or unreadable ({exc.strerror}): {folder} is no checkpoint") from None
+    except UnicodeDecodeError as exc:
+        raise CheckpointError(f"{path}: damaged: {exc}") from None
+    try:
+        return from_json(text)
+    except CheckpointError as exc:
+        raise CheckpointError(f"{path}: damaged: {exc}") from None
+
+
+def to_json(manifest: Manifest) -> str:
+    """Return the manifest as JSON, a line for each list."""
+    stores = [_store_fields(store) for store in manifest.stores]
+    fields = {
+        "format": FORMAT,
+        "number": manifest.number,
+        "rounds": manifest.rounds,
+        "num_workers": manifest.num_workers,
+        "num_servers": manifest.num_servers,
+        "written": manifest.written,
+        "files": [file._asdict() for file in manifest.files],
+        "parts": [[rank, file] for rank, file in sorted(manifest.parts.items())],
+        "stores": stores,
+    }
+    return json.dumps(fields, separators=(",", ":")) + "\n"
+
+
+def _store_fields(store: StoredStore) -> dict[str, Any]:
+    specs = list(dict.fromkeys(store.specs.values()))
+    kinds = {spec: kind for kind, spec in enumerate(specs)}
+    places = {key: place for place, key in enumerate(store.specs)}
+    columns = [[segment.id, places[segment.key], *segment[2:]] for segment in store.segments]
+    return {
+        "mode": store.mode,
+        "optimizer": store.optimizer,
+        "specs": [[spec.dtype, list(spec.shape)] for spec in specs],
+        "keys": list(store.specs),
+        "kinds": [kinds[spec] for spec in store.specs.values()],
+        "segments": columns,  # id, place of the key, start, stop, clock, file
+    }
+
+
+def from_json(text: str) -> Manifest:
+    """Return the manifest that ``to_json`` wrote.
+
+    Raises:
+        CheckpointError: it is not one, or does not hold together.
+    """
+    try:
+        given = json.loads(text)
+        if not isinstance(given, dict) or given.get("format") != FORMAT:
+            raise CheckpointError(f"its format is not {FORMAT!r}")
+        files = [_file(each) for each in given["files"]]
+        if len({file.name for file in files}) < len(files):
+            raise CheckpointError("a file is listed twice")
+        written = given["written"]
+        if not isinstance(written, str) or len(written) > 40:
+            raise CheckpointError(f"written is {written!r:.60}, not a time")
+        return Manifest(
+            _integer(given["number"]),
+            _integer(given["rounds"]),
+            _integer(given["num_workers"], 1, MAX_NODES),
+            _integer(given["num_servers"], 1, MAX_NODES),
+            written,
+            [_store(each, len(files)) for each in given["stores"]],
+            files,
+            {_integer(rank, 0, MAX_NODES): _integer(file, 0, len(files) - 1) for rank, file in given["parts"]},
+        )
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as exc:
+        raise CheckpointError(f"{type(exc).__name__}: {exc}") from None
+    except UsageError as exc:
+        raise CheckpointError(str(exc)) from None
+
+
+def _integer(value: Any, low: int = 0, high: int = 2**62) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise CheckpointError(f"{value!r:.60} is not an integer from {low} to {high}")
+    return value
+
+
+def _file(given: Any) -> FileRecord:
+    name, sha256 = given["name"], given["sha256"]
+    if not isinstance(name, str) or not _FILE.fullmatch(name):  # no separators: it cannot be outside the folder
+        raise CheckpointError(f"{name!r:.60} is not the name of a checkpoint's file")
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise CheckpointError(f"{sha256!r:.80} is not a sha256 of {name}")
+    return FileRecord(name, _integer(given["nbytes"]), sha256)
+
+
+def _store(given: Any, files: int) -> StoredStore:
+    mode, optimizer = given["mode"], given["optimizer"]
+    if mode not in MODES:
+        raise CheckpointError(f"mode {mode!r:.60} is not one of {', '.join(MODES)}")
+    if optimizer is not None and (not isinstance(optimizer, str) or len(optimizer) > 64):
+        raise CheckpointError(f"optimizer {optimizer!r:.80} is not a name")
+    kinds = [Spec(tuple(map(_integer, shape)), dtype) for dtype, shape in given["specs"]]
+    keys = [check_key(key) for key in given["keys"]]
+    chosen = [kinds[_integer(kind)] for kind in given["kinds"]]
+    specs = dict(zip(keys, chosen, strict=True))
+    if len(specs) < len(keys):
+        raise CheckpointError("a key is listed twice")
+    segments = []
+    for number, place, start, stop, clock, file in given["segments"]:
+        _integer(number), _integer(clock)
+        segments.append(
+            StoredSegment(
+                number,
+                keys[_integer(place)],
+                _integer(start),
+                _integer(stop),
+                clock,
+                _integer(file, 0, files - 1),
+            )
+        )
+    _require_covered(specs, segments)
+    return StoredStore(mode, optimizer, specs, segments)
+
+
+def _require_covered(specs: Mapping[Key, Spec], segments: Sequence[StoredSegment]) -> None:
+    """Raise ``CheckpointError`` unless the segments of each array are all of it, each element once."""
+    reached = dict.fromkeys(specs, 0)
+    seen = set()
+    for segment in sorted(segments, key=lambda each: each.start):
+        if segment.start != reached[segment.key] or segment.stop < segment.start:
+            raise CheckpointError(f"segments of key {segment.key!r:.60} leave a gap, or overlap, at {segment.start}")
+        reached[segment.key] = segment.stop
+        seen.add((segment.file, segment.id))
+    for key, stop in reached.items():
+        if stop != specs[key].size:
+            raise CheckpointError(f"segments of key {key!r:.60} end at {stop}, but it has {specs[key].size} elements")
+    if len(seen) < len(segments):
+        raise CheckpointError("a segment is listed twice")

@@ -1,0 +1,142 @@
+"""Values and optimizer states of whole arrays, out of a checkpoint's segments, however many servers held them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvstore.checkpoint.manifest import Manifest, StoredSegment, load_manifest
+from kvstore.checkpoint.tensors import opened
+from kvstore.errors import CheckpointError
+from kvstore.optim.states import StateTensors
+from kvstore.spec import Key, Spec
+from kvstore.values import spec_of
+
+VALUE, STATE = "value", "state"
+
+
+def value_name(segment: int) -> str:
+    """Return the name of a segment's value in its file."""
+    return f"{segment}/{VALUE}"
+
+
+def state_name(segment: int, state: str) -> str:
+    """Return the name in its file of an optimizer state of a segment."""
+    return f"{segment}/{STATE}/{state}"
+
+
+class CheckpointReader:
+    """A checkpoint, opened to be read. Files are mapped: only what is asked for is read.
+
+    Args:
+        folder: of the checkpoint.
+
+    Attributes:
+        folder: see above.
+        manifest: the manifest.
+
+    Raises:
+        CheckpointError: there is no manifest, or it is damaged. Methods raise it for files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest: Manifest = load_manifest(folder)
+        self._files: dict[int, Any] = {}
+        self._by_segment: dict[int, dict[int, list[str]]] = {}  # by file: the names of each segment's tensors
+        self._stack = ExitStack()
+        self._segments: list[dict[Key, list[StoredSegment]]] = []
+        for store in self.manifest.stores:
+            by_key: dict[Key, list[StoredSegment]] = {key: [] for key in store.specs}
+            for segment in sorted(store.segments, key=lambda each: each.start):
+                by_key[segment.key].append(segment)
+            self._segments.append(by_key)
+
+    def __enter__(self) -> CheckpointReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files. Tensors that were read stay valid."""
+        self._files.clear()
+        self._stack.close()
+
+    def value(self, store: int, key: Key) -> torch.Tensor:
+        """Return the value of ``key``, in its shape; only to be read, for it may be the file's own memory."""
+        spec = self.manifest.stores[store].specs[key]
+        parts = []
+        for segment in self._segments[store][key]:
+            part = self._tensor(segment.file, value_name(segment.id))
+            if spec_of(part) != Spec((segment.stop - segment.start,), spec.dtype):
+                raise self._damaged(segment, value_name(segment.id), spec_of(part))
+            parts.append(part)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(spec.shape)
+
+    def states(self, store: int, keys: Iterable[Key]) -> StateTensors:
+        """Return the optimizer's states of ``keys``, as if one server had held each whole."""
+        whole: StateTensors = {}
+        for key in keys:
+            spec, segments = self.manifest.stores[store].specs[key], self._segments[store][key]
+            for name in self._state_names(segments[0]) if segments else ():
+                parts = [self._tensor(segment.file, state_name(segment.id, name)) for segment in segments]
+                if len(parts) > 1 and parts[0].dim():
+                    flat = torch.cat([part.reshape(-1) for part in parts])
+                    if flat.numel() != spec.size:
+                        raise self._damaged(segments[0], name, spec_of(flat))
+                    whole[key, name] = flat.view(spec.shape)
+                else:  # one segment, or a number that all segments have alike (a step count)
+                    whole[key, name] = parts[0]
+        return whole
+
+    def part(self, rank: int) -> tuple[dict[str, torch.Tensor], str] | None:
+        """Return what worker ``rank`` added: tensors by name, and JSON; None if it added nothing."""
+        file = self.manifest.parts.get(rank)
+        if file is None:
+            return None
+        opened_file = self._file(file)
+        tensors = {name: opened_file.get_tensor(name) for name in opened_file.keys()}  # noqa: SIM118 - not a dict
+        return tensors, (opened_file.metadata() or {}).get("state", "{}")
+
+    def specs(self, file: int) -> dict[str, tuple[str, list[int]]]:
+        """Return what file number ``file`` says of its tensors: by name, safetensors' dtype and the shape."""
+        opened_file = self._file(file)
+        slices = {name: opened_file.get_slice(name) for name in opened_file.keys()}  # noqa: SIM118 - not a dict
+        return {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
+
+    def _state_names(self, segment: StoredSegment) -> list[str]:
+        prefix, by_segment = state_name(segment.id, ""), self._by_segment.get(segment.file)
+        if by_segment is None:
+            by_segment = self._by_segment[segment.file] = {}
+            for name in self._file(segment.file).keys():  # noqa: SIM118 - not a dict
+                number = name.partition("/")[0]
+                if number.isdecimal():
+                    by_segment.setdefault(int(number), []).append(name)
+        names = by_segment.get(segment.id, ())
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+    def _tensor(self, file: int, name: str) -> torch.Tensor:
+        try:
+            tensor: torch.Tensor = self._file(file).get_tensor(name)
+        except Exception as exc:  # of safetensors
+            raise CheckpointError(f"{self._path(file)}: damaged: {exc}") from None
+        return tensor
+
+    def _file(self, file: int) -> Any:
+        if file not in self._files:
+            self._files[file] = self._stack.enter_context(opened(self._path(file)))
+        return self._files[file]
+
+    def _path(self, file: int) -> Path:
+        return self.folder / self.manifest.files[file].name
+
+    def _damaged(self, segment: StoredSegment, name: str, spec: Spec) -> CheckpointError:
+        return CheckpointError(
+            f"{self._path(segment.file)}: damaged: {name} is {spec}, but belongs to elements {segment.start} to "
+            f"{segment.stop} of key {segment.key!r}"
+        )

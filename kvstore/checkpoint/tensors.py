@@ -1,0 +1,137 @@
+"""Files in the safetensors format, written in pieces while their sha256 is computed.
+
+The library's ``save_file`` copies every tensor while it holds the interpreter's lock, which would stop a server that
+serves meanwhile. Files are read by the library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+
+from kvstore.errors import CheckpointError
+from kvstore.job.files import replacing
+from kvstore.spec import ITEMSIZE
+
+PIECE = 4 << 20  # bytes that are hashed and written at a time
+DTYPES = {
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "int8": "I8",
+    "uint8": "U8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+}
+
+
+class TensorHeader(NamedTuple):
+    """What a file says of a tensor: its name, dtype and shape."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+class FileRecord(NamedTuple):
+    """A file of a checkpoint, by its name in the folder."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+def write_tensors(
+    path: Path,
+    headers: Sequence[TensorHeader],
+    contents: Iterable[memoryview | bytes],
+    metadata: Mapping[str, str],
+) -> FileRecord:
+    """Write tensors to ``path``, whole or not at all; return what was written.
+
+    Args:
+        path: the file. Its directory must exist.
+        headers: of the tensors, in order.
+        contents: the bytes of each tensor.
+        metadata: texts for the file's header.
+
+    Raises:
+        OSError: the file cannot be written to the disk.
+    """
+    digest, written = hashlib.sha256(), 0
+    with replacing(path) as draft, draft.open("wb", buffering=0) as file:
+        for buffer in (_header(headers, metadata), *contents):
+            view = memoryview(buffer).cast("B")
+            for start in range(0, len(view), PIECE):
+                piece = view[start : start + PIECE]
+                digest.update(piece)
+                _write_all(file.fileno(), piece)
+                written += len(piece)
+    return FileRecord(path.name, written, digest.hexdigest())
+
+
+def _header(headers: Sequence[TensorHeader], metadata: Mapping[str, str]) -> bytes:
+    described: dict[str, Any] = {"__metadata__": dict(metadata)}
+    start = 0
+    for header in headers:
+        stop = start + header.nbytes
+        described[header.name] = {
+            "dtype": DTYPES[header.dtype],
+            "shape": list(header.shape),
+            "data_offsets": [start, stop],
+        }
+        start = stop
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that tensors are aligned where the file is mapped
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_all(fd: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(fd, piece) :]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """The file at ``path``, opened by safetensors for torch.
+
+    Raises:
+        CheckpointError: it is missing or damaged; also for such errors inside the block.
+    """
+    try:
+        with safe_open(os.fspath(path), framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError, ValueError) as exc:
+        raise CheckpointError(f"{path}: missing or damaged: {exc}") from None
+
+
+def record_of(path: Path) -> FileRecord:
+    """Return what ``path`` is now: its size and sha256.
+
+    Raises:
+        CheckpointError: it is missing or cannot be read.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            digest, size = hashlib.sha256(), 0
+            while piece := file.read(PIECE):
+                digest.update(piece)
+                size += len(piece)
+    except OSError as exc:
+        raise CheckpointError(f"{path}: missing or unreadable: {exc.strerror}") from None
+    return FileRecord(path.name, size, digest.hexdigest())

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    StoredSegment,
+    StoredStore,
+    from_json,
+    load_manifest,
+    save_manifest,
+    to_json,
+)
+from kvstore.checkpoint.tensors import FileRecord
+from kvstore.errors import CheckpointError
+from kvstore.spec import Spec
+
+SPECS = {"w": Spec((2, 3), "float32"), 7: Spec((), "int64"), "e": Spec((0,), "float32")}
+SEGMENTS = [
+    StoredSegment(0, "w", 0, 4, 9, 0),
+    StoredSegment(1, "w", 4, 6, 9, 1),
+    StoredSegment(2, 7, 0, 1, 9, 0),
+    StoredSegment(3, "e", 0, 0, 0, 1),
+]
+FILES = [FileRecord(f"store-0.server-{i}.safetensors", 10, "ab" * 32) for i in range(2)]
+FILES.append(FileRecord("worker-1.safetensors", 5, "cd" * 32))
+GOOD = Manifest(12, 500, 2, 2, "2026-01-01T00:00:00Z", [StoredStore("sync", "adam", SPECS, SEGMENTS)], FILES, {1: 2})
+
+
+def test_a_manifest_comes_back_from_its_json(tmp_path: Path) -> None:
+    assert from_json(to_json(GOOD)) == GOOD
+    save_manifest(tmp_path, GOOD)
+    assert load_manifest(tmp_path) == GOOD
+    assert GOOD.nbytes == 25
+
+
+def _change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    *way, last = [int(step) if step.lstrip("-").isdigit() else step for step in path.split("/")]
+
+    def change(given: dict[str, Any]) -> None:
+        at: Any = given
+        for step in way:
+            at = at[step]
+        at[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("format", "kvstore checkpoint 9", "format"),
+        ("number", -1, "integer"),
+        ("rounds", 1.5, "integer"),
+        ("num_servers", 0, "integer"),
+        ("written", "x" * 99, "time"),
+        ("files/0/name", "../../etc/passwd", "name of a checkpoint"),
+        ("files/0/name", "/etc/passwd", "name of a checkpoint"),
+        ("files/0/name", "store-0.server-0.safetensors\n", "name of a checkpoint"),
+        ("files/1/name", "store-0.server-0.safetensors", "twice"),
+        ("files/0/sha256", "AB" * 32, "sha256"),
+        ("parts", [[1, 9]], "integer"),
+        ("stores/0/mode", "other", "mode"),
+        ("stores/0/optimizer", 5, "optimizer"),
+        ("stores/0/specs/0", ["complex64", [2]], "complex64"),
+        ("stores/0/specs/0", ["float32", [-6]], "integer"),
+        ("stores/0/keys/0", "", "1 to 1024"),
+        ("stores/0/keys", ["w", "w", "e"], "twice"),
+        ("stores/0/kinds", [0], "ValueError"),
+        ("stores/0/segments/0/3", 3, "gap"),
+        ("stores/0/segments/1/3", 7, "7"),
+        ("stores/0/segments/2/5", 3, "integer"),
+        ("stores/0/segments/2/0", 0, "twice"),
+        ("stores/0/segments/0", [0, 0], "ValueError"),
+        ("stores", {"a": 1}, "TypeError"),
+    ],
+)
+def test_what_does_not_hold_together_is_refused(path: str, value: Any, said: str) -> None:
+    given = json.loads(to_json(GOOD))
+    _change(path, value)(given)
+    with pytest.raises(CheckpointError, match=said):
+        from_json(json.dumps(given))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"format": "kvstore checkpoint 1"}', "[" * 100_000])
+def test_other_files_are_no_manifests(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(CheckpointError, match=f"{MANIFEST}: damaged"):
+        load_manifest(tmp_path)
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        load_manifest(tmp_path)

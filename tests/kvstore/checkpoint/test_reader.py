@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from written import write
+
+from kvstore.checkpoint.reader import CheckpointReader
+from kvstore.errors import CheckpointError
+
+SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(SHAPES, st.integers(1, 4), st.integers(1, 60), st.integers(4, 64))
+def test_any_placement_gives_whole_arrays_and_states(
+    tmp_path_factory: Any, shapes: list[list[int]], servers: int, bound: int, longest: int
+) -> None:
+    arrays = {f"k{i}": torch.rand(shape) for i, shape in enumerate(shapes)}
+    states = {(key, "momentum_buffer"): value + 1 for key, value in arrays.items()}
+    states |= {(key, "step"): torch.tensor(3.0) for key in arrays}
+    folder = write(tmp_path_factory.mktemp("any"), 1, arrays, states, servers, bound, longest)
+    with CheckpointReader(folder) as reader:
+        for key, value in arrays.items():
+            assert torch.equal(reader.value(0, key), value)
+        loaded = reader.states(0, arrays)
+    assert loaded.keys() == states.keys()
+    assert all(torch.equal(loaded[name], states[name]) for name in states)
+
+
+def test_a_file_that_is_gone_or_another_is_an_error(tmp_path: Path) -> None:
+    one, other = (write(tmp_path, number, {"w": torch.ones(number)}, servers=1) for number in (1, 2))
+    name = "store-0.server-0.safetensors"
+    (one / name).rename(other / name)
+    with CheckpointReader(other) as reader, pytest.raises(CheckpointError, match=r"damaged: 0/value is float32\[1\]"):
+        reader.value(0, "w")
+    with CheckpointReader(one) as reader, pytest.raises(CheckpointError, match="missing"):
+        reader.value(0, "w")
+
+
+def test_a_worker_without_a_part_has_none(tmp_path: Path) -> None:
+    with CheckpointReader(write(tmp_path, 1, {"w": torch.ones(2)})) as reader:
+        assert reader.part(0) is None
