@@ -9,6 +9,7 @@ shard      the core of a server: messages in, replies out
 store      one store on one server: buckets, rounds, updates, waiting requests
 scheduler  the core of the scheduler: members, keys, barriers
 aggregator a process for one host's workers: it sums what they push, and servers see it in their place
+replication a server's rank as a pair, of which one may die: records, the gate, taking over
 requests   what all cores do with requests: repeats, replies, links
 names      how messages to people name members
 garbage_collector  how often Python's garbage collector runs

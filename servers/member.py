@@ -67,11 +67,15 @@ class ServingMember:
             failure = self._session.client.failure  # a scheduler that is gone once this has left is no failure
             if sys.exc_info()[1] is not None:
                 error = f"it ended with {sys.exc_info()[1]!r}"
-            self._session.leave(error)
-            self._transport.close(linger=1.0)
+            self._leave(error)
         if failure is not None:
             say(f"{self.name} ends", str(failure))
         return JOB_FAILED_EXIT if failure is not None else 0
+
+    def _leave(self, error: str | None) -> None:
+        """Leave the job: in order, or because of ``error``."""
+        self._session.leave(error)
+        self._transport.close(linger=1.0)
 
     def _serve(self) -> None:
         """Run the service; return when it has been stopped."""

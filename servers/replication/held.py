@@ -1,0 +1,36 @@
+"""Requests that came before this process serves its rank: kept in order, each once. Pure.
+
+Workers hear of a new primary from the scheduler, perhaps before that primary does. They repeat over a new link what has
+not been answered, so there is never more here than they wait for.
+"""
+
+from __future__ import annotations
+
+from kvstore.wire import Node, Request
+
+
+class HeldRequests:
+    """The requests, each with its last link."""
+
+    def __init__(self) -> None:
+        self._requests: dict[tuple[Node, int], tuple[bytes, Request]] = {}
+        self._done: dict[Node, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, peer: bytes, request: Request) -> None:
+        """Keep ``request``. What its sender has answers for is forgotten."""
+        node, seq, done = request.sender
+        if done > self._done.get(node, 0):
+            self._done[node] = done
+            for old in [key for key in self._requests if key[0] == node and key[1] < done]:
+                del self._requests[old]
+        if seq >= self._done.get(node, 0):
+            self._requests[node, seq] = peer, request  # a repeat keeps its place
+
+    def release(self) -> list[tuple[bytes, Request]]:
+        """Return, and forget, all of them, in the order in which they came."""
+        requests = list(self._requests.values())
+        self._requests.clear()
+        return requests

@@ -1,0 +1,198 @@
+"""One of the two processes of a server's rank: primary, standby, or neither yet, as its views say. Pure.
+
+Only the scheduler changes views. A process that serves nobody yet keeps what workers ask. When a view makes it the
+primary, it applies what it has stored, and answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
+
+from kvstore.transport.base import Admission
+from kvstore.wire import Explain, Explanation, Here, Message, Node, Record, Request, Standing, Stored, View
+from servers.replication.held import HeldRequests
+from servers.replication.primary import Primary, Replicated
+from servers.replication.standby import SEATS, Standby
+from servers.requests.replies import Outbox
+
+
+class Replaced(Exception):
+    """The rank of this process is another's: this one must not answer anybody any more."""
+
+
+class Neighbors(Protocol):
+    """Those that a replica speaks to, other than in answer."""
+
+    def link(self, address: str) -> None:
+        """Make a link to the standby at ``address``, in place of any other."""
+        ...
+
+    def record(self, record: Record) -> None:
+        """Send a record over that link."""
+        ...
+
+    def unlink(self) -> None:
+        """Do without a standby."""
+        ...
+
+    def tell(self, standing: Standing) -> None:
+        """Tell the scheduler."""
+        ...
+
+
+class Replica:
+    """See the module.
+
+    Args:
+        node: this process.
+        shard: of this process; see ``record``.
+        admission: of the transport.
+        neighbors: see the class.
+
+    Attributes:
+        serves: whether it is the primary.
+    """
+
+    def __init__(self, node: Node, shard: Replicated, admission: Admission, neighbors: Neighbors) -> None:
+        self.serves = False
+        self._node = node
+        self._shard = shard
+        self._neighbors = neighbors
+        self._primary = Primary(shard)
+        self._standby = Standby(shard.apply, admission)
+        self._held = HeldRequests()
+        self._view: View | None = None
+        self._departed: Collection[int] = ()
+        self._told: Standing | None = None
+
+    @property
+    def gated(self) -> int:
+        """How many answers have waited for the standby so far."""
+        return self._primary.gate.held
+
+    # ---- what comes
+
+    def record(self, message: Message) -> None:
+        """Take a change of the shard: its recorder."""
+        self._primary.record(message)
+
+    def handle(self, peer: bytes, message: Message) -> Outbox:
+        """Return what to send, and to whom, because ``message`` came from ``peer``.
+
+        Raises:
+            WireError: a record is not for this process to take.
+        """
+        if isinstance(message, Record):
+            if self._view is not None and self.serves:  # from a primary before this one
+                return [(peer, Stored(self._view.epoch, 0))]
+            return self._standby.take(peer, message)
+        if isinstance(message, Here) and message.node.role in SEATS:
+            if not self.serves:
+                self._standby.here(peer, message.node)
+            return []
+        if self.serves:
+            return self._primary.handle(peer, message)
+        return self._hold(peer, message)
+
+    def stored(self, message: Stored) -> Outbox:
+        """Take what the standby says that it has.
+
+        Raises:
+            Replaced: it serves this rank itself.
+            WireError: see ``Primary.stored``.
+        """
+        if self._view is not None and message.epoch > self._view.epoch:
+            raise Replaced(f"server {self._node.rank} is served by another process, in view {message.epoch}")
+        outbox = self._primary.stored(message)
+        self._say_if_synced()
+        return outbox
+
+    def link_made_anew(self) -> None:
+        """Send to the standby again what it has not stored."""
+        if self._primary.journal is not None:
+            self._primary.journal.send_again()
+
+    def look(self, view: View) -> Outbox:
+        """Take a view of this rank.
+
+        Raises:
+            Replaced: it names this process neither as primary nor as standby.
+        """
+        before = self._view
+        if before is not None and view.epoch <= before.epoch:
+            return []
+        self._view = view
+        if view.primary == self._node:
+            return self._lead(view, before)
+        if self.serves or view.standby != [self._node.role, self._node.incarnation]:
+            raise Replaced(f"server {view.primary.rank} is served by another process, in view {view.epoch}")
+        return self._standby.look(view)
+
+    def depart(self, workers: Collection[int]) -> Outbox:
+        """Note which workers have left in order. A standby hears of it from its primary, in the order of changes."""
+        self._departed = workers
+        return self._primary.depart(workers) if self.serves else []
+
+    # ---- time
+
+    @property
+    def busy(self) -> bool:
+        """Whether ``go_on`` has something to do."""
+        return self._standby.behind > 0 or self._primary.capturing
+
+    def go_on(self) -> None:
+        """Do a part of what is left to do between messages: apply a record, or send a piece of the capture."""
+        self._standby.go_on()
+        self._primary.go_on()
+        self._say_if_synced()
+
+    def stand(self) -> None:
+        """Tell the scheduler how this rank stands, if this process serves it."""
+        if self._view is None or not self.serves:
+            return
+        self._told = Standing(self._node, self._view.epoch, self._shard.rounds, self._primary.synced)
+        self._neighbors.tell(self._told)
+
+    # ---- helpers
+
+    def _lead(self, view: View, before: View | None) -> Outbox:
+        """Be the primary, with the standby that ``view`` names; ``before`` is the view before."""
+        served = self.serves
+        if not served:
+            self._standby.catch_up()
+            self.serves = True
+        outbox: Outbox = []
+        if view.standby is None:
+            self._neighbors.unlink()
+            outbox = self._primary.part()
+        elif not served or before is None or before.standby != view.standby:
+            self._neighbors.link(view.standby_address)
+            outbox = self._primary.pair(view.epoch, view.synced and before is None, self._neighbors.record)
+        if not served:
+            if self._departed:
+                outbox += self._primary.depart(self._departed)
+            for peer, request in self._held.release():
+                outbox += self._primary.handle(peer, request)
+        self.stand()
+        return outbox
+
+    def _hold(self, peer: bytes, message: Message) -> Outbox:
+        refusal = self._shard.refusal(peer, message)
+        if refusal is not None:
+            return refusal
+        if isinstance(message, Explain):
+            return [(peer, Explanation(message.seq, self._why()))]
+        if isinstance(message, Request):
+            self._held.add(peer, message)
+        return []
+
+    def _why(self) -> str:
+        rank = self._node.rank
+        if self._view is None:
+            return f"waits for the scheduler, which has not said which process serves server {rank}"
+        return f"waits for the standby of server {rank}, which has not taken over yet"
+
+    def _say_if_synced(self) -> None:
+        if self._primary.synced and self._told is not None and not self._told.synced:
+            self.stand()

@@ -1,0 +1,113 @@
+"""A standby: takes the records of its primary in order, says that it has them, and applies them. Pure.
+
+A record is stored when it is here: it is applied even if the primary is lost. A standby takes records over links that
+are its primary's, and of the view that has put the two together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from kvstore.errors import WireError
+from kvstore.rare_log import Drops
+from kvstore.transport.base import Admission
+from kvstore.wire import Message, Node, Record, Stored, View, decode
+from servers.requests.replies import Outbox
+
+log = logging.getLogger(__name__)
+
+SEATS = ("server", "standby")  # the roles of the two processes of one rank
+KEPT = 8  # links of servers that are remembered, and records that are kept before the first view
+
+
+class Standby:
+    """See the module.
+
+    Args:
+        apply: makes the change that a record is of.
+        admission: of the transport: knows what key a link has proved.
+    """
+
+    def __init__(self, apply: Callable[[Message], None], admission: Admission) -> None:
+        self._apply = apply
+        self._admission = admission
+        self._view: View | None = None
+        self._links: dict[bytes, Node] = {}
+        self._early: deque[tuple[bytes, Record]] = deque(maxlen=KEPT)
+        self._backlog: deque[Record] = deque()
+        self._stored = 0
+        self._drops = Drops(log)
+
+    @property
+    def behind(self) -> int:
+        """How many records are stored, and not applied yet."""
+        return len(self._backlog)
+
+    def here(self, peer: bytes, node: Node) -> None:
+        """Note that link ``peer`` names ``node``."""
+        if peer not in self._links and len(self._links) >= KEPT:
+            del self._links[next(iter(self._links))]
+        self._links[peer] = node
+        if self._view is not None:
+            self._admit(peer, self._view)
+
+    def look(self, view: View) -> Outbox:
+        """Take the view that makes this process the standby of ``view.primary``; return what to send."""
+        if self._view is not None and self._view.primary == view.primary:
+            return []  # records keep the epoch of the first view
+        self._view = view
+        for peer in self._links:
+            self._admit(peer, view)
+        outbox: Outbox = []
+        while self._early:
+            peer, record = self._early.popleft()
+            try:
+                outbox += self.take(peer, record)
+            except WireError as exc:
+                self._drops.note("a record that came before the view", exc)
+                self._admission.refuse(peer)
+        return outbox
+
+    def take(self, peer: bytes, record: Record) -> Outbox:
+        """Store a record; return what to say.
+
+        Raises:
+            WireError: it is not for this process to take, or a record before it is missing.
+        """
+        view = self._view
+        if view is None:
+            self._early.append((peer, record))
+            return []
+        if record.epoch != view.epoch or not self._is_from_primary(peer, view):
+            raise WireError(
+                f"a record of view {record.epoch} from {self._links.get(peer, 'a stranger')}; this standby takes those "
+                f"of view {view.epoch} from {view.primary}, over a link with its key"
+            )
+        if record.number > self._stored + 1:
+            raise WireError(f"expected record {self._stored + 1}, got {record.number}")
+        if record.number == self._stored + 1:
+            self._backlog.append(record)
+            self._stored = record.number
+        return [(peer, Stored(view.epoch, self._stored))]
+
+    def go_on(self) -> None:
+        """Apply the oldest record that waits. An error must end this process, which would differ from its primary."""
+        if self._backlog:
+            self._apply(decode(self._backlog.popleft().buffers))
+
+    def catch_up(self) -> None:
+        """Apply all records that wait."""
+        while self._backlog:
+            self.go_on()
+
+    def _is_from_primary(self, peer: bytes, view: View) -> bool:
+        return self._links.get(peer) == view.primary and self._admission.identity(peer) == view.primary_key
+
+    def _admit(self, peer: bytes, view: View) -> None:
+        if self._is_from_primary(peer, view):
+            self._admission.admit(peer)
+        else:
+            self._drops.note(f"a link of {self._links[peer]}", f"the primary of this standby is {view.primary}")
+            self._admission.refuse(peer)

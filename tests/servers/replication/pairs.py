@@ -1,0 +1,72 @@
+"""What tests of replication have in common: a shard that is a list of numbers, and records as they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from kvstore.wire import Ack, Explain, Explanation, Message, Node, Pull, Record, Request, Sender, decode, encode
+from servers.replication.primary import Replicated
+from servers.requests.replies import Outbox
+
+SERVER, STANDBY = Node("server", 1, 1), Node("standby", 1, 1)
+
+
+def change(number: int) -> Pull:
+    """A message that changes a ``Counting``."""
+    return Pull(Sender(Node("worker", 0, 1), number, 0), 0, [number], [0])
+
+
+def number_of(record: Record) -> int:
+    """What a record of such a change is of."""
+    inner = decode([bytearray(frame) for frame in record.buffers])
+    return int(inner.ids[0])
+
+
+class Counting(Replicated):
+    """A shard that notes the numbers that it is asked to note, records them, and answers each with an ``Ack``."""
+
+    def __init__(self, rank: int = 1) -> None:
+        self._rank = rank
+        self.noted: list[int] = []
+        self.departed: list[int] = []
+        self.recorder = lambda message: None
+        self.strangers: set[bytes] = set()
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def rounds(self) -> int:
+        return len(self.noted)
+
+    def refusal(self, peer: bytes, message: Message) -> Outbox | None:
+        return [] if peer in self.strangers else None
+
+    def handle(self, peer: bytes, message: Message) -> Outbox:
+        if not isinstance(message, Request):
+            return []
+        if isinstance(message, Explain):
+            return [(peer, Explanation(message.seq, ""))]
+        if isinstance(message, Pull) and message.ids:
+            self.recorder(message)
+            self.apply(message)
+        return [(peer, Ack(message.seq))]
+
+    def depart(self, workers: Collection[int]) -> Outbox:
+        self.departed = list(workers)
+        return []
+
+    def apply(self, message: Message) -> None:
+        assert isinstance(message, Pull)
+        self.noted += message.ids
+
+    def capture(self) -> Iterator[Message]:
+        return iter([change(number) for number in self.noted])
+
+
+def arrived(record: Record) -> Record:
+    """A record as it comes out of a link."""
+    message = decode([bytearray(frame) for frame in encode(record)])
+    assert isinstance(message, Record)
+    return message
