@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -88,6 +89,7 @@ class Heartbeat:
         self._beside = beside
         self._pulse: PulseHandle | None = None
         self._drops = Drops(log)
+        self._unsaid: deque[Message] = deque()
         self._stop = threading.Event()
         self._transport = make_transport()
         self._scheduler = self._transport.connect(root)
@@ -101,6 +103,14 @@ class Heartbeat:
         except BaseException:
             self._end_pulse()
             raise
+
+    def say(self, notice: Message) -> None:
+        """Send a notice of this process soon, in the heartbeat's thread. Any thread may call it, and does not wait.
+
+        Nobody says whether it has arrived: it is lost if the link is.
+        """
+        self._unsaid.append(notice)
+        self._transport.interrupt()
 
     def stop(self) -> None:
         """End, and close the link. Returns when the thread is gone."""
@@ -154,6 +164,8 @@ class Heartbeat:
         """Take messages until the time ``until``; return when the last one came, None if none did."""
         heard: float | None = None
         while not self._stop.is_set() and (left := until - self._clock()) > 0:
+            while self._unsaid:
+                self._transport.send(self._scheduler, encode(self._unsaid.popleft()))
             received = self._transport.recv(left)
             if received is not None and received[1]:  # else the link has been made anew
                 heard = self._clock()

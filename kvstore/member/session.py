@@ -199,6 +199,14 @@ class Session:
         if faults:
             raise faults.pop(0)
 
+    def report(self, notice: Message) -> None:
+        """Send the scheduler a notice, without waiting; see ``Heartbeat.say``. Any thread may call it.
+
+        It goes over the link of the beats, behind a beat that has been sent. Before ``join`` is over it is dropped.
+        """
+        if self._heartbeat is not None:
+            self._heartbeat.say(notice)
+
     def num_dead_nodes(self) -> int:
         """Return how many members the scheduler has lost."""
         counted = self.client.call(self.scheduler, "asking for the dead", Census)

@@ -11,7 +11,7 @@ import pytest
 from kvstore.errors import KVStoreError, NodeLost
 from kvstore.member.heartbeat import REDIAL_S, Heartbeat, Listener
 from kvstore.transport import InprocNetwork
-from kvstore.wire import Alive, Beat, JobFailed, Message, Node, Stop, decode, encode
+from kvstore.wire import Alive, Beat, JobFailed, Message, Node, ProcessAlive, Stop, decode, encode
 
 INTERVAL, LIMIT = 1.0, 5.0
 
@@ -99,6 +99,21 @@ def test_notices_are_passed_on_in_order():
     played = until(3, lambda n: [Alive(), JobFailed("x"), Stop()] if n == 2 else [Alive()])
     played.run()
     assert played.notices == [JobFailed("x"), Stop()]
+
+
+def test_it_says_what_it_is_told_to_between_two_beats_and_in_order():
+    notices = [ProcessAlive(Node("worker", 3, 1)), ProcessAlive(Node("worker", 4, 1))]
+
+    def answer(number: int) -> list[Any]:
+        if number == 2:  # as another thread would
+            for notice in notices:
+                played.heartbeat.say(notice)
+        return [Alive()]
+
+    played = until(5, answer)
+    played.run()
+    assert [said for _, said in played.beats if not isinstance(said, Beat)] == notices
+    assert [when for when, said in played.beats if said in notices] == [101.0, 101.0], "at once"
 
 
 def test_a_bad_message_is_dropped_and_counts_as_life(caplog: pytest.LogCaptureFixture):
