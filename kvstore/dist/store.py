@@ -328,6 +328,7 @@ class DistStore(KVStore):
             outstanding=self._pushes.outstanding,
             staleness=dict(counts.staleness),
             late=counts.late,
+            takeovers=self._session.takeovers,
             server_bytes=tuple(self._entries.bytes_by_server(len(self._session.servers))),
         )
 

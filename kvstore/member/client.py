@@ -152,6 +152,11 @@ class Client:
         self.links.suspect()
         self._lock.wake()
 
+    def move(self, peer: Peer, endpoint: str) -> None:
+        """Have the link to ``peer`` lead to ``endpoint`` from now on. Any thread may call it."""
+        self.links.move(peer, endpoint)
+        self._lock.wake()
+
     def give_up(self, operation: Operation) -> None:
         """Give up the rest of ``operation``: from now on the caller's arrays are neither read nor written."""
         if operation.open:

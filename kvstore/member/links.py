@@ -4,13 +4,14 @@
 ``mend`` completes what is noted as made, and makes all links anew if their state is in doubt.
 
 A single link that is lost is made again by the transport, which reports it as a message without frames. ``receive``
-then sends again each request on it that has no answer.
+then sends again each request on it that has no answer. So does ``mend`` on a link to a peer that is elsewhere now.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -74,6 +75,7 @@ class Links:
         self._ends = _Ends(make_transport(), {}, {})
         self._doubtful = False  # whether an exception may have left the links in any state
         self._suspect = False  # likewise, in the eyes of another thread
+        self._moves: deque[tuple[Peer, str]] = deque()  # peers, and where they are from now on
         self._mending = False
         self._windows: dict[Peer, Window[PendingRequest]] = {}
         self._window = window
@@ -93,11 +95,15 @@ class Links:
     @property
     def torn(self) -> bool:
         """Whether an exception has left something half done, or the links have to be made anew."""
-        return self._doubtful or self._suspect or self.outstanding.torn
+        return self._doubtful or self._suspect or bool(self._moves) or self.outstanding.torn
 
     def suspect(self) -> None:
         """Have the links made anew before they are used again."""
         self._suspect = True
+
+    def move(self, peer: Peer, endpoint: str) -> None:
+        """Have the link to ``peer`` lead to ``endpoint`` from now on, before the links are used again."""
+        self._moves.append((peer, endpoint))
 
     @property
     def congested(self) -> bool:
@@ -216,12 +222,33 @@ class Links:
         """
         self._mending = True
         self.outstanding.finish()
+        moves = list(self._moves)
+        places = {peer: self._links[peer]._replace(endpoint=to) for peer, to in moves if peer in self._links}
         if self._doubtful or self._suspect:
             self._doubtful, self._suspect = True, False
+            self._links |= places
             self._ends.transport.abandon()
             if not self.closed:
                 self._renew()
+        elif not self.closed:
+            for peer, link in places.items():
+                self._follow(peer, link)
+        for _ in moves:
+            self._moves.popleft()
         self._doubtful = self._mending = False
+
+    def _follow(self, peer: Peer, link: _Address) -> None:
+        """Replace the link to a peer that is elsewhere now, and send again what it has not answered."""
+        if self._links[peer] == link:
+            return
+        self._doubtful = True
+        self._links[peer] = link
+        transport, routes, peers = self._ends
+        before, routes[peer] = routes[peer], transport.connect(link.endpoint, bulk=link.bulk)
+        del peers[before]
+        peers[routes[peer]] = peer
+        transport.disconnect(before)
+        self._ask_again(peer)
 
     def _renew(self) -> None:
         """Make all links anew, and send again the requests without an answer."""
@@ -249,6 +276,13 @@ class Links:
         node = self.node
         if node.rank >= 0:
             self._ends.transport.send(route, encode(Here(node)))
+
+    def _ask_again(self, peer: Peer) -> None:
+        """Send again, over a new link, what has gone to ``peer`` and has not been answered."""
+        self._introduce(self._ends.routes[peer])
+        for request in self.outstanding:
+            if request.peer == peer and request.gone:
+                self._send(request)
 
     def _message(self, request: PendingRequest) -> Sequence[Buffer | ScatteredFrame]:
         message = request.message(Sender(self.node, request.seq, self.outstanding.done))
@@ -300,10 +334,7 @@ class Links:
             self._drop("a message", "a stranger", "no link of this process leads there")
             return
         if not frames:  # the link has been made anew
-            self._introduce(route)
-            for unanswered in self.outstanding:
-                if unanswered.peer == peer and unanswered.gone:
-                    self._send(unanswered)
+            self._ask_again(peer)
             return
         try:
             reply = decode(frames)

@@ -25,7 +25,7 @@ from kvstore.member.outstanding import PendingRequest, ready
 from kvstore.member.pulse import PulseProcess
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
-from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Node, Sender, Welcome
+from kvstore.wire import MAX_REASON, Census, Fault, JobFailed, Join, Leave, Message, Moved, Node, Sender, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ class Session:
         make_transport: returns a new transport.
         address: where other members reach this one; empty for workers.
         clock: seconds, monotonic.
-        on_notice: called with the scheduler's notices to servers and aggregators, in the heartbeat's thread.
+        on_notice: called with the scheduler's notices to servers and aggregators, in the heartbeat's thread; not with
+            news of where a server is that are older than others.
         pulse: start a process that beats for this one while its interpreter is busy.
         thread: makes the heartbeat's thread, with the arguments of ``threading.Thread``.
         on_line_back: called when this process's links have to be made anew, for links that are not the session's, in
@@ -48,7 +49,8 @@ class Session:
 
     Attributes:
         stores: how many stores this process has made.
-        addresses: of the servers, by rank.
+        addresses: of the servers, by rank, as they are now.
+        takeovers: how often a standby has become the server of its rank, as far as this member knows.
         servers: for workers: the links to the servers, by rank.
         aggregator: for a worker: the link to its host's aggregator; None if it has none.
         aggregated: for servers and aggregators: for each aggregator, the ranks of the workers that it speaks for.
@@ -89,6 +91,8 @@ class Session:
         self._pulse = pulse
         self._thread = thread
         self._on_line_back = on_line_back
+        self.takeovers = 0
+        self._epochs: dict[int, int] = {}  # by rank: of the latest news of where its server is
         self._faults: dict[int, list[KVStoreError]] = {}
         self._asked: Operation | None = None
         self._heartbeat: Heartbeat | None = None
@@ -150,8 +154,7 @@ class Session:
         longest = self.config.join_limit_s if self.config.role == "worker" else math.inf
         limits = WaitLimits(min(self.config.join_timeout_s or self.config.timeout_s, longest), longest)
         operation = Operation(f"joining the job at {split_key(self.config.root)[0]}", (), self.client, limits=limits)
-        config = self.config
-        request = _JoinRequest(self.scheduler, operation, config.rank_hint, self._address, config.aggregator)
+        request = _JoinRequest(self.scheduler, operation, self.config, self._address)
         self.client.submit(operation, ready, [request], partial(self._has_asked, operation))
         return operation
 
@@ -239,27 +242,41 @@ class Session:
     def _take_notice(self, notice: Message) -> None:
         if isinstance(notice, JobFailed):
             self.client.fail(NodeLost(notice.text))
+        elif isinstance(notice, Moved):
+            if not self._follow(notice):
+                return
         elif isinstance(notice, Fault):
             self._faults.setdefault(notice.store, []).append(rebuild(notice.kind, notice.text))
         if self._on_notice is not None:
             self._on_notice(notice)
 
+    def _follow(self, moved: Moved) -> bool:
+        """Use a server where it is from now on; return False if that is known already."""
+        rank, known = moved.rank, self._epochs.get(moved.rank, 0)
+        if moved.epoch <= known or not 0 <= rank < len(self.addresses):
+            return False
+        self._epochs[rank] = moved.epoch
+        self.takeovers += 1
+        self.addresses[rank] = moved.address
+        if self.servers:
+            self.client.move(self.servers[rank], moved.address)
+        return True
+
 
 class _JoinRequest(PendingRequest):
     """Asks to join, with the rank that this process would like."""
 
-    __slots__ = ("address", "aggregator", "rank")
+    __slots__ = ("address", "config")
 
-    def __init__(self, peer: Peer, operation: Operation, rank: int, address: str, aggregator: int) -> None:
+    def __init__(self, peer: Peer, operation: Operation, config: Config, address: str) -> None:
         super().__init__(peer, operation)
-        self.rank = rank
+        self.config = config
         self.address = address
-        self.aggregator = aggregator
 
     def message(self, sender: Sender) -> Join:
         """See ``PendingRequest``."""
-        me = sender._replace(node=sender.node._replace(rank=self.rank))
-        return Join(me, address=self.address, aggregator=self.aggregator)
+        me = sender._replace(node=sender.node._replace(rank=self.config.rank_hint))
+        return Join(me, address=self.address, aggregator=self.config.aggregator, start=self.config.start)
 
     def take(self, reply: Welcome) -> None:
         """See ``PendingRequest``."""

@@ -22,6 +22,7 @@ class Statistics:
         staleness: how often values were read that were so many pushes ahead of the slowest worker's, by that number; in
             stores in which every push is an update.
         late: how many segments were pushed after their round was over, in stores with a quorum.
+        takeovers: how often a standby has taken over from a server that was lost, in jobs with replicas.
         server_bytes: bytes of the parameters that each server holds; empty for local stores.
     """
 
@@ -33,4 +34,5 @@ class Statistics:
     outstanding: int = 0
     staleness: Mapping[int, int] = field(default_factory=dict)
     late: int = 0
+    takeovers: int = 0
     server_bytes: tuple[int, ...] = ()

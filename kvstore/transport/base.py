@@ -74,6 +74,10 @@ class Transport(Memory, Admission, Protocol):
         """
         ...
 
+    def disconnect(self, peer: Peer) -> None:
+        """Drop a link of ``connect``, for good: nothing comes over it any more, and what is queued does not leave."""
+        ...
+
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Queue ``frames`` for ``peer``; never blocks.
 

@@ -69,6 +69,7 @@ class InprocTransport(Heap):
         self._lock = threading.Lock()
         self._links: dict[Peer, tuple[InprocTransport, Peer]] = {}
         self._unsent: dict[Peer, list[Frames]] = {}
+        self._dropped: set[Peer] = set()
         self._closed = self._rung = False
 
     def bind(self, endpoint: str) -> str:
@@ -86,12 +87,21 @@ class InprocTransport(Heap):
         def link(listener: InprocTransport) -> None:
             listener._links[peer_there] = (self, peer)
             with self._lock:  # what was sent before must arrive before what another thread sends now
+                if peer in self._dropped:
+                    return
                 self._links[peer] = (listener, peer_there)
                 for frames in self._unsent.pop(peer, []):
                     self._deliver(peer, frames)
 
         self._network.when_listening(endpoint, link)
         return peer
+
+    def disconnect(self, peer: Peer) -> None:
+        """Forget a link."""
+        with self._lock:
+            self._dropped.add(peer)
+            self._links.pop(peer, None)
+            self._unsent.pop(peer, None)
 
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Put ``frames`` into the other end's inbox, if it is still there."""
@@ -127,13 +137,15 @@ class InprocTransport(Heap):
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return the next message, or None."""
-        try:
-            received = self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
-        except queue.Empty:
-            return None
-        if received is None:
-            self._rung = False
-        return received
+        while True:
+            try:
+                received = self._inbox.get(timeout=timeout) if timeout > 0 else self._inbox.get_nowait()
+            except queue.Empty:
+                return None
+            if received is None:
+                self._rung = False
+            if received is None or received[0] not in self._dropped:
+                return received
 
     def interrupt(self) -> None:
         """Wake ``recv``."""

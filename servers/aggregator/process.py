@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from kvstore.job.config import Config
 from kvstore.transport import Transport
-from kvstore.wire import Buffer, Message, Reply, Roster
+from kvstore.wire import Buffer, Message, Moved, Reply, Roster
 from servers.aggregator.core import Aggregator
 from servers.aggregator.exchanges import Exchange
 from servers.aggregator.upstream import Upstream
@@ -75,6 +75,9 @@ class AggregatorProcess(ServingMember):
     def _notice(self, notice: Message) -> Outbox:
         if isinstance(notice, Roster):
             return self._with_answers(self._aggregator.depart(notice.departed), [])
+        if isinstance(notice, Moved):
+            self._upstream.move(notice.rank, notice.address)
+            return self._with_answers([], self._upstream.tick())
         return []
 
     def _renew(self) -> Outbox:

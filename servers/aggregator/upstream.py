@@ -101,6 +101,10 @@ class Upstream:
         """Return when ``tick`` has something to do; None if nothing waits for the time."""
         return self._progress[1] + STALL_S if self._links.congested else None
 
+    def move(self, rank: int, address: str) -> None:
+        """Have requests to server ``rank`` go to ``address`` from the next tick on."""
+        self._links.move(self._servers[rank], address)
+
     def renew(self) -> None:
         """Have all links made anew at the next tick. Any thread may call it."""
         self._links.suspect()
@@ -173,6 +177,11 @@ class _MadeLinks:
         route = self._transport.connect(endpoint, bulk=bulk)
         self._routes.add(route)
         return route
+
+    def disconnect(self, peer: Peer) -> None:
+        """See ``Transport``."""
+        self._transport.disconnect(peer)
+        self._routes.discard(peer)
 
     def recv(self, timeout: float) -> tuple[Peer, Frames] | None:
         """Return nothing: the loop of this process receives."""

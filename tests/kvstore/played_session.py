@@ -41,6 +41,7 @@ class PlayedSession:
         self.config = Config()
         self.limits = WaitLimits(1.0, 1.0)
         self.num_workers, self.rank, self.stores = 2, 0, 0
+        self.takeovers = 0
         self.flushes: list[Callable[[float], None]] = []
         self._reply = answer
 

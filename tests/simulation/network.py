@@ -152,6 +152,7 @@ class _Link:
         self._made = 0
         self._lanes = (_Lane(network, self), _Lane(network, self))
         self._waiting: list[Sequence[Buffer | ScatteredFrame]] = []
+        self.ended = False
         network.add(self)
         self._dial_soon(network.delay())
 
@@ -192,11 +193,16 @@ class _Link:
             lane.clear()
         self._dial_soon(network.delay(network.weather.redial_s))
 
+    def end(self) -> None:
+        """Lose all that is on its way, for good."""
+        self.ended = True
+        self.cut()
+
     def _dial_soon(self, delay_s: float) -> None:
         self._network.world.after(delay_s, self._dial)
 
     def _dial(self) -> None:
-        if self.near.closed:
+        if self.near.closed or self.ended:
             return
         far = self._network.listeners.get(self._endpoint)
         if far is None or self._network.parted(self.near.process.name, far.process.name):
@@ -314,6 +320,11 @@ class SimulatedTransport(Heap):
         link = _Link(self._network, self, endpoint)
         self._made[link.route] = link
         return link.route
+
+    def disconnect(self, peer: Peer) -> None:
+        """Drop a link."""
+        self._made.pop(peer).end()
+        self._inbox = deque(entry for entry in self._inbox if entry[0] != peer)
 
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Send ``frames``, in order: this network has no priorities."""

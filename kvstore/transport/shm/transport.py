@@ -93,6 +93,11 @@ class SharedMemoryTransport:
             self._greeted(peer)
         return peer
 
+    def disconnect(self, peer: Peer) -> None:
+        """See the inner transport."""
+        self._inner.disconnect(peer)
+        self._links.pop(peer, None)
+
     def allocate(self, nbytes: int) -> memoryview:
         """Return memory that peers on this host can read; plain memory where that is not possible."""
         arena = self._own()

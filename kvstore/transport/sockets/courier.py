@@ -98,6 +98,8 @@ class Courier:
                 self._bell.silence()
                 now = time.monotonic()
                 for link, addresses in to_dial:
+                    if self._links.get(link.peer) is not link:  # it was dropped meanwhile
+                        continue
                     made = link.dial(addresses, now)
                     if made is not None:
                         self._begin(link, made)

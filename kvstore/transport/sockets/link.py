@@ -159,14 +159,14 @@ class Link:
 
     def _fail(self, now: float) -> None:
         """Give up an attempt to connect. The next one is due after a pause, which doubles."""
-        self._hang_up()
+        self.hang_up()
         self.due = now + min(RETRY_S * 2 ** min(self._tries, 10), RETRY_MAX_S)
         self._tries += 1
 
     def lose(self, now: float) -> None:
         """Drop a connection that has ended, the queue, and what has come of an incomplete message."""
         if self.incoming.greeted:
-            self._hang_up()
+            self.hang_up()
             self._tries, self.due = 0, now
         else:
             self._fail(now)  # the other side hung up without a greeting, and would do so again
@@ -174,7 +174,8 @@ class Link:
         self.incoming = Incoming()
         self.lost = True
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Close the connection, or end the attempt at one."""
         if self.socket is not None:
             self.socket.close()
         self.socket, self.connected = None, False

@@ -134,6 +134,18 @@ class SocketTransport(Heap):
                 self.courier.call()
         return peer
 
+    def disconnect(self, peer: Peer) -> None:
+        """Drop a link that this side has made, and what has come over it."""
+        self._received = deque(entry for entry in self._received if entry[0] != peer)
+        with self._changed:
+            link = self.links.pop(peer, None)
+            if link is None:
+                return
+            if link.socket is not None and link.connected:
+                self._selector.unregister(link.socket)
+            link.hang_up()
+            self.courier.call()
+
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Send ``frames``. The courier sends later what does not fit now, so the buffers must not change."""
         link = self.links.get(peer)

@@ -41,6 +41,11 @@ class Losses:
         self._endpoints.add(endpoint)
         self._begun.discard(endpoint)
 
+    def forget(self, endpoint: str) -> None:
+        """Watch those to ``endpoint`` no more."""
+        self._endpoints.discard(endpoint)
+        self._begun.discard(endpoint)
+
     def find(self) -> set[str]:
         """Return the endpoints to which a connection has been lost since they were last returned, or watched."""
         lost: set[str] = set()

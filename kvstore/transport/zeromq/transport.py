@@ -141,6 +141,17 @@ class ZmqTransport(Heap):
         self._endpoints[peer] = endpoint
         return peer
 
+    def disconnect(self, peer: Peer) -> None:
+        """Drop a link that this side has made. ZeroMQ ends the connection with the last link to its endpoint."""
+        bare = split_key(self._endpoints.pop(peer))[0]
+        self._take_all()
+        self._received = deque(entry for entry in self._received if entry[0] != peer)
+        del self._peers[self._routes.pop(peer)]
+        self._renewed.pop(peer, None)
+        if self._losses is not None and all(split_key(other)[0] != bare for other in self._endpoints.values()):
+            self._losses.forget(bare)
+            self._socket.disconnect(bare)
+
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
         """Queue copies of ``frames``. They leave in order: ZeroMQ has no priorities."""
         if self._closed or peer in self._renewed:  # the caller asks again, in order, when it is told
@@ -243,16 +254,19 @@ class ZmqTransport(Heap):
     def _look(self) -> None:
         """See whether links of this side's are lost, and make them anew."""
         lost_endpoints = self._losses.find() if self._losses is not None else set()
-        while lost_endpoints and (received := self._next()) is not None:
-            self._received.append(received)
-        for (
-            lost
-        ) in lost_endpoints:  # ZeroMQ must not have begun with a message: it aborts when the rest of it is not there
+        if lost_endpoints:
+            self._take_all()
+        for lost in lost_endpoints:
             self._socket.disconnect(lost)  # all links that lead there
             for peer, endpoint in self._endpoints.items():
                 if split_key(endpoint)[0] == lost:
                     self._dial(peer, endpoint)
                     self._renewed[peer] = None
+
+    def _take_all(self) -> None:
+        """Take all messages before a disconnect: of one that has begun, ZeroMQ aborts when the rest is not there."""
+        while (received := self._next()) is not None:
+            self._received.append(received)
 
     def _next(self) -> tuple[Peer, Frames] | None:
         """Take the next message of a member's that is here."""

@@ -26,6 +26,7 @@ class Ends:
     def __init__(self, made: list[Ends]) -> None:
         self.sent: list[tuple[bytes, Any]] = []
         self.inbox: deque[tuple[bytes, list[Any]]] = deque()
+        self.dropped: list[bytes] = []
         self.abandoned = self.detached = False
         self.closed: float | None = None
         self._number = len(made)
@@ -42,6 +43,9 @@ class Ends:
     def arrive(self, peer: bytes, message: Message | None) -> None:
         """Let a message come, or, if it is None, the news that the link was lost and has been made anew."""
         self.inbox.append((peer + b"#%d" % self._number, [] if message is None else encode(message)))
+
+    def disconnect(self, peer: bytes) -> None:
+        self.dropped.append(peer)
 
     def abandon(self) -> None:
         self.abandoned = True
@@ -176,6 +180,77 @@ def test_links_that_are_made_anew_ask_again_what_had_gone(case: Case) -> None:
     case.ends.arrive(A, Ack(1))
     case.receive()
     assert case.asked()[-1] == (A, 2)
+
+
+def test_a_peer_that_is_elsewhere_is_asked_there_what_it_has_not_answered(case: Case) -> None:
+    operation = Operation("x")
+    case.submit(*(Values(A, operation, bytearray(1), Turn(WINDOW, 0)) for _ in range(2)))
+    case.ask(B)
+    case.ask(A)
+    before = len(case.ends.sent)
+    case.links.move(A, "elsewhere")
+    assert case.links.torn
+    case.links.mend()
+    assert not case.links.torn
+    (ends,) = case.made
+    assert ends.dropped == [b"server 0#0"], "no other link is touched"
+    again = ends.sent[before:]
+    assert again[0] == (b"elsewhere", Here(NODE))
+    assert [(peer, message.seq) for peer, message in again[1:]] == [(b"elsewhere", 1), (b"elsewhere", 4)]
+    ends.arrive(A, Ack(1))
+    case.receive()
+    assert case.links.answers == 0, "the one that it was is not heard any more"
+    ends.arrive(b"elsewhere", Ack(1))
+    case.receive()
+    assert case.asked()[-1] == (b"elsewhere", 2), "the window has kept its place"
+    assert case.links.endpoints[A] == "elsewhere"
+
+
+def test_only_what_moves_somewhere_else_is_followed_and_nothing_once_the_links_are_closed(case: Case) -> None:
+    case.ask(A)
+    for peer, endpoint in ((A, "there"), (b"nobody", "x"), (A, "elsewhere"), (A, "elsewhere"), (B, "server 1")):
+        case.links.move(peer, endpoint)
+    case.links.mend()
+    assert case.ends.dropped == [b"server 0#0"], "only the latest place counts"
+    assert case.asked() == [(A, 1), (b"elsewhere", 1)]
+    case.links.close(0.0)
+    case.links.move(A, "there")
+    case.links.mend()
+    assert len(case.made) == 1
+
+
+def test_a_move_that_comes_when_all_links_are_made_anew_goes_with_them(case: Case) -> None:
+    case.ask(A, B)
+    case.links.suspect()
+    case.links.move(A, "elsewhere")
+    case.links.mend()
+    assert case.asked() == [(b"elsewhere", 1), (B, 2)]
+    assert case.made[0].dropped == case.made[1].dropped == []
+
+
+@pytest.mark.parametrize("number", range(1, 4))
+def test_a_move_that_an_exception_cuts_short_is_made_with_the_next_mending(case: Case, number: int) -> None:
+    """Wherever the exception comes: at the connect, the greeting, or a request."""
+    case.ask(A, B)
+    calls, ends = 0, case.ends
+    connect, send = ends.connect, ends.send
+
+    def counted(*args: Any, **how: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            raise KeyboardInterrupt
+        return (connect if how else send)(*args, **how)
+
+    ends.connect = ends.send = counted  # type: ignore[method-assign]
+    case.links.move(A, "elsewhere")
+    with pytest.raises(KeyboardInterrupt):
+        case.links.mend()
+    assert case.links.torn
+    case.links.mend()
+    assert not case.links.torn
+    assert ends.abandoned
+    assert case.asked() == [(b"elsewhere", 1), (B, 2)]
 
 
 def test_a_request_that_cannot_be_prepared_leaves_nothing_behind(case: Case) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from threaded import ThreadedJob
-from waiting import LONG
+from waiting import LONG, until
 
 from kvstore.dist import DistStore
 from kvstore.errors import (
@@ -27,10 +27,28 @@ from kvstore.errors import (
 from kvstore.job.config import Config
 from kvstore.member import client
 from kvstore.member import session as sessions
+from kvstore.member.outstanding import Question
 from kvstore.member.session import Session
+from kvstore.ticket import Operation
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.sockets.tcp import TcpTransport
-from kvstore.wire import Alive, Join, decode, encode
+from kvstore.wire import (
+    Alive,
+    Beat,
+    Census,
+    Counted,
+    Here,
+    Join,
+    Message,
+    Moved,
+    Node,
+    Roster,
+    Standing,
+    View,
+    Welcome,
+    decode,
+    encode,
+)
 from servers.server import run_scheduler, run_server
 
 
@@ -452,14 +470,88 @@ def test_a_scheduler_whose_name_nobody_knows_is_not_only_silent(monkeypatch: pyt
     assert caught.value.silent == ("the scheduler",)
 
 
+# ---- a server that is elsewhere
+
+
+class Far:
+    """The scheduler and the servers of a session, played by the test, whose one thread lets all of them speak."""
+
+    def __init__(self, role: str = "worker") -> None:
+        network = InprocNetwork()
+        self.ends = {name: network.transport() for name in ("scheduler", "old", "new")}
+        for name, end in self.ends.items():
+            end.bind(f"inproc://{name}")
+        self.notices: list[Message] = []
+        config = Config(role, "inproc://scheduler", 1, 1, heartbeat_s=LONG / 10, heartbeat_timeout_s=LONG, start=4)
+        self.session = Session(config, network.transport, on_notice=self.notices.append)
+        self.joined: list[Any] = []
+        self.beating = b""
+
+    def __enter__(self) -> Far:
+        joining = threading.Thread(target=self.session.join)
+        joining.start()
+        peer, join = self.hear("scheduler")
+        self.joined.append(join)
+        self.ends["scheduler"].send(peer, encode(Welcome(join.seq, 0, 1, 1, ["inproc://old"])))
+        joining.join(LONG)
+        self.beating, beat = self.hear("scheduler")
+        assert isinstance(beat, Beat)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.give_up("over")
+
+    def hear(self, name: str) -> tuple[bytes, Any]:
+        received = self.ends[name].recv(LONG)
+        assert received is not None
+        return received[0], decode(received[1])
+
+    def tell(self, *notices: Message) -> None:
+        """Let notices come, and return when they have been taken."""
+        for notice in notices:
+            self.ends["scheduler"].send(self.beating, encode(notice))
+        self.ends["scheduler"].send(self.beating, encode(Roster(1, [])))
+        until(lambda: bool(self.notices) and isinstance(self.notices[-1], Roster))
+        self.notices.pop()
+
+
+def test_a_worker_asks_a_server_where_it_is_now_and_counts_takeovers():
+    with Far() as far:
+        assert far.joined[0].start == 4
+        operation = Operation("x", (), far.session.client)
+        question = Question(far.session.servers[0], operation, Census, {}, operation.take)
+        far.session.client.ask(operation, question)
+        assert [type(far.hear("old")[1]) for _ in range(2)] == [Here, Census]
+        answering = threading.Thread(target=operation.wait)  # the wait is where the links are used
+        answering.start()
+        far.tell(
+            Moved(0, 3, "inproc://new"), Moved(0, 3, "inproc://new"), Moved(0, 2, "inproc://old"), Moved(9, 1, "x")
+        )
+        assert far.notices == [Moved(0, 3, "inproc://new")], "the others are old, or of no server"
+        (_, here), (peer, asked) = far.hear("new"), far.hear("new")
+        assert (type(here), type(asked)) == (Here, Census)
+        far.ends["new"].send(peer, encode(Counted(asked.seq, 5)))
+        answering.join(LONG)
+        assert operation.wait() == Counted(asked.seq, 5)
+        assert (far.session.takeovers, far.session.addresses) == (1, ["inproc://new"])
+
+
+def test_a_server_reports_over_the_link_of_its_beats_and_is_told_of_views():
+    with Far("server") as far:
+        standing = Standing(far.session.client.node, 1, 12, synced=True)
+        far.session.report(standing)
+        assert far.hear("scheduler") == (far.beating, standing)
+        view = View(Node("server", 0, 1), 2)
+        far.tell(view)
+        assert far.notices == [view]
+
+
 # ---- what only a broken scheduler does
 
 
 def test_leaving_without_the_schedulers_answer_says_so_and_goes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    from kvstore.wire import Welcome
-
     monkeypatch.setattr(sessions, "LEAVE_S", 0.05)
     monkeypatch.setattr("kvstore.member.client.EXPLAIN_S", 0.05)
     network = InprocNetwork()

@@ -331,6 +331,23 @@ def test_a_message_to_a_peer_that_is_gone_is_dropped(ends: Ends):
     assert listener.recv(0) is None
 
 
+def test_over_a_link_that_was_dropped_nothing_comes_any_more_and_others_stay(ends: Ends):
+    listener, other, kept = ends.pair()
+    dropped = other.connect(ends.endpoint)
+    other.send(dropped, [b"here"])
+    answer_to, _ = receive(listener)
+    listener.send(answer_to, [b"late"])
+    other.disconnect(dropped)
+    other.send(dropped, [b"lost"])
+    other.send(kept, [b"asked"])
+    peer, frames = receive(listener)
+    assert frames == [b"asked"]
+    listener.send(answer_to, [b"later"])
+    listener.send(peer, [b"answered"])
+    assert receive(other) == (kept, [b"answered"])
+    other.disconnect(other.connect(ends.endpoint))  # before anything was sent over it
+
+
 def test_closing_twice_is_closing_once_and_a_closed_end_is_quiet(ends: Ends):
     listener, other, link = ends.pair()
     other.send(link, [b"x"])

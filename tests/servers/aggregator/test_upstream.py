@@ -126,6 +126,22 @@ def test_a_server_that_says_nothing_is_named():
     assert line.explained == [(b"worker", 9, "waits for server 1, which does not answer")]
 
 
+def test_a_server_that_is_elsewhere_is_asked_there():
+    line = Line()
+    exchange = line.exchange(1)
+    line.upstream.send(exchange)
+    ((before, message),) = line.heard(0)
+    line.servers[1].bind("inproc://elsewhere")
+    line.upstream.move(0, "inproc://elsewhere")
+    assert line.upstream.tick() == []
+    ((peer, again),) = line.heard(1)
+    assert again.seq == message.seq
+    line.servers[0].send(before, encode(Ack(message.seq)))
+    assert line.transport.recv(0) is None, "the old link is dropped"
+    assert line.answer(1, peer, Ack(again.seq)) == [(exchange, Ack(again.seq))]
+    assert line.heard(0) == []
+
+
 def test_links_are_made_anew_and_what_has_no_answer_is_sent_again():
     line = Line()
     exchange = line.exchange(1, want=True)
