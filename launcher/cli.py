@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import kvstore
 from kvstore.errors import ConfigError
-from kvstore.job.settings import AGGREGATE, VERBOSE
+from kvstore.job.settings import AGGREGATE, REPLICAS, VERBOSE
 from launcher.errors import LaunchError
 from launcher.job.cluster import PLACEMENTS, Cluster
 from launcher.job.description import MAX_PER_ROLE, Job
@@ -75,6 +75,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
         verbose = options.verbose or VERBOSE.read(environ)
         told = {**environ, **dict(options.env_server), **dict(options.env_worker)}
         plain["host_aggregation"] = plain["host_aggregation"] and AGGREGATE.read(told)
+        if plain["replicas"] is None:
+            plain["replicas"] = REPLICAS.read(environ)
     except ConfigError as error:
         parser.error(str(error))
     try:
@@ -120,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--launcher", choices=list(KINDS), help="how to start the processes (default: ssh with a hostfile, else local)")
     add("--verbose", action="store_true", help="if the job fails, print the whole traceback of every process")
     add("--dry-run", action="store_true", help="print what would run, without secrets, and run nothing")
-    for role, who in (("server", "server and aggregator"), ("worker", "worker")):
+    for role, who in (("server", "server, standby and aggregator"), ("worker", "worker")):
         add(
             f"--env-{role}",
             action="append",
@@ -139,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_hosts(parser.add_argument_group("hosts (ssh, mpi)"))
     _add_network(parser.add_argument_group("network"))
+    _add_faults(parser.add_argument_group("failures"))
     _add_resources(parser.add_argument_group("cluster managers (slurm, sge, yarn, kubernetes)"))
     add("command", nargs=argparse.REMAINDER, help="the command of each worker: one quoted string, or separate words")
     return parser
@@ -192,6 +195,16 @@ def _add_network(group: argparse._ArgumentGroup) -> None:
         dest="host_aggregation",
         action="store_false",
         help="start no aggregators, which sum the gradients of hosts with two workers or more",
+    )
+
+
+def _add_faults(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--replicas",
+        type=int,
+        choices=(0, 1),
+        help="standbys of each server, which take over when it dies (default: 0)",
     )
 
 

@@ -21,6 +21,7 @@ from kvstore.job.config import Config, inherited
 from kvstore.job.contract import Member, aggregated
 from kvstore.job.directory import require_private
 from kvstore.job.ranks import Ranks
+from kvstore.job.settings import REPLICAS
 
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # tells machines of one name apart
 
@@ -34,13 +35,18 @@ def joining(config: Config) -> Iterator[Config]:
     exit, when the job fails, or when rank 0's process dies. So does an aggregator with the rank that has started it.
 
     Raises:
-        ConfigError: the ranks cannot meet, or not safely; the message says what to set.
+        ConfigError: the ranks cannot meet, or not safely, or the job is to have standbys; the message says what to do.
         DeadlineExceeded: rank 0 has not told the address in time, or has not heard of all other ranks.
     """
     ranks = config.ranks
     if ranks is None:
         yield config
         return
+    if config.replicas:
+        raise ConfigError(
+            f"{REPLICAS.name}={config.replicas}: torchrun, mpirun and srun alone start servers without standbys, and "
+            "nothing that dies again; start the job with launch.py --replicas 1, or unset the variable"
+        )
     one_host = on_one_host(ranks)
     with meeting(ranks, config.join_limit_s) as met:
         secret = require_safe(config, one_host)

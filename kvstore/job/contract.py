@@ -12,19 +12,24 @@ from typing import Literal
 from kvstore.job import settings
 from kvstore.job.keyring import Keyring
 
-Role = Literal["scheduler", "server", "aggregator", "worker"]
+Role = Literal["scheduler", "server", "standby", "aggregator", "worker"]
 Member = tuple[Role, int]
 
 
-def members(num_workers: int, num_servers: int, num_aggregators: int = 0) -> list[Member]:
+def members(num_workers: int, num_servers: int, num_aggregators: int = 0, replicas: int = 0) -> list[Member]:
     """Every member of a job, as role and rank, in the order in which to start them.
 
-    That is: scheduler, servers, aggregators, workers.
+    That is: scheduler, servers, their standbys, aggregators, workers.
+
+    Args:
+        num_workers, num_servers, num_aggregators: how many members of each role the job has.
+        replicas: how many standbys each server has, 0 or 1.
     """
     servers: list[Member] = [("server", rank) for rank in range(num_servers)]
+    standbys: list[Member] = [("standby", rank) for rank in range(num_servers * replicas)]
     aggregators: list[Member] = [("aggregator", rank) for rank in range(num_aggregators)]
     workers: list[Member] = [("worker", rank) for rank in range(num_workers)]
-    return [("scheduler", 0), *servers, *aggregators, *workers]
+    return [("scheduler", 0), *servers, *standbys, *aggregators, *workers]
 
 
 def aggregated(placed: Iterable[tuple[str, Sequence[Member]]]) -> list[list[int]]:
@@ -43,8 +48,13 @@ def aggregated(placed: Iterable[tuple[str, Sequence[Member]]]) -> list[list[int]
 
 
 def member_name(role: str, rank: int) -> str:
-    """What output and errors call a member: ``worker 1``, ``scheduler``."""
+    """What output calls a member: ``worker 1``, ``standby 1``, ``scheduler``."""
     return role if role == "scheduler" else f"{role} {rank}"
+
+
+def member_title(role: str, rank: int) -> str:
+    """What errors and sentences call a member: ``worker 1``, ``the standby of server 1``, ``scheduler``."""
+    return f"the standby of server {rank}" if role == "standby" else member_name(role, rank)
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,7 @@ class Contract:
         root_fd: a listening socket at that address, which the scheduler inherits; -1 for none.
         keyring: the members' keys; None for plain links.
         aggregated: for each aggregator, the ranks of its host's workers.
+        replicas: how many standbys each server has, 0 or 1.
     """
 
     num_workers: int
@@ -70,6 +81,7 @@ class Contract:
     root_fd: int = -1
     keyring: Keyring | None = None
     aggregated: Sequence[Sequence[int]] = ()
+    replicas: int = 0
 
     def variables(self, role: Role, rank: int) -> dict[str, str]:
         """The variables that make a process that member of the job, and no others."""
@@ -87,6 +99,8 @@ class Contract:
             if role == "worker":
                 own = (aggregator for aggregator, ranks in enumerate(self.aggregated) if rank in ranks)
                 variables[settings.AGGREGATOR.name] = str(next(own, -1))
+        if self.replicas:
+            variables[settings.REPLICAS.name] = str(self.replicas)
         if self.cluster:
             variables[settings.CLUSTER.name] = self.cluster
         if self.root_fd >= 0 and role == "scheduler":
@@ -102,7 +116,7 @@ COMPUTED = frozenset(
     for setting in (
         *(settings.ROLE, settings.TASK_ID, settings.NUM_WORKER, settings.NUM_SERVER),
         *(settings.ROOT_URI, settings.ROOT_PORT, settings.JOB, settings.CLUSTER, settings.ROOT_FD),
-        *(settings.NUM_AGGREGATORS, settings.AGGREGATOR),
+        *(settings.NUM_AGGREGATORS, settings.AGGREGATOR, settings.REPLICAS, settings.START),
         *(settings.SECRET_KEY, settings.ROOT_KEY, settings.MEMBER_KEYS),
     )
 )

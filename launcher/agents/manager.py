@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from kvstore.job.contract import Role
+from kvstore.job.contract import Member
 from kvstore.job.processes import allow_many_files
 from launcher.agents.carrier import Carrier
 from launcher.agents.links.protocol import Bye, Hello
@@ -56,9 +56,10 @@ class Manager:
 
 
 class ManagerRecruiter:
-    """Recruits one agent for each worker and server; see `Recruiter`.
+    """Recruits one agent for each worker, server and standby; see `Recruiter`.
 
-    Servers go to the hosts in turn, and workers get the other agents, both in the order of the manager's ranks.
+    Servers go to the hosts in turn, their standbys to other hosts, and workers get the other agents, all in the order
+    of the manager's ranks.
     """
 
     def __init__(self, job: Job, manager: Manager) -> None:
@@ -92,7 +93,8 @@ class ManagerRecruiter:
         for hello, remote in sorted(hellos, key=lambda item: item[0].rank):
             remote.host = hello.host
             ordered.append(remote)
-        for remote, member in zip(ordered, deal([r.host for r in ordered], self._job.num_servers), strict=True):
+        dealt = deal([remote.host for remote in ordered], self._job.num_servers, self._job.num_standbys)
+        for remote, member in zip(ordered, dealt, strict=True):
             remote.members = [member]
         return ordered
 
@@ -120,7 +122,7 @@ class ManagerRecruiter:
 
     @property
     def _wanted(self) -> int:
-        return self._job.num_workers + self._job.num_servers
+        return self._job.num_placed
 
     def _relay(self, line: str) -> None:
         print(f"launch.py: {self._manager.name}: {line}", file=sys.stderr)
@@ -188,18 +190,27 @@ class ManagerRecruiter:
         ]
 
 
-def deal(hosts: Sequence[str], num_servers: int) -> list[tuple[Role, int]]:
-    """The roles of agents on these hosts, in their order. Servers are spread over the hosts. No I/O."""
-    servers: set[int] = set()
-    places = {host: [i for i, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)}
+def deal(hosts: Sequence[str], num_servers: int, num_standbys: int = 0) -> list[Member]:
+    """The roles of agents on these hosts, in their order. No I/O.
+
+    Servers are spread over the hosts. The standby of each is on the next host that has an agent left, which is the same
+    host only if no other one has.
+    """
+    free = {host: [index for index, other in enumerate(hosts) if other == host] for host in dict.fromkeys(hosts)}
+    names = list(free)
+    servers: list[int] = []
     while len(servers) < num_servers:
-        for indices in places.values():
+        for indices in free.values():
             if indices and len(servers) < num_servers:
-                servers.add(indices.pop(0))
-    roles: list[tuple[Role, int]] = []
-    counts: dict[Role, int] = {"server": 0, "worker": 0}
-    for index in range(len(hosts)):
-        role: Role = "server" if index in servers else "worker"
-        roles.append((role, counts[role]))
-        counts[role] += 1
-    return roles
+                servers.append(indices.pop(0))
+    standbys: list[int] = []
+    for server in servers[:num_standbys]:
+        after = names.index(hosts[server]) + 1
+        standbys.append(next(free[host] for host in names[after:] + names[:after] if free[host]).pop(0))
+    # By their places, as workers: on one host, ranks follow those of the manager.
+    ranks = {index: rank for rank, index in enumerate(sorted(servers))}
+    dealt: dict[int, Member] = {index: ("server", rank) for index, rank in ranks.items()}
+    dealt.update((index, ("standby", ranks[server])) for server, index in zip(servers, standbys, strict=False))
+    workers = (index for index in range(len(hosts)) if index not in dealt)
+    dealt.update((index, ("worker", rank)) for rank, index in enumerate(workers))
+    return [dealt[index] for index in range(len(hosts))]

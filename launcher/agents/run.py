@@ -352,7 +352,7 @@ def _unfit(remote: RemoteAgent) -> str:
 
 
 def _has_servers(remote: RemoteAgent) -> bool:
-    return any(role == "server" for role, _ in remote.members)
+    return any(role in ("server", "standby") for role, _ in remote.members)
 
 
 def _unreached(remote: RemoteAgent) -> str:

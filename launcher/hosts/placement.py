@@ -2,6 +2,7 @@
 
 Slots are for workers. Hosts without a number of slots share the remaining workers evenly. Servers go in turn to the
 hosts that have workers, and take no slots there. If servers have hosts of their own, they fill these as workers do.
+The standby of a server is on the next host on which servers may be, and takes no slot. On one host, it is there, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from launcher.job.description import Job
 
 
 def place(job: Job, hosts: Sequence[Host], server_hosts: Sequence[Host] | None = None) -> dict[Host, list[Member]]:
-    """Choose a host for each worker and server. The scheduler runs beside launch.py.
+    """Choose a host for each worker, server and standby. The scheduler runs beside launch.py.
 
     Args:
         job: the numbers of workers and servers, and the placement.
@@ -23,7 +24,7 @@ def place(job: Job, hosts: Sequence[Host], server_hosts: Sequence[Host] | None =
         server_hosts: the hosts for servers; None for the hosts that have workers.
 
     Returns:
-        The hosts that have members, in their order, each with its members, servers first.
+        The hosts that have members, in their order, each with its members, servers and standbys first.
 
     Raises:
         LaunchError: there are more workers, or servers, than slots.
@@ -31,14 +32,17 @@ def place(job: Job, hosts: Sequence[Host], server_hosts: Sequence[Host] | None =
     policy = job.cluster.placement
     workers = _spread(job.num_workers, hosts, policy, "worker")
     if server_hosts is not None:
-        servers = _spread(job.num_servers, server_hosts, policy, "server")
+        able = list(server_hosts)
+        servers = _spread(job.num_servers, able, policy, "server")
     else:
         taken = set(workers)
-        busy = [host for host in hosts if host in taken]
-        servers = [busy[rank % len(busy)] for rank in range(job.num_servers)]
+        able = [host for host in hosts if host in taken]
+        servers = [able[rank % len(able)] for rank in range(job.num_servers)]
     placed: dict[Host, list[Member]] = {host: [] for host in [*hosts, *(server_hosts or ())]}
     for rank, host in enumerate(servers):
         placed[host].append(("server", rank))
+    for rank in range(job.num_standbys):
+        placed[able[(able.index(servers[rank]) + 1) % len(able)]].append(("standby", rank))
     for rank, host in enumerate(workers):
         placed[host].append(("worker", rank))
     return {host: members for host, members in placed.items() if members}

@@ -1,4 +1,4 @@
-"""The options that only some launchers take: hosts, network, resources. No I/O."""
+"""The options that only some launchers take: hosts, network, failures, resources. No I/O."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ class Cluster:
         interface: the network interface whose address every host uses.
         encryption: whether links between hosts are encrypted and only members can open them.
         host_aggregation: whether hosts with several workers have aggregators.
+        replicas: how many standbys each server has, 0 or 1.
         job_name: the name of the job in the cluster's tools.
         queue: the queue or partition.
         time: the time limit, in the cluster's notation.
@@ -51,6 +52,7 @@ class Cluster:
     interface: str = ""
     encryption: bool = True
     host_aggregation: bool = True
+    replicas: int = 0
     job_name: str = "kvstore"
     queue: str = ""
     time: str = ""

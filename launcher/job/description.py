@@ -64,6 +64,16 @@ class Job:
                 raise LaunchError(f"{option} cannot set {name}: launch.py computes it for each process")
 
     @property
+    def num_standbys(self) -> int:
+        """How many standbys the servers have in all."""
+        return self.num_servers * self.cluster.replicas
+
+    @property
+    def num_placed(self) -> int:
+        """How many processes need a place on a host of the job: the workers, the servers and their standbys."""
+        return self.num_workers + self.num_servers + self.num_standbys
+
+    @property
     def aggregates(self) -> bool:
         """Whether hosts with several workers have aggregators."""
         return self.cluster.host_aggregation and not self.server_argv

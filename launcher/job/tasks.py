@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.job import contract, processes, settings, threads
-from kvstore.job.contract import Contract, Member, Role, member_name
+from kvstore.job.contract import Contract, Member, Role, member_name, member_title
 from kvstore.job.keyring import Keyring
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
@@ -22,6 +22,8 @@ MARK = settings.JOB.name
 AGENT = settings.AGENT.name  # likewise, for the processes that one agent has started
 LOCAL_RANK, LOCAL_SIZE = settings.LOCAL_RANK.name, settings.LOCAL_SIZE.name
 ROOT_FD = settings.ROOT_FD.name
+# What a caller that is itself a member of a job, or has this exported, does not pass on.
+_OWN = (ROOT_FD, settings.REPLICAS.name, settings.START.name)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Rendezvous:
             root_fd,
             self.keyring,
             self.aggregated,
+            job.cluster.replicas,
         )
 
 
@@ -84,13 +87,14 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Its name in output: `worker 0`, `scheduler`."""
+        """Its name in output: `worker 0`, `standby 1`, `scheduler`."""
         return member_name(self.role, self.rank)
 
     @property
     def title(self) -> str:
-        """Its name in errors: `worker 0 on node7`."""
-        return f"{self.name} on {self.host}" if self.host else self.name
+        """Its name in errors: `worker 0 on node7`, `the standby of server 1`."""
+        title = member_title(self.role, self.rank)
+        return f"{title} on {self.host}" if self.host else title
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,8 @@ class HostEnvironment:
 
 
 def members(job: Job, num_aggregators: int = 0) -> list[Member]:
-    """Every member of a job, in the order in which to start them: scheduler, servers, aggregators, workers."""
-    return contract.members(job.num_workers, job.num_servers, num_aggregators)
+    """Every member of a job, in the order in which to start them; see `kvstore.job.contract.members`."""
+    return contract.members(job.num_workers, job.num_servers, num_aggregators, job.cluster.replicas)
 
 
 def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[str, str]:
@@ -122,7 +126,8 @@ def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[st
     env = {} if at.node_host is None else {settings.NODE_HOST.name: at.node_host}
     if job.verbose:
         env[settings.VERBOSE.name] = "1"
-    env.update({"server": job.env_server, "aggregator": job.env_server, "worker": job.env_worker}.get(role, {}))
+    if role != "scheduler":
+        env.update(job.env_worker if role == "worker" else job.env_server)
     env.update(at.contract(job).variables(role, rank))
     return env
 
@@ -152,7 +157,7 @@ def words(job: Job, role: Role, python: str) -> tuple[str, ...]:
 
 
 def our_servers(python: str) -> tuple[str, ...]:
-    """The words that the scheduler and the servers execute by default, and aggregators always."""
+    """The words that the scheduler, the servers and standbys execute by default, and aggregators always."""
     return processes.words(python, "servers")
 
 
@@ -172,7 +177,8 @@ def environment(
         LaunchError: CUDA_VISIBLE_DEVICES lists too few GPUs.
     """
     env = dict(around.environ)
-    env.pop(ROOT_FD, None)
+    for name in _OWN:
+        env.pop(name, None)
     env.update(variables)
 
     if role == "worker" and gpus:
@@ -200,7 +206,7 @@ def render(job: Job, at: Rendezvous, around: HostEnvironment) -> list[Task]:
     Raises:
         LaunchError: the command is empty or its quotes do not match, or there are too few GPUs.
     """
-    siblings = {"worker": job.num_workers, "server": job.num_servers, "scheduler": 1}
+    siblings = {"worker": job.num_workers, "server": job.num_servers, "standby": job.num_standbys, "scheduler": 1}
     return [
         Task(
             role,

@@ -88,7 +88,7 @@ def run(
         LaunchError: the job cannot be started. None of its processes runs.
     """
     environ = dict(os.environ) if environ is None else environ
-    require_files(2 * (job.num_workers + job.num_servers + 1))
+    require_files(2 * (job.num_placed + 1))
     open_standard_streams()
     caller = Caller() if caller is None else caller
     if job.cluster.sync_dst_dir is not None:  # existing command lines for MXNet have it
@@ -197,4 +197,6 @@ def _check_command(worker: Task) -> None:
         raise cannot_start(worker, PermissionError(0, "is not executable") if exists else FileNotFoundError())
 
 
-KIND = Kind(run=run, dry_run=dry_run, takes=frozenset({"gpus_per_worker", "host_aggregation", "sync_dst_dir"}))
+KIND = Kind(
+    run=run, dry_run=dry_run, takes=frozenset({"gpus_per_worker", "host_aggregation", "replicas", "sync_dst_dir"})
+)

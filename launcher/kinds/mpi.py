@@ -100,7 +100,7 @@ def render(job: Job, flavor: str, hosts: str | None) -> list[str]:
         flavor: the MPI that mpirun belongs to.
         hosts: the path of the hostfile, in the syntax of that MPI; None for mpirun's own hosts.
     """
-    count = str(job.num_workers + job.num_servers)
+    count = str(job.num_placed)
     argv = [MPIRUN]
     if flavor == OPEN_MPI:
         # Without binding, so that a process gets its part of the host and not one core. Slots are for workers only, so
@@ -151,6 +151,7 @@ KIND = Kind(
             "interface",
             "encryption",
             "host_aggregation",
+            "replicas",
             "gpus_per_worker",
             "cluster_option",
         }

@@ -89,7 +89,7 @@ def qsub(job: Job, name: str, directory: str) -> list[str]:
             working directory: in an absolute path, Grid Engine would look for variables and host names.
     """
     cluster = job.cluster
-    argv = [QSUB, "-sync", "y", "-cwd", "-N", name, "-t", f"1-{job.num_workers + job.num_servers}"]
+    argv = [QSUB, "-sync", "y", "-cwd", "-N", name, "-t", f"1-{job.num_placed}"]
     argv += ["-S", "/bin/sh", "-j", "y", "-o", directory, "-r", "n"]
     if cluster.queue:
         argv += ["-q", cluster.queue]
@@ -137,6 +137,7 @@ KIND = Kind(
             "interface",
             "encryption",
             "host_aggregation",
+            "replicas",
             "job_name",
             "queue",
             "time",

@@ -82,7 +82,7 @@ def dry_run(job: Job) -> str:
 def srun(job: Job) -> list[str]:
     """The words that start the agents, inside an allocation. No I/O."""
     cluster = job.cluster
-    argv = ["srun", f"--ntasks={job.num_workers + job.num_servers}", "--kill-on-bad-exit=1", "--input=none"]
+    argv = ["srun", f"--ntasks={job.num_placed}", "--kill-on-bad-exit=1", "--input=none"]
     argv += ["--mpi=none", "--unbuffered"]
     if cores := max(cluster.worker_cores, cluster.server_cores):
         argv.append(f"--cpus-per-task={cores}")
@@ -104,7 +104,7 @@ def sbatch(job: Job, directory: str, name: str) -> list[str]:
         "sbatch",
         "--parsable",
         f"--job-name={cluster.job_name}",
-        f"--ntasks={job.num_workers + job.num_servers}",
+        f"--ntasks={job.num_placed}",
         f"--chdir={directory}",
         f"--output={files}.out",
         f"--error={files}.err",
@@ -237,6 +237,7 @@ KIND = Kind(
             "interface",
             "encryption",
             "host_aggregation",
+            "replicas",
             "job_name",
             "queue",
             "time",

@@ -204,6 +204,7 @@ KIND = Kind(
             "interface",
             "encryption",
             "host_aggregation",
+            "replicas",
             "gpus_per_worker",
         }
     ),

@@ -38,6 +38,7 @@ TAKES = frozenset(
     {
         "encryption",
         "host_aggregation",
+        "replicas",
         "gpus_per_worker",
         "host_ip",
         "interface",
@@ -158,7 +159,7 @@ def run(job: Job, on_failure: OnFailure) -> int:
     cluster = job.cluster
     jar = find_jar(cluster.yarn_jar, os.environ)
     name = f"{cluster.job_name}-{secrets.token_hex(3)}"
-    count = job.num_workers + job.num_servers
+    count = job.num_placed
     with tempfile.TemporaryDirectory(prefix="kvstore-yarn-") as directory:
         path = Path(directory) / "agent.sh"
 
@@ -196,7 +197,7 @@ def dry_run(job: Job) -> str:
     """The commands that `run` would start, and the script of the agents."""
     name = f"{job.cluster.job_name}-xxxxxx"
     jar = job.cluster.yarn_jar or _SHOWN_JAR
-    containers = job.num_workers + job.num_servers
+    containers = job.num_placed
     commands: Sequence[Sequence[str]] = [
         *prepare(name),
         render(job, containers, _SHOWN_SCRIPT, jar, name),

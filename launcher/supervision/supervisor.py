@@ -181,7 +181,7 @@ class Supervisor:
         counts: Counter[str] = Counter(self._tasks[index].role for index in indices)
         words = [
             f"{counts[role]} {role}{'s' if counts[role] > 1 else ''}"
-            for role in ("worker", "server", "aggregator")
+            for role in ("worker", "server", "standby", "aggregator")
             if counts[role]
         ]
         return ", ".join([*words, *(["the scheduler"] if counts["scheduler"] else [])])

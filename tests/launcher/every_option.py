@@ -21,6 +21,7 @@ VALUES: dict[str, Any] = {
     "interface": "eth0",
     "encryption": False,
     "host_aggregation": False,
+    "replicas": 1,
     "job_name": "mnist",
     "queue": "gpu",
     "time": "2:00:00",

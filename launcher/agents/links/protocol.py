@@ -127,7 +127,7 @@ class StartTasks(Message):
         f.list_of(
             f.tuple_of(
                 f.integer(0, MAX_TASKS),
-                f.choice("server", "aggregator", "worker"),
+                f.choice("server", "standby", "aggregator", "worker"),
                 f.integer(0, MAX_TASKS),
                 f.integer(1, MAX_TASKS),
                 f.list_of(binary),

@@ -27,6 +27,12 @@ def test_without_ranks_nothing_happens() -> None:
         assert same is config
 
 
+def test_nobody_is_there_to_start_a_standby_again() -> None:
+    config = Config(ranks=Ranks(TORCH, 1, 2, 1, 2, "10.0.0.7", 4711, hosted=True), replicas=1)
+    with pytest.raises(ConfigError, match=r"KVSTORE_REPLICAS=1: .*start the job with launch.py"), joining(config):
+        pass
+
+
 def told(monkeypatch: pytest.MonkeyPatch, address: JobAddress) -> list[str]:
     """Have all meetings say that address; return the hosts that ranks say they are on."""
     introduced: list[str] = []

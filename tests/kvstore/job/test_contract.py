@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvstore.job.config import Config
-from kvstore.job.contract import COMPUTED, Contract, Role, aggregated, member_name, members
+from kvstore.job.contract import COMPUTED, Contract, Role, aggregated, member_name, member_title, members
 from kvstore.job.keyring import Keyring
 
 CONTRACT = Contract(num_workers=3, num_servers=2, uri="10.0.0.7", port=4711, job="kvstore-0-abc")
@@ -15,6 +15,9 @@ KEYS = {"KVSTORE_SECRET_KEY", "KVSTORE_ROOT_KEY", "KVSTORE_MEMBER_KEYS"}
 def test_members_are_in_the_order_in_which_they_start() -> None:
     assert members(2, 1) == [("scheduler", 0), ("server", 0), ("worker", 0), ("worker", 1)]
     assert members(1, 1, 2)[2:] == [("aggregator", 0), ("aggregator", 1), ("worker", 0)]
+    assert members(1, 2, 1, replicas=1)[1:6] == [
+        *(("server", 0), ("server", 1), ("standby", 0), ("standby", 1), ("aggregator", 0))
+    ]
     assert members(0, 2) == [("scheduler", 0), ("server", 0), ("server", 1)]
 
 
@@ -41,15 +44,18 @@ def test_hosts_with_two_workers_or_more_have_aggregators(placed: dict[str, str],
 
 def test_members_have_names() -> None:
     assert [member_name(*member) for member in members(1, 1)] == ["scheduler", "server 0", "worker 0"]
+    assert (member_name("standby", 1), member_title("standby", 1)) == ("standby 1", "the standby of server 1")
+    assert member_title("worker", 1) == "worker 1"
 
 
-@pytest.mark.parametrize("role", ["worker", "server", "aggregator", "scheduler"])
+@pytest.mark.parametrize("role", ["worker", "server", "standby", "aggregator", "scheduler"])
 def test_a_member_reads_what_it_was_told(role: Role) -> None:
     config = Config.from_env(CONTRACT.variables(role, 1)).require_job(role)
     assert (config.root, config.job) == ("tcp://10.0.0.7:4711", "kvstore-0-abc")
     assert (config.num_workers, config.num_servers, config.rank_hint) == (3, 2, 1)
     assert (config.keys, config.root_fd) == (None, -1)
-    assert (config.num_aggregators, config.aggregator) == (0, -1)
+    assert (config.num_aggregators, config.aggregator, config.replicas, config.start) == (0, -1, 0, 1)
+    assert Config.from_env(replace(CONTRACT, replicas=1).variables(role, 1)).replicas == 1
 
 
 def test_workers_are_told_of_their_aggregator_and_all_of_how_many_there_are() -> None:
@@ -80,8 +86,10 @@ def test_each_member_has_keys_of_its_own() -> None:
 
 def test_all_that_is_computed_is_known() -> None:
     contract = replace(CONTRACT, cluster="ssh", root_fd=5, keyring=Keyring.random(members(3, 2)))
-    contract = replace(contract, aggregated=[[0, 1]])
-    assert COMPUTED - set(contract.variables("scheduler", 0)) == {"KVSTORE_AGGREGATOR"}
-    assert COMPUTED - set(contract.variables("worker", 0)) == {"KVSTORE_ROOT_FD"}
+    contract = replace(contract, aggregated=[[0, 1]], replicas=1)
+    # A process that is started again gets its number then.
+    assert COMPUTED - set(contract.variables("scheduler", 0)) == {"KVSTORE_AGGREGATOR", "KVSTORE_START"}
+    assert COMPUTED - set(contract.variables("worker", 0)) == {"KVSTORE_ROOT_FD", "KVSTORE_START"}
     absent = {"DMLC_JOB_CLUSTER", "KVSTORE_ROOT_FD", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", *KEYS}
+    absent |= {"KVSTORE_REPLICAS", "KVSTORE_START"}
     assert COMPUTED - set(CONTRACT.variables("worker", 0)) == absent

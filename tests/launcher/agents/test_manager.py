@@ -122,9 +122,26 @@ def test_servers_are_dealt_to_the_hosts(hosts: str, servers: int, roles: str) ->
     assert " ".join(f"{role[0]}{rank}" for role, rank in deal(list(hosts), servers)) == roles
 
 
+@pytest.mark.parametrize(
+    ("hosts", "servers", "roles"),
+    [
+        ("aaabbb", 2, "server0 standby1 worker0 server1 standby0 worker1"),
+        ("ababab", 2, "server0 server1 standby1 standby0 worker0 worker1"),
+        ("aabb", 1, "server0 worker0 standby0 worker1"),
+        ("aaa", 1, "server0 standby0 worker0"),
+    ],
+)
+def test_standbys_are_on_other_hosts_than_their_servers_if_there_are_any(hosts: str, servers: int, roles: str) -> None:
+    assert " ".join(f"{role}{rank}" for role, rank in deal(list(hosts), servers, servers)) == roles
+
+
 @given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=40), st.data())
 def test_dealing_gives_every_agent_a_role_and_spreads_the_servers(hosts: list[str], data: st.DataObject) -> None:
     servers = data.draw(st.integers(1, len(hosts) - 1))
+    if 2 * servers < len(hosts):
+        roles = deal(hosts, servers, servers)
+        assert sorted(rank for role, rank in roles if role == "standby") == list(range(servers))
+        assert [member for member in roles if member[0] == "server"] == [("server", rank) for rank in range(servers)]
     roles = deal(hosts, servers)
     assert [rank for role, rank in roles if role == "server"] == list(range(servers))
     assert [rank for role, rank in roles if role == "worker"] == list(range(len(hosts) - servers))

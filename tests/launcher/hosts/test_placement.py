@@ -20,12 +20,15 @@ A, B, C = Host("a", slots=2), Host("b", slots=1), Host("c", slots=4)
 X, Y, Z = Host("x"), Host("y"), Host("z")
 
 
-def job(workers: int, servers: int = 1, policy: str = "fill") -> Job:
-    return Job(workers, servers, ("x",), cluster=Cluster(placement=policy))
+def job(workers: int, servers: int = 1, policy: str = "fill", replicas: int = 0) -> Job:
+    return Job(workers, servers, ("x",), cluster=Cluster(placement=policy, replicas=replicas))
 
 
 def shown(placed: dict[Host, list[tuple[str, int]]]) -> dict[str, str]:
-    return {host.name: " ".join(f"{role[0]}{rank}" for role, rank in members) for host, members in placed.items()}
+    return {
+        host.name: " ".join(f"{role.removeprefix('stand')[0]}{rank}" for role, rank in members)
+        for host, members in placed.items()
+    }
 
 
 def test_hosts_are_filled_in_their_order() -> None:
@@ -51,6 +54,18 @@ def test_what_hosts_with_slots_do_not_take_the_others_share() -> None:
 def test_servers_with_hosts_of_their_own() -> None:
     assert shown(place(job(2, 3), [A], [X, Y])) == {"a": "w0 w1", "x": "s0 s1", "y": "s2"}
     assert shown(place(job(2, 1, "round-robin"), [A, C], [A])) == {"a": "s0 w0", "c": "w1"}
+
+
+def test_a_standby_is_on_another_host_than_its_server() -> None:
+    assert shown(place(job(4, 2, replicas=1), [A, B, C])) == {"a": "s0 w0 w1", "b": "s1 b0 w2", "c": "b1 w3"}
+    assert shown(place(job(4, 1, replicas=1), [A, B, C])) == {"a": "s0 w0 w1", "b": "b0 w2", "c": "w3"}
+    assert shown(place(job(1, 2, replicas=1), [A], [X, Y, Z])) == {"a": "w0", "x": "s0", "y": "s1 b0", "z": "b1"}
+    assert shown(place(job(2, 4, replicas=1), [X, Y])) == {"x": "s0 s2 b1 b3 w0", "y": "s1 s3 b0 b2 w1"}
+
+
+def test_unless_there_is_only_one() -> None:
+    assert shown(place(job(2, 2, replicas=1), [A, B])) == {"a": "s0 s1 b0 b1 w0 w1"}
+    assert shown(place(job(1, 1, replicas=1), [A], [B])) == {"a": "w0", "b": "s0 b0"}
 
 
 def test_too_few_slots() -> None:

@@ -50,6 +50,23 @@ def test_scheduler_then_servers_then_workers() -> None:
     assert [task.argv for task in tasks] == [words(job(), "server", "/py")] * 3 + [("/py", "train.py")] * 2
 
 
+def test_standbys_are_servers_after_the_servers_with_numbers_of_their_own() -> None:
+    tasks = render(job(num_servers=2, cluster=Cluster(replicas=1), env_server={"X": "1"}), AT, HERE)
+    assert [task.name for task in tasks[1:5]] == ["server 0", "server 1", "standby 0", "standby 1"]
+    assert [task.title for task in tasks[3:5]] == ["the standby of server 0", "the standby of server 1"]
+    assert {task.env.get("KVSTORE_REPLICAS") for task in tasks} == {"1"}
+    server, standby = by_name(tasks)["server 1"], by_name(tasks)["standby 1"]
+    assert standby.argv == server.argv
+    assert standby.env == {**server.env, "DMLC_ROLE": "standby"}
+    assert (standby.env["X"], standby.env["OMP_NUM_THREADS"]) == ("1", "4")
+
+
+def test_what_the_caller_is_in_a_job_of_its_own_is_not_passed_on() -> None:
+    around = dataclasses.replace(HERE, environ={"KVSTORE_REPLICAS": "1", "KVSTORE_START": "2", "KVSTORE_ROOT_FD": "5"})
+    for task in render(job(), AT, around):
+        assert not {"KVSTORE_REPLICAS", "KVSTORE_START", "KVSTORE_ROOT_FD"} & set(task.env)
+
+
 def test_the_whole_environment_of_a_worker() -> None:
     assert by_name(render(job(), AT, HERE))["worker 1"].env == {
         "HOME": "/h",
@@ -75,7 +92,8 @@ def test_the_whole_environment_of_a_worker() -> None:
 def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
     at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", cluster="ssh", node_host=None, fd=5)
     at = dataclasses.replace(at, keyring=Keyring(dict.fromkeys(members(job()), ("public", "secret"))))
-    others = {AGENT, "KVSTORE_EXIT_REPORT", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR"}
+    others = {AGENT, "KVSTORE_EXIT_REPORT", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", "KVSTORE_REPLICAS"}
+    others.add("KVSTORE_START")
     assert set(at.contract(job()).variables("scheduler", 0)) == RESERVED - others
     assert set(at.contract(job()).variables("worker", 0)) == RESERVED - others - {"KVSTORE_ROOT_FD"}
 
