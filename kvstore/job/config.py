@@ -53,7 +53,7 @@ class Config:
         bigarray_bound: arrays of at least so many elements are cut across all servers.
         piece_bytes: how many bytes go in one message, about; the same on all workers, or sums are slow.
         transport: one of ``settings.TRANSPORTS``.
-        congestion: the congestion control of plain TCP links; empty for the system's, but not BBR.
+        congestion: the congestion control of links over TCP; empty for the system's, but not BBR.
         pacing: whether plain TCP links keep to a rate, so that they share lines well.
         update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
         columns: the width of the terminal on which ``launch.py`` shows a line that this process rewrites; 0 for none.

@@ -145,7 +145,7 @@ CONGESTION = Setting(
     "KVSTORE_CONGESTION",
     Text("an algorithm that Linux has, such as `cubic`"),
     "",
-    "the congestion control of plain TCP links; encrypted ones have the system's",
+    "the congestion control of links over TCP",
     shown="the system's, but `cubic` or `reno` where that is BBR",
 )
 PACING = Setting(

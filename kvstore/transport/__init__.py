@@ -9,6 +9,7 @@ zeromq         ZeroMQ: ipc, TCP, and TCP with CURVE
 memory         memory that messages are built in
 directory      checks that a directory is private
 bell           wakes a thread that waits for sockets
+tcp_sockets    TCP sockets of the system: listening, congestion control
 system_errors  tells errors of the system from those that signal handlers raise
 """
 

@@ -1,6 +1,6 @@
 """Links over ZeroMQ, encrypted with CURVE where there are keys.
 
-transport  one member's end of its links
-curve      keys, and who may connect
-losses     which connections are lost
+transport    one member's end of its links
+curve        keys, and who may connect
+connections  what new connections are given, and which are lost
 """

@@ -31,7 +31,6 @@ from pathlib import Path
 import zmq
 
 from kvstore.errors import ConfigError
-from kvstore.job.address import host_and_port, tcp_endpoint
 from kvstore.job.curve_keys import CurveKeys, no_keys, split_key, with_key
 from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Frames, Peer
 from kvstore.transport.bell import Bell
@@ -39,8 +38,9 @@ from kvstore.transport.directory import require_socket_path
 from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed, whole
 from kvstore.transport.sockets.link import STALLED_S
 from kvstore.transport.sockets.stream import GREETING
+from kvstore.transport.tcp_sockets import congestion_control, listen, set_congestion_control
+from kvstore.transport.zeromq.connections import Connections
 from kvstore.transport.zeromq.curve import Curve
-from kvstore.transport.zeromq.losses import Losses
 from kvstore.wire import Buffer
 
 HANDSHAKE_MS = 5000  # peers that have not finished the handshake by then are disconnected
@@ -54,16 +54,18 @@ class ZmqTransport(Heap):
         root_fd: a listening socket to use at the first ``bind`` to TCP, opened by whoever started this process.
         keys: the job's. With keys, links over TCP are encrypted and between members only, and endpoints carry the
             listener's key. Without, links are plain. Links over ``ipc://`` are always plain.
+        congestion: see ``congestion_control``.
 
     Raises:
-        ConfigError: the process's own key is not the job's.
+        ConfigError: the process's own key is not the job's, or it may not use that congestion control.
     """
 
-    def __init__(self, root_fd: int = -1, keys: CurveKeys | None = None) -> None:
+    def __init__(self, root_fd: int = -1, keys: CurveKeys | None = None, congestion: str = "") -> None:
         public = "" if keys is None else keys.public
         keep_freed()
         self._root_fd = root_fd
         self._public = public
+        self._congestion = congestion_control(congestion)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set(zmq.LINGER, 0)  # but for `close`
@@ -86,7 +88,7 @@ class ZmqTransport(Heap):
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._bell.fileno(), zmq.POLLIN)  # a number: pyzmq hides what an object's fileno() raises
         self._numbers = itertools.count()
-        self._losses: Losses | None = None  # once there are links of this side's
+        self._connections: Connections | None = None  # once there are links of this side's
         self._endpoints: dict[Peer, str] = {}  # of those, with keys
         self._routes: dict[Peer, bytes] = {}  # what ZeroMQ calls them, now
         self._peers: dict[bytes, Peer] = {}  # and the other way round
@@ -106,28 +108,21 @@ class ZmqTransport(Heap):
         endpoint, key = split_key(endpoint)
         if key and key != self._public:
             raise ConfigError(f"cannot listen at {endpoint}: its key is not that of this process's KVSTORE_SECRET_KEY")
+        listener = -1
         if endpoint.startswith("ipc://"):
             require_socket_path(Path(endpoint.removeprefix("ipc://")))
-        elif self._root_fd >= 0:
-            self._socket.set(zmq.USE_FD, self._root_fd)
         else:
-            endpoint = _resolve(endpoint)
-        # Else an IPv4 address would come back in IPv6 notation.
-        self._socket.set(zmq.IPV6, int(endpoint.startswith("tcp://[")))
-        secured = self._curve is not None and endpoint.startswith("tcp://")
+            listener, endpoint = self._listener(endpoint)
+        secured = self._curve is not None and listener >= 0
         if self._curve is not None:
             self._curve.serve() if secured else self._curve.plain()
+        self._socket.set(zmq.USE_FD, listener)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as exc:
             raise ConfigError(f"cannot listen at {endpoint}: {exc}") from None
         finally:
-            self._socket.set(zmq.IPV6, 1)
-        if self._root_fd >= 0:
             self._socket.set(zmq.USE_FD, -1)
-            self._root_fd = -1
-        else:
-            endpoint = str(self._socket.get_string(zmq.LAST_ENDPOINT))
         return with_key(endpoint, self._public) if secured else endpoint
 
     def connect(self, endpoint: str, *, bulk: bool = False) -> Peer:
@@ -148,8 +143,8 @@ class ZmqTransport(Heap):
         self._received = deque(entry for entry in self._received if entry[0] != peer)
         del self._peers[self._routes.pop(peer)]
         self._renewed.pop(peer, None)
-        if self._losses is not None and all(split_key(other)[0] != bare for other in self._endpoints.values()):
-            self._losses.forget(bare)
+        if self._connections is not None and all(split_key(other)[0] != bare for other in self._endpoints.values()):
+            self._connections.forget(bare)
             self._socket.disconnect(bare)
 
     def send(self, peer: Peer, frames: Sequence[Buffer | ScatteredFrame], priority: int | None = None) -> None:
@@ -223,12 +218,24 @@ class ZmqTransport(Heap):
             return
         self._closed = True
         self._socket.close(linger=int(linger * 1000))
-        if self._losses is not None:
-            self._losses.close()
+        if self._connections is not None:
+            self._connections.close()
         if self._curve is not None:
             self._curve.close()
         self._context.term()
         self._bell.close()
+
+    def _listener(self, endpoint: str) -> tuple[int, str]:
+        """Return the number of a listening socket, which is ZeroMQ's to close from now on, and its endpoint.
+
+        ZeroMQ would resolve no host names. And what it accepts has the congestion control of what it listens with.
+        """
+        if self._root_fd >= 0:
+            listener, self._root_fd = socket.socket(fileno=self._root_fd), -1
+        else:
+            listener, endpoint = listen(endpoint)
+        set_congestion_control(listener, self._congestion)
+        return listener.detach(), endpoint
 
     def _dial(self, peer: Peer, endpoint: str) -> None:
         """Make a link, or make it anew, under a name that ZeroMQ has not had yet."""
@@ -237,23 +244,23 @@ class ZmqTransport(Heap):
             raise no_keys(bare)
         if self._curve is not None:
             self._curve.link(bare, key)
-        if self._losses is None:
-            self._losses = Losses(self._context, self._socket)
-            self._poller.register(self._losses.monitor, zmq.POLLIN)
+        if self._connections is None:
+            self._connections = Connections(self._context, self._socket, self._congestion)
+            self._poller.register(self._connections.monitor, zmq.POLLIN)
         route = b"%s/%d" % (peer, next(self._numbers))
         self._socket.set(zmq.CONNECT_ROUTING_ID, route)
         try:
             self._socket.connect(bare)
         except zmq.ZMQError as exc:
             raise ConfigError(f"cannot connect to {bare}: {exc}") from None
-        self._losses.watch(bare)
+        self._connections.watch(bare)
         self._peers.pop(self._routes.get(peer, b""), None)
         self._routes[peer], self._peers[route] = route, peer
         self._socket.send_multipart([route, GREETING])
 
     def _look(self) -> None:
         """See whether links of this side's are lost, and make them anew."""
-        lost_endpoints = self._losses.find() if self._losses is not None else set()
+        lost_endpoints = self._connections.find() if self._connections is not None else set()
         if lost_endpoints:
             self._take_all()
         for lost in lost_endpoints:
@@ -301,7 +308,7 @@ class ZmqTransport(Heap):
         while True:
             left = deadline - time.monotonic()
             ready = dict(self._poller.poll(max(1, int(left * 1000))))
-            if self._losses is not None and self._losses.monitor in ready:
+            if self._connections is not None and self._connections.monitor in ready:
                 self._look()
             if self._socket in ready or self._renewed:
                 return True
@@ -310,12 +317,3 @@ class ZmqTransport(Heap):
                 return False
             if not ready:
                 return False
-
-
-def _resolve(endpoint: str) -> str:
-    host, port = host_and_port(endpoint)
-    try:
-        *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-    except (OSError, ValueError) as exc:
-        raise ConfigError(f"cannot listen at {endpoint}: {exc}") from None
-    return tcp_endpoint(str(address[0]), port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import jobkeys
 import pytest
@@ -47,14 +48,13 @@ def test_the_setting_is_read_from_the_environment() -> None:
         assert isinstance(transport, ZmqTransport)
 
 
-@pytest.mark.parametrize("config", [Config(root=TCP, keys=KEYS), Config(root=TCP, transport="zeromq")])
-def test_zeromq_takes_no_congestion_control(config: Config) -> None:
-    wanted = Config(root=config.root, keys=config.keys, transport=config.transport, congestion="reno")
-    with pytest.raises(ConfigError, match="KVSTORE_CONGESTION='reno' has no effect"):
-        links(wanted)
+@pytest.mark.parametrize("ways", [{}, {"keys": KEYS}, {"transport": "zeromq"}])
+def test_all_links_over_tcp_are_given_the_congestion_control(ways: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="KVSTORE_CONGESTION='nonsense' is not valid"):
+        links(Config(root=TCP, congestion="nonsense", **ways))()
 
 
 @pytest.mark.parametrize("setting", ["sockets", "zeromq"])
 def test_on_one_host_a_congestion_control_does_not_matter(setting: str) -> None:
-    with end(Config(root=IPC, transport=setting, congestion="reno")):
+    with end(Config(root=IPC, transport=setting, congestion="nonsense")):
         pass

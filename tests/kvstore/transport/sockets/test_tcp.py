@@ -200,65 +200,6 @@ def test_a_connection_made_before_the_process_listens_is_served(either: Callable
     assert hear(listener) == [b"early"]
 
 
-class Kernel:
-    """Sockets of a system that has a congestion control of its own, and lets this process choose some."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, own: str, *allowed: str) -> None:
-        self.own, self.allowed = own, allowed
-        self.given: list[str] = []
-        really_set, really_get = socket.socket.setsockopt, socket.socket.getsockopt
-
-        def setsockopt(sock: socket.socket, level: int, option: int, value: int | bytes) -> None:
-            if (level, option) != (socket.IPPROTO_TCP, socket.TCP_CONGESTION):
-                really_set(sock, level, option, value)
-                return
-            assert isinstance(value, bytes)
-            if value.decode() not in self.allowed:
-                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-            self.given.append(value.decode())
-
-        def getsockopt(sock: socket.socket, level: int, option: int, size: int = 0) -> int | bytes:
-            if (level, option) == (socket.IPPROTO_TCP, socket.TCP_CONGESTION):
-                return self.own.encode().ljust(size, b"\0")
-            return really_get(sock, level, option, size)
-
-        monkeypatch.setattr(socket.socket, "setsockopt", setsockopt)
-        monkeypatch.setattr(socket.socket, "getsockopt", getsockopt)
-
-
-@pytest.mark.parametrize(
-    ("own", "allowed", "wanted", "given"),
-    [
-        ("cubic", ("reno", "cubic", "bbr"), "", None),
-        ("dctcp", ("reno", "cubic"), "", None),
-        ("bbr", ("reno", "cubic", "bbr"), "", "cubic"),
-        ("bbr", ("reno", "bbr"), "", "reno"),
-        ("bbr", (), "", None),
-        ("bbr", ("reno", "cubic", "bbr"), "bbr", "bbr"),
-        ("cubic", ("reno", "cubic"), "reno", "reno"),
-    ],
-)
-def test_connections_have_the_systems_congestion_control_but_not_bbr(
-    new: Callable[..., TcpTransport],
-    monkeypatch: pytest.MonkeyPatch,
-    own: str,
-    allowed: tuple[str, ...],
-    wanted: str,
-    given: str | None,
-):
-    kernel = Kernel(monkeypatch, own, *allowed)
-    listener, other = new(congestion=wanted), new(congestion=wanted)
-    kernel.given.clear()
-    other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])
-    assert hear(listener) == [b"hello"]
-    assert kernel.given == ([] if given is None else [given] * 2), "at both ends"
-
-
-def test_a_congestion_control_that_there_is_not():
-    with pytest.raises(ConfigError, match=r"KVSTORE_CONGESTION=.nonsense. is not valid; valid: nothing, or one that"):
-        TcpTransport(congestion="nonsense")
-
-
 def test_a_real_connection_has_what_was_chosen(new: Callable[..., TcpTransport]):
     listener, other = new(congestion="reno"), new(congestion="reno")
     other.send(other.connect(listener.bind("tcp://127.0.0.1:0")), [b"hello"])

@@ -1,0 +1,95 @@
+"""TCP sockets of the system, which our own links and ZeroMQ's are made of: listening ones, and congestion control."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from kvstore.errors import ConfigError
+from kvstore.job.address import host_and_port, tcp_endpoint
+from kvstore.transport.base import BACKLOG
+from kvstore.transport.system_errors import ignored
+
+SCHEME = "tcp://"
+_NAME = 16  # bytes of a congestion control's name
+
+
+def listen(endpoint: str) -> tuple[socket.socket, str]:
+    """Listen at ``tcp://host:port``; port 0 takes a free one. Return the socket, and the endpoint with its address.
+
+    Raises:
+        ConfigError: that is not possible; the message says why.
+    """
+    addresses = resolved(*host_and_number(endpoint))
+    if isinstance(addresses, str):
+        raise ConfigError(f"cannot listen at {endpoint}: {addresses}")
+    family, address = addresses[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise ConfigError(f"cannot listen at {endpoint}: {exc.strerror}") from None
+    ip, number = listener.getsockname()[:2]
+    return listener, tcp_endpoint(ip, number)
+
+
+def host_and_number(endpoint: str) -> tuple[str, int]:
+    """Return the host and the port of ``tcp://host:port``; raise ``ConfigError`` if it is none."""
+    host, port = host_and_port(endpoint)
+    if not endpoint.startswith(SCHEME) or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"the endpoint {endpoint!r} is not valid; valid: {SCHEME}host:port")
+    return host, int(port)
+
+
+def resolved(host: str, port: int, flags: int = 0) -> list[tuple[socket.AddressFamily, Any]] | str:
+    """Return the addresses of ``host``, the preferred first; or in words why there are none."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except (OSError, UnicodeError) as exc:
+        return str(exc)
+    return [(socket.AddressFamily(family), address) for family, _, _, _, address in infos]
+
+
+def congestion_control(wanted: str) -> bytes:
+    """Return the congestion control to give each connection; empty to leave the system's.
+
+    BBR lets each connection send at a pace of its own, and nearly nothing for 0.2 s every 10 s (Cardwell et al. 2016).
+    A connection that has a line to itself hardly suffers. But a round takes as long as the slowest of the connections
+    that share a line.
+
+    Args:
+        wanted: its name; empty for the system's, but not BBR, where there is another.
+
+    Raises:
+        ConfigError: this process may not use ``wanted``.
+    """
+    for name in [wanted] if wanted else ["cubic", "reno"] if _system().startswith("bbr") else []:
+        with socket.socket() as probe, ignored(AttributeError):
+            set_congestion_control(probe, name.encode())
+            return name.encode()
+    if wanted:
+        raise ConfigError(
+            f"KVSTORE_CONGESTION={wanted!r} is not valid; valid: nothing, or one that `sysctl "
+            "net.ipv4.tcp_allowed_congestion_control` lists"
+        )
+    return b""
+
+
+def set_congestion_control(made: socket.socket, name: bytes) -> None:
+    """Give a connection, or all that a listening socket accepts, a congestion control; empty leaves it.
+
+    Raises:
+        OSError: it is no TCP socket, it has ended, or this process may not use that congestion control.
+    """
+    if name:
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+
+
+def _system() -> str:
+    """The congestion control that connections have by default; empty where the system does not tell."""
+    with ignored(AttributeError), socket.socket() as probe:
+        return probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME).rstrip(b"\0").decode()
+    return ""
