@@ -1,6 +1,7 @@
 """``python -m simulation 0-9999``: runs of whole jobs in virtual time, by seeds; see ``runs.py``.
 
-``--crashes`` kills each member after each message of one run instead. Ends with 1 if a run was wrong, or hung.
+``--crashes`` kills each member after each message of one run instead. ``--replicas`` gives each server a standby; see
+``takeovers.py``. Ends with 1 if a run was wrong, or hung.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import logging
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 from simulation.runs import HOSTS, Plan, carry_out, crashes, verdict
+from simulation.takeovers import exhaustive, judge, replicated, short
 
 
 def main() -> int:
@@ -20,21 +23,37 @@ def main() -> int:
     parser.add_argument("seeds", help="such as 7, or 0-9999")
     parser.add_argument("--crashes", action="store_true", help="kill each member after each message")
     parser.add_argument("--hosts", action="store_true", help="with --crashes: of 4 workers on 2 hosts with aggregators")
+    parser.add_argument("--replicas", action="store_true", help="each server has a standby")
+    parser.add_argument("--step", type=int, default=1, help="with --crashes and --replicas: after each n-th message")
+    parser.add_argument("--most", type=int, default=10, help="traces that are printed; default %(default)s")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)  # crashes are what this is about
     first, _, last = options.seeds.partition("-")
     verdicts: Counter[str] = Counter()
     began = time.monotonic()
     for seed in range(int(first), int(last or first) + 1):
-        for plan in crashes(seed, HOSTS[0] if options.hosts else ()) if options.crashes else (Plan.of(seed),):
+        for plan in _plans(options, seed):
             outcome = carry_out(plan)
-            said = verdict(plan, outcome)
+            said = (judge if plan.replicas else verdict)(plan, outcome)
             verdicts[said if said in ("exact", "loud") else "wrong"] += 1
             if said not in ("exact", "loud"):
-                print(f"{plan}: {said}\n{outcome.trace()}", flush=True)
+                print(f"{plan}: {said}", flush=True)
+                if verdicts["wrong"] <= options.most:
+                    print(outcome.trace(), flush=True)
     counted = ", ".join(f"{verdicts[each]} {each}" for each in ("exact", "loud", "wrong"))
     print(f"{counted}, {time.monotonic() - began:.0f} s")
     return 1 if verdicts["wrong"] else 0
+
+
+def _plans(options: argparse.Namespace, seed: int) -> Iterator[Plan]:
+    hosts = HOSTS[0] if options.hosts else ()
+    if options.crashes and options.replicas:
+        for plan in short(seed, hosts):
+            yield from exhaustive(plan, step=options.step)
+    elif options.crashes:
+        yield from crashes(seed, hosts)
+    else:
+        yield replicated(seed) if options.replicas else Plan.of(seed)
 
 
 if __name__ == "__main__":

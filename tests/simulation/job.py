@@ -1,12 +1,18 @@
-"""A whole job in virtual time: the product's own scheduler, servers, aggregators and stores; a simulated network."""
+"""A whole job in virtual time: the product's own scheduler, servers, aggregators and stores; a simulated network.
+
+With replicas or restarts it has what ``launch.py`` does for a job: who dies is reported to the scheduler, and servers,
+standbys and the scheduler are started again.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from simulation.launcher import SimulatedLauncher
 from simulation.network import Network, Process, SimulatedTransport, Weather
 from simulation.world import Task, World
 
@@ -18,7 +24,9 @@ from servers.aggregator.process import run_aggregator
 from servers.server import run_scheduler, run_server
 
 LIMIT_S = 600.0  # of virtual time: whoever has not ended by then hangs
+HEARTBEAT_LIMIT_S = 5.0
 ROOT = "inproc://scheduler"
+SERVING = ("server", "standby")
 
 Program = Callable[[DistStore], Any]
 
@@ -31,11 +39,14 @@ class Outcome:
         results: what the workers' programs have returned, by rank; None for those that did not.
         errors: what ended the other workers, by rank.
         hanging: the tasks that had not ended at the limit.
-        exit_codes: of the scheduler, the servers and the aggregators, by name; None for those that were killed.
+        exit_codes: of the scheduler, the servers and the aggregators, by name; None for those that were killed. If one
+            was started several times, that of the last.
         took_s: virtual seconds.
         deliveries: messages that have arrived.
         cuts: links that were cut.
         refused: messages that their receivers have refused; members send none.
+        starts: how often each member was started, by name.
+        welcomed: after how many deliveries all had joined; None if they have not.
         trace: the last messages.
     """
 
@@ -47,6 +58,8 @@ class Outcome:
     deliveries: int
     cuts: int
     refused: int
+    starts: dict[str, int]
+    welcomed: int | None
     trace: Callable[[], str] = field(repr=False)
 
 
@@ -59,12 +72,17 @@ class SimulatedJob:
         workers, servers: how many.
         hosts: the ranks of the workers of each host that has an aggregator; by default no host has one.
         rule: of the store.
+        replicas: 1 to give each server a standby.
+        start_s: how long a process that is started again takes to run, on average.
+        restarts: how often dead servers, standbys and schedulers are started again, all together.
         options: more, for ``Config``.
 
     Attributes:
         world: whose time it is.
         network: between the processes.
-        processes: by name. The first task of each is what it does; others are its threads.
+        everyone: all processes that have been started.
+        starts: how often each member was started, by name.
+        processes: by name, the latest of each. The first task of each is what it does; others are its threads.
     """
 
     def __init__(
@@ -75,11 +93,23 @@ class SimulatedJob:
         servers: int = 2,
         hosts: Sequence[Sequence[int]] = (),
         rule: Rule | None = None,
+        replicas: int = 0,
+        restarts: int = 0,
+        start_s: float = 0.05,
         **options: Any,
     ) -> None:
         self.world = World()
         self.network = Network(self.world, seed, weather or Weather())
         self.processes: dict[str, Process] = {}
+        self.everyone: list[Process] = []
+        self.starts: Counter[str] = Counter()
+        self._roles = SERVING if replicas else SERVING[:1]
+        self._working: list[Task] = []
+        self._launcher = (
+            SimulatedLauncher(self.network, ROOT, restarts, start_s, self._start, lambda: self.working)
+            if replicas or restarts
+            else None
+        )
         self._rule = rule or Rule()
         self._workers, self._servers = workers, servers
         self._hosts = hosts
@@ -89,47 +119,89 @@ class SimulatedJob:
             "num_workers": workers,
             "num_servers": servers,
             "num_aggregators": len(hosts),
+            **({"replicas": replicas} if replicas else {}),
             "timeout_s": 20.0,
             "patience_s": 60.0,
             "heartbeat_s": 0.5,
-            "heartbeat_timeout_s": 5.0,
+            "heartbeat_timeout_s": HEARTBEAT_LIMIT_S,
             **options,
         }
 
-    def run(self, program: Program) -> Outcome:
+    def run(self, program: Program, limit_s: float = LIMIT_S) -> Outcome:
         """Let every worker run ``program`` with its store; return how it ended."""
-        tasks = {"scheduler": self._spawn("scheduler", self._schedule)}
-        for rank in range(self._servers):
-            tasks[f"server {rank}"] = self._spawn(f"server {rank}", partial(self._serve, rank))
-        for rank in range(len(self._hosts)):
-            tasks[f"aggregator {rank}"] = self._spawn(f"aggregator {rank}", partial(self._aggregate, rank))
+        names = ["scheduler"]
+        names += [f"{role} {rank}" for role in SERVING for rank in range(self._servers) if role in self._roles]
+        names += [f"aggregator {rank}" for rank in range(len(self._hosts))]
+        for name in names:
+            self._start(name)
         workers = [self._spawn(f"worker {rank}", partial(self._work, rank, program)) for rank in range(self._workers)]
+        self._working = [worker.tasks[0] for worker in workers]
         began = self.world.now
-        everything = [*tasks.values(), *workers]
-        self.world.run(lambda: not any(task.is_alive() for task in everything), LIMIT_S)
-        hanging = [task.name for task in everything if task.is_alive()]
+        self.world.run(lambda: not self.alive, limit_s)
+        hanging = [task.name for task in self.alive]
+        tasks = {name: self.processes[name].tasks[0] for name in names}
         outcome = Outcome(
-            [task.result for task in workers],
-            {rank: task.error for rank, task in enumerate(workers) if task.error is not None},
+            [task.result for task in self._working],
+            {rank: task.error for rank, task in enumerate(self._working) if task.error is not None},
             hanging,
             {name: task.error or task.result for name, task in tasks.items()},
             self.world.now - began,
             self.network.deliveries,
             self.network.cuts,
-            sum(end.refused for process in self.processes.values() for end in process.ends),
+            sum(end.refused for process in self.everyone for end in process.ends),
+            dict(self.starts),
+            self.network.welcomed,
             self.network.trace,
         )
-        for process in self.processes.values():
+        for process in self.everyone:
             process.kill()
         return outcome
 
+    @property
+    def alive(self) -> list[Task]:
+        """What has not ended of what members do."""
+        return [process.tasks[0] for process in self.everyone if process.tasks[0].is_alive()]
+
+    @property
+    def working(self) -> bool:
+        """Whether workers are still at work."""
+        return any(task.is_alive() for task in self._working)
+
+    def kill(self, name: str) -> None:
+        """Kill the latest process of a member."""
+        process = self.processes[name]
+        process.kill()
+        if self._launcher is not None:
+            self._launcher.ended(process)
+
     # ---- processes
 
-    def _spawn(self, name: str, target: Callable[[Process], Any]) -> Task:
-        process = self.processes[name] = Process(name)
-        task = self._task(process, partial(target, process), name)
-        task.start()
-        return task
+    def _start(self, name: str) -> None:
+        role, _, rank = name.partition(" ")
+        if role == "scheduler":
+            self._spawn(name, self._schedule)
+        elif role == "aggregator":
+            self._spawn(name, partial(self._aggregate, int(rank)))
+        else:
+            self._spawn(name, partial(self._serve, role, int(rank)))
+
+    def _spawn(self, name: str, target: Callable[[Process], Any]) -> Process:
+        self.starts[name] += 1
+        process = self.processes[name] = Process(name, self.starts[name])
+        self.everyone.append(process)
+        self._task(process, partial(self._run, process, target), name).start()
+        return process
+
+    def _run(self, process: Process, target: Callable[[Process], Any]) -> Any:
+        """Be the main task of a process, whose end the launcher sees."""
+        well = False
+        try:
+            result = target(process)
+            well = not result or process.name.startswith("worker")
+            return result
+        finally:
+            if not well and not process.dead and self._launcher is not None:
+                self._launcher.ended(process)
 
     def _task(self, process: Process, target: Callable[[], Any], name: str, daemon: bool = True) -> Task:
         task = Task(self.world, target, name)
@@ -142,17 +214,17 @@ class SimulatedJob:
     def _end(self, process: Process) -> SimulatedTransport:
         return SimulatedTransport(self.network, process)
 
-    def _config(self, role: str, rank: int = -1) -> Config:
-        return Config(role=role, rank_hint=rank, **self._options)
+    def _config(self, role: str, rank: int = -1, start: int = 1) -> Config:
+        return Config(role=role, rank_hint=rank, start=start, **self._options)
 
     def _schedule(self, process: Process) -> int:
-        return run_scheduler(self._config("scheduler"), self._end(process), self.world.clock)
+        return run_scheduler(self._config("scheduler", start=process.start), self._end(process), self.world.clock)
 
-    def _serve(self, rank: int, process: Process) -> int:
+    def _serve(self, role: str, rank: int, process: Process) -> int:
         return run_server(
-            self._config("server", rank),
+            self._config(role, rank, process.start),
             partial(self._end, process),
-            f"inproc://server-{rank}",
+            f"inproc://{role}-{rank}-{process.start}",
             self.world.clock,
             self._thread(process),
         )

@@ -2,7 +2,8 @@
 
 A link keeps its messages in order, each once, as ``Transport`` promises. What is on its way when a link is cut is lost.
 The end that has made it makes it anew and hears of that; at the other end it is a new peer. So messages come twice when
-their sender sends them again, and messages of different links overtake each other.
+their sender sends them again, and messages of different links overtake each other. Of what a process had sent when it
+was killed, some of what has left it may still arrive.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from simulation.world import Task, World
 from kvstore.transport import Peer
 from kvstore.transport.base import Frames
 from kvstore.transport.memory import Heap, ScatteredFrame, space, whole
-from kvstore.wire import Buffer, decode
+from kvstore.wire import Buffer, Welcome, decode
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,16 @@ class Weather:
 
 
 class Process:
-    """What dies as one: the tasks and the ends of links of one member."""
+    """What dies as one: the tasks and the ends of links of one member.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: of the member.
+        start: how often this member has been started, this time included.
+    """
+
+    def __init__(self, name: str, start: int = 1) -> None:
         self.name = name
+        self.start = start
         self.dead = False
         self.tasks: list[Task] = []
         self.ends: list[SimulatedTransport] = []
@@ -79,6 +86,7 @@ class Network:
         cuts: how many links have been cut.
         traffic: bytes that have arrived, by the names of the sender and the receiver.
         on_delivery: called after each message has been put into its inbox.
+        welcomed: after how many deliveries the first member was welcomed; None if none has been.
     """
 
     def __init__(self, world: World, seed: int, weather: Weather) -> None:
@@ -88,6 +96,7 @@ class Network:
         self.deliveries = self.cuts = 0
         self.traffic: Counter[tuple[str, str]] = Counter()
         self.on_delivery: Callable[[], None] = lambda: None
+        self.welcomed: int | None = None
         self.listeners: dict[str, SimulatedTransport] = {}
         self._links: list[_Link] = []
         self._parted: set[frozenset[str]] = set()
@@ -198,6 +207,12 @@ class _Link:
         self.ended = True
         self.cut()
 
+    def die(self, dead: SimulatedTransport) -> None:
+        """Lose what ``dead`` has not sent yet, and end the link when some of what it has sent has arrived."""
+        lane = self._lanes[0 if dead is self.near else 1]
+        lane.drop()
+        self._network.world.after(self._network.dice.random() * lane.busy_s, self.cut)
+
     def _dial_soon(self, delay_s: float) -> None:
         self._network.world.after(delay_s, self._dial)
 
@@ -248,7 +263,7 @@ class _Lane:
                 message[:] = _copied(message)
 
         def arrive() -> None:
-            if generation != self._generation or target.closed:
+            if generation != self._generation or target.closed or not message:
                 return
             if network.dice.random() < network.weather.cut:
                 self._link.cut()
@@ -257,6 +272,8 @@ class _Lane:
             for _ in range(copies):
                 network.deliveries += 1
                 network.note(source.process.name, target.process.name, _copied(message))
+                if network.welcomed is None and isinstance(decode(_copied(message)), Welcome):
+                    network.welcomed = network.deliveries
                 target.take(peer, _copied(message))
                 network.on_delivery()
 
@@ -266,6 +283,17 @@ class _Lane:
     def leave(self) -> None:
         for message in self._unsent:
             message[:] = _copied(message)
+        self._unsent.clear()
+
+    @property
+    def busy_s(self) -> float:
+        """Until all has arrived."""
+        return max(0.0, self._free_at - self._network.world.now)
+
+    def drop(self) -> None:
+        """Lose what has not left yet."""
+        for message in self._unsent:
+            message.clear()
         self._unsent.clear()
 
     def clear(self) -> None:
@@ -384,10 +412,10 @@ class SimulatedTransport(Heap):
         return peer not in self.accepted
 
     def abandon(self) -> None:
-        """Drop all links: what has not arrived is lost."""
+        """Drop all links, as the system does when a process is killed."""
         self._end()
         for link in (*self._made.values(), *self.accepted.values()):
-            link.cut()
+            link.die(self)
 
     def close(self, linger: float = 0.0) -> None:
         """Close; what was sent arrives."""

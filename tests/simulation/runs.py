@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from simulation.exactness import Bits, Counting
 from simulation.job import Outcome, SimulatedJob
 from simulation.network import Weather
 from simulation.programs import BOUND, Interrupted, Training
@@ -17,9 +18,18 @@ from simulation.world import Action
 from kvstore.errors import KVStoreError
 from kvstore.rule import Rule
 
+STANDBYS = ("standby 0", "standby 1")
 MEMBERS = ("scheduler", "server 0", "server 1", "worker 0", "worker 1")
 HOSTS: tuple[tuple[tuple[int, ...], ...], ...] = (((0, 1), (2, 3)), ((0, 1, 2),))  # of 4 workers
-RULES = {"sync": Rule(), "async": Rule("async"), "ssp": Rule("async", staleness=2)}
+RULES = {
+    "sync": Rule(),
+    "async": Rule("async"),
+    "ssp": Rule("async", staleness=2),
+    "drop": Rule(quorum=1, late="drop"),
+    "keep": Rule(quorum=1, late="keep"),
+}
+MODES = ("sync", "async", "ssp")
+RESTARTS = 20
 COMPRESSIONS: tuple[dict[str, Any] | None, ...] = (None, None, {"type": "fp16"})
 
 
@@ -37,11 +47,15 @@ class Plan:
         compression: of gradients.
         uneven: whether rank 0 pushes less often than rank 1.
         pieces: whether large arrays go in pieces.
-        crash: a member, and after which delivery it is killed; None for no crash.
+        crashes: members, and after which delivery each is killed.
         pause: a member, after which delivery it is stopped, and for how many seconds.
         parting: two members, after which delivery they are parted, and for how many seconds.
         interrupts: after which deliveries an exception comes in the middle of a call of which worker.
         hosts: the ranks of the workers of each host that has an aggregator.
+        replicas: 1 if each server has a standby.
+        start_s: how long a process that is started again takes to run, on average.
+        program: what workers do: ``train``, ``count`` or ``bits``.
+        rounds: at most so many, where the program can.
     """
 
     seed: int
@@ -50,24 +64,29 @@ class Plan:
     compression: dict[str, Any] | None = None
     uneven: bool = False
     pieces: bool = False
-    crash: tuple[str, int] | None = None
+    crashes: tuple[tuple[str, int], ...] = ()
     pause: tuple[str, int, float] | None = None
     parting: tuple[str, str, int, float] | None = None
     interrupts: tuple[tuple[int, int], ...] = ()
     hosts: tuple[tuple[int, ...], ...] = ()
+    replicas: int = 0
+    start_s: float = 0.05
+    program: str = "train"
+    rounds: int = 100
 
     @property
     def members(self) -> tuple[str, ...]:
         """The names of all processes."""
+        members = (*MEMBERS, *STANDBYS) if self.replicas else MEMBERS
         if not self.hosts:
-            return MEMBERS
-        return (*MEMBERS, "worker 2", "worker 3", *(f"aggregator {number}" for number in range(len(self.hosts))))
+            return members
+        return (*members, "worker 2", "worker 3", *(f"aggregator {number}" for number in range(len(self.hosts))))
 
     @classmethod
     def of(cls, seed: int) -> Plan:
         """Return the plan of a seed. Every second one has a crash."""
         dice = random.Random(seed)
-        mode = dice.choice(list(RULES))
+        mode = dice.choice(MODES)
         weather = Weather(0.002, dice.choice((0.0, 0.005, 0.03)), dice.choice((0.0, 0.1)))
         at = partial(dice.randrange, 1, 140)
         plan = cls(
@@ -77,7 +96,7 @@ class Plan:
             dice.choice(COMPRESSIONS),
             mode == "sync" and dice.random() < 0.3,
             dice.random() < 0.3,
-            (dice.choice(MEMBERS), at()) if dice.random() < 0.5 else None,
+            ((dice.choice(MEMBERS), at()),) if dice.random() < 0.5 else (),
             (dice.choice(MEMBERS), at(), dice.uniform(0.1, 3.0)) if dice.random() < 0.3 else None,
             (*dice.sample(MEMBERS, 2), at(), dice.uniform(0.1, 3.0)) if dice.random() < 0.3 else None,
             tuple((at(), dice.randrange(2)) for _ in range(dice.choice((0, 0, 5)))),
@@ -85,8 +104,8 @@ class Plan:
         if dice.random() < 0.5:
             return plan
         plan = replace(plan, hosts=dice.choice(HOSTS))
-        if plan.crash is not None:
-            plan = replace(plan, crash=(dice.choice(plan.members), plan.crash[1]))
+        if plan.crashes:
+            plan = replace(plan, crashes=((dice.choice(plan.members), plan.crashes[0][1]),))
         if plan.pause is not None:
             plan = replace(plan, pause=(dice.choice(plan.members), *plan.pause[1:]))
         if plan.parting is not None:
@@ -105,11 +124,20 @@ def carry_out(plan: Plan) -> Outcome:
         rule=RULES[plan.mode],
         bigarray_bound=BOUND,
         piece_bytes=piece_bytes,
+        replicas=plan.replicas,
+        restarts=RESTARTS if plan.replicas else 0,
+        start_s=plan.start_s,
     )
-    training = Training(plan.seed, plan.mode, plan.compression, plan.uneven)
+    training: Training | Counting | Bits
+    if plan.program == "count":
+        training = Counting(plan.seed, plan.mode, plan.uneven, plan.rounds)
+    elif plan.program == "bits":
+        training = Bits(plan.seed, plan.compression, min(plan.rounds, 3))
+    else:
+        training = Training(plan.seed, plan.mode, plan.compression, plan.uneven)
     due: defaultdict[int, list[Action]] = defaultdict(list)
-    if plan.crash is not None:
-        due[plan.crash[1]].append(partial(_crash, job, plan.crash[0]))
+    for member, at in plan.crashes:
+        due[at].append(partial(job.kill, member))
     if plan.pause is not None:
         due[plan.pause[1]].append(partial(_pause, job, plan.pause[0], plan.pause[2]))
     if plan.parting is not None:
@@ -125,16 +153,13 @@ def carry_out(plan: Plan) -> Outcome:
     return job.run(training)
 
 
-def _crash(job: SimulatedJob, member: str) -> None:
-    job.processes[member].kill()
-
-
 def _pause(job: SimulatedJob, member: str, last_s: float) -> None:
-    job.processes[member].stop()
-    job.world.after(last_s, job.processes[member].resume)
+    process = job.processes[member]
+    process.stop()
+    job.world.after(last_s, process.resume)
 
 
-def _interrupt(job: SimulatedJob, training: Training, rank: int) -> None:
+def _interrupt(job: SimulatedJob, training: Training | Counting | Bits, rank: int) -> None:
     if rank in training.armed:
         job.processes[f"worker {rank}"].tasks[0].interrupt(Interrupted())
 
@@ -146,12 +171,12 @@ def crashes(seed: int, hosts: tuple[tuple[int, ...], ...] = ()) -> Iterator[Plan
         last = carry_out(plan).deliveries
         for member in plan.members:
             for at in range(1, last + 1):
-                yield replace(plan, crash=(member, at))
+                yield replace(plan, crashes=((member, at),))
 
 
 def verdict(plan: Plan, outcome: Outcome) -> str:
     """Say how a run has ended: ``exact``, ``loud``, or else what is wrong with it."""
-    dead = plan.crash and plan.crash[0]
+    dead = {member for member, _ in plan.crashes}
     if outcome.hanging:
         return f"these hang: {outcome.hanging}"
     wrong = {rank: error for rank, error in outcome.errors.items() if not isinstance(error, KVStoreError)}
@@ -159,9 +184,11 @@ def verdict(plan: Plan, outcome: Outcome) -> str:
         return f"wrong: {wrong}"
     if outcome.refused:
         return f"{outcome.refused} messages of members were refused"
-    unfinished = [rank for rank, result in enumerate(outcome.results) if result is None and dead != f"worker {rank}"]
+    unfinished = [
+        rank for rank, result in enumerate(outcome.results) if result is None and f"worker {rank}" not in dead
+    ]
     if sorted(unfinished) != sorted(outcome.errors):
         return f"workers {unfinished} have no result, and these an error: {outcome.errors}"
-    if plan.crash is None and (unfinished or any(outcome.exit_codes.values())):
+    if not plan.crashes and not plan.replicas and (unfinished or any(outcome.exit_codes.values())):
         return f"nobody was killed, but {outcome.errors}, and exit codes are {outcome.exit_codes}"
     return "loud" if unfinished else "exact"

@@ -28,7 +28,7 @@ def test_compression_join_and_pieces(plan: Plan) -> None:
 
 
 def test_an_aggregator_that_dies_ends_the_job_by_name() -> None:
-    outcome = carry_out(Plan(5, hosts=HOSTS[0], crash=("aggregator 1", 200)))
+    outcome = carry_out(Plan(5, hosts=HOSTS[0], crashes=(("aggregator 1", 200),)))
     assert outcome.errors
     assert all("aggregator 1" in str(error) for error in outcome.errors.values())
     assert outcome.exit_codes["aggregator 0"] == JOB_FAILED_EXIT

@@ -1,0 +1,77 @@
+"""What ``launch.py`` does for a simulated job: it reports who has died, and starts dead seats again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simulation.network import Network, Process, SimulatedTransport
+
+from kvstore.wire import Lost, encode
+
+REAP_S = 0.01  # until it sees that a process has ended, on average
+REPORTS_S = (0.0, 0.3, 0.6)  # when it says so, for a link may be cut
+
+
+class SimulatedLauncher:
+    """See the module.
+
+    Args:
+        network: of the job.
+        root: where the scheduler listens.
+        restarts: how many processes it starts again.
+        start_s: until a process that it starts runs, on average.
+        start: starts the next process of a member, by name.
+        working: whether workers are still at work; if not, nobody is started again.
+
+    Attributes:
+        left: how many processes it starts again.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        root: str,
+        restarts: int,
+        start_s: float,
+        start: Callable[[str], None],
+        working: Callable[[], bool],
+    ) -> None:
+        self.left = restarts
+        self._network = network
+        self._root = root
+        self._start_s = start_s
+        self._start = start
+        self._working = working
+        self._process = Process("launcher", 1)
+        self._waiting: list[Process] = []  # of whose ends a scheduler may not know
+
+    def ended(self, process: Process) -> None:
+        """Take it that a process has ended, other than well."""
+        self._network.world.after(self._network.delay(REAP_S), lambda: self._reap(process))
+
+    def _reap(self, process: Process) -> None:
+        role = process.name.partition(" ")[0]
+        if role != "scheduler":
+            self._waiting.append(process)
+            for after_s in REPORTS_S:
+                self._network.world.after(after_s, lambda: self._report(process))
+        if role in ("worker", "aggregator") or not self.left:
+            return
+        self.left -= 1
+        self._network.world.after(self._network.delay(self._start_s), lambda: self._start_again(process))
+
+    def _start_again(self, process: Process) -> None:
+        if not self._working():
+            return
+        self._start(process.name)
+        if process.name == "scheduler":
+            for dead in self._waiting:
+                self._network.world.after(REPORTS_S[1], lambda dead=dead: self._report(dead))  # type: ignore[misc]
+
+    def _report(self, process: Process) -> None:
+        if not self._working():
+            return
+        role, _, rank = process.name.partition(" ")
+        end = SimulatedTransport(self._network, self._process)
+        end.send(end.connect(self._root), encode(Lost(role, int(rank), "was killed", process.start)))
+        self._network.world.after(REPORTS_S[1], end.close)

@@ -1,0 +1,122 @@
+"""Jobs whose servers have standbys: what happens to them, by seeds, and what must become of that.
+
+One process of a rank may be lost at any moment, and the scheduler: then the run must be exact, bit by bit. Two losses
+of a rank before it has healed, and the loss of a worker, end the job by name.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from simulation.job import HEARTBEAT_LIMIT_S, Outcome
+from simulation.network import Weather
+from simulation.runs import HOSTS, MEMBERS, MODES, STANDBYS, Plan, carry_out, verdict
+
+SEATS = (*MEMBERS[1:3], *STANDBYS)  # that may be lost
+CODED = ({"type": "2bit", "threshold": 0.5, "pull": "fp16"}, {"type": "int8", "pull": "int8"}, None)
+SLOW_S = 40.0  # virtual seconds that a run may take beyond its pauses: several limits of heartbeats
+SCHEDULER_RETURNS = False
+
+
+def replicated(seed: int) -> Plan:
+    """Return the plan of a seed."""
+    dice = random.Random(f"replicated {seed}")
+    program = dice.choice(("train", "count", "count", "bits"))
+    modes = {"train": MODES, "count": (*MODES, "drop", "keep"), "bits": ("sync",)}[program]
+    plan = Plan(
+        seed,
+        dice.choice(modes),
+        Weather(0.002, dice.choice((0.0, 0.005, 0.03)), dice.choice((0.0, 0.1))),
+        dice.choice(CODED) if program == "bits" else None,
+        pieces=dice.random() < 0.3,
+        replicas=1,
+        start_s=dice.choice((0.01, 0.05, 0.5)),
+        program=program,
+    )
+    if plan.mode in MODES and dice.random() < 0.3:
+        plan = replace(plan, hosts=dice.choice(HOSTS))
+    if plan.mode == "sync" and program != "bits" and dice.random() < 0.3:
+        plan = replace(plan, uneven=True)
+    at = partial(dice.randrange, 1, 800 if plan.hosts else 400)
+    mortal = (*SEATS, "scheduler") if SCHEDULER_RETURNS else SEATS
+    crashes = tuple((dice.choice(mortal), at()) for _ in range(dice.choice((0, 1, 1, 2))))
+    if dice.random() < 0.1:
+        crashes += ((dice.choice(plan.members), at()),)
+    plan = replace(plan, crashes=crashes)
+    if dice.random() < 0.3:
+        plan = replace(plan, pause=(dice.choice(SEATS), at(), dice.choice((0.3, 3.0, 8.0, 15.0))))
+    if dice.random() < 0.3:
+        parted = dice.sample(plan.members, 2)
+        plan = replace(plan, parting=(*parted, at(), dice.choice((0.3, 3.0, 8.0))))
+    if program == "train":
+        return replace(plan, interrupts=tuple((at(), dice.randrange(2)) for _ in range(dice.choice((0, 0, 5)))))
+    return plan
+
+
+def short(seed: int, hosts: tuple[tuple[int, ...], ...] = ()) -> tuple[Plan, ...]:
+    """Return runs of three rounds, with rounds and without: short enough for a death after each message."""
+    count = Plan(seed, hosts=hosts, replicas=1, program="count", rounds=3)
+    return count, replace(count, mode="async"), replace(count, program="bits", rounds=1)
+
+
+def exhaustive(plan: Plan, members: tuple[str, ...] = (), step: int = 1) -> Iterator[Plan]:
+    """Yield the plans that kill each member after each message of ``plan``."""
+    last = carry_out(plan).deliveries
+    for member in members or plan.members:
+        for at in range(1, last + 1, step):
+            yield replace(plan, crashes=((member, at),))
+
+
+def judge(plan: Plan, outcome: Outcome) -> str:
+    """Say how a run has ended: ``exact``, ``loud`` where that is right, or else what is wrong with it."""
+    said = verdict(plan, outcome)
+    if said == "exact":
+        slow = SLOW_S + (plan.pause[2] if plan.pause else 0.0) + (plan.parting[3] if plan.parting else 0.0)
+        if outcome.took_s > slow:
+            return f"it took {outcome.took_s:.1f} s"
+        if plan.program == "bits" and outcome.results != _undisturbed(plan):
+            return "other bits than in the undisturbed run"
+        return said
+    if said != "loud":
+        return said
+    if outcome.welcomed is None or any(at <= outcome.welcomed for _, at in plan.crashes):
+        return said  # before the job began
+    reasons = _reasons(plan)
+    if not reasons:
+        return f"the job should have gone on, but {outcome.errors}; exit codes are {outcome.exit_codes}"
+    texts = " ".join(map(str, outcome.errors.values()))
+    if not any(name in texts for name in reasons):
+        return f"none of {sorted(reasons)} is named in {texts}"
+    return said
+
+
+def _reasons(plan: Plan) -> set[str]:
+    """Return who may be named as what the job has failed for; nobody if it must not fail."""
+    lost = Counter(member for member, _ in plan.crashes)
+    if plan.pause is not None and plan.pause[2] > HEARTBEAT_LIMIT_S - 1:
+        lost[plan.pause[0]] += 1
+    if plan.parting is not None and plan.parting[3] > HEARTBEAT_LIMIT_S - 1 and "scheduler" in plan.parting[:2]:
+        lost.update(member for member in plan.parting[:2] if member != "scheduler")
+    reasons = {member for member in lost if member.startswith(("worker", "aggregator"))}
+    if lost["scheduler"] and (not SCHEDULER_RETURNS):
+        reasons.add("scheduler")
+    for rank in range(2):
+        if lost[f"server {rank}"] + lost[f"standby {rank}"] > 1:
+            reasons.add(f"server {rank}")
+    return reasons
+
+
+def _undisturbed(plan: Plan) -> list[object]:
+    """Return the results of a run of the same programs without faults, and without replicas."""
+    return _results(plan.seed, CODED.index(plan.compression), plan.pieces, plan.hosts, plan.rounds)
+
+
+@lru_cache(maxsize=64)
+def _results(seed: int, coded: int, pieces: bool, hosts: tuple[tuple[int, ...], ...], rounds: int) -> list[object]:
+    return carry_out(
+        Plan(seed, compression=CODED[coded], pieces=pieces, hosts=hosts, program="bits", rounds=rounds)
+    ).results
