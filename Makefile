@@ -64,6 +64,10 @@ faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count
 	PYTHONPATH=tests $(BIN)/python -m faults $(SEEDS) --signals
 	PYTHONPATH=tests $(BIN)/python -m simulation $(SEEDS)
 	PYTHONPATH=tests $(BIN)/python -m simulation 0 --crashes
+	PYTHONPATH=tests $(BIN)/python -m simulation $(SEEDS) --replicas
+	PYTHONPATH=tests $(BIN)/python -m simulation 0 --crashes --replicas
+	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 40
+	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 8 --launch --kinds unix,shm,tcp,zeromq --modes sync
 	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q -n 2 tests/interrupts
 
 lint: $(EXTRA)-dev  ## format, lint, types and import contracts

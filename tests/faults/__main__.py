@@ -1,6 +1,7 @@
 """``python -m faults 0-199``: runs with these seeds over each kind of links; see ``plan.py`` for what is done to them.
 
-``--signals`` interrupts the workers' calls instead. Ends with 1 if a run was silently wrong, or hung.
+``--signals`` interrupts the workers' calls instead. ``--kills 50`` gives each server a standby and kills so many
+servers and standbys in each run; see ``killing.py``. Ends with 1 if a run was silently wrong, or hung.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import time
 from collections import Counter
 from dataclasses import replace
 
+from faults import killing, launched
+from faults.counting import STORES
+from faults.killing import Kills
 from faults.plan import KINDS, Plan
 from faults.runs import carry_out
 
@@ -24,7 +28,14 @@ def main() -> int:
         "--signals", action="store_true", help="exceptions in the middle of calls, by SIGINT and SIGALRM"
     )
     parser.add_argument("--rounds", type=int, help="that a worker trains; default what a seed's plan says")
+    parser.add_argument("--kills", type=int, default=0, help="of servers with standbys, in each run")
+    parser.add_argument("--modes", default=",".join(STORES), help="with --kills: of stores; default %(default)s")
+    parser.add_argument("--whom", default="server,standby", help="with --kills: roles; default %(default)s")
+    parser.add_argument("--stop", type=float, default=0.0, help="with --kills: stop for so many seconds instead")
+    parser.add_argument("--launch", action="store_true", help="with --kills: by launch.py, instead of forks")
     options = parser.parse_args()
+    if options.kills:
+        return _kill(options)
     first, _, last = options.seeds.partition("-")
     silent = 0
     for kind in options.kinds.split(","):
@@ -48,6 +59,45 @@ def main() -> int:
             flush=True,
         )
     return 1 if silent else 0
+
+
+def _kill(options: argparse.Namespace) -> int:
+    """Carry out runs with kills; print what they gave."""
+    first, _, last = options.seeds.partition("-")
+    wrong = 0
+    whom = tuple(options.whom.split(","))
+    for kind in options.kinds.split(","):
+        after_s: list[float] = []
+        others_s: list[float] = []
+        runs = 0
+        for seed in range(int(first), int(last or first) + 1):
+            for mode in options.modes.split(","):
+                kills = Kills(seed, kind, mode, options.kills, whom, options.stop)
+                result = launched.carry_out(kills) if options.launch else killing.carry_out(kills)
+                if (
+                    not result.wrong
+                    and mode in ("sync", "coded")
+                    and killing.undisturbed(kills, result.rounds) != result.bits
+                ):
+                    result.wrong = "other bits than in the undisturbed run"
+                runs += 1
+                after_s += result.after_s
+                others_s += result.others_s
+                if result.wrong:
+                    wrong += 1
+                    print(f"{kills}: {result.wrong}\n{result.output[-6000:]}", flush=True)
+                else:
+                    print(f"{kind} {mode} {seed}: exact, {result.rounds} rounds", flush=True)
+        for whose, times in (("serving", after_s), ("other", others_s)):
+            if times:
+                times.sort()
+                p95 = times[min(len(times) - 1, int(0.95 * len(times)))]
+                print(
+                    f"{kind}: {len(times)} kills of {whose} processes in {runs} runs; to the end of the next round: "
+                    f"median {times[len(times) // 2]:.2f} s, p95 {p95:.2f} s, most {times[-1]:.2f} s",
+                    flush=True,
+                )
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import jobkeys
@@ -27,6 +29,7 @@ from kvstore.bootstrap.report import tell
 from servers.__main__ import main as serve
 
 WRONG_EXIT = 77
+RESTARTED = ("server", "standby", "scheduler")
 HEARTBEAT = {"KVSTORE_HEARTBEAT_S": "0.2", "KVSTORE_HEARTBEAT_TIMEOUT_S": "10", "KVSTORE_TIMEOUT_S": "20"}
 
 
@@ -36,25 +39,37 @@ class Processes:
     Args:
         plan: of the run.
         directory: a private one, of this run alone.
+        work: what each worker does; what the plan says by default.
+        replicas: 1 to give each server a standby, and to start dead servers, standbys and schedulers again.
 
     Attributes:
         codes: by member, the exit codes of those that have ended; a signal's is negative.
+        starts: how often each member has been started.
+        directory: of the run.
     """
 
-    def __init__(self, plan: Plan, directory: Path) -> None:
+    def __init__(
+        self, plan: Plan, directory: Path, work: Callable[[], object] | None = None, replicas: int = 0
+    ) -> None:
         self.codes: dict[str, int] = {}
+        self.starts: Counter[str] = Counter()
+        self.directory = directory
         self._plan = plan
-        self._directory = directory
+        self._work_of = work
+        self._replicas = replicas
         self._running: dict[str, int] = {}
         names = ["scheduler 0"]
-        names += [f"server {rank}" for rank in range(plan.servers)] + [f"worker {rank}" for rank in range(plan.workers)]
+        names += [f"server {rank}" for rank in range(plan.servers)]
+        names += [f"standby {rank}" for rank in range(plan.servers * replicas)]
+        names += [f"worker {rank}" for rank in range(plan.workers)]
         listener = None if plan.kind in ("unix", "shm") else socket.create_server(("127.0.0.1", 0))
         keys = jobkeys.variables(len(names)) if plan.kind == "curve" else [{}] * len(names)
         self._env = {}
         for name, own in zip(names, keys, strict=True):
             self._env[name] = self._environment(name, listener) | own
             self._fork(name, listener)
-        if listener is not None:
+        self._listener = listener if replicas else None
+        if listener is not None and not replicas:
             listener.close()
 
     @property
@@ -68,7 +83,7 @@ class Processes:
         """All that they have said."""
         return "".join(
             f"[{path.stem}] {line}\n"
-            for path in sorted(self._directory.glob("*.log"))
+            for path in sorted(self.directory.glob("*.log"))
             for line in path.read_text().splitlines()
         )
 
@@ -80,8 +95,18 @@ class Processes:
                 del self._running[name]
                 self.codes[name] = os.waitstatus_to_exitcode(status)
                 if self.codes[name] and self._running:
-                    role, _, rank = name.partition(" ")
-                    tell(self._env[name], role, int(rank), f"ended with {self.codes[name]}")
+                    self._lost(name, f"ended with {self.codes[name]}")
+
+    def pid(self, name: str) -> int | None:
+        """The process of a member; None if it has none now."""
+        return self._running.get(name)
+
+    def _lost(self, name: str, how: str) -> None:
+        role, _, rank = name.partition(" ")
+        tell(self._env[name], role, int(rank), how)
+        if self._replicas and role in RESTARTED and any(other.startswith("worker") for other in self._running):
+            self._env[name] |= {"KVSTORE_LOST": f"{how.replace(' ', '-')} {time.monotonic()}"}
+            self._fork(name, self._listener)
 
     def wait(self, seconds: float) -> list[str]:
         """Wait until all have ended; return those that have not."""
@@ -113,24 +138,28 @@ class Processes:
         env |= HEARTBEAT | {"DMLC_ROLE": role, "DMLC_TASK_ID": rank, "KVSTORE_JOB": f"faults-{os.getpid()}"}
         env |= {"DMLC_NUM_WORKER": f"{self._plan.workers}", "DMLC_NUM_SERVER": f"{self._plan.servers}"}
         env["KVSTORE_SHM"] = "1" if self._plan.kind == "shm" else "0"
+        env["KVSTORE_REPLICAS"] = f"{self._replicas}"
+        if self._replicas and role == "scheduler":
+            env["KVSTORE_SCHEDULER_LOG"] = f"{self.directory}/scheduler.journal"
         if listener is None:
-            return env | {"DMLC_PS_ROOT_URI": f"ipc://{self._directory}/scheduler"}
+            return env | {"DMLC_PS_ROOT_URI": f"ipc://{self.directory}/scheduler"}
         host, port = listener.getsockname()
         env |= {"DMLC_PS_ROOT_URI": host, "DMLC_PS_ROOT_PORT": f"{port}", "KVSTORE_TRANSPORT": "tcp"}
         return env | ({"KVSTORE_ROOT_FD": f"{listener.fileno()}"} if role == "scheduler" else {})
 
     def _fork(self, name: str, listener: socket.socket | None) -> None:
+        self.starts[name] += 1
         pid = os.fork()
         if pid:
             self._running[name] = pid
             return
         code = 1
         try:
-            log = os.open(self._directory / f"{name.replace(' ', '-')}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            log = os.open(self.directory / f"{name.replace(' ', '-')}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 1)
             os.dup2(log, 2)
             os.environ.clear()
-            os.environ.update(self._env[name])
+            os.environ.update(self._env[name] | {"KVSTORE_START": f"{self.starts[name]}"})
             if listener is not None and name != "scheduler 0":
                 listener.close()
             code = _exit_code(self._work if name.startswith("worker") else serve)
@@ -138,7 +167,10 @@ class Processes:
             os._exit(code)
 
     def _work(self) -> int:
-        Training(self._plan, lambda text: print(text, flush=True)).run()
+        if self._work_of is not None:
+            self._work_of()
+        else:
+            Training(self._plan, lambda text: print(text, flush=True)).run()
         return 0
 
 
@@ -159,13 +191,13 @@ def _exit_code(main: Callable[[], int]) -> int:
 
 
 @contextlib.contextmanager
-def running(plan: Plan) -> Iterator[Processes]:
-    """The processes of a plan; none of them is left afterwards."""
+def running(plan: Plan, work: Callable[[Path], object] | None = None, replicas: int = 0) -> Iterator[Processes]:
+    """The processes of a plan, see ``Processes``; none of them is left afterwards."""
     torch.set_num_threads(1)
     torch.optim.SGD([torch.zeros(1)])  # the first one imports much more of torch, so that forks have that, too
     directory = Path(tempfile.mkdtemp(prefix="faults-"))  # not a TemporaryDirectory: forks would remove it at their end
     try:
-        made = Processes(plan, directory)
+        made = Processes(plan, directory, None if work is None else partial(work, directory), replicas)
         try:
             yield made
         finally:

@@ -1,0 +1,126 @@
+"""What a worker does while servers are killed: it counts every push, and notes when each round began and ended.
+
+``python -m faults.counting DIRECTORY MODE`` is such a worker. It ends after the round that the file ``stop`` in the
+directory says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kvstore as kv
+from faults.plan import pushed
+from faults.training import BOUND, KEYS, SIZES, Wrong
+
+# The kinds of stores: of each its type, its options, and the encoding of its gradients.
+STORES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "sync": ("dist_sync", {}, None),
+    "async": ("dist_async", {}, None),
+    "ssp": ("dist_ssp", {"staleness": 3}, None),
+    "keep": ("dist_sync", {"quorum": 1, "late": "keep"}, None),
+    "coded": ("dist_sync", {}, {"type": "2bit", "threshold": 0.5, "pull": "fp16"}),
+}
+RING = 64  # rounds after which the gradients of ``coded`` are repeated
+
+
+class Counting:
+    """One worker.
+
+    Args:
+        directory: of the run: ``stop`` is read, ``round-RANK`` and ``times-RANK`` are written.
+        mode: one of ``STORES``.
+        pause_s: between two rounds.
+    """
+
+    def __init__(self, directory: Path, mode: str, pause_s: float = 0.0) -> None:
+        kind, options, compression = STORES[mode]
+        self.store = kv.create(kind, bigarray_bound=BOUND, **options)
+        self._mode = mode
+        self._pause_s = pause_s
+        self._stop = directory / "stop"
+        self._progress = os.open(directory / f"round-{self.store.rank}", os.O_WRONLY | os.O_CREAT)
+        self._times_path = directory / f"times-{self.store.rank}"
+        self._times = array("d")
+        self._values = [torch.zeros(size) for size in SIZES.values()]
+        self._outs = [torch.zeros(size) for size in SIZES.values()]
+        self._own = self._all = 0  # what this worker, and all, have pushed so far
+        if compression is not None:
+            self.store.set_gradient_compression(compression)
+        if mode == "coded":
+            self.store.set_optimizer("adam", learning_rate=0.001)
+            dice = torch.Generator().manual_seed(self.store.rank)
+            self._gradients = [[torch.randn(size, generator=dice) for size in SIZES.values()] for _ in range(RING)]
+        else:
+            self.store.set_optimizer("sgd", learning_rate=1.0)
+        self.store.init(KEYS, self._outs)
+        self.store.barrier()
+
+    def run(self) -> None:
+        """Train until ``stop`` says that it is enough.
+
+        Raises:
+            Wrong: a push counts twice, or not at all.
+        """
+        print("training", flush=True)
+        made = 0
+        while not self._over(made):
+            made += 1
+            began = time.monotonic()
+            self.store.pushpull(KEYS, self._gradient(made), self._outs)
+            self._times.extend((began, time.monotonic()))
+            os.pwrite(self._progress, b"%20d" % made, 0)
+            self._check(made)
+            if self._pause_s:
+                time.sleep(self._pause_s)
+        self.store.barrier()
+        self.store.pull(KEYS, self._outs)
+        if self._mode in ("sync", "async", "ssp"):
+            self._require({float(self._all)}, made)
+        bits = hashlib.sha256(b"".join(out.numpy().tobytes() for out in self._outs)).hexdigest()
+        self._times_path.write_bytes(self._times.tobytes())
+        print(f"exact after {made} rounds: {bits} and {self.store.statistics()}", flush=True)
+        self.store.close()
+
+    def _over(self, made: int) -> bool:
+        try:
+            return made >= int(self._stop.read_text())
+        except FileNotFoundError:
+            return False
+
+    def _gradient(self, number: int) -> list[torch.Tensor]:
+        if self._mode == "coded":
+            return self._gradients[number % RING]
+        own = pushed(self.store.rank, number)
+        self._own += own
+        self._all += sum(pushed(rank, number) for rank in range(self.store.num_workers))
+        for value in self._values:
+            value.fill_(float(own))
+        return self._values
+
+    def _check(self, made: int) -> None:
+        if self._mode == "sync":
+            self._require({float(self._all)}, made)
+        elif self._mode in ("async", "ssp"):
+            for key, out in zip(KEYS, self._outs, strict=True):
+                for value in torch.unique(-out).tolist():
+                    if value < self._own or not value.is_integer():
+                        raise Wrong(f"{key!r} after round {made} in {self._mode}: {value}, own pushes are {self._own}")
+
+    def _require(self, right: set[float], made: int) -> None:
+        for key, out in zip(KEYS, self._outs, strict=True):
+            values = set(torch.unique(-out).tolist())
+            if values != right:
+                raise Wrong(f"{key!r} after round {made} in {self._mode}: {sorted(values)[:5]} instead of {right}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    Counting(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else 0.0).run()

@@ -1,0 +1,122 @@
+"""A job that ``launch.py`` has started, as ``killing.py`` wants it: real processes, really started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from faults.killing import Kills, Result, drive
+
+ROOT = Path(__file__).parents[2]
+END_S = 20.0
+SIZE = ("-n", "2", "-s", "2", "--replicas", "1", "--restarts", "10000")
+LINKS = {
+    "unix": {"KVSTORE_SHM": "0"},
+    "shm": {},
+    "tcp": {"KVSTORE_TRANSPORT": "tcp", "KVSTORE_SHM": "0"},
+    "zeromq": {"KVSTORE_TRANSPORT": "zeromq"},
+}
+
+
+class Launched:
+    """One job of two workers and two servers with standbys on this machine.
+
+    Args:
+        directory: of the run.
+        command: what workers run, for a shell.
+        env: more for the environment.
+        options: more options of ``launch.py``.
+
+    Attributes:
+        directory: of the run.
+        process: ``launch.py``.
+    """
+
+    def __init__(self, directory: Path, command: str, env: Mapping[str, str], options: tuple[str, ...] = ()) -> None:
+        self.directory = directory
+        self._said = directory / "output"
+        self._mark = f"{directory}"
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "KVSTORE_"))}
+        with self._said.open("wb") as said:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "launcher", *SIZE, *options, command],
+                env=own | {"PYTHONPATH": paths, "FAULTS_RUN": self._mark, "OMP_NUM_THREADS": "1"} | dict(env),
+                stdout=said,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def output(self) -> str:
+        """All that has been said."""
+        return self._said.read_text(errors="replace")
+
+    def pid(self, name: str) -> int | None:
+        """The process of a member: the youngest of its seat."""
+        role, _, rank = name.partition(" ")
+        wanted = {b"DMLC_ROLE=" + role.encode(), b"FAULTS_RUN=" + self._mark.encode()}
+        if role != "scheduler":
+            wanted.add(b"DMLC_TASK_ID=" + rank.encode())
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                if wanted.issubset(variables) and b"servers" in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+        return max(found, default=None)
+
+    def send(self, name: str, number: int) -> None:
+        """Send a signal to a member, if it is there."""
+        pid = self.pid(name)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def reap(self) -> None:
+        """No effect: ``launch.py`` does that."""
+
+    def wait(self, seconds: float) -> list[str]:
+        """Wait for the end; return who is left."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return ["launch.py"]
+        return [f"launch.py (exit code {code})"] if code else []
+
+    def end(self) -> None:
+        """End it, if it has not ended."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+@contextlib.contextmanager
+def launched(command: str, env: Mapping[str, str], options: tuple[str, ...] = ()) -> Iterator[Launched]:
+    """A job in a directory of its own, which the command may name as ``$FAULTS_RUN``; nothing of it stays."""
+    directory = Path(tempfile.mkdtemp(prefix="killing-"))
+    try:
+        job = Launched(directory, command, env, options)
+        try:
+            yield job
+        finally:
+            job.end()
+    finally:
+        shutil.rmtree(directory)
+
+
+def carry_out(kills: Kills, pause_s: float = 0.0) -> Result:
+    """Start a job with ``launch.py``, kill, and wait for its end."""
+    command = f'{sys.executable} -m faults.counting "$FAULTS_RUN" {kills.mode} {pause_s}'
+    with launched(command, LINKS[kills.kind]) as job:
+        return drive(job, kills)
