@@ -11,7 +11,8 @@ MOST = 8  # members that a message names; the rest are counted
 def name(role: str, ranks: Collection[int]) -> str:
     """Name the members of ``role`` with these ranks: the first few, and how many more there are."""
     more = f" and {len(ranks) - MOST} more" if len(ranks) > MOST else ""
-    return ", ".join(f"{role} {rank}" for rank in heapq.nsmallest(MOST, ranks)) + more
+    called = "standby of server" if role == "standby" else role
+    return ", ".join(f"{called} {rank}" for rank in heapq.nsmallest(MOST, ranks)) + more
 
 
 def workers(ranks: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from servers.member import ServingMember
 from servers.requests.replies import Outbox
 from servers.scheduler import Scheduler
 from servers.service import Service
+
+log = logging.getLogger(__name__)
 
 FAREWELL_S = 5.0
 
@@ -76,11 +79,14 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         transport,
         "" if config.keys is None else config.keys.root,
         config.num_aggregators,
+        config.replicas,
     )
     reported = False
 
     def stop_if_finished(outbox: Outbox) -> Outbox:
         nonlocal reported
+        for line in scheduler.take_news():
+            log.warning("%s", line)
         if scheduler.failure is not None and not reported:
             reported = True
             say("the job has failed", scheduler.failure)

@@ -43,6 +43,8 @@ class Node(NamedTuple):
     incarnation: Seq
 
     def __str__(self) -> str:
+        if self.role == "standby":
+            return f"the standby of server {self.rank}"
         return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
 
 

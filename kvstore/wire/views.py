@@ -58,8 +58,10 @@ class Standing(MemberNotice):
         epoch: of the view that it serves in.
         rounds: the highest number of rounds that are over of any segment.
         synced: whether its standby has all that it has, so that it answers nobody before the standby has it.
+        nbytes: how much has been sent to the standby to bring it into step; 0 if that is not known.
     """
 
     epoch: Seq
     rounds: Seq
     synced: Annotated[bool, f.flag]
+    nbytes: Seq = 0

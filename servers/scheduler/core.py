@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Callable
 
 from kvstore.errors import NodeLost, UsageError, WireError
 from kvstore.rare_log import Drops
@@ -33,19 +31,19 @@ from kvstore.wire import (
     Request,
     Roster,
     Sender,
+    Standing,
     Stop,
-    Welcome,
 )
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.departures import Departures
-from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
+from servers.scheduler.failover import Failover
+from servers.scheduler.members import SEATS, JobMember, MemberEvent, Members, MemberState
 from servers.scheduler.stores import Stores
+from servers.scheduler.welcomes import Welcomes
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 REMIND_S = 60.0  # between two log lines that say who has not joined yet
 
@@ -60,6 +58,7 @@ class Scheduler:
         admission: admits and refuses links; by default all are admitted.
         key: the scheduler's own public key; empty where links prove no keys.
         num_aggregators: of the job.
+        replicas: how many standbys each server has.
 
     Attributes:
         members: of the job.
@@ -76,21 +75,19 @@ class Scheduler:
         admission: Admission | None = None,
         key: str = "",
         num_aggregators: int = 0,
+        replicas: int = 0,
     ) -> None:
-        self.members = Members(num_workers, num_servers, limit_s, num_aggregators)
+        self.members = Members(num_workers, num_servers, limit_s, num_aggregators, replicas)
         self.failure: str | None = None
         self._failed_at = 0.0
         self._now = self._ticked = 0.0
         self._remind_at: float | None = None
         self._epoch = 0
         self._news: Roster | Stop = Roster(0, [])  # the latest for servers and aggregators: which workers have left
-        self._workers = range(num_workers)
-        # Once all have joined: addresses and keys by rank, no keys where links prove none, and who speaks for whom.
-        self._addresses: dict[str, list[str]] = {}
-        self._keys: dict[str, list[str]] = {}
-        self._aggregated: list[list[int]] = []
+        self._welcomes: Welcomes | None = None  # once all have joined
+        self._failover = Failover(self.members, lambda peer, notice: self._notices.append((peer, notice)))
         self._departures = Departures(farewell_s)
-        self._stores = Stores(self._workers, num_servers, self._departures)
+        self._stores = Stores(range(num_workers), num_servers, self._departures)
         self.ledger: Ledger[Reply] = Ledger()
         self._reply_links = ReplyLinks(admission)
         self._key = key
@@ -106,6 +103,9 @@ class Scheduler:
         if isinstance(message, ProcessAlive):
             self._pulse(peer, message)
             return []
+        if isinstance(message, Standing):
+            self._stand(peer, message)
+            return self._flush([])
         if isinstance(message, Lost):
             self._lost(peer, message)
             return self._flush([])
@@ -142,8 +142,12 @@ class Scheduler:
             self.members.forgive(now)
         self._ticked = now
         for member in self.members.overdue(now):
+            silent = f"has been silent for {now - member.heard:.1f} s"
             self.members.happens(member, MemberEvent.DIES)
-            self._fail(f"{member.node} is lost: it has been silent for {now - member.heard:.1f} s")
+            if self.members.restarts(member.role):
+                self._lose(member, silent)
+            else:
+                self._fail(f"{member.node} is lost: it {silent}")
         if not self.members.complete and self.failure is None:
             self._remind()
         return self._flush(self._depart())
@@ -156,6 +160,10 @@ class Scheduler:
         started = self.members.complete or (self.failure is not None and len(self.members) > 0)
         return started and not self.members.present
 
+    def take_news(self) -> list[str]:
+        """Return the lines for the user that have come up since the last call."""
+        return self._failover.take_news()
+
     # ---- members
 
     def _join(self, peer: bytes, message: Join) -> list[Answer]:
@@ -164,58 +172,46 @@ class Scheduler:
         role, hint, nonce = message.node
         member = self.members.by_nonce(nonce)
         if member is None:
+            self._end_predecessor(peer, message)
             key = self._reply_links.key(peer)
-            member = JobMember(role, nonce, hint, message.address, peer, message.seq, key, message.aggregator)
-            self.members.join(member)
+            member = JobMember(
+                role, nonce, hint, message.address, peer, message.seq, key, message.aggregator, message.start
+            )
+            before = self.members.join(member, self._now)
             self._reply_links.admit(peer, message, key)
-            if self.members.settle(self._now):
-                log.info("all members have joined")
+            if before is not None:
+                self._reply_links.forget(before.node)
+                self._welcome_newcomer(member)
+            elif self.members.settle(self._now):
                 self._all_have_joined()
-                self._notices += [(other.join_peer, self._welcome(other)) for other in self.members.everyone]
         elif not self._reply_links.admit(peer, message, member.key):
             raise UsageError("a process with another key has asked to join in this name")
         else:
             member.join_peer, member.join_seq = peer, message.seq
-            if self.members.complete:
-                self._notices.append((peer, self._welcome(member)))
+            if self._welcomes is not None:
+                self._notices.append((peer, self._welcomes.of(member)))
         return []
 
-    def _all_have_joined(self) -> None:
-        """Keep what the welcomes say of members other than their receiver."""
-        for role in self.members.wanted:
-            members = self.members.of(role)
-            self._addresses[role] = [member.address for member in members]
-            keys = [member.key for member in members]
-            self._keys[role] = keys if any(keys) else []
-        self._aggregated = [[] for _ in self._addresses["aggregator"]]
-        for worker in self.members.of("worker"):
-            if worker.aggregator >= 0:
-                self._aggregated[worker.aggregator].append(worker.rank)
+    def _end_predecessor(self, peer: bytes, message: Join) -> None:
+        """A later start of a member shows that the one in its seat has ended, should nobody have said so yet."""
+        role, rank, _ = message.node
+        before = self.members.find(role, rank) if self.members.restarts(role) else None
+        later = before is not None and before.start < message.start
+        if before is not None and later and before.key == self._reply_links.key(peer):
+            self._seat_ended(role, rank, before.start, "has been started again")
 
-    def _welcome(self, member: JobMember) -> Welcome:
-        welcome = Welcome(
-            member.join_seq,
-            rank=member.rank,
-            incarnation=member.incarnation,
-            num_workers=len(self._workers),
-            servers=self._addresses["server"],
-        )
-        if member.role == "worker":
-            own = member.aggregator
-            return replace(welcome, aggregator=self._addresses["aggregator"][own]) if own >= 0 else welcome
-        if member.role == "aggregator":  # hundreds of them need not hear of thousands of workers
-            own_workers = self._aggregated[member.rank]
-            return replace(
-                welcome,
-                worker_keys=_only(own_workers, self._keys["worker"], ""),
-                aggregated=_only([member.rank], self._aggregated, []),
-            )
-        return replace(
-            welcome,
-            worker_keys=self._keys["worker"],
-            aggregated=self._aggregated,
-            aggregator_keys=self._keys["aggregator"],
-        )
+    def _all_have_joined(self) -> None:
+        log.info("all members have joined")
+        self._welcomes = Welcomes(self.members)
+        self._failover.begin(self._welcomes)
+        self._notices += [(member.join_peer, self._welcomes.of(member)) for member in self.members.everyone]
+
+    def _welcome_newcomer(self, member: JobMember) -> None:
+        """Let a server's process that was started again be the standby of its rank."""
+        if self._welcomes is not None:
+            self._notices.append((member.join_peer, self._welcomes.of(member)))
+        if not self.members.all_gone("worker"):
+            self._failover.join(member, self._now)
 
     def _give_up(self, peer: bytes, message: Leave) -> Outbox:
         """Let a member go that has not been welcomed, or does not know it yet."""
@@ -242,17 +238,28 @@ class Scheduler:
     def _beat(self, peer: bytes, message: Beat) -> None:
         member = self.members.identify(message.node)
         if member is None or member.state is MemberState.LOST or not self._reply_links.admit(peer, message, member.key):
-            self._notices.append((peer, JobFailed(f"{message.node} is not a member of this job, or was given up")))
+            self._disown(peer, message.node)
             return
         if peer != member.peer:  # a new link; notices that went over the old one may be lost
-            member.peer, member.epoch = peer, 0
+            member.peer, member.epoch, member.viewed = peer, 0, 0
         self.members.hear(member, self._now)
         if self.failure is not None and member.state is MemberState.READY:
             self._notices.append((peer, JobFailed(self.failure)))
         self._notices.append((peer, Alive()))
         self._tell(member)
-        if member.role != "worker" and self.failure is None:
-            self._inform(member)
+        if self.failure is None:
+            self._failover.show(member)
+            if member.role != "worker":
+                self._inform(member)
+
+    def _disown(self, peer: bytes, node: Node) -> None:
+        """Tell a process that it is no member: of a server's seat, by a view that does not name it."""
+        seat = self.members.find(node.role, node.rank) if self.members.restarts(node.role) else None
+        view = self._failover.view(node.rank)
+        if seat is None or view is None or self.failure is not None or self._reply_links.key(peer) != seat.key:
+            self._notices.append((peer, JobFailed(f"{node} is not a member of this job, or was given up")))
+        else:
+            self._notices.append((peer, self._news if isinstance(self._news, Stop) else view))
 
     def _pulse(self, peer: bytes, message: ProcessAlive) -> None:
         """Take a sign of life from beside a member's process."""
@@ -267,6 +274,9 @@ class Scheduler:
         who = f"{message.role} {message.rank}" if message.role != "scheduler" else "the scheduler"
         if not self._may_report(self._reply_links.key(peer), member):
             self._drops.note(f"a report that {who} {message.how}", "it came over a link with another member's key")
+            return
+        if self.members.restarts(message.role):
+            self._seat_ended(message.role, message.rank, message.start, message.how)
             return
         if member is not None:
             died_now = self.members.happens(member, MemberEvent.DIES)
@@ -291,7 +301,9 @@ class Scheduler:
             return []
         if member.role == "worker":
             self._departures.add(member.rank, self._now)
-        if message.error is not None:
+        if self.members.restarts(member.role):
+            self._lose(member, "has left" if message.error is None else f"failed: {message.error}")
+        elif message.error is not None:
             self._fail(f"{member.node} failed: {message.error}")
         elif member.role != "worker" and not self.members.all_gone("worker"):
             self._fail(f"{member.node} has left while workers need it")
@@ -310,7 +322,7 @@ class Scheduler:
             return []
         self._epoch += 1
         self._news = Stop() if done else Roster(self._epoch, sorted(self._departures.known))
-        for member in (*self.members.of("server"), *self.members.of("aggregator")):
+        for member in (*self._seats(), *self.members.of("aggregator")):
             self._inform(member)
         return self._stores.depart(ranks)
 
@@ -319,6 +331,38 @@ class Scheduler:
         if member.peer is not None and (member.epoch < self._epoch or isinstance(self._news, Stop)):
             member.epoch = self._epoch
             self._notices.append((member.peer, self._news))
+
+    # ---- servers with standbys
+
+    def _seats(self) -> list[JobMember]:
+        return [member for role in SEATS for member in self.members.of(role)]
+
+    def _seat_ended(self, role: str, rank: int, start: int, how: str) -> None:
+        """Note that a server's process has ended, which is started again."""
+        complete = self.members.complete
+        member = self.members.end(role, rank, start)
+        if member is None:
+            return
+        if complete:
+            self._lose(member, how)
+        else:
+            self._reply_links.forget(Node(role, member.hint, member.nonce))
+            log.warning("%s %s before all had joined", Node(role, rank, start), how)
+
+    def _lose(self, member: JobMember, how: str) -> None:
+        """Let a server's rank go on without ``member``, which has left or died, or else let the job fail."""
+        if self.failure is None and not self.members.all_gone("worker"):
+            why = self._failover.lose(member, how, self._now)
+            if why:
+                self._fail(why)
+
+    def _stand(self, peer: bytes, message: Standing) -> None:
+        """Take in what a server says of itself."""
+        member = self.members.identify(message.node)
+        if member is None or member.state is not MemberState.READY:
+            return  # its next beat is answered
+        if self._reply_links.admit(peer, message, member.key):
+            self._failover.stand(message, self._now)
 
     def _fail(self, text: str) -> None:
         """Let the job fail: tell all members that are still there why."""
@@ -387,11 +431,3 @@ class Scheduler:
         outbox = self._reply_links.outbox(answers) + self._notices
         self._notices = []
         return outbox
-
-
-def _only(places: Sequence[int], items: Sequence[T], other: T) -> list[T]:
-    """Return ``items`` with ``other`` in all but ``places``; nothing if there are none."""
-    shown = [other] * len(items)
-    for place in places if items else ():
-        shown[place] = items[place]
-    return shown

@@ -3,6 +3,9 @@
 A member joins, is ready when all have joined and have ranks, and then leaves in order or is lost. ``NEXT`` has every
 transition; another one is a mistake of the sender and changes nothing. The cost of a message or a tick does not depend
 on the number of members.
+
+In a job with replicas each server's rank has two seats, ("server", rank) and ("standby", rank). When the process in a
+seat has been lost, the same member's next start takes the seat.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from enum import Enum, auto
 from kvstore.errors import UsageError
 from kvstore.wire import Message, Node
 from servers.names import name
+
+SEATS = ("server", "standby")  # the roles that are started again in a job with replicas
 
 
 class MemberState(Enum):
@@ -52,11 +57,14 @@ class JobMember:
         hint: the rank that it asked for, -1 for any.
         address: where other members reach it; empty for workers.
         aggregator: of a worker, the rank of the aggregator that speaks for it; -1 for none.
+        start: how often the member's process has been started.
         join_peer, join_seq: the link and number of its request to join.
         key: the public key that its link proved then; empty where links prove no keys.
         peer: the link of its heartbeat, which takes notices; None before the first beat.
         heard: the time of its last sign of life.
         epoch: of the latest ``Roster`` that it has been sent over ``peer``.
+        viewed: of the latest ``View`` that it has been sent over ``peer``, the epoch; of a worker or an aggregator, how
+            many changes of servers it has been told of.
         notices: to be sent as soon as there is a link.
     """
 
@@ -68,12 +76,14 @@ class JobMember:
     join_seq: int
     key: str = ""
     aggregator: int = -1
+    start: int = 1
     rank: int = -1
     incarnation: int = 0
     state: MemberState = MemberState.JOINED
     peer: bytes | None = None
     heard: float = 0.0
     epoch: int = 0
+    viewed: int = 0
     notices: list[Message] = field(default_factory=list)
 
     @property
@@ -88,16 +98,24 @@ class Members:
     Args:
         num_workers, num_servers, num_aggregators: of the job.
         limit_s: after how many seconds of silence a member is lost.
+        replicas: how many standbys each server has.
 
     Attributes:
         wanted: how many members of each role the job has.
         complete: whether all have joined, and have ranks.
         present: how many have joined and have neither left nor been lost.
-        lost: how many have been lost.
+        lost: how many have been lost, and have not been started again.
     """
 
-    def __init__(self, num_workers: int, num_servers: int, limit_s: float, num_aggregators: int = 0) -> None:
-        self.wanted = {"worker": num_workers, "server": num_servers, "aggregator": num_aggregators}
+    def __init__(
+        self, num_workers: int, num_servers: int, limit_s: float, num_aggregators: int = 0, replicas: int = 0
+    ) -> None:
+        self.wanted = {
+            "worker": num_workers,
+            "server": num_servers,
+            "standby": num_servers * replicas,
+            "aggregator": num_aggregators,
+        }
         self.limit_s = limit_s
         self.complete = False
         self.present = self.lost = 0
@@ -105,6 +123,7 @@ class Members:
         self._by_wish: dict[tuple[str, int], dict[int, JobMember]] = {}  # by role and hint, then by nonce
         self._by_rank: dict[tuple[str, int], JobMember] = {}
         self._keys: set[str] = set()  # with which members have joined
+        self._ended: dict[tuple[str, int], int] = {}  # by seat: the latest start that has ended
         self._ready: OrderedDict[int, JobMember] = OrderedDict()  # by nonce, the longest silent first
         self._joined = Counter[str]()  # by role: how many have joined
         self._gone = Counter[str]()  # and how many of them have left or been lost
@@ -117,6 +136,10 @@ class Members:
     def everyone(self) -> list[JobMember]:
         """All members, in the order in which they joined."""
         return list(self._by_nonce.values())
+
+    def restarts(self, role: str) -> bool:
+        """Whether members of ``role`` are started again when they are lost."""
+        return role in SEATS and self.wanted["standby"] > 0
 
     def all_gone(self, role: str) -> bool:
         """Whether every member of ``role`` has joined, and left or been lost."""
@@ -149,8 +172,8 @@ class Members:
 
     # ---- joining
 
-    def join(self, member: JobMember) -> None:
-        """Let ``member`` in.
+    def join(self, member: JobMember, now: float = 0.0) -> JobMember | None:
+        """Let ``member`` in. Return the lost one whose seat it takes; None if it takes none.
 
         Raises:
             UsageError: the job is full, or has not the aggregator that the member names, or a member has joined with
@@ -159,7 +182,12 @@ class Members:
         wanted = self.wanted.get(member.role)
         if wanted is None:
             raise UsageError(f"workers, servers and aggregators join a job, a {member.role} does not")
-        if self._joined[member.role] >= wanted:
+        if member.role == "standby" and not wanted:
+            raise UsageError(
+                "this job has no standbys: KVSTORE_REPLICAS is 0 at the scheduler; set it alike everywhere"
+            )
+        before = self._predecessor(member)
+        if before is None and self._joined[member.role] >= wanted:
             raise UsageError(f"the job has its {wanted} {member.role}s already")
         if member.aggregator >= self.wanted["aggregator"]:
             raise UsageError(
@@ -167,6 +195,9 @@ class Members:
                 f"and the scheduler expects {self.wanted['aggregator']} of them (KVSTORE_NUM_AGGREGATORS): set both "
                 "alike in all processes of the job, as launch.py does"
             )
+        if before is not None:
+            self._replace(before, member, now)
+            return before
         if member.key in self._keys:
             raise UsageError("a member has joined with this public key already; give each process of the job its own")
         if member.key:
@@ -176,6 +207,54 @@ class Members:
         self._joined[member.role] += 1
         self.present += 1
         self._absent = None
+        return None
+
+    def _predecessor(self, member: JobMember) -> JobMember | None:
+        """Return who has been lost from the seat that ``member`` takes; None if it takes none.
+
+        Raises:
+            UsageError: this start of the member has ended.
+        """
+        seat = member.role, member.hint
+        if not self.restarts(member.role):
+            return None
+        if member.start <= self._ended.get(seat, 0):
+            raise UsageError(
+                f"start {member.start} of {member.role} {member.hint} (KVSTORE_START) is known to have ended"
+            )
+        before = self._by_rank.get(seat)
+        if before is None or before.state is MemberState.READY or member.start <= before.start:
+            return None
+        if member.key != before.key:
+            raise UsageError(f"{before.node} has joined with another key; start it again with the same")
+        return before
+
+    def _replace(self, before: JobMember, member: JobMember, now: float) -> None:
+        """Give ``member`` the seat of ``before``."""
+        del self._by_nonce[before.nonce]
+        self._by_nonce[member.nonce] = member
+        self._by_rank[before.role, before.rank] = member
+        member.rank, member.incarnation, member.heard = before.rank, member.start, now
+        member.state = MemberState.READY
+        self._ready[member.nonce] = member
+        self._gone[member.role] -= 1
+        self.present += 1
+        self.lost -= before.state is MemberState.LOST
+
+    def end(self, role: str, rank: int, start: int) -> JobMember | None:
+        """Note that ``start`` of a member that is started again has ended; 0 is the one that has joined.
+
+        Return the member that is lost by that; None if it is none. Before all have joined, it is withdrawn.
+        """
+        member = self.find(role, rank)
+        ended = start or (member.start if member is not None else 0)
+        self._ended[role, rank] = max(ended, self._ended.get((role, rank), 0))
+        if member is None or member.start > ended:
+            return None
+        if member.state is MemberState.JOINED:
+            self.withdraw(member)
+            return member
+        return member if self.happens(member, MemberEvent.DIES) else None
 
     def withdraw(self, member: JobMember) -> None:
         """Remove ``member``, which has given up joining, so that another process can take its place."""
@@ -193,7 +272,7 @@ class Members:
         self._rank()
         self.complete = True
         for member in self._by_nonce.values():
-            member.incarnation = 1
+            member.incarnation = member.start if self.restarts(member.role) else 1
             member.heard = now
             self.happens(member, MemberEvent.ALL_HERE)
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from asking import sent
+from asking import Door, sent
 
 from kvstore.wire import Alive, Barrier, Beat, Declare, Explain, Join, Leave, Message, Node, Pause, Sender
 from servers.scheduler import Scheduler
@@ -22,6 +22,7 @@ class Member:
         self.beats = b"heartbeat of %s %d" % (role.encode(), nonce)
         self.nonce, self.seq = nonce, 0
         self.aggregator = -1
+        self.start = 1
 
     @property
     def node(self) -> Node:
@@ -34,7 +35,13 @@ class Member:
 
     def join(self) -> Join:
         me = Sender(Node(self.role, self.hint, self.nonce), 1, 0)
-        return Join(me, address=f"at {self.nonce}", aggregator=self.aggregator)
+        return Join(me, address=f"at {self.nonce}", aggregator=self.aggregator, start=self.start)
+
+    def again(self) -> Member:
+        """The next process of this member."""
+        other = Member(self.role, self.nonce + 1000, self.hint)
+        other.start = self.start + 1
+        return other
 
     def barrier(self, number: int = 1, store: int = 0) -> Barrier:
         return Barrier(self.me(), store=store, number=number)
@@ -66,6 +73,8 @@ class Job:
 
     Args:
         aggregated: the ranks of the workers of each aggregator.
+        replicas: how many standbys each server has.
+        door: knows which key each link has proved.
     """
 
     def __init__(
@@ -75,16 +84,28 @@ class Job:
         farewell_s: float = 0.0,
         *,
         aggregated: Sequence[Sequence[int]] = (),
+        replicas: int = 0,
         start: bool = True,
+        door: Door | None = None,
     ) -> None:
-        self.scheduler = Scheduler(workers, servers, LIMIT, farewell_s, num_aggregators=len(aggregated))
+        self.scheduler = Scheduler(
+            workers,
+            servers,
+            LIMIT,
+            farewell_s,
+            door,
+            num_aggregators=len(aggregated),
+            replicas=replicas,
+        )
         self.now = 1000.0
         self.workers = [Member("worker", 100 + n, n) for n in range(workers)]
         self.servers = [Member("server", 20 + n, n) for n in range(servers)]
+        self.standbys = [Member("standby", 30 + n, n) for n in range(servers * replicas)]
         self.aggregators = [Member("aggregator", 50 + n, n) for n in range(len(aggregated))]
         for aggregator, ranks in enumerate(aggregated):
             for rank in ranks:
                 self.workers[rank].aggregator = aggregator
+        self.gone: list[Member] = []  # whose places others have taken
         self.tick()
         if start:
             self.start()
@@ -95,11 +116,11 @@ class Job:
             self.say(member, member.join())
         for member in self.everyone:
             member.incarnation = 1
-            assert self.beat(member) == [Alive()]
+            assert self.beat(member)[0] == Alive()
 
     @property
     def everyone(self) -> list[Member]:
-        return self.workers + self.servers + self.aggregators
+        return self.workers + self.servers + self.standbys + self.aggregators
 
     def handle(self, peer: bytes, message: Message) -> list[tuple[Any, Any]]:
         """What was sent, as (member, message): which link is whose, the test need not say."""
@@ -129,5 +150,6 @@ class Job:
         return self.named(outbox or self.scheduler.tick(self.now))
 
     def named(self, outbox: list[tuple[bytes, Message]]) -> list[tuple[Any, Any]]:
-        links = {m.peer: m for m in self.everyone} | {m.beats: m for m in self.everyone}
+        everyone = self.everyone + self.gone
+        links = {m.peer: m for m in everyone} | {m.beats: m for m in everyone}
         return [(links.get(peer, peer), sent(message)) for peer, message in outbox]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvstore.wire import Node
 from servers.names import MOST, have, name, workers
 
 
@@ -18,6 +19,11 @@ from servers.names import MOST, have, name, workers
 )
 def test_the_lowest_ranks_are_named_and_the_others_counted(ranks: list[int], text: str) -> None:
     assert name("worker", ranks) == text
+
+
+def test_a_standby_is_named_by_its_server() -> None:
+    assert name("standby", [1, 0]) == "standby of server 0, standby of server 1"
+    assert str(Node("standby", 1, 2)) == "the standby of server 1"
 
 
 @pytest.mark.parametrize(
