@@ -1,6 +1,7 @@
 """Optimizers, described by a name and numbers, so that a server can have one.
 
 algorithms       MXNet's optimizers that torch.optim lacks, and MXNet's momentum
+eager            torch's optimizers without their compiler
 optimizer_class  what a server must know of an optimizer's class
 counts           optimizers that count updates for all keys: each key has its own count
 allowed          the door for other optimizers: classes that the operator of the process allows

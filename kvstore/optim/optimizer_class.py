@@ -11,6 +11,7 @@ import torch
 
 from kvstore.errors import UsageError, choices
 from kvstore.optim.algorithms.momentum import MOMENTUM_STYLES, MxnetSGD
+from kvstore.optim.eager import eager
 
 # Names that MXNet gives to what torch calls otherwise.
 ALIASES = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
@@ -75,8 +76,9 @@ class TorchClass(OptimizerClass):
 
     def build(self, params: Iterable[torch.Tensor], hyper: Mapping[str, Any]) -> torch.optim.Optimizer:
         """See ``OptimizerClass``."""
+        make: Callable[..., torch.optim.Optimizer] = eager(self.cls)
         how = {"fused": True} if "fused" in inspect.signature(self.cls).parameters else {}
-        return super().build(params, {**hyper, **how})
+        return make(params, **hyper, **how)
 
 
 class SGDClass(TorchClass):

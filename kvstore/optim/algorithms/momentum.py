@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 
 from kvstore.optim.algorithms.tensorwise import Tensorwise, decayed, evaluated, kept, required
+from kvstore.optim.eager import eager
 
 MOMENTUM_STYLES = ("torch", "mxnet")
 
 
-class MxnetSGD(torch.optim.SGD):
+class MxnetSGD(eager(torch.optim.SGD)):  # type: ignore[misc]
     """SGD whose momentum holds steps, as MXNet's: each was made with the learning rate of its own update.
 
     It is torch's SGD of gradients that have been multiplied by their rate, with a rate of 1: ``m = momentum·m + lr·g``,

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from kvstore.optim.eager import eager
 
-class Tensorwise(torch.optim.Optimizer):
+
+class Tensorwise(eager(torch.optim.Optimizer)):  # type: ignore[misc]
     """An optimizer that updates each tensor by itself, with state that belongs to this tensor alone.
 
     Attributes:
