@@ -1,6 +1,8 @@
 """The server, aggregator and scheduler processes. ``python -m servers`` starts one; ``DMLC_ROLE`` says which.
 
-server     server and scheduler as processes: how they start and end
+server     the server as a process: how it starts and ends
+scheduler_process  the scheduler likewise
+input_log  the file with the scheduler's inputs, for its successor
 member     what servers and aggregators have in common: they join, serve and leave
 service    the loop around a core; all I/O and time of a process is here
 endpoints  the addresses that they listen at

@@ -32,11 +32,11 @@ def main() -> int:
     try:
         config = Config.from_env()
         os.environ.update(threads.variables(os.environ, config.role))  # before anything here imports torch
-        from servers.server import run_scheduler, run_server
-
         allow_many_files()
         collect_seldom(config.num_workers)
         if config.role == "scheduler":
+            from servers.scheduler_process import run_scheduler
+
             return run_scheduler(config.require_job("scheduler"), links(config)())
         role = "aggregator" if config.role == "aggregator" else "server"
         config = config.require_job(role)
@@ -48,6 +48,8 @@ def main() -> int:
             from servers.aggregator.process import run_aggregator
 
             return run_aggregator(config, make_transport, endpoint)
+        from servers.server import run_server
+
         return run_server(config, make_transport, endpoint)
     except NodeLost as exc:  # another process has failed before the job began
         if not hand_over(ExitReport(str(exc), consequence=True), os.environ):

@@ -33,7 +33,8 @@ from kvstore.ticket import WaitLimits
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.choose import links
 from kvstore.transport.shm.transport import sharing
-from servers.server import run_scheduler, run_server
+from servers.scheduler_process import run_scheduler
+from servers.server import run_server
 
 
 def set_limits(store: DistStore, seconds: float) -> None:

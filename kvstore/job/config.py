@@ -38,6 +38,8 @@ class Config:
         aggregator: the rank of the aggregator of this worker's host, -1 for none.
         replicas: how many standbys each server has.
         start: how often this member's process has been started.
+        lost: how the process before this one has ended, and when, by this host's monotonic clock; empty for the first.
+        scheduler_log: the file with the scheduler's log; empty for none.
         aggregate: whether hosts with several workers are to have aggregators.
         node_host: the address that this process binds to and tells the others, for TCP; empty for the default.
         interface: the network interface whose address it is, if ``node_host`` is empty; empty for the default.
@@ -74,6 +76,8 @@ class Config:
     aggregator: int = -1
     replicas: int = 0
     start: int = 1
+    lost: tuple[str, float] | tuple[()] = ()
+    scheduler_log: str = ""
     aggregate: bool = True
     node_host: str = ""
     interface: str = ""
@@ -146,6 +150,8 @@ class Config:
             aggregator=settings.AGGREGATOR.read(env),
             replicas=settings.REPLICAS.read(env),
             start=settings.START.read(env),
+            lost=settings.LOST.read(env),
+            scheduler_log=settings.SCHEDULER_LOG.read(env),
             aggregate=settings.AGGREGATE.read(env),
             node_host=settings.NODE_HOST.read(env),
             interface=settings.INTERFACE.read(env),

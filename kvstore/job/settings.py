@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kvstore.errors import ConfigError
-from kvstore.job.valid_values import ClassReference, ClassReferences, Flag, Integer, OneOf, Seconds, Text, ValidValues
+from kvstore.job.valid_values import (
+    ClassReference,
+    ClassReferences,
+    EarlierEnd,
+    Flag,
+    Integer,
+    OneOf,
+    Seconds,
+    Text,
+    ValidValues,
+)
 
 T = TypeVar("T")
 
@@ -235,6 +245,19 @@ REPLICAS = Setting(
     "KVSTORE_REPLICAS", Integer(0, 1), 0, "how many standbys each server has, which take over when it is lost"
 )
 START = Setting("KVSTORE_START", Integer(1), 1, "how often this member's process has been started")
+LOST: Setting[tuple[str, float] | tuple[()]] = Setting(
+    "KVSTORE_LOST",
+    EarlierEnd(),
+    (),
+    "how this member's process before this one has ended, and when",
+    shown="none",
+)
+SCHEDULER_LOG = Setting(
+    "KVSTORE_SCHEDULER_LOG",
+    Text("a file in a private directory"),
+    "",
+    "where the scheduler notes what its successor needs if it is killed; without it, the job ends then",
+)
 NUM_AGGREGATORS = Setting(
     "KVSTORE_NUM_AGGREGATORS",
     Integer(0, MAX_NODES),
@@ -300,6 +323,8 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
             LOCAL_SIZE,
             REPLICAS,
             START,
+            LOST,
+            SCHEDULER_LOG,
             NUM_AGGREGATORS,
             AGGREGATOR,
             ROOT_FD,

@@ -112,6 +112,17 @@ class Text:
         return text
 
 
+class EarlierEnd:
+    """How a process has ended, and when: a word, and seconds of a host's monotonic clock."""
+
+    valid = "a word and a number of seconds, such as `SIGKILL 1234.5`"
+
+    def parse(self, text: str) -> tuple[str, float]:
+        """See ``ValidValues``."""
+        how, when = text.split()
+        return how, Seconds(0).parse(when)
+
+
 @dataclass(frozen=True)
 class ClassReference:
     """Where a class is, and the name that it has here."""

@@ -81,6 +81,7 @@ class Heartbeat:
         self._make_transport = make_transport
         self._root = root
         self._node = node
+        self._beat_frames = encode(Beat(node))
         self._interval_s = interval_s
         self._limit_s = limit_s
         self._redial_s = max(REDIAL_S, 3 * interval_s)
@@ -136,11 +137,10 @@ class Heartbeat:
             self._transport.close()
 
     def _beat(self) -> None:
-        beat = encode(Beat(self._node))
         heard = looked = dialled = self._clock()
         back = True
         while not self._stop.is_set():
-            self._transport.send(self._scheduler, beat)
+            self._transport.send(self._scheduler, self._beat_frames)
             last = self._hear(self._clock() + self._interval_s)
             if last is not None:
                 heard = last
@@ -167,9 +167,13 @@ class Heartbeat:
             while self._unsaid:
                 self._transport.send(self._scheduler, encode(self._unsaid.popleft()))
             received = self._transport.recv(left)
-            if received is not None and received[1]:  # else the link has been made anew
-                heard = self._clock()
-                self._take(received[1])
+            if received is None:
+                continue
+            if not received[1]:  # the link has been made anew: the scheduler may have news, and tells it at a beat
+                self._transport.send(self._scheduler, self._beat_frames)
+                continue
+            heard = self._clock()
+            self._take(received[1])
         return heard
 
     def _redial(self) -> None:

@@ -94,6 +94,7 @@ class Session:
         self.takeovers = 0
         self._epochs: dict[int, int] = {}  # by rank: of the latest news of where its server is
         self._faults: dict[int, list[KVStoreError]] = {}
+        self._latest_fault = 0
         self._asked: Operation | None = None
         self._heartbeat: Heartbeat | None = None
         self.left = False
@@ -245,7 +246,8 @@ class Session:
         elif isinstance(notice, Moved):
             if not self._follow(notice):
                 return
-        elif isinstance(notice, Fault):
+        elif isinstance(notice, Fault) and notice.number > self._latest_fault:
+            self._latest_fault = notice.number
             self._faults.setdefault(notice.store, []).append(rebuild(notice.kind, notice.text))
         if self._on_notice is not None:
             self._on_notice(notice)

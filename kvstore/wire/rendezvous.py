@@ -286,11 +286,16 @@ class Roster(Message):
 @message(33)
 @dataclass(frozen=True)
 class Fault(Message):
-    """A call of yours that was answered before contradicts another worker's; ``kind`` names the error's class."""
+    """A call of yours that was answered before contradicts another worker's; ``kind`` names the error's class.
+
+    Attributes:
+        number: grows from fault to fault. A scheduler that has been started again tells all faults again.
+    """
 
     store: Store
     kind: Annotated[str, f.text(64)]
     text: Text
+    number: Seq = 0
 
 
 @message(34)

@@ -12,6 +12,9 @@ keys        the keys of one store, as workers declare them
 placements  where the segments of the keys are
 barriers    who has come to which barrier of one store
 joins       who is inside ``join`` of one store
+logged      the scheduler with a log of its inputs, from which a successor is made
+records     what that log consists of
+live_records  which of its records are still needed
 
 The cost of a message does not depend on the number of members.
 """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvstore.errors import NodeLost, UsageError, WireError
 from kvstore.rare_log import Drops
@@ -64,6 +65,7 @@ class Scheduler:
         members: of the job.
         failure: why the job has failed; None if it has not.
         ledger: the requests that may be repeated.
+        silent: the members that the last tick has found overdue, each with the time of its last sign of life.
     """
 
     def __init__(
@@ -79,10 +81,11 @@ class Scheduler:
     ) -> None:
         self.members = Members(num_workers, num_servers, limit_s, num_aggregators, replicas)
         self.failure: str | None = None
+        self.silent: list[tuple[Node, float]] = []
         self._failed_at = 0.0
         self._now = self._ticked = 0.0
         self._remind_at: float | None = None
-        self._epoch = 0
+        self._epoch = self._faults = 0
         self._news: Roster | Stop = Roster(0, [])  # the latest for servers and aggregators: which workers have left
         self._welcomes: Welcomes | None = None  # once all have joined
         self._failover = Failover(self.members, lambda peer, notice: self._notices.append((peer, notice)))
@@ -141,7 +144,9 @@ class Scheduler:
         if now - self._ticked > self.members.limit_s / 2:  # this process was stopped, and may have missed beats
             self.members.forgive(now)
         self._ticked = now
-        for member in self.members.overdue(now):
+        overdue = self.members.overdue(now)
+        self.silent = [(member.node, member.heard) for member in overdue]
+        for member in overdue:
             silent = f"has been silent for {now - member.heard:.1f} s"
             self.members.happens(member, MemberEvent.DIES)
             if self.members.restarts(member.role):
@@ -151,6 +156,25 @@ class Scheduler:
         if not self.members.complete and self.failure is None:
             self._remind()
         return self._flush(self._depart())
+
+    def tick_again(self, now: float, silent: Sequence[tuple[Node, float]]) -> Outbox:
+        """Repeat a tick that was logged, in which ``silent`` were overdue, and nobody else; see that attribute."""
+        self._ticked = now
+        self.members.forgive(now)
+        for node, heard in reversed(silent):
+            self.members.recall(node, heard)
+        return self.tick(now)
+
+    def resume(self, now: float) -> None:
+        """Go on after the inputs of an earlier process: what nobody could hear since then was no silence."""
+        self._now = self._ticked = now
+        self.members.forgive(now)
+        self.take_news()  # the earlier process has said it
+
+    @property
+    def epoch(self) -> int:
+        """How often servers have been told that workers have left."""
+        return self._epoch
 
     @property
     def finished(self) -> bool:
@@ -383,7 +407,8 @@ class Scheduler:
         """Tell rank 0 what is wrong with a call of its own that was answered before."""
         owner = self.members.find("worker", 0)
         if owner is not None:
-            owner.notices.append(fault)
+            self._faults += 1
+            owner.notices.append(replace(fault, number=self._faults))
             self._tell(owner)
 
     def _tell(self, member: JobMember) -> None:

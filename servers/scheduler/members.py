@@ -337,3 +337,10 @@ class Members:
         """Let everybody's silence begin at ``now``."""
         for member in self._ready.values():
             member.heard = now
+
+    def recall(self, node: Node, heard: float) -> None:
+        """Let the silence of the member that ``node`` names have begun at ``heard``, before everybody else's."""
+        member = self.identify(node)
+        if member is not None and member.nonce in self._ready:
+            member.heard = heard
+            self._ready.move_to_end(member.nonce, last=False)

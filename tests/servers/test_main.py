@@ -33,7 +33,7 @@ sys.meta_path.insert(0, Interrupts())
 """
 
 
-@pytest.mark.parametrize(("role", "module"), [("scheduler", "servers.server"), ("server", "servers.shard")])
+@pytest.mark.parametrize(("role", "module"), [("scheduler", "servers.scheduler_process"), ("server", "servers.shard")])
 def test_sigterm_during_an_import_ends_it_without_a_word(role: Role, module: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     job = Contract(1, 1, f"ipc://{tmp_path}/scheduler", 0, "job")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from simulation.launcher import SimulatedLauncher
@@ -21,7 +22,8 @@ from kvstore.job.config import Config
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 from servers.aggregator.process import run_aggregator
-from servers.server import run_scheduler, run_server
+from servers.scheduler_process import run_scheduler
+from servers.server import run_server
 
 LIMIT_S = 600.0  # of virtual time: whoever has not ended by then hangs
 HEARTBEAT_LIMIT_S = 5.0
@@ -105,6 +107,8 @@ class SimulatedJob:
         self.starts: Counter[str] = Counter()
         self._roles = SERVING if replicas else SERVING[:1]
         self._working: list[Task] = []
+        # A scheduler that may be started again has a log.
+        self._directory = TemporaryDirectory(prefix="simulated-") if restarts else None
         self._launcher = (
             SimulatedLauncher(self.network, ROOT, restarts, start_s, self._start, lambda: self.working)
             if replicas or restarts
@@ -155,6 +159,8 @@ class SimulatedJob:
         )
         for process in self.everyone:
             process.kill()
+        if self._directory is not None:
+            self._directory.cleanup()
         return outcome
 
     @property
@@ -218,7 +224,10 @@ class SimulatedJob:
         return Config(role=role, rank_hint=rank, start=start, **self._options)
 
     def _schedule(self, process: Process) -> int:
-        return run_scheduler(self._config("scheduler", start=process.start), self._end(process), self.world.clock)
+        config = self._config("scheduler", start=process.start)
+        if self._directory is not None:
+            config = replace(config, scheduler_log=f"{self._directory.name}/log")
+        return run_scheduler(config, self._end(process), self.world.clock)
 
     def _serve(self, role: str, rank: int, process: Process) -> int:
         return run_server(

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.errors import ConfigError
 from kvstore.job.settings import Setting
-from kvstore.job.valid_values import ClassReference, ClassReferences, Flag, Integer, OneOf, Seconds, Text
+from kvstore.job.valid_values import ClassReference, ClassReferences, EarlierEnd, Flag, Integer, OneOf, Seconds, Text
 
 
 def setting(values: Any) -> Setting[Any]:
@@ -24,6 +24,7 @@ def setting(values: Any) -> Setting[Any]:
         (Integer(1, 65535), "65535", 65535),
         (Seconds(), "0.001", 0.001),
         (Seconds(0), "0", 0.0),
+        (EarlierEnd(), "SIGKILL 1234.5", ("SIGKILL", 1234.5)),
         (OneOf(("tcp", "zeromq")), "ZeroMQ", "zeromq"),
         (Text("anything"), " a b ", "a b"),
         (ClassReferences(), "a.b:C", (ClassReference("c", "a.b", "C"),)),
@@ -42,6 +43,8 @@ def test_what_a_setting_accepts(values: Any, text: str, value: Any) -> None:
         (Integer(1), "0", "an integer, at least 1"),
         (Integer(1), "1.5", "an integer, at least 1"),
         (Integer(1, 65535), "65536", "an integer, from 1 to 65535"),
+        (EarlierEnd(), "SIGKILL", "a word and a number of seconds, such as `SIGKILL 1234.5`"),
+        (EarlierEnd(), "killed by 9 3.0", "a word and a number of seconds, such as `SIGKILL 1234.5`"),
         (Seconds(), "x", "a number of seconds, greater than 0"),
         (Seconds(), "0", "a number of seconds, greater than 0"),
         (Seconds(0.01), "0.001", "a number of seconds, at least 0.01"),

@@ -49,7 +49,8 @@ from kvstore.wire import (
     decode,
     encode,
 )
-from servers.server import run_scheduler, run_server
+from servers.scheduler_process import run_scheduler
+from servers.server import run_server
 
 
 class Tapped(ThreadedJob):

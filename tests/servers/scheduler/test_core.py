@@ -545,7 +545,7 @@ def test_who_contradicts_rank_0_fails_on_both_sides():
     outbox = dict(job.say(w1, wrong))
     text = "key 'a' is int8[1] on worker 0, but int8[2] on worker 1"
     assert text_of(outbox[w1], "Mismatch") == text
-    assert outbox[w0] == Fault(0, "Mismatch", text)
+    assert outbox[w0] == Fault(0, "Mismatch", text, number=1)
     assert job.beat(w0) == [Alive()], "told once"
 
 

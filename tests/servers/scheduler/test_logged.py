@@ -1,0 +1,295 @@
+"""A scheduler that is made again from its log goes on as the first one would have."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from asking import Door, sent
+from rendezvous import LIMIT, Member
+
+from kvstore.wire import (
+    Alive,
+    Beat,
+    CloseStore,
+    Fault,
+    Here,
+    JobFailed,
+    Leave,
+    Lost,
+    Message,
+    Node,
+    OpenStore,
+    Ready,
+    Reply,
+    Request,
+    Roster,
+    Sender,
+    Stop,
+    Welcome,
+)
+from servers.scheduler import Scheduler
+from servers.scheduler.logged import FormerLinks, LoggedScheduler
+from servers.scheduler.records import Came, Record, Ticked
+
+WORKERS, SERVERS, FAREWELL_S = 3, 1, 2.0
+KINDS = ("open", "close", "declare", "ready", "barrier", "pause", "leave")
+
+
+def logged(records: list[Record], door: Door | None = None) -> tuple[LoggedScheduler, Scheduler]:
+    """A scheduler that logs into a list."""
+    links = FormerLinks(door or Door())
+    scheduler = Scheduler(WORKERS, SERVERS, LIMIT, FAREWELL_S, links)
+    return LoggedScheduler(scheduler, links, records.append), scheduler
+
+
+@dataclass
+class Talk:
+    """What members say to a scheduler, as the dice fall, and what they hear."""
+
+    dice: random.Random
+    records: list[Record] = field(default_factory=list)
+    now: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.logged, self.scheduler = logged(self.records)
+        self.members = [Member("worker", 100 + rank, rank) for rank in range(WORKERS)]
+        self.members += [Member("server", 200, 0)]
+        self.asked: dict[bytes, dict[int, Request]] = {member.peer: {} for member in self.members}
+        self.answered: dict[bytes, set[int]] = {member.peer: set() for member in self.members}
+        self.barriers = dict.fromkeys(range(WORKERS), 0)
+        self.gone: set[bytes] = set()
+
+    def say(self, member: Member, message: Message) -> None:
+        if isinstance(message, Request):
+            self.asked[member.peer][message.seq] = message
+        self.hear(self.logged.handle(member.peer, sent(message), self.now))
+
+    def hear(self, outbox: list[tuple[bytes, Message]]) -> None:
+        for peer, message in outbox:
+            if isinstance(message, Welcome):
+                member = next(member for member in self.members if member.peer == peer)
+                member.incarnation, member.seq = 1, 1
+            if isinstance(message, Reply):
+                self.answered[peer].add(message.seq)
+
+    def me(self, member: Member) -> Sender:
+        member.seq += 1
+        waiting = self.asked[member.peer].keys() - self.answered[member.peer]
+        return Sender(member.node, member.seq, min(waiting, default=member.seq))
+
+    def go_on(self) -> None:
+        """One more thing happens."""
+        self.now += self.dice.choice((0.0, 0.1, 1.0))
+        member = self.dice.choice(self.members)
+        if self.dice.random() < 0.2:
+            for other in self.members:  # nobody is silent for long
+                if other.incarnation == 1 and other.peer not in self.gone:
+                    self.say(other, Beat(other.node))
+            self.hear(self.logged.tick(self.now))
+        elif member.peer in self.gone:
+            return
+        elif member.incarnation != 1:
+            self.say(member, member.join())
+        elif member.role == "worker":
+            self.say(member, self.request(member))
+
+    def request(self, worker: Member) -> Request:
+        me, dice = self.me(worker), self.dice
+        at_barrier = any(seq not in self.answered[worker.peer] for seq in self.asked[worker.peer])
+        kind = dice.choices(
+            ("open", "close", "declare", "ready", "barrier", "pause", "leave"), (1, 1, 6, 4, 6, 1, 0.3)
+        )[0]
+        if kind == "leave":
+            self.gone.add(worker.peer)
+            return Leave(me, error="ValueError" if dice.random() < 0.1 else None)
+        if kind == "open":
+            return OpenStore(me, ordinal=dice.randint(1, 2))
+        if kind == "close":
+            return CloseStore(me, store=1)
+        if kind == "ready":
+            return Ready(me, store=0, keys=dice.sample("abc", 2))
+        if kind == "barrier" and not at_barrier:
+            self.barriers[worker.rank] += 1
+            return replace(worker.barrier(self.barriers[worker.rank]), sender=me)
+        if kind == "pause":
+            return replace(worker.pause(1), sender=me)
+        shape = (2,) if dice.random() < 0.1 else (1,)
+        return replace(worker.declare(*dice.sample("abc", 2), shape=shape), sender=me)
+
+
+def epilogue(talk: Talk) -> Iterator[tuple[bytes, Message | float]]:
+    """What comes after a restart: all make new links, and ask again; all come to a barrier; all leave."""
+    there = [copy.copy(member) for member in talk.members if member.peer not in talk.gone]
+    for member in there:
+        peer = b"new " + member.peer
+        if member.incarnation == 1:
+            yield peer, Here(member.node)
+            yield b"beats on " + peer, Beat(member.node)
+        for seq in sorted(talk.asked[member.peer].keys() - talk.answered[member.peer]):
+            yield peer, talk.asked[member.peer][seq]
+        if member.incarnation != 1:
+            yield peer, member.join()
+        yield peer, member.explain(max(talk.asked[member.peer], default=1))
+    yield b"", talk.now + 1.0
+    ready = [member for member in there if member.incarnation == 1]
+    for member in ready:
+        if member.role == "worker":
+            me = Sender(member.node, member.seq + 10, 0)
+            yield b"new " + member.peer, replace(member.declare("a", "z"), sender=me)
+            yield b"new " + member.peer, replace(member.barrier(99), sender=me._replace(seq=member.seq + 11))
+            yield b"new " + member.peer, replace(member.explain(member.seq + 11), sender=me)
+    yield b"", talk.now + 2.0
+    for member in ready:
+        yield b"new " + member.peer, Leave(Sender(member.node, member.seq + 12, 0), error=None)
+        yield b"", talk.now + 2.0
+
+
+def heard(scheduler: Any, talk: Talk) -> list[list[tuple[bytes, Message]]]:
+    """What comes over the new links in the epilogue. Only a successor tells faults again."""
+    said = []
+    for peer, message in epilogue(talk):
+        if isinstance(message, float):
+            outbox = scheduler.tick(message)
+        else:
+            outbox = scheduler.handle(peer, sent(message), talk.now)
+        over_new = [(to, reply) for to, reply in outbox if b"new " in to and not isinstance(reply, Fault)]
+        said.append(over_new)
+    return said
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_replay_of_any_prefix_goes_on_as_the_first_scheduler(seed: int) -> None:
+    talk = Talk(random.Random(seed))
+    for _ in range(9):
+        for _ in range(talk.dice.randint(1, 12)):
+            talk.go_on()
+        again, _ = logged([])
+        again.replay(copy.deepcopy(talk.records), talk.now)
+        assert heard(again, talk) == heard(copy.deepcopy(talk.scheduler), talk)
+
+
+def test_the_random_talks_are_of_all_kinds() -> None:
+    """Else the test above would show little."""
+    said: set[type] = set()
+    answers: set[type] = set()
+    for seed in range(12):
+        talk = Talk(random.Random(seed))
+        for _ in range(6 * seed + 4):
+            talk.go_on()
+        said |= {type(record.message) for record in talk.records if isinstance(record, Came)}
+        said |= {Ticked for record in talk.records if isinstance(record, Ticked)}
+        answers |= {type(reply) for outbox in heard(talk.scheduler, talk) for _, reply in outbox}
+    assert len(said) == 9, said
+    assert answers >= {Alive, Roster, Stop, JobFailed, Welcome}
+
+
+class Small:
+    """A job whose members have joined, with its log."""
+
+    def __init__(self, door: Door | None = None) -> None:
+        self.records: list[Record] = []
+        self.now = 1000.0
+        self.logged, self.scheduler = logged(self.records, door)
+        self.workers = [Member("worker", 100 + rank, rank) for rank in range(WORKERS)]
+        self.server = Member("server", 200, 0)
+        members = (*self.workers, self.server)
+        for member in members:
+            self.logged.handle(member.peer, member.join(), self.now)
+        for member in members:
+            member.incarnation, member.seq = 1, 1
+            self.beat(member)
+        self.logged.tick(self.now)
+
+    def beat(self, member: Member) -> list[Message]:
+        return [said for _, said in self.logged.handle(member.beats, Beat(member.node), self.now)]
+
+    def restart(self, after_s: float = 0.5) -> None:
+        records = list(self.records)
+        self.now += after_s
+        self.records.clear()
+        self.logged, self.scheduler = logged(self.records)
+        self.logged.replay(records, self.now)
+        self.records[:0] = records
+
+
+def test_beats_questions_and_repeats_of_joins_are_not_logged() -> None:
+    job = Small()
+    w0 = job.workers[0]
+    assert len(job.records) == WORKERS + SERVERS
+    job.beat(w0)
+    job.logged.handle(w0.peer, w0.explain(1), job.now)
+    job.logged.handle(w0.peer, w0.join(), job.now)
+    job.logged.tick(job.now)
+    assert len(job.records) == WORKERS + SERVERS
+
+
+def test_strangers_do_not_fill_the_log() -> None:
+    job = Small()
+    stranger = Member("worker", 999, 7)
+    for message in (stranger.join(), stranger.barrier(), stranger.leave(), replace(stranger.barrier(), sender=_of(7))):
+        job.logged.handle(stranger.peer, message, job.now)
+    assert len(job.records) == WORKERS + SERVERS
+
+
+def _of(rank: int) -> Sender:
+    return Sender(Node("worker", rank, 1), 1, 0)
+
+
+def test_silence_before_the_restart_is_forgiven_and_that_after_it_is_not() -> None:
+    job = Small()
+    job.restart(after_s=3 * LIMIT)
+    assert job.logged.tick(job.now) == []
+    assert job.scheduler.failure is None
+    for step in range(1, 10):
+        job.now += LIMIT / 4
+        job.logged.tick(job.now)
+        for member in job.workers:
+            job.beat(member)
+        assert (job.scheduler.failure is None) == (step <= 4)
+
+
+def test_who_was_silent_is_so_in_a_replay_and_nobody_else() -> None:
+    job = Small()
+    for _ in range(5):
+        job.now += LIMIT / 4
+        for member in (*job.workers[:2], job.server):
+            job.beat(member)
+        job.logged.tick(job.now)
+    failure = job.scheduler.failure
+    assert failure == f"worker 2 is lost: it has been silent for {1.25 * LIMIT:.1f} s"
+    job.restart()
+    assert job.scheduler.failure == failure
+    assert job.scheduler.members.lost == 1
+    assert JobFailed(failure) in job.beat(job.workers[0])
+
+
+def test_a_fault_is_told_again_under_its_number() -> None:
+    job = Small()
+    w0, w1, _ = job.workers
+    job.logged.handle(w0.peer, w0.declare("a"), job.now)
+    job.logged.handle(w0.peer, Ready(w0.me(), store=0, keys=["a"]), job.now)
+    (fault,) = [
+        said for _, said in job.logged.handle(w1.peer, w1.declare("a", shape=(2,)), job.now) if isinstance(said, Fault)
+    ]
+    assert fault.number == 1
+    job.restart()
+    assert fault in job.beat(w0)
+    assert fault not in job.beat(w0)
+
+
+def test_the_launcher_is_believed_by_its_key_in_a_replay_too() -> None:
+    """A link with another member's key may report nothing, and a replay does not ask the links of now."""
+    keys = {b"link of worker 100": "k0", b"link of worker 101": "k1", b"link of worker 102": "k2"}
+    job = Small(Door({**keys, b"launcher": "k1", b"liar": "k0"}))
+    job.logged.handle(b"liar", Lost("worker", 1, "was killed by SIGKILL"), job.now)
+    job.restart()
+    assert job.scheduler.failure is None
+    job = Small(Door({**keys, b"launcher": "k1"}))
+    job.logged.handle(b"launcher", Lost("worker", 1, "was killed by SIGKILL"), job.now)
+    job.restart()
+    assert job.scheduler.failure == "worker 1 was killed by SIGKILL"
