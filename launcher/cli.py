@@ -16,7 +16,7 @@ from kvstore.errors import ConfigError
 from kvstore.job.settings import AGGREGATE, REPLICAS, VERBOSE
 from launcher.errors import LaunchError
 from launcher.job.cluster import PLACEMENTS, Cluster
-from launcher.job.description import MAX_PER_ROLE, Job
+from launcher.job.description import MAX_PER_ROLE, RESTARTS, Job
 from launcher.kinds.registry import KINDS
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -205,6 +205,12 @@ def _add_faults(group: argparse._ArgumentGroup) -> None:
         type=int,
         choices=(0, 1),
         help="standbys of each server, which take over when it dies (default: 0)",
+    )
+    add(
+        "--restarts",
+        type=_number,
+        metavar="N",
+        help=f"start servers and standbys that die again, N times in all (default with --replicas 1: {RESTARTS})",
     )
 
 

@@ -111,12 +111,14 @@ class Lost(Message):
 
     Attributes:
         start: which of that member's processes, see ``Join``; 0 for the latest.
+        final: whether it is not started again.
     """
 
     role: Role
     rank: Rank
     how: Text
     start: Seq = 0
+    final: Annotated[bool, f.flag] = False
 
 
 @message(15)

@@ -161,6 +161,11 @@ class Agent:
             self._link.send(p.Probed([list(failure) for failure in failures]))
         elif isinstance(message, p.StartTasks) and self._crew is None:
             self._start(message)
+        elif isinstance(message, p.StartAgain):
+            if self._crew is not None and self._crew.can_restart(message.index) and message.index not in self._running:
+                self._running.add(message.index)
+                self._told_empty = False
+                self._crew.restart(message.index, p.unpack(message.variables))
         elif isinstance(message, p.Signal):
             if self._crew is not None:
                 self._crew.signal(message.signum)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from kvstore.job.exit_report import ExitReport
@@ -56,6 +56,22 @@ class Fleet:
                 remote.send(self._starts[remote])
             else:
                 self._lost(remote)
+
+    def can_restart(self, index: int) -> bool:
+        """Whether the agent that has run the task is there."""
+        return self._able(index) is not None
+
+    def restart(self, index: int, variables: Mapping[str, str]) -> None:
+        """Have its agent start the task again."""
+        remote = self._able(index)
+        if remote is not None:
+            remote.empty = False
+            self._running.add(index)
+            remote.send(p.StartAgain(index, p.pack(variables)))
+
+    def _able(self, index: int) -> RemoteAgent | None:
+        able = (remote for remote in self._remotes if remote.lost is None and remote not in self._leaving)
+        return next((remote for remote in able if index in remote.indices), None)
 
     def collect(self) -> None:
         """Ping the agents, and give up those that are silent."""

@@ -49,6 +49,7 @@ from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import open_standard_streams
 from launcher.supervision.ending import EndingLimits
+from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue, called
 from launcher.supervision.supervisor import OnFailure, Supervisor
 
@@ -236,6 +237,7 @@ class _AgentJob:
             limit_s = _SILENCE * Config.from_env(self._environ).heartbeat_timeout_s
         except ConfigError as error:
             raise LaunchError(str(error)) from None
+        restarts = Restarts.of(self._job, tasks)
         starts = {remote: self._start(remote, tasks, at.mark, limit_s) for remote in self._remotes}
         supervisor = Supervisor(
             tasks,
@@ -246,10 +248,12 @@ class _AgentJob:
             limits=limits,
             selector=selector,
             where=_where(tasks),
+            restarts=restarts,
         )
         try:
             supervisor.start()
-            self._listener.close()  # otherwise the kernel would accept connections after the scheduler has died
+            if not restarts.survivable(0):
+                self._listener.close()  # otherwise the kernel would accept connections after the scheduler has died
             return supervisor.run()
         finally:
             supervisor.close()

@@ -27,6 +27,7 @@ class Cluster:
         encryption: whether links between hosts are encrypted and only members can open them.
         host_aggregation: whether hosts with several workers have aggregators.
         replicas: how many standbys each server has, 0 or 1.
+        restarts: how many times processes that die are started again, in all; None for the default.
         job_name: the name of the job in the cluster's tools.
         queue: the queue or partition.
         time: the time limit, in the cluster's notation.
@@ -53,6 +54,7 @@ class Cluster:
     encryption: bool = True
     host_aggregation: bool = True
     replicas: int = 0
+    restarts: int | None = None
     job_name: str = "kvstore"
     queue: str = ""
     time: str = ""

@@ -17,6 +17,9 @@ MAX_PER_ROLE = settings.MAX_NODES
 # The variables by which the members of a job, and its agents, find each other. Options cannot set them.
 RESERVED = COMPUTED | {settings.AGENT.name, settings.EXIT_REPORT.name}
 
+# With standbys, processes are started again so many times. The delays between them keep a loop from doing harm.
+RESTARTS = 100
+
 
 def _nothing() -> Mapping[str, str]:
     return MappingProxyType({})
@@ -72,6 +75,13 @@ class Job:
     def num_placed(self) -> int:
         """How many processes need a place on a host of the job: the workers, the servers and their standbys."""
         return self.num_workers + self.num_servers + self.num_standbys
+
+    @property
+    def restarts(self) -> int:
+        """How many times processes that die are started again, in all."""
+        if self.cluster.restarts is not None:
+            return self.cluster.restarts
+        return RESTARTS if self.cluster.replicas else 0
 
     @property
     def aggregates(self) -> bool:

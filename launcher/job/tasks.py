@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from kvstore.job import contract, processes, settings, threads
 from kvstore.job.contract import Contract, Member, Role, member_name, member_title
+from kvstore.job.exits import Exit
 from kvstore.job.keyring import Keyring
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
@@ -138,6 +139,16 @@ def passed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     These are the ones that the job names, and the transport, which must be the same in all processes.
     """
     return {name: environ[name] for name in (*job.env_names, settings.TRANSPORT.name) if name in environ}
+
+
+def again(start: int, how: Exit) -> dict[str, str]:  # noqa: ARG001
+    """What the environment of a process that is started again has beside, or instead of, what it had.
+
+    Args:
+        start: which start of it this is.
+        how: how the one before has ended.
+    """
+    return {settings.START.name: str(start)}
 
 
 def words(job: Job, role: Role, python: str) -> tuple[str, ...]:

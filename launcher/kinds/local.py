@@ -28,6 +28,7 @@ from launcher.processes.machine import open_standard_streams, require_files
 from launcher.supervision.crew import Crew
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.output import Outlet, columns
+from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import OnFailure, Supervisor
 
@@ -134,6 +135,7 @@ def _run(
     _check_command(tasks[-job.num_workers])
     pass_fds = {} if listener is None else {0: (listener.fileno(),)}
     crew = caller.crew(dict(enumerate(tasks)), guard, pass_fds=pass_fds)
+    restarts = Restarts.of(job, tasks)
     supervisor = Supervisor(
         tasks,
         [crew],
@@ -144,15 +146,18 @@ def _run(
         outlet=caller.outlet,
         name=caller.name,
         where="on this machine" if caller.says_start else None,
+        restarts=restarts,
     )
     try:
         supervisor.start()
-        if listener is not None:
+        if listener is not None and not restarts.survivable(0):
             listener.close()  # otherwise the kernel would accept connections after the scheduler has died
         _sweep_shared()
         return supervisor.run()
     finally:
         supervisor.close()
+        if listener is not None:
+            listener.close()
 
 
 def _transport(environ: Mapping[str, str]) -> str:
@@ -198,5 +203,7 @@ def _check_command(worker: Task) -> None:
 
 
 KIND = Kind(
-    run=run, dry_run=dry_run, takes=frozenset({"gpus_per_worker", "host_aggregation", "replicas", "sync_dst_dir"})
+    run=run,
+    dry_run=dry_run,
+    takes=frozenset({"gpus_per_worker", "host_aggregation", "replicas", "restarts", "sync_dst_dir"}),
 )

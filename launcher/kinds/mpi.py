@@ -152,6 +152,7 @@ KIND = Kind(
             "encryption",
             "host_aggregation",
             "replicas",
+            "restarts",
             "gpus_per_worker",
             "cluster_option",
         }

@@ -238,6 +238,7 @@ KIND = Kind(
             "encryption",
             "host_aggregation",
             "replicas",
+            "restarts",
             "job_name",
             "queue",
             "time",

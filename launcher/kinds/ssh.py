@@ -205,6 +205,7 @@ KIND = Kind(
             "encryption",
             "host_aggregation",
             "replicas",
+            "restarts",
             "gpus_per_worker",
         }
     ),

@@ -39,6 +39,7 @@ TAKES = frozenset(
         "encryption",
         "host_aggregation",
         "replicas",
+        "restarts",
         "gpus_per_worker",
         "host_ip",
         "interface",

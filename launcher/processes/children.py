@@ -6,9 +6,11 @@ import os
 import selectors
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from kvstore.job.exits import Exit
+from launcher.errors import LaunchError
 from launcher.job.tasks import Task
 from launcher.processes.child import Child
 from launcher.processes.guard import Guard
@@ -40,33 +42,61 @@ class Children:
     def __init__(
         self, tasks: Mapping[int, Task], guard: Guard, *, pass_fds: Mapping[int, tuple[int, ...]] | None = None
     ) -> None:
-        self._tasks = tasks
+        self._tasks = dict(tasks)
         self._guard = guard
         self._pass_fds = pass_fds or {}
         self._children: dict[int, Child] = {}
+        # Those that were started again. They are not reaped before the end: no other process may get their pids.
+        self._former: list[Child] = []
         self._streams: dict[int, tuple[_Stream, _Stream]] = {}
         self._reading = True
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
         """Start them in order."""
         self._selector, self._sink = selector, sink
-        for index, task in self._tasks.items():
-            report = self._guard.directory / _report_name(index)
-            child = Child(task, self._guard.fileno(), self._pass_fds.get(index, ()), report=report)
-            self._guard.add(child.pid)
-            self._children[index] = child
-            self._streams[index] = (_Stream(index, 1, child.stdout), _Stream(index, 2, child.stderr))
-            for stream in self._streams[index]:
-                self._register(stream)
+        for index in self._tasks:
+            self._make(index)
         for child in self._children.values():
             child.execute()
+
+    def _make(self, index: int) -> Child:
+        report = self._guard.directory / _report_name(index)
+        child = Child(self._tasks[index], self._guard.fileno(), self._pass_fds.get(index, ()), report=report)
+        self._guard.add(child.pid)
+        self._children[index] = child
+        self._streams[index] = (_Stream(index, 1, child.stdout), _Stream(index, 2, child.stderr))
+        if self._reading:
+            for stream in self._streams[index]:
+                self._register(stream)
+        return child
+
+    def can_restart(self, index: int) -> bool:
+        """Whether it is one of these."""
+        return index in self._tasks
+
+    def restart(self, index: int, variables: Mapping[str, str]) -> None:
+        """Start a task that has exited again."""
+        for stream in self._streams[index]:
+            self._finish(stream)
+        with suppress(OSError):  # or why it has ended would pass for why the next one ends
+            (self._guard.directory / _report_name(index)).unlink()
+        task, former = self._tasks[index], self._children[index]
+        self._tasks[index] = replace(task, env={**task.env, **variables})
+        try:
+            self._make(index).execute()
+        except LaunchError as error:
+            self._sink.say(str(error))
+        if self._children[index] is not former:
+            self._former.append(former)
+        else:
+            self._sink.exited(index, Exit(1, text="could not be started again"))
 
     def collect(self) -> None:
         """Report the tasks that have exited, and what tasks say about their ends."""
         if (note := self._guard.recheck()) is not None:
             self._sink.say(note)
         written = self._written()
-        for index, child in self._children.items():
+        for index, child in list(self._children.items()):
             if child.exit is not None:
                 continue
             how = child.poll()  # before its report is looked for
@@ -100,12 +130,14 @@ class Children:
     def close(self) -> None:
         """Kill what is alive."""
         self._guard.kill()
+        for former in self._former:
+            former.reap()
         for index, child in self._children.items():
             child.reap()
             for stream in self._streams[index]:
                 self._drain(stream)
                 self._finish(stream)
-        self._children = {}
+        self._children, self._former = {}, []
 
     def _written(self) -> set[str]:
         """The names of the files in the job's directory, listed once for all tasks: there may be thousands."""

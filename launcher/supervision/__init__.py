@@ -3,10 +3,12 @@
 supervisor   the loop
 crew         the interface of what runs tasks, and of who hears from it
 ending       when a job ends, and how. No I/O
+actions      what it has the supervisor do. No I/O
+restarts     which processes may die, and when they are started again. No I/O
 postmortem   what a failed job says at its end. No I/O
 output       the output of many processes as whole lines
 rewritten    output that is rewritten, as a progress bar is, for a terminal
 status_line  where a terminal shows that. No I/O
 signals      signals as something to wait for
-report       tells the scheduler which process has failed
+report       tells the scheduler which process has failed, or died
 """

@@ -7,6 +7,7 @@ A crew runs some of a job's tasks: as children of this process (`processes.child
 from __future__ import annotations
 
 import selectors
+from collections.abc import Mapping
 from typing import Protocol
 
 from kvstore.job.exit_report import ExitReport
@@ -50,6 +51,17 @@ class Crew(Protocol):
 
         Raises:
             LaunchError: a task cannot be started. Tasks started before it run until `close`.
+        """
+
+    def can_restart(self, index: int) -> bool:
+        """Whether this crew can start this task again, once it has exited."""
+
+    def restart(self, index: int, variables: Mapping[str, str]) -> None:
+        """Start a task that has exited again, if `can_restart`. If that fails, it has exited again.
+
+        Args:
+            index: of the task.
+            variables: what its environment has beside, or instead of, what it had.
         """
 
     def collect(self) -> None:

@@ -18,18 +18,27 @@ may go on after that: they have closed their stores, or they need time to exit, 
 machine. A server or aggregator that exits with 0 while the scheduler and workers run was not told to, and has failed. A
 process of ours that exits with JOB_FAILED_EXIT reports that another process has failed. That process has time to exit,
 and gets the blame.
+
+In a job with standbys, a server that dies has not failed. It is reported to the scheduler, and started again as
+`Restarts` says. If the job fails because of it, those that say so name it, and it gets the blame. Once no worker needs
+servers any more, one that dies is nothing.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvstore.errors import JOB_FAILED_EXIT
+from kvstore.job.contract import member_name
+from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
+from launcher.supervision.actions import Action, Kill, Lose, Restart, Say, Tell
+from launcher.supervision.restarts import Restarts
 
 
 class Phase(enum.Enum):
@@ -68,33 +77,6 @@ class EndingLimits:
 
 
 @dataclass(frozen=True)
-class Say:
-    """Print a line to the user."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Report a failed process to the scheduler.
-
-    Args:
-        index: of its task.
-        how: what happened to it.
-    """
-
-    index: int
-    how: str
-
-
-@dataclass(frozen=True)
-class Kill:
-    """Send a signal to every process of the job."""
-
-    signum: int
-
-
-@dataclass(frozen=True)
 class Interruption:
     """A signal to launch.py has ended the job.
 
@@ -107,8 +89,6 @@ class Interruption:
     ended: tuple[int, ...]
 
 
-Action = Say | Tell | Kill
-
 # What is said of a process that has exited with JOB_FAILED_EXIT if no other has failed visibly.
 UNNAMED = "ended because the job had failed"
 
@@ -116,18 +96,20 @@ UNNAMED = "ended because the job had failed"
 class Ending:
     """The state machine of one job's end.
 
-    The caller reports exits to `exited` and signals to `signalled`, calls `tick` afterwards and when `deadline` has
-    passed, and performs the actions that these return.
+    The caller reports exits to `exited` and signals to `signalled`, calls `tick` afterwards and when `wake` has passed,
+    and performs the actions that these return.
 
     Attributes:
         phase: where the job is.
-        deadline: when to call `tick`; None for no deadline.
+        deadline: when the phase ends; None for no deadline.
         exit_code: launch.py's.
         failure: the first process to fail, and how; None if none has.
         interruption: the signal that has ended the job; None if none has.
     """
 
-    def __init__(self, tasks: Sequence[Task], limits: EndingLimits | None = None) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], limits: EndingLimits | None = None, restarts: Restarts | None = None
+    ) -> None:
         self.phase = Phase.RUNNING
         self.deadline: float | None = None
         self.exit_code = 0
@@ -138,6 +120,11 @@ class Ending:
         self._running = set(range(len(tasks)))
         self._early: int | None = None  # the first but workers that has exited while these ran
         self._told: int | None = None  # the first process that has reported the failure of another
+        self._restarts = Restarts(tasks, frozenset(), 0) if restarts is None else restarts
+        self._began = self._finished = False  # finished: the scheduler has seen all workers leave
+        self._lost: dict[int, Exit] = {}  # how processes have died last whose death is none of the job's
+        self._waiting: dict[int, float] = {}  # those of them that are to be started again, and when
+        self._because: dict[int, str] = {}  # what processes say that end because of another
 
     @property
     def over(self) -> bool:
@@ -149,17 +136,43 @@ class Ending:
         """Whether all tasks have exited. Processes that they have started may be alive."""
         return not self._running
 
-    def exited(self, index: int, how: Exit, now: float) -> list[Action]:
-        """The process of `tasks[index]` has ended."""
+    @property
+    def wake(self) -> float | None:
+        """When to call `tick`; None for no such time."""
+        return min(filter(None, [self.deadline, *self._waiting.values()]), default=None)
+
+    def reported(self, index: int, report: ExitReport) -> None:
+        """A process has said why it ends."""
+        if report.consequence:
+            self._because[index] = report.error
+
+    def exited(self, index: int, how: Exit, now: float, possible: bool = True) -> list[Action]:
+        """The process of `tasks[index]` has ended.
+
+        Args:
+            index: of the task.
+            how: in what way.
+            now: the time.
+            possible: whether it can be started again, if that is wanted.
+        """
         self._running.discard(index)
         if self.phase not in (Phase.RUNNING, Phase.LINGER):
             return []
+        if how.status and (culprit := self._culprit(index)) is not None:
+            return self._fail(culprit, str(self._lost[culprit]), self._lost[culprit].status, now)
+        if self._restarts.survivable(index) and self._told is None:
+            if self._finished or not self._left("worker"):
+                how = Exit()  # nobody needs it any more
+            elif how.status and how.code != JOB_FAILED_EXIT:
+                return self._lose(index, how, now, possible)
         if how.code == JOB_FAILED_EXIT and self._tasks[index].role != "worker":
             if self._told is None:
                 self._told, self.deadline = index, now + self._limits.blame
+                self._waiting.clear()
             return [] if self._left("worker") else self._fail_unnamed(self._told, now)
         if how.status != 0:
             return self._fail(index, str(how), how.status, now)
+        self._finished = self._finished or self._tasks[index].role == "scheduler"
         if self.phase is Phase.LINGER:
             return []
         if not self._left("worker"):
@@ -194,6 +207,10 @@ class Ending:
         """
         if self.over:
             return []
+        if not self._began:
+            self._began = True
+            for index in self._running:
+                self._restarts.begins(index, now)
         if self.all_exited:
             if not leftovers():
                 self._enter(Phase.OVER, None)
@@ -202,6 +219,9 @@ class Ending:
                 return self._terminate(now, self._grace())
         if self.phase is Phase.WINDOW and not self._left("worker"):
             return self._terminate(now, self._limits.grace)
+        return [*self._again(now), *self._due(now)]
+
+    def _due(self, now: float) -> list[Action]:
         if self.deadline is None or now < self.deadline:
             return []
         return self._expired(now)
@@ -210,7 +230,10 @@ class Ending:
         if self.phase is Phase.RUNNING and self._told is not None:
             return self._fail_unnamed(self._told, now)
         if self.phase is Phase.RUNNING and self._early is not None:
-            return self._fail(self._early, "exited with code 0 while workers were running", 1, now)
+            early = Exit(1, text="exited with code 0 while workers were running")
+            if self._restarts.survivable(self._early):
+                return self._lose(self._early, early, now)
+            return self._fail(self._early, str(early), early.status, now)
         if self.phase is Phase.TERMINATING:
             return self._kill(now)
         if self.phase is Phase.KILLING:
@@ -218,6 +241,39 @@ class Ending:
             self._enter(Phase.OVER, None)
             return [Say(f"gave up waiting for {names} to die after SIGKILL")]
         return self._terminate(now, self._grace())
+
+    def _lose(self, index: int, how: Exit, now: float, possible: bool = True) -> list[Action]:
+        """The job goes on without a process that has died, until it is started again."""
+        if self._early == index:
+            self._early = self.deadline = None
+        self._lost.pop(index, None)
+        self._lost[index] = how  # the latest is the last
+        self._because.pop(index, None)
+        fate = self._restarts.dies(index, how, now, possible)
+        if fate.at is not None:
+            self._waiting[index] = fate.at
+        elif self._tasks[index].role == "scheduler":
+            return self._fail(index, str(how), how.status, now)
+        said = f"{self._tasks[index].title} {how}; {fate.text}"
+        return [Lose(index, str(how), fate.start, fate.at is None), Say(said)]
+
+    def _again(self, now: float) -> list[Action]:
+        """Start those again whose time has come, if the job goes on."""
+        due = [index for index, at in self._waiting.items() if now >= at]
+        for index in due:
+            del self._waiting[index]
+        self._running.update(due)
+        return [Restart(index, self._restarts.begins(index, now), self._lost[index]) for index in due]
+
+    def _culprit(self, index: int) -> int | None:
+        """The process that has died, and because of which this one ends, as it says itself."""
+        text = self._because.get(index, "")
+        for index in reversed(self._lost):
+            # A standby's death, too, is why a server is lost.
+            name = member_name("server", self._tasks[index].rank)
+            if self._tasks[index].role != "scheduler" and re.search(rf"\b{name}\b", text):
+                return index
+        return None
 
     def _fail(self, index: int, how: str, code: int, now: float) -> list[Action]:
         self.exit_code = code
@@ -242,6 +298,7 @@ class Ending:
 
     def _enter(self, phase: Phase, deadline: float | None) -> None:
         self.phase, self.deadline = phase, deadline
+        self._waiting.clear()
 
-    def _left(self, *roles: str) -> bool:
-        return any(self._tasks[index].role in roles for index in self._running)
+    def _left(self, role: str) -> bool:
+        return any(self._tasks[index].role == role for index in (*self._running, *self._waiting))

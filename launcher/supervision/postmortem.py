@@ -39,6 +39,7 @@ class Postmortem:
         self._since: dict[int, float] = {}  # when those have reported that still run, and have not been shown
         self._shown: set[int] = set()
         self._exits: dict[int, Exit] = {}
+        self._lost: set[int] = set()  # processes that had died before, without ending the job
 
     def reported(self, index: int, report: ExitReport, now: float) -> None:
         """A process has said why it ends."""
@@ -50,6 +51,17 @@ class Postmortem:
         """A process has ended."""
         self._exits[index] = how
         self._since.pop(index, None)
+
+    def lost(self, index: int, how: str) -> list[Line]:
+        """What to print when a process has died, and the job goes on: why, if it has said so. That is over with it."""
+        report = self._reports.get(index)
+        silent = report is None or report.consequence or report.printed or index in self._shown
+        lines = [] if silent else self._in_full(index, how)
+        self._exits.pop(index, None)
+        self._reports.pop(index, None)
+        self._shown.discard(index)
+        self._lost.add(index)
+        return lines
 
     def overdue(self, now: float) -> list[Line]:
         """The reports of processes that have failed, and do not end: nobody should wait for these without a word."""
@@ -78,7 +90,14 @@ class Postmortem:
             because = "the job has failed"
         else:
             because = f"{self._tasks[root].title} {'has failed' if root in self._reports else how}"
-        return [*self._others(root, because), *self._in_full(root, how, last_line)]
+        return [*self._others(root, because), *self._in_full(root, how, last_line), *self._why_fatal(root)]
+
+    def _why_fatal(self, root: int) -> list[Line]:
+        """Why the job has not gone on without a process that it could have lost, as the scheduler says."""
+        if root not in self._lost:
+            return []
+        speakers = [index for index in self._reports if self._tasks[index].role == "scheduler"]
+        return [line for index in speakers if index != root for line in self._in_full(index, "")]
 
     def leftover(self) -> list[Line]:
         """What to print when a job is over that a signal has ended."""

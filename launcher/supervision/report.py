@@ -1,9 +1,10 @@
-"""Reports a failed process to the scheduler of its job."""
+"""Reports processes that have failed, or died, to the scheduler of their job."""
 
 from __future__ import annotations
 
 from kvstore.bootstrap.report import tell
 from launcher.job.tasks import Task
+from launcher.supervision.actions import Lose
 
 
 def report(task: Task, how: str) -> None:
@@ -14,3 +15,19 @@ def report(task: Task, how: str) -> None:
         how: what happened to it: "exited with code 7".
     """
     tell(task.env, task.role, task.rank, how)
+
+
+def report_loss(task: Task, loss: Lose) -> None:
+    """Tell the scheduler of a job that goes on that a process has died.
+
+    Args:
+        task: what it has run.
+        loss: how it has died.
+    """
+    tell(task.env, task.role, task.rank, loss.how, loss.start, loss.final)
+
+
+def prepare() -> None:
+    """Import what `report_loss` needs: a standby takes over when the scheduler has been told."""
+    import kvstore.transport.choose
+    import kvstore.wire  # noqa: F401

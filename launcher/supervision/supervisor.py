@@ -10,16 +10,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
-from launcher.job.tasks import Task
+from launcher.job.tasks import Task, again
+from launcher.supervision.actions import Action, Kill, Lose, Restart, Say, Tell
 from launcher.supervision.crew import Crew, turn
-from launcher.supervision.ending import Action, Ending, EndingLimits, Kill, Phase, Say, Tell
+from launcher.supervision.ending import Ending, EndingLimits, Phase
 from launcher.supervision.output import Outlet, Prefixer, is_terminal, prefix, wants_color
 from launcher.supervision.postmortem import Line, Postmortem
+from launcher.supervision.report import prepare, report_loss
+from launcher.supervision.restarts import Restarts
 from launcher.supervision.rewritten import StatusPrefixer
 from launcher.supervision.signals import CHILD, ENDING, SignalQueue, called
 
 # Called with the first process that fails, and how ("exited with code 7"), while the others still run.
 OnFailure = Callable[[Task, str], None]
+# Called with each process that dies while its job goes on.
+OnLoss = Callable[[Task, Lose], None]
 
 _HIGH_WATER = 4 << 20
 _POLL_S = 0.02
@@ -42,6 +47,8 @@ class Supervisor:
         outlet: where output goes; None for standard output and error.
         name: the prefix of the supervisor's own lines.
         where: where the tasks run, for the line that says what starts; None for no such line.
+        restarts: which tasks may die and are started again; None for none.
+        on_loss: called with each of them, in the loop.
     """
 
     def __init__(
@@ -57,12 +64,16 @@ class Supervisor:
         outlet: Outlet | None = None,
         name: str = "launch.py",
         where: str | None = None,
+        restarts: Restarts | None = None,
+        on_loss: OnLoss = report_loss,
     ) -> None:
         self._tasks = tasks
         self._crews = crews
         self._signals = signals
         self._on_failure = on_failure
-        self._ending = Ending(tasks, limits)
+        self._on_loss = on_loss
+        self._restarts = restarts
+        self._ending = Ending(tasks, limits, restarts)
         self._outlet = Outlet() if outlet is None else outlet
         self._name = name
         self._where = where
@@ -92,6 +103,8 @@ class Supervisor:
             self.say(f"starting {self._counted(range(1, len(self._tasks)))} {self._where}")
         for crew in self._crews:
             crew.start(self._selector, self)
+        if self._restarts is not None and self._restarts.any:
+            prepare()
 
     def run(self) -> int:
         """Follow the job to its end.
@@ -138,11 +151,13 @@ class Supervisor:
     def reported(self, index: int, report: ExitReport) -> None:
         """Keep why a task ends until the job is over; see `Sink`."""
         self._postmortem.reported(index, report, time.monotonic())
+        self._ending.reported(index, report)
 
     def exited(self, index: int, how: Exit) -> None:
         """Tell the ending; see `Sink`."""
         self._postmortem.exited(index, how)
-        self._perform(self._ending.exited(index, how, time.monotonic()))
+        possible = self._crew_of(index) is not None
+        self._perform(self._ending.exited(index, how, time.monotonic(), possible))
 
     def say(self, text: str) -> None:
         """Print a line of the supervisor's own; see `Sink`."""
@@ -205,7 +220,7 @@ class Supervisor:
     def _timeout(self) -> float:
         if self._ending.all_exited:
             return _POLL_S
-        deadline = self._ending.deadline
+        deadline = self._ending.wake
         return _CHECK_S if deadline is None else min(_CHECK_S, max(0.0, deadline - time.monotonic()))
 
     def _perform(self, actions: Sequence[Action]) -> None:
@@ -215,13 +230,33 @@ class Supervisor:
             elif isinstance(action, Kill):
                 for crew in self._crews:
                     crew.signal(action.signum)
-            elif isinstance(action, Tell):
+            elif isinstance(action, Restart):
+                self._restart(action)
+            else:
                 self._outlet.pump()
-                try:
-                    self._on_failure(self._tasks[action.index], action.how)
-                except Exception as error:
-                    name = self._tasks[action.index].name
-                    self.say(f"could not tell the others that {name} {action.how}: {error}")
+                self._report(action)
+
+    def _report(self, action: Tell | Lose) -> None:
+        task = self._tasks[action.index]
+        try:
+            if isinstance(action, Tell):
+                self._on_failure(task, action.how)
+            else:
+                self._on_loss(task, action)
+                self._print(self._postmortem.lost(action.index, action.how))
+        except Exception as error:
+            self.say(f"could not tell the others that {task.name} {action.how}: {error}")
+
+    def _restart(self, action: Restart) -> None:
+        crew = self._crew_of(action.index)
+        if crew is not None:
+            crew.restart(action.index, again(action.start, action.before))
+        else:
+            self.exited(action.index, Exit(1, text="could not be started again"))
+
+    def _crew_of(self, index: int) -> Crew | None:
+        """The crew that can start a task again."""
+        return next((crew for crew in self._crews if crew.can_restart(index)), None)
 
     def _balance(self) -> None:
         """Read from the processes only as fast as the output can be written, and wait until it can be written."""

@@ -22,6 +22,7 @@ VALUES: dict[str, Any] = {
     "encryption": False,
     "host_aggregation": False,
     "replicas": 1,
+    "restarts": 7,
     "job_name": "mnist",
     "queue": "gpu",
     "time": "2:00:00",

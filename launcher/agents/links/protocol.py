@@ -6,6 +6,7 @@ Survey      its address; what is there  Surveyed
 Probe       does it reach these?        Probed
 StartTasks  run these tasks             Started, or Refused
 OutputAck   output was taken            Output, Reported, Exited ...; Empty when no process is left
+StartAgain  start a task again
 Signal      send it to all tasks
 Ping        every second                Pong
 Bye         end all tasks, and exit     Bye
@@ -183,6 +184,15 @@ class Reported(Message):
     details: Annotated[str, f.text(MAX_DETAILS)]
     consequence: Annotated[bool, f.flag]
     printed: Annotated[bool, f.flag]
+
+
+@message(118)
+@dataclass(frozen=True)
+class StartAgain(Message):
+    """Start a task that has ended again, with these variables beside, or instead of, those that it had."""
+
+    index: Index
+    variables: Annotated[list[bytes], f.list_of(binary)]
 
 
 @message(110)

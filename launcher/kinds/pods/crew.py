@@ -7,7 +7,7 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from launcher.errors import LaunchError
 from launcher.job.tasks import Task
@@ -15,8 +15,8 @@ from launcher.kinds.pods.kubectl import Kubectl, KubectlStream
 from launcher.kinds.pods.log import PodLog
 from launcher.kinds.pods.manifests import JOB
 from launcher.kinds.pods.watch import FollowLog, PodWatch, TaskEnded
+from launcher.supervision.actions import Say
 from launcher.supervision.crew import Sink
-from launcher.supervision.ending import Say
 
 POLL_S = 1.0
 PODS_PER_S = 200  # whose state is read at most
@@ -62,6 +62,13 @@ class PodCrew:
             raise LaunchError(f"the cluster refused the job: {problem}", 1)
         self._watch = PodWatch(self._tasks, time.monotonic())
         sink.say(f"submitted as {self._name}; if launch.py is killed, remove the job with: {self._undo}")
+
+    def can_restart(self, index: int) -> bool:
+        """False: what a pod that has failed had is lost."""
+        return False
+
+    def restart(self, index: int, variables: Mapping[str, str]) -> None:
+        """Do nothing."""
 
     def collect(self) -> None:
         """Read the state of the pods, and report changes."""

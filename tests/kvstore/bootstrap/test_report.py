@@ -25,6 +25,10 @@ def test_the_scheduler_hears_who_has_ended_and_how(tmp_path: Path, transport: st
             received = scheduler.recv(LONG)
             assert received is not None
             assert decode(received[1]) == Lost("worker", 3, how[:MAX_REASON])
+        tell(env, "server", 1, "was killed by SIGKILL", 2, True)
+        received = scheduler.recv(LONG)
+        assert received is not None
+        assert decode(received[1]) == Lost("server", 1, "was killed by SIGKILL", 2, True)
     finally:
         scheduler.close()
 

@@ -149,6 +149,20 @@ def test_it_runs_its_tasks_and_relays_what_becomes_of_them(tmp_path: Path, short
     assert list(short.iterdir()) == []
 
 
+def test_a_task_is_started_again_when_launch_py_says_so(tmp_path: Path) -> None:
+    def again(link: LaunchPy, message: Message) -> None:
+        if isinstance(message, p.Empty) and len(link.of(p.Exited)) == 1:
+            for index in (3, 4):  # it has no task 3
+                link.says(p.StartAgain(index, p.pack({"W": "again"})))
+        else:
+            when_empty(link, message)
+
+    link = LaunchPy(start(tmp_path, "echo $W; exit 7", variables={"W": "w"}), reaction=again)
+    assert serve(link) == 0
+    assert printed(link) == b"w\nagain\n"
+    assert link.of(p.Exited) == [p.Exited(4, 7, 0)] * 2
+
+
 def test_it_passes_on_why_a_task_ends(tmp_path: Path) -> None:
     report = ExitReport("ValueError: no", "train.py:3", "Traceback\n")
     (tmp_path / "report").write_bytes(report.dumps())

@@ -70,6 +70,25 @@ def test_a_lost_agents_tasks_have_failed_and_nothing_of_it_is_waited_for(cast: C
     assert cast.to_b.sent == [start(1), p.Signal(15)]
 
 
+def test_a_task_is_started_again_where_it_was(cast: Cast) -> None:
+    cast.to_b.hears(p.Exited(3, 0, 9))
+    cast.to_b.hears(p.Empty())
+    assert cast.fleet.can_restart(3)
+    cast.fleet.restart(3, {"KVSTORE_START": "2"})
+    assert cast.to_b.sent == [start(1), p.StartAgain(3, [b"KVSTORE_START", b"2"])]
+    cast.to_a.hears(p.Empty())
+    assert cast.fleet.leftovers()
+    cast.to_b.hears(p.Exited(3, 7, 0))
+    assert cast.sink.exits == [(3, Exit(signum=9)), (3, Exit(code=7))]
+
+
+def test_but_not_if_its_agent_is_gone(cast: Cast) -> None:
+    cast.to_b.ends("it was closed")
+    assert [cast.fleet.can_restart(index) for index in (1, 2, 3, 4)] == [True, True, False, False]
+    cast.fleet.restart(3, {})
+    assert cast.to_b.sent == [start(1)]
+
+
 def test_one_that_goes_says_why(cast: Cast) -> None:
     cast.to_b.hears(p.Bye("it was sent SIGTERM"))
     assert cast.sink.exits == [(3, Exit(1, text="was lost: its agent ended: it was sent SIGTERM"))]

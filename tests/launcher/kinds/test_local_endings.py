@@ -51,6 +51,28 @@ def test_the_first_failure_is_the_exit_code_and_is_told(start: Start, tmp_path: 
     assert launched.family() == {}
 
 
+# What has the start 2 says so to the worker.
+DIES_ONCE = """
+import os, signal
+if os.environ["DMLC_ROLE"] == "server":
+    if "KVSTORE_START" not in os.environ:
+        os.kill(os.getpid(), signal.SIGKILL)
+    open("started-" + os.environ["KVSTORE_START"], "w").close()
+signal.pause()
+"""
+
+
+def test_a_server_that_has_a_standby_may_die(start: Start, tmp_path: Path) -> None:
+    worker = "while test ! -e started-2; do sleep 0.05; done"
+    launched = start("-n", "1", "-s", "1", "--replicas", "1", worker, server=DIES_ONCE)
+    assert launched.wait() == 0
+    assert launched.all_err.splitlines() == [
+        "launch.py: starting 1 worker, 1 server, 1 standby on this machine",
+        "launch.py: server 0 was killed by SIGKILL; it is started again (1 of 100 restarts)",
+    ]
+    assert launched.family() == {}
+
+
 def test_the_plain_string_too(start: Start) -> None:
     assert start("-n", "2", "exit 7").wait() == 7
 

@@ -103,6 +103,43 @@ def test_a_signal_reaches_what_they_have_started_too(guard: Guard) -> None:
     crew.close()
 
 
+def test_a_task_is_started_again_as_it_was_but_for_some_variables(guard: Guard, tmp_path: Path) -> None:
+    read, write = os.pipe()
+    say = f'cp {tmp_path}/report "${{KVSTORE_EXIT_REPORT#*:*:}}"'
+    (tmp_path / "report").write_bytes(ExitReport("ValueError: no").dumps())
+    first = f"{say}; printf half; kill -9 $$"
+    command = f"echo $N >/proc/self/fd/{write}; test $N || {{ {first}; }}; exit 7"
+    crew = Crew(guard, {3: command}, pass_fds={3: (write,)})
+    crew.start()
+    crew.until(lambda: crew.sink.exits)
+    assert crew.children.can_restart(3)
+    assert not crew.children.can_restart(4)
+    crew.children.restart(3, {"N": "2"})
+    crew.until(lambda: len(crew.sink.exits) == 2)
+    assert crew.sink.exits == [(3, Exit(signum=9)), (3, Exit(code=7))]
+    assert len([event for event in crew.sink.events if event[0] == "reported"]) == 1, "each has a report of its own"
+    assert os.read(read, 99) == b"\n2\n", "descriptors, too"
+    assert crew.text(3, 1) == b"half"
+    crew.close()
+    os.close(read)
+    os.close(write)
+
+
+def test_one_that_cannot_be_started_again_has_ended_again(guard: Guard, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexit 7\n")
+    program.chmod(0o700)
+    crew = Crew(guard, {3: (str(program),)})
+    crew.start()
+    crew.until(lambda: crew.sink.exits)
+    program.unlink()
+    crew.children.restart(3, {})
+    crew.until(lambda: len(crew.sink.exits) == 2)
+    assert crew.sink.exits[1][1].status
+    assert [text for text in crew.sink.said if "cannot start worker 3: there is no command" in text]
+    crew.close()
+
+
 def test_what_is_left_is_killed_at_the_close(guard: Guard) -> None:
     crew = Crew(guard, {0: "trap '' TERM; echo ready; while :; do sleep 1; done"})
     crew.start()

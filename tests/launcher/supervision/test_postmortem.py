@@ -144,3 +144,34 @@ def test_nor_is_that_of_a_scheduler_that_alone_knows(postmortem: Postmortem) -> 
 def test_after_a_signal_there_are_failures_and_no_cause(postmortem: Postmortem) -> None:
     report(postmortem, W0=LOST, W2=CAUSE)
     assert texts(postmortem.leftover()) == ["worker 2 failed: ValueError: no data (at train.py:7, in load)"]
+
+
+def test_what_was_lost_before_is_no_cause_of_what_fails_later(postmortem: Postmortem) -> None:
+    postmortem.exited(SERVER, Exit(1))
+    report(postmortem, SERVER=CAUSE)
+    assert texts(postmortem.lost(SERVER, "exited with code 1")) == [
+        "server 0 exited with code 1:",
+        "Traceback:",
+        "ValueError: no data",
+    ]
+    report(postmortem, W0=LOST)
+    assert texts(postmortem.lines(W0, "exited with code 1"))[0] == "worker 0 exited with code 1:"
+
+
+@pytest.mark.parametrize("quiet", [None, JOB, ExitReport("x", printed=True)])
+def test_a_loss_that_is_explained_elsewhere_has_no_lines(postmortem: Postmortem, quiet: ExitReport | None) -> None:
+    if quiet is not None:
+        report(postmortem, SERVER=quiet)
+    assert postmortem.lost(SERVER, "was killed by SIGKILL") == []
+
+
+def test_why_a_loss_was_fatal_the_scheduler_knows(postmortem: Postmortem) -> None:
+    postmortem.exited(SERVER, Exit(signum=9))
+    postmortem.lost(SERVER, "was killed by SIGKILL")
+    why = ExitReport("server 0 was lost before its standby was in step", consequence=True)
+    report(postmortem, SCHEDULER=why, W0=LOST)
+    assert texts(postmortem.lines(SERVER, "was killed by SIGKILL")) == [
+        "worker 0 ended because server 0 was killed by SIGKILL (at train.py:9, in step)",
+        "server 0 was killed by SIGKILL",
+        "the job has failed: server 0 was lost before its standby was in step",
+    ]

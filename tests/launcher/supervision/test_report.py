@@ -6,7 +6,8 @@ import pytest
 
 from launcher.job.tasks import Task
 from launcher.supervision import report as module
-from launcher.supervision.report import report
+from launcher.supervision.actions import Lose
+from launcher.supervision.report import prepare, report, report_loss
 
 ENV = {"DMLC_PS_ROOT_URI": "ipc:///nowhere/scheduler"}
 
@@ -16,6 +17,14 @@ def test_the_scheduler_is_told_who_has_ended_and_how(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "tell", lambda *words: told.append(words))
     report(Task("server", 1, ("x",), ENV), "exited with code 7")
     assert told == [(ENV, "server", 1, "exited with code 7")]
+
+
+def test_or_who_has_died_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(module, "tell", lambda *words: told.append(words))
+    prepare()
+    report_loss(Task("standby", 1, ("x",), ENV), Lose(7, "was killed by SIGKILL", 3, False))
+    assert told == [(ENV, "standby", 1, "was killed by SIGKILL", 3, False)]
 
 
 def test_when_the_scheduler_itself_has_ended_nobody_is_told() -> None:

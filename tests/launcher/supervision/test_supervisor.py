@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,11 @@ from waiting import LONG
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
 from launcher.job.tasks import Task
+from launcher.supervision.actions import Lose
 from launcher.supervision.crew import Sink
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.output import Outlet
+from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue
 from launcher.supervision.supervisor import Supervisor
 
@@ -28,10 +30,12 @@ class Played:
     """A crew that takes one step of a script whenever it is looked after; a signal ends what still runs."""
 
     def __init__(self, *steps: Step, dies_of: int = signal.SIGTERM) -> None:
-        self._steps, self._dies_of = list(steps), dies_of
+        self.steps, self._dies_of = list(steps), dies_of
         self.running = set(range(len(TASKS)))
         self.signals: list[int] = []
         self.closed = 0
+        self.restarts = True
+        self.restarted: list[tuple[int, dict[str, str]]] = []
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
         self.sink = sink
@@ -40,9 +44,16 @@ class Played:
         self.running.discard(index)
         self.sink.exited(index, how)
 
+    def can_restart(self, index: int) -> bool:
+        return self.restarts
+
+    def restart(self, index: int, variables: Mapping[str, str]) -> None:
+        self.restarted.append((index, dict(variables)))
+        self.running.add(index)
+
     def collect(self) -> None:
-        if self._steps:
-            self._steps.pop(0)(self)
+        if self.steps:
+            self.steps.pop(0)(self)
 
     def reading(self, wanted: bool) -> None:
         """Nothing is read."""
@@ -72,6 +83,11 @@ def reports(index: int, report: ExitReport) -> Step:
     return lambda crew: crew.sink.reported(index, report)
 
 
+def waits_for_a_restart(crew: Played) -> None:
+    if not crew.restarted:
+        crew.steps.insert(0, waits_for_a_restart)
+
+
 class Told:
     """Files for the output, and who was told of a failure."""
 
@@ -80,6 +96,7 @@ class Told:
         self._fds = [os.open(path, os.O_WRONLY | os.O_CREAT) for path in self._paths]
         self.outlet = Outlet(*self._fds)
         self.failures: list[tuple[str, str]] = []
+        self.losses: list[tuple[str, Lose]] = []
 
     def on_failure(self, task: Task, how: str) -> None:
         self.failures.append((task.name, how))
@@ -110,6 +127,7 @@ def run(
     on_failure: Callable[[Task, str], None] | None = None,
     limits: EndingLimits = HASTE,
     where: str | None = None,
+    roles: frozenset[str] = frozenset(),
 ) -> int:
     with SignalQueue() as signals:
         supervisor = Supervisor(
@@ -122,6 +140,8 @@ def run(
             outlet=told.outlet,
             name="the test",
             where=where,
+            restarts=Restarts(TASKS, roles, 5),
+            on_loss=lambda task, loss: told.losses.append((task.name, loss)),
         )
         try:
             supervisor.start()
@@ -233,6 +253,30 @@ def test_without_a_report_the_last_line_of_the_failed_process_is_repeated(told: 
     assert (
         told.err.splitlines()[-1] == "the test: worker 0 exited with code 1; the last that it printed: ImportError: x"
     )
+
+
+def test_a_server_that_may_die_is_started_again_and_says_why_it_died(told: Told) -> None:
+    crew = Played(
+        reports(1, ExitReport("MemoryError", "", "Traceback\nMemoryError\n")),
+        ends(1, 1),
+        waits_for_a_restart,
+        *(ends(2), ends(0), ends(1)),
+    )
+    assert run(crew, told, roles=frozenset({"server"})) == 0
+    assert told.losses == [("server 0", Lose(1, "exited with code 1", 1, False))]
+    assert (told.failures, crew.restarted) == ([], [(1, {"KVSTORE_START": "2"})])
+    assert told.err == (
+        "the test: server 0 exited with code 1:\n[server 0] Traceback\n[server 0] MemoryError\n"
+        "the test: server 0 exited with code 1; it is started again (1 of 5 restarts)\n"
+    )
+
+
+def test_a_server_that_nobody_can_start_again_is_given_up(told: Told) -> None:
+    crew = Played(ends(1, 1), ends(2), ends(0))
+    crew.restarts = False
+    assert run(crew, told, roles=frozenset({"server"})) == 0
+    assert told.losses == [("server 0", Lose(1, "exited with code 1", 1, True))]
+    assert "server 0 exited with code 1; it cannot be started again; server 0 has no standby from now on" in told.err
 
 
 def test_that_nobody_can_be_told_does_not_matter(told: Told) -> None:

@@ -35,6 +35,7 @@ GOOD: list[Any] = [
     p.Reported(3, "ValueError: no", "train.py:3", "Traceback", True, False),
     p.Empty(),
     p.Note("ünï"),
+    p.StartAgain(3, [b"A", b"1"]),
     p.Signal(15),
     p.Ping(),
     p.Pong(),

@@ -1,0 +1,123 @@
+"""Which processes of a job may die without ending it, and when they are started again. No I/O.
+
+A process that dies is started again after a short delay, in which a standby takes over without a new interpreter beside
+it. One that dies soon after its start waits longer each time, so that a loop does no harm. One that ends by itself with
+an error, again and again, is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstore.errors import REPLACED_EXIT
+from kvstore.job.contract import member_title
+from kvstore.job.exits import Exit
+from launcher.job.description import Job
+from launcher.job.tasks import Task
+
+DELAY_S = 0.5  # before a server or standby is started again
+LONGEST_S = 30.0  # of these delays
+SOON_S = 5.0  # a process that lives no longer has died soon
+ERRORS = 3  # as many errors of its own, each soon after a start: the next start would end so, too
+
+
+class Fate(NamedTuple):
+    """What becomes of a process that has died.
+
+    Args:
+        start: which start of it this was.
+        at: when to start it again; None if it is given up.
+        text: what to tell the user, after how it has ended.
+    """
+
+    start: int
+    at: float | None
+    text: str
+
+
+class Restarts:
+    """The restarts of one job.
+
+    Args:
+        tasks: its processes.
+        roles: the roles whose processes may die.
+        limit: how many times processes are started again, in all.
+    """
+
+    def __init__(self, tasks: Sequence[Task], roles: frozenset[str], limit: int) -> None:
+        self._tasks = tasks
+        self._roles = roles
+        self._limit = limit
+        self._used = 0
+        self._starts: dict[int, int] = {}
+        self._began: dict[int, float] = {}
+        self._soon: dict[int, int] = {}  # how many times in a row it has died soon
+        self._errors: dict[int, int] = {}  # and by an error of its own
+
+    @classmethod
+    def of(cls, job: Job, tasks: Sequence[Task]) -> Restarts:
+        """The restarts that a job's options ask for."""
+        return cls(tasks, survivable(job), job.restarts)
+
+    @property
+    def any(self) -> bool:
+        """Whether any process may die."""
+        return bool(self._roles)
+
+    def survivable(self, index: int) -> bool:
+        """Whether the job may go on if this process dies."""
+        return self._tasks[index].role in self._roles
+
+    def begins(self, index: int, now: float) -> int:
+        """A process is started now. Return how often it has been started, with this."""
+        self._began[index] = now
+        self._starts[index] = self._starts.get(index, 0) + 1
+        return self._starts[index]
+
+    def dies(self, index: int, how: Exit, now: float, possible: bool = True) -> Fate:
+        """A process has died.
+
+        Args:
+            index: of its task.
+            how: in what way.
+            now: the time.
+            possible: whether it can be started again at all; its host may be lost.
+        """
+        soon = now < self._began.get(index, now) + SOON_S
+        by_itself = not how.signum and not how.text and how.code != REPLACED_EXIT
+        self._soon[index] = self._soon.get(index, 0) + 1 if soon else 0
+        self._errors[index] = self._errors.get(index, 0) + 1 if soon and by_itself else 0
+        start = self._starts.get(index, 1)
+        why = self._why_not(index, possible)
+        if why:
+            return Fate(start, None, f"{why}{self._consequence(index)}")
+        self._used += 1
+        delay = self._delay(index)
+        when = f" in {delay:g} s" if delay > 1 else ""
+        return Fate(start, now + delay, f"it is started again{when} ({self._used} of {self._limit} restarts)")
+
+    def _why_not(self, index: int, possible: bool) -> str:
+        if not possible:
+            return "it cannot be started again"
+        if self._used >= self._limit:
+            return f"all {self._limit} restarts are used up (--restarts)" if self._limit else "nothing is restarted"
+        if self._errors[index] >= ERRORS:
+            return f"it has ended so {ERRORS} times soon after its start, and is given up"
+        return ""
+
+    def _consequence(self, index: int) -> str:
+        task = self._tasks[index]
+        return "" if task.role == "scheduler" else f"; {member_title('server', task.rank)} has no standby from now on"
+
+    def _delay(self, index: int) -> float:
+        """A server's standby takes over meanwhile. The scheduler is missed from the beginning."""
+        times = self._soon[index]
+        if self._tasks[index].role == "scheduler":
+            times -= 1
+        return min(DELAY_S * 2.0**times, LONGEST_S) if times >= 0 else 0.0
+
+
+def survivable(job: Job) -> frozenset[str]:
+    """The roles of a job whose processes may die."""
+    return frozenset({"server", "standby"} if job.cluster.replicas else ())

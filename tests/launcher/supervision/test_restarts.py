@@ -1,0 +1,109 @@
+"""Which processes are started again, and when. The clock is a number."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.errors import REPLACED_EXIT
+from kvstore.job.exits import Exit
+from launcher.job.cluster import Cluster
+from launcher.job.description import RESTARTS, Job
+from launcher.job.tasks import Task
+from launcher.supervision.restarts import DELAY_S, ERRORS, LONGEST_S, SOON_S, Restarts, survivable
+
+TASKS = [Task("scheduler", 0, ("x",), {}), Task("server", 1, ("x",), {}), Task("standby", 1, ("x",), {})]
+SCHEDULER, SERVER, STANDBY = range(3)
+KILLED = Exit(signum=9)
+
+
+def restarts(limit: int = 100) -> Restarts:
+    made = Restarts(TASKS, frozenset({"scheduler", "server", "standby"}), limit)
+    for index in range(len(TASKS)):
+        assert made.begins(index, 0.0) == 1
+    return made
+
+
+def job(**options: object) -> Job:
+    return Job(1, 2, ("x",), cluster=Cluster(**options))  # type: ignore[arg-type]
+
+
+def test_servers_with_standbys_may_die_and_nobody_else() -> None:
+    assert survivable(job()) == frozenset()
+    assert survivable(job(replicas=1)) == {"server", "standby"}
+    made = Restarts.of(job(replicas=1), TASKS)
+    assert [made.survivable(index) for index in range(3)] == [False, True, True]
+    assert made.any
+    assert not Restarts.of(job(), TASKS).any
+    assert [job().restarts, job(replicas=1).restarts, job(replicas=1, restarts=0).restarts] == [0, RESTARTS, 0]
+
+
+def test_a_process_is_started_again_after_a_moment() -> None:
+    made = restarts()
+    assert made.dies(SERVER, KILLED, 60.0) == (1, 60.0 + DELAY_S, "it is started again (1 of 100 restarts)")
+    assert made.begins(SERVER, 61.0) == 2
+    assert made.dies(SERVER, KILLED, 99.0) == (2, 99.0 + DELAY_S, "it is started again (2 of 100 restarts)")
+
+
+def test_the_scheduler_is_started_again_at_once() -> None:
+    made = restarts()
+    assert made.dies(SCHEDULER, KILLED, 60.0).at == 60.0
+    made.begins(SCHEDULER, 60.0)
+    assert made.dies(SCHEDULER, KILLED, 61.0).at == 61.0 + DELAY_S
+
+
+def test_a_loop_is_slowed_down_and_each_process_has_its_own() -> None:
+    made, now, delays = restarts(), 0.0, []
+    for _ in range(9):
+        fate = made.dies(SERVER, KILLED, now)
+        assert fate.at is not None
+        delays.append(fate.at - now)
+        now = fate.at
+        made.begins(SERVER, now)
+    assert delays == [1, 2, 4, 8, 16, LONGEST_S, LONGEST_S, LONGEST_S, LONGEST_S]
+    assert fate.text == "it is started again in 30 s (9 of 100 restarts)"
+    assert made.dies(STANDBY, KILLED, now).at == now + DELAY_S
+    later = now + SOON_S
+    assert made.dies(SERVER, KILLED, later).at == later + DELAY_S, "it has lived"
+
+
+@pytest.mark.parametrize(
+    ("limit", "text"),
+    [
+        (2, "all 2 restarts are used up (--restarts); server 1 has no standby from now on"),
+        (0, "nothing is restarted; server 1 has no standby from now on"),
+    ],
+)
+def test_when_restarts_are_used_up_a_process_is_given_up(limit: int, text: str) -> None:
+    made = restarts(limit)
+    for index in (SERVER, STANDBY)[:limit]:
+        assert made.dies(index, KILLED, 60.0).at is not None
+    assert made.dies(STANDBY, KILLED, 120.0) == (1, None, text)
+    assert made.dies(SCHEDULER, KILLED, 120.0).text == text.partition(";")[0]
+
+
+def test_one_whose_host_is_lost_uses_up_no_restart() -> None:
+    made = restarts(1)
+    lost = Exit(1, text="was lost: it was silent for 10 s")
+    fate = made.dies(SERVER, lost, 60.0, possible=False)
+    assert fate == (1, None, "it cannot be started again; server 1 has no standby from now on")
+    assert made.dies(STANDBY, KILLED, 60.0).at is not None
+
+
+@pytest.mark.parametrize(
+    ("how", "life_s", "given_up"),
+    [
+        (Exit(1), 0.5, True),
+        (Exit(1), SOON_S, False),
+        (KILLED, 0.5, False),
+        (Exit(REPLACED_EXIT), 0.5, False),
+        (Exit(1, text="could not be started again"), 0.5, False),
+    ],
+)
+def test_one_that_ends_by_its_own_error_again_and_again_is_given_up(how: Exit, life_s: float, given_up: bool) -> None:
+    made, now = restarts(), 0.0
+    for _ in range(ERRORS):
+        now += life_s
+        fate = made.dies(SERVER, how, now)
+        made.begins(SERVER, now)
+    assert (fate.at is None) == given_up
+    assert ("it has ended so 3 times soon after its start, and is given up" in fate.text) == given_up
