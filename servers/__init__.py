@@ -8,6 +8,7 @@ service    the loop around a core; all I/O and time of a process is here
 endpoints  the addresses that they listen at
 farewell   what they say when they end because another process has failed
 shard      the core of a server: messages in, replies out
+saving     writes a server's part of a checkpoint, in a thread
 store      one store on one server: buckets, rounds, updates, waiting requests
 scheduler  the core of the scheduler: members, keys, barriers
 aggregator a process for one host's workers: it sums what they push, and servers see it in their place

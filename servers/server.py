@@ -5,12 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from kvstore.errors import CheckpointError, KVStoreError
 from kvstore.job.config import Config
 from kvstore.transport import Transport
 from kvstore.wire import Message, Roster
 from servers.member import ServingMember
 from servers.requests.replies import Outbox
+
+if TYPE_CHECKING:  # these bring torch, which the scheduler does without
+    from kvstore.checkpoint.tensors import FileRecord
+    from servers.store.capture import StoreCapture
 
 
 class Server(ServingMember):
@@ -24,7 +32,8 @@ class Server(ServingMember):
         clock: Callable[[], float],
         thread: Callable[..., threading.Thread],
     ) -> None:
-        from servers.shard import Shard  # brings torch, which the scheduler does without
+        from servers.saving import Saver  # brings torch, which the scheduler does without
+        from servers.shard import Shard
 
         super().__init__(config, make_transport, endpoint, clock, thread)
         self._shard = Shard(
@@ -36,6 +45,13 @@ class Server(ServingMember):
             self._session.aggregated,
             self._session.aggregator_keys,
         )
+        if config.checkpoint_dir:
+            self._saver = Saver(Path(config.checkpoint_dir), self._session.rank, self._saved, thread)
+            self._shard.save = self._saver.save
+
+    def _saved(self, capture: StoreCapture, outcome: FileRecord | CheckpointError) -> None:
+        with suppress(KVStoreError, OSError):  # the server may have ended meanwhile
+            self._service.post(lambda: self._shard.saved(capture, self._saver.path(capture), outcome))
 
     def _serve(self) -> None:
         self._service.run(self._shard.handle, self._tick)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
-from kvstore.errors import Mismatch, NodeLost, UsageError, WeightsInDoubt, WireError
+from kvstore.checkpoint.tensors import FileRecord
+from kvstore.errors import CheckpointError, Mismatch, NodeLost, UsageError, WeightsInDoubt, WireError
 from kvstore.optim.optimizer import Optimizer, describe
 from kvstore.rule import Rule
 from kvstore.transport.base import Admission
@@ -13,6 +15,9 @@ from kvstore.transport.memory import Heap, Memory
 from kvstore.wire import (
     MAX_REASON,
     Ack,
+    AwaitCapture,
+    Capture,
+    Captured,
     Close,
     Explain,
     Explanation,
@@ -31,10 +36,12 @@ from kvstore.wire import (
     Values,
 )
 from servers.requests.agreement import Agreement
+from servers.requests.captured import CaptureDesk
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.requests.speakers import Speakers
+from servers.store.capture import StoreCapture
 from servers.store.table import Table
 
 log = logging.getLogger(__name__)
@@ -58,6 +65,7 @@ class Shard:
         rank: this server's.
         tables: the open stores, by number.
         ledger: the requests that may be repeated.
+        save: writes a capture to its file, then has ``saved`` called; None if this server has no place for checkpoints.
     """
 
     def __init__(
@@ -80,6 +88,8 @@ class Shard:
         self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
         self._departed: Collection[int] = ()
         self.ledger: Ledger[Reply | Pull] = Ledger()
+        self.save: Callable[[StoreCapture], None] | None = None
+        self._captures = CaptureDesk[StoreCapture]()
         self._reply_links = ReplyLinks(admission)
 
     @property
@@ -137,6 +147,8 @@ class Shard:
             return [Answer(peer, message, Ack(message.seq))]
         if isinstance(message, Close):
             return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
+        if isinstance(message, Capture | AwaitCapture):
+            return self._capture(peer, message)
         if not isinstance(message, Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates):
             raise UsageError(f"servers do not handle a {type(message).__name__}")
         table = self.tables.get(message.store)
@@ -158,6 +170,38 @@ class Shard:
             table.init(message)
         else:
             table.put_states(message)
+        return [Answer(peer, message, Ack(message.seq))]
+
+    def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> Outbox:
+        """Note that ``capture`` has been written to ``path``, or why not; answer who waits for that."""
+        if capture.store in self.tables:
+            self.tables[capture.store].captures.end(capture)
+        if isinstance(outcome, CheckpointError):
+            return self._note(self._captures.ended(capture.store, capture.number, outcome))
+        clocks = [capture.clocks[number] for number in capture.ids]
+        captured = Captured(0, outcome.nbytes, outcome.sha256, clocks, capture.optimizer, str(path))
+        return self._note(self._captures.ended(capture.store, capture.number, captured))
+
+    def _capture(self, peer: bytes, message: Capture | AwaitCapture) -> list[Answer]:
+        if message.node.rank != 0 or message.node.role != "worker":
+            raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
+        if isinstance(message, AwaitCapture):
+            return self._captures.wait(peer, message)
+        table = self.tables.get(message.store)
+        if table is None:
+            raise UsageError(f"store {message.store} is not open; send Open first")
+        if self.save is None:
+            raise CheckpointError(
+                f"server {self.rank} has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all processes of "
+                "the job (launch.py --checkpoint-dir)"
+            )
+        self._captures.begin(message.store, message.number)
+        try:
+            clocks = dict(zip(message.ids, message.clocks, strict=True))
+            table.captures.begin(message.store, message.number, clocks, self.save)
+        except BaseException:
+            self._captures.forget(message.store, message.number)
+            raise
         return [Answer(peer, message, Ack(message.seq))]
 
     def _open(self, message: Open) -> None:
@@ -239,6 +283,9 @@ class Shard:
             text = table.explain(message.node, message.about)
             if text:
                 return text + self._inside()
+        text = self._captures.explain(message.node, message.about)
+        if text:
+            return text
         for agreement in self._agreements.values():
             asked = ((request.node, request.seq) for _, request in agreement.waiting)
             if (message.node, message.about) in asked:

@@ -14,6 +14,7 @@ from kvstore.job import settings
 from kvstore.job.address import host_and_port, is_loopback, tcp_endpoint
 from kvstore.job.curve_keys import CurveKeys, split_key, with_key
 from kvstore.job.ranks import Ranks
+from kvstore.job.valid_values import Interval
 
 FOR_EVER_S = 1e9  # thirty years; clocks and sockets take no infinity
 MAX_JOB = 40  # characters of a job's name
@@ -58,6 +59,10 @@ class Config:
         congestion: the congestion control of links over TCP; empty for the system's, but not BBR.
         pacing: whether plain TCP links keep to a rate, so that they share lines well.
         update_on_kvstore: MXNet's switch for ``Trainer``: update on the store, or in the worker.
+        checkpoint_dir: where checkpoints go; empty for none.
+        checkpoint_every: how often there is one, beside those that the program asks for.
+        checkpoint_keep: how many are kept.
+        checkpoint_resume: the checkpoint to continue from, or a directory of them; empty to begin anew.
         columns: the width of the terminal on which ``launch.py`` shows a line that this process rewrites; 0 for none.
         job: a name for the job that a file name can have; the same in all processes of it.
         shm: whether processes of one host share memory.
@@ -97,6 +102,10 @@ class Config:
     congestion: str = ""
     pacing: bool = True
     update_on_kvstore: bool = True
+    checkpoint_dir: str = ""
+    checkpoint_every: Interval = settings.CHECKPOINT_EVERY.default
+    checkpoint_keep: int = settings.CHECKPOINT_KEEP.default
+    checkpoint_resume: str = ""
     columns: int = 0
     job: str = "none"
     shm: bool = True
@@ -171,6 +180,10 @@ class Config:
             congestion=settings.CONGESTION.read(env),
             pacing=settings.PACING.read(env),
             update_on_kvstore=settings.UPDATE_ON_KVSTORE.read(env),
+            checkpoint_dir=settings.CHECKPOINT_DIR.read(env),
+            checkpoint_every=settings.CHECKPOINT_EVERY.read(env),
+            checkpoint_keep=settings.CHECKPOINT_KEEP.read(env),
+            checkpoint_resume=settings.CHECKPOINT_RESUME.read(env),
             columns=settings.COLUMNS.read(env),
             job=_job(env, root),
             shm=settings.SHM.read(env),

@@ -19,6 +19,8 @@ from kvstore.job.valid_values import (
     EarlierEnd,
     Flag,
     Integer,
+    Interval,
+    Intervals,
     OneOf,
     Seconds,
     Text,
@@ -233,6 +235,30 @@ COLUMNS = Setting(
     "how wide the terminal is on which `launch.py` shows this process's progress bar; 0 for none; `launch.py` sets it",
 )
 
+# ---- checkpoints
+CHECKPOINT_DIR = Setting(
+    "KVSTORE_CHECKPOINT_DIR",
+    Text("a directory that all hosts of the job share"),
+    "",
+    "where checkpoints of the job go; without it there are none (`--checkpoint-dir`)",
+)
+CHECKPOINT_EVERY = Setting(
+    "KVSTORE_CHECKPOINT_EVERY",
+    Intervals(),
+    Interval(),
+    "how often there is a checkpoint, beside those that the program asks for (`--checkpoint-every`)",
+)
+CHECKPOINT_KEEP = Setting(
+    "KVSTORE_CHECKPOINT_KEEP", Integer(1), 3, "how many checkpoints are kept, the newest ones (`--checkpoint-keep`)"
+)
+CHECKPOINT_RESUME = Setting(
+    "KVSTORE_CHECKPOINT_RESUME",
+    Text("a checkpoint, or a directory of checkpoints"),
+    "",
+    "the checkpoint that the job continues from; of a directory, the newest. A directory without one begins anew "
+    "(`--resume`)",
+)
+
 # ---- the job
 ROLE = Setting("DMLC_ROLE", OneOf(ROLES), "worker", "what this process is")
 ROOT_URI = Setting(
@@ -315,6 +341,7 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
         NO_COLOR,
         COLUMNS,
     ),
+    "Checkpoints": (CHECKPOINT_DIR, CHECKPOINT_EVERY, CHECKPOINT_KEEP, CHECKPOINT_RESUME),
     "The job, as launchers set it": (
         *(ROLE, ROOT_URI, ROOT_PORT, NUM_WORKER, NUM_SERVER, NODE_HOST, INTERFACE, TASK_ID, CLUSTER),
         *(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -80,6 +80,37 @@ class Seconds:
         if not (value > 0 if self.least is None else value >= self.least) or math.isinf(value):
             raise ValueError(text)
         return value
+
+
+class Interval(NamedTuple):
+    """How often something happens: every so many rounds or every so many seconds; both 0 for never."""
+
+    rounds: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.rounds}r" if self.rounds else f"{self.seconds:g}s" if self.seconds else "never"
+
+
+class Intervals:
+    """A number of rounds (``500r``), a time in seconds, minutes or hours (``30s``, ``10m``, ``1h``), or ``never``."""
+
+    valid = "a number of rounds such as 500r, a time such as 30s, 10m or 1h, or never"
+
+    def parse(self, text: str) -> Interval:
+        """See ``ValidValues``."""
+        if text.lower() == "never":
+            return Interval()
+        number, unit = text[:-1], text[-1:].lower()
+        if unit == "r":
+            rounds = int(number)
+            if rounds < 1:
+                raise ValueError(text)
+            return Interval(rounds, 0.0)
+        seconds = float(number) * {"s": 1, "m": 60, "h": 3600}.get(unit, math.nan)
+        if not 0 < seconds < math.inf:
+            raise ValueError(text)
+        return Interval(0, seconds)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ from kvstore.wire.messages import (
 )
 from kvstore.wire.parameters import (
     MAX_PRIORITY,
+    AwaitCapture,
+    Capture,
+    Captured,
     Close,
     CodecDescription,
     GetStates,
@@ -75,9 +78,12 @@ __all__ = [
     "VERSION",
     "Ack",
     "Alive",
+    "AwaitCapture",
     "Barrier",
     "Beat",
     "Buffer",
+    "Capture",
+    "Captured",
     "Census",
     "Close",
     "CloseStore",

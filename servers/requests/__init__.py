@@ -4,5 +4,6 @@ ledger       which requests have been seen, and how they were answered
 replies      a reply, its request, and where it goes; errors as replies
 reply_links  the links of each member, over which it is heard and answered
 speakers     who may ask a server, and for whom
+captured     which captures for checkpoints are under way, and who waits for them
 agreement    calls that all workers make and that take effect once
 """

@@ -10,6 +10,7 @@ waiting          requests that wait, for what, and when that is over
 joins            workers that have nothing more to contribute for now
 hyperparameters  the hyper-parameters that pushes bring
 compression      compressed contributions and replies
+capture          what checkpoints save: segments at chosen rounds
 states           the optimizer's states, out and in
 finite           ``check_finite``
 """

@@ -37,6 +37,7 @@ from servers.names import workers
 from servers.requests.replies import Answer, refuse
 from servers.store.bucket import Bucket, Contribution, ParkedRequest, Progress
 from servers.store.buckets import Buckets
+from servers.store.capture import Captures
 from servers.store.clocks import WorkerClocks
 from servers.store.compression import CompressedReplies, contribution
 from servers.store.hyperparameters import asked
@@ -58,6 +59,7 @@ class Table:
     Attributes:
         rule: of the store.
         buckets: its segments.
+        captures: those for checkpoints that are under way.
     """
 
     def __init__(self, rule: Rule, workers: Collection[int], memory: Memory | None = None) -> None:
@@ -67,6 +69,7 @@ class Table:
         self.buckets = Buckets(self._progress, memory)
         self._workers = frozenset(workers)
         self._updates = Updates(rule, self.buckets, memory)
+        self.captures = Captures(self.buckets, self._updates)
         self._waiting = Waiting(rule, self._workers, self.buckets)
         self._compressed_replies = CompressedReplies(lambda number: self.buckets.segment(number).key)
 
@@ -105,6 +108,8 @@ class Table:
             else:
                 bucket.rounds.contribute(ranks, clock, part)
             start += bucket.size
+        if self.captures and self.rule.mode == "async":
+            self.captures.secure(buckets)
         errors = self._updates.make(updates) if self.rule.mode == "async" else {}
         if errors:
             answers = [refuse(peer, message, next(iter(errors.values())))]
@@ -212,7 +217,11 @@ class Table:
             return self._answer(self._waiting.release(touched, {}))
         answers: list[Answer] = []
         while wave := [(bucket, items) for bucket in touched if (items := bucket.rounds.complete()) is not None]:
+            if self.captures:
+                self.captures.secure([bucket for bucket, _ in wave])
             errors = self._updates.close(wave)
+            if self.captures:
+                self.captures.reached([bucket for bucket, _ in wave])
             answers += self._answer(self._waiting.release([bucket for bucket, _ in wave], errors))
         return answers
 

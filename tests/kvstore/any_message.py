@@ -73,6 +73,8 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "primary_key": st.text(max_size=40),
         "standby_key": st.text(max_size=40),
         "start": st.integers(1, 9),
+        "sha256": st.text(max_size=40),
+        "path": text,
         "number": st.integers(1, 2**62),
         "role": roles,
         "mode": st.sampled_from(["sync", "async"]),

@@ -1,0 +1,87 @@
+"""Writes what a server has captured to its file of a checkpoint, in a thread beside the service."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from kvstore.checkpoint.folders import folder_of
+from kvstore.checkpoint.tensors import FileRecord, write_tensors
+from kvstore.errors import CheckpointError
+from servers.store.capture import StoreCapture
+
+log = logging.getLogger(__name__)
+
+NICENESS = 10  # of the thread while it writes: training goes first
+
+
+class Saver:
+    """Writes the captures of one server.
+
+    Args:
+        directory: of all checkpoints of the job.
+        rank: the server's.
+        done: called in the thread with a capture, and its file or the error.
+        thread: makes threads, with the arguments of ``threading.Thread``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        done: Callable[[StoreCapture, FileRecord | CheckpointError], None],
+        thread: Callable[..., threading.Thread] = threading.Thread,
+    ) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._done = done
+        self._thread = thread
+
+    def save(self, capture: StoreCapture) -> None:
+        """Begin to write ``capture``, which is complete. Never raises: a server's rounds do not depend on it."""
+        name = f"kvstore-checkpoint-{capture.number}"
+        try:
+            self._thread(target=self._save, args=(capture,), name=name, daemon=True).start()
+        except RuntimeError as exc:  # the system has no threads left
+            self._done(capture, CheckpointError(f"checkpoint {capture.number} failed: server {self._rank}: {exc}"))
+
+    def path(self, capture: StoreCapture) -> Path:
+        """Return the file of ``capture``."""
+        return folder_of(self._directory, capture.number) / f"store-{capture.store}.server-{self._rank}.safetensors"
+
+    def _save(self, capture: StoreCapture) -> None:
+        outcome = self._written(capture)
+        if isinstance(outcome, CheckpointError):
+            log.error("%s", outcome)
+        capture.drop()
+        self._done(capture, outcome)
+
+    def _written(self, capture: StoreCapture) -> FileRecord | CheckpointError:
+        path = self.path(capture)
+        try:
+            capture.copy()
+            _yield_to_others()
+            metadata = {"checkpoint": str(capture.number), "store": str(capture.store), "server": str(self._rank)}
+            return write_tensors(path, capture.headers, capture.contents(), metadata)
+        except FileNotFoundError:
+            host = socket.gethostname()
+            return CheckpointError(
+                f"checkpoint {capture.number}: server {self._rank} on {host} has no folder {path.parent}, which worker "
+                "0 has made: the directory of checkpoints must be on a file system that all hosts share"
+            )
+        except (OSError, MemoryError) as exc:
+            reason = exc.strerror if isinstance(exc, OSError) else "not enough memory"
+            return CheckpointError(f"checkpoint {capture.number} failed: server {self._rank}: {path}: {reason}")
+
+
+def _yield_to_others() -> None:
+    """Let all other threads of the machine go before this one."""
+    if sys.platform == "linux":  # elsewhere it would be the whole process
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

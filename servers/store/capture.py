@@ -1,0 +1,196 @@
+"""Captures: segments as they are at chosen rounds, copied while the server goes on. Memory only; files are elsewhere.
+
+When a segment reaches its round, what is to be copied is noted, and nothing is copied yet. ``copy`` runs in a thread,
+and copies piece by piece. Before the server changes a value, ``secure`` copies what the thread has not come to. So a
+server that waits for gradients, as it does most of the time, loses no time to a capture.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvstore.checkpoint.reader import state_name, value_name
+from kvstore.checkpoint.tensors import TensorHeader
+from kvstore.values import spec_of
+from servers.store.bucket import Bucket
+from servers.store.buckets import Buckets
+from servers.store.updates import Updates
+
+PIECE = 4 << 20  # bytes: so much at most is being copied when an update has to wait for it
+SMALL = 64 << 10  # bytes that are copied at once
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class _Piece:
+    """Bytes to copy once. Whoever comes first copies; the other waits for it."""
+
+    __slots__ = ("_lock", "_source", "_target")
+
+    def __init__(self, source: Bytes, target: Bytes) -> None:
+        self._source: Bytes | None = source
+        self._target = target
+        self._lock = threading.Lock()
+
+    def copy(self) -> None:
+        with self._lock:
+            if self._source is not None:
+                np.copyto(self._target, self._source)
+                self._source = None
+
+
+class StoreCapture:
+    """The values and optimizer states of a store's segments, each at its own round.
+
+    Args:
+        store: its number.
+        number: of the checkpoint.
+        clocks: by segment: the round to capture it at, or the first one after that.
+        on_complete: called when all segments have reached their rounds.
+
+    Attributes:
+        store, number: see above.
+        ids: the segments.
+        clocks: by segment, the round that it was captured at.
+        copied: whether all has been copied.
+        optimizer: the name of the rule that updates; None if there is none.
+    """
+
+    def __init__(
+        self, store: int, number: int, clocks: Mapping[int, int], on_complete: Callable[[StoreCapture], None]
+    ) -> None:
+        self.store = store
+        self.number = number
+        self.ids = list(clocks)
+        self.clocks: dict[int, int] = {}
+        self.copied = False
+        self.optimizer: str | None = None
+        self._missing = dict(clocks)
+        self._on_complete = on_complete
+        self._tensors: dict[str, tuple[TensorHeader, Bytes]] = {}
+        self._pieces: dict[int, list[_Piece]] = {}  # by segment
+
+    @property
+    def complete(self) -> bool:
+        """Whether all segments have reached their rounds."""
+        return not self._missing
+
+    def reached(self, bucket: Bucket, updates: Updates) -> None:
+        """Note the segments of ``bucket`` that have reached their rounds."""
+        version = bucket.rounds.version
+        ids = [number for number in bucket.ids if self._missing.get(number, version + 1) <= version]
+        if not ids:
+            return
+        for number in ids:
+            place = bucket.places[number]
+            start = bucket.starts[place]
+            self._note(number, value_name(number), bucket.value[start : start + bucket.sizes[place]])
+            self.clocks[number] = version
+            del self._missing[number]
+        if updates.updater is not None:
+            self.optimizer = updates.updater.optimizer.rule
+            for (key, name), value in updates.updater.states.of(ids).items():
+                self._note(int(key), state_name(int(key), name), value.detach())
+        if self.complete:
+            self._on_complete(self)
+
+    def _note(self, segment: int, name: str, tensor: torch.Tensor) -> None:
+        spec = spec_of(tensor)
+        source = tensor.contiguous().reshape(-1).view(torch.uint8).numpy() if spec.size else np.empty(0, np.uint8)
+        target = np.empty(len(source), np.uint8)
+        self._tensors[name] = TensorHeader(name, spec.dtype, spec.shape), target
+        if len(source) <= SMALL:
+            np.copyto(target, source)
+            return
+        pieces = self._pieces.setdefault(segment, [])
+        for start in range(0, len(source), PIECE):
+            pieces.append(_Piece(source[start : start + PIECE], target[start : start + PIECE]))
+
+    def secure(self, ids: Iterable[int]) -> None:
+        """Copy what is left of segments ``ids``: they are about to change."""
+        for number in ids:
+            for piece in reversed(self._pieces.get(number, ())):  # from the other end than ``copy``
+                piece.copy()
+
+    def copy(self) -> None:
+        """Copy all that is left. For a thread; the capture is complete."""
+        for pieces in self._pieces.values():
+            for piece in pieces:
+                piece.copy()
+        self.copied = True
+
+    @property
+    def headers(self) -> list[TensorHeader]:
+        """What was captured, in order."""
+        return [header for header, _ in self._tensors.values()]
+
+    def contents(self) -> Iterator[memoryview]:
+        """Yield the bytes of what ``headers`` lists, and let go of each."""
+        while self._tensors:
+            _, target = self._tensors.pop(next(iter(self._tensors)))
+            yield target.data
+
+    def drop(self) -> None:
+        """Let go of everything."""
+        self._missing.clear()
+        self._tensors.clear()
+        self._pieces.clear()
+
+
+class Captures:
+    """The captures of one store that are under way.
+
+    Args:
+        buckets, updates: of the store.
+    """
+
+    def __init__(self, buckets: Buckets, updates: Updates) -> None:
+        self._buckets = buckets
+        self._updates = updates
+        self._active: list[StoreCapture] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._active)
+
+    def begin(
+        self, store: int, number: int, clocks: Mapping[int, int], on_complete: Callable[[StoreCapture], None]
+    ) -> StoreCapture:
+        """Begin a capture; see ``StoreCapture``. Segments that are there already are noted at once.
+
+        Raises:
+            KeyNotInitialized: there is no such segment.
+        """
+        buckets = self._buckets.of(list(clocks))
+        capture = StoreCapture(store, number, clocks, on_complete)
+        self._active.append(capture)
+        try:
+            for bucket in buckets:
+                capture.reached(bucket, self._updates)
+        except BaseException:
+            self.end(capture)
+            raise
+        if not clocks:
+            on_complete(capture)
+        return capture
+
+    def secure(self, buckets: Sequence[Bucket]) -> None:
+        """Copy what is left to copy of ``buckets``, which are about to change."""
+        self._active = [capture for capture in self._active if not capture.copied]
+        for capture in self._active:
+            for bucket in buckets:
+                capture.secure(bucket.ids)
+
+    def reached(self, buckets: Iterable[Bucket]) -> None:
+        """Note that ``buckets`` have come to their next round."""
+        for capture in [capture for capture in self._active if not capture.complete]:
+            for bucket in buckets:
+                capture.reached(bucket, self._updates)
+
+    def end(self, capture: StoreCapture) -> None:
+        """Forget ``capture``."""
+        self._active = [each for each in self._active if each is not capture]
