@@ -60,13 +60,15 @@ class Counting:
             self._push(store, dice, 4.0 ** (made * store.num_workers + store.rank), outs)
             made = store.statistics().pushes // len(KEYS)
             self._look(store, outs, made, "in the middle")
+            if self._rule == "keep":  # of two late ones a round would make thirds
+                store.barrier()
         if self._uneven:
             store.join()
         else:
             store.barrier()
         store.pull(KEYS, outs)
         self._look(store, outs, made, "at the end")
-        self._all(store, outs, rounds)
+        self._all(store, outs, made, rounds)
         return [out.tolist() for out in outs]
 
     def _push(self, store: DistStore, dice: random.Random, value: float, outs: list[torch.Tensor]) -> None:
@@ -99,7 +101,7 @@ class Counting:
             if self._exact and not all(own):
                 raise Wrong(f"{key!r} {when} in {self._rule}: own pushes counted {own}")
 
-    def _all(self, store: DistStore, outs: list[torch.Tensor], rounds: int) -> None:
+    def _all(self, store: DistStore, outs: list[torch.Tensor], made: int, rounds: int) -> None:
         """Require that each push of each worker counts, or is known to have been late."""
         missing = 0
         for key, digits in self._digits(store, outs, "at the end"):
@@ -108,7 +110,7 @@ class Counting:
                 wanted[(rounds - 1) * store.num_workers] = 0
             if self._exact and digits[: len(wanted)] != wanted:
                 raise Wrong(f"{key!r} at the end in {self._rule}: counted {digits} instead of {wanted}")
-            own = digits[store.rank : rounds * store.num_workers : store.num_workers]
+            own = digits[store.rank : made * store.num_workers : store.num_workers]
             missing += own.count(0)
         late = store.statistics().late
         if missing > late:

@@ -29,6 +29,7 @@ LIMIT_S = 600.0  # of virtual time: whoever has not ended by then hangs
 HEARTBEAT_LIMIT_S = 5.0
 ROOT = "inproc://scheduler"
 SERVING = ("server", "standby")
+RESTARTED = SERVING
 
 Program = Callable[[DistStore], Any]
 
@@ -110,7 +111,7 @@ class SimulatedJob:
         # A scheduler that may be started again has a log.
         self._directory = TemporaryDirectory(prefix="simulated-") if restarts else None
         self._launcher = (
-            SimulatedLauncher(self.network, ROOT, restarts, start_s, self._start, lambda: self.working)
+            SimulatedLauncher(self.network, ROOT, restarts, start_s, RESTARTED, self._start, lambda: self.working)
             if replicas or restarts
             else None
         )
@@ -174,8 +175,10 @@ class SimulatedJob:
         return any(task.is_alive() for task in self._working)
 
     def kill(self, name: str) -> None:
-        """Kill the latest process of a member."""
+        """Kill the latest process of a member, if it lives."""
         process = self.processes[name]
+        if process.dead or not process.tasks[0].is_alive():
+            return
         process.kill()
         if self._launcher is not None:
             self._launcher.ended(process)

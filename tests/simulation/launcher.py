@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from simulation.network import Network, Process, SimulatedTransport
 
@@ -20,6 +20,7 @@ class SimulatedLauncher:
         root: where the scheduler listens.
         restarts: how many processes it starts again.
         start_s: until a process that it starts runs, on average.
+        again: the roles whose processes it starts again.
         start: starts the next process of a member, by name.
         working: whether workers are still at work; if not, nobody is started again.
 
@@ -33,6 +34,7 @@ class SimulatedLauncher:
         root: str,
         restarts: int,
         start_s: float,
+        again: Collection[str],
         start: Callable[[str], None],
         working: Callable[[], bool],
     ) -> None:
@@ -40,6 +42,7 @@ class SimulatedLauncher:
         self._network = network
         self._root = root
         self._start_s = start_s
+        self._again = again
         self._start = start
         self._working = working
         self._process = Process("launcher", 1)
@@ -55,7 +58,7 @@ class SimulatedLauncher:
             self._waiting.append(process)
             for after_s in REPORTS_S:
                 self._network.world.after(after_s, lambda: self._report(process))
-        if role in ("worker", "aggregator") or not self.left:
+        if role not in self._again or not self.left:
             return
         self.left -= 1
         self._network.world.after(self._network.delay(self._start_s), lambda: self._start_again(process))

@@ -329,7 +329,7 @@ class SimulatedTransport(Heap):
     def __init__(self, network: Network, process: Process) -> None:
         self.process = process
         self.accepted: dict[Peer, _Link] = {}
-        self.closed = False
+        self.closed = process.dead  # which is unwound, and must not speak any more
         self.refused = 0
         self._network = network
         self._made: dict[Peer, _Link] = {}
@@ -400,8 +400,10 @@ class SimulatedTransport(Heap):
         """No effect: nobody is a stranger here."""
 
     def refuse(self, peer: Peer) -> None:
-        """Count it: members send nothing that is refused."""
-        self.refused += 1
+        """Count it: members send nothing that is refused, while they live."""
+        link = self.accepted.get(peer)
+        if link is not None and not link.near.process.dead:
+            self.refused += 1
 
     def identity(self, peer: Peer) -> str:
         """Empty: there are no keys."""

@@ -182,7 +182,7 @@ def verdict(plan: Plan, outcome: Outcome) -> str:
     wrong = {rank: error for rank, error in outcome.errors.items() if not isinstance(error, KVStoreError)}
     if wrong:
         return f"wrong: {wrong}"
-    if outcome.refused:
+    if outcome.refused and not (plan.replicas and (plan.pause or plan.parting)):  # who comes back has been replaced
         return f"{outcome.refused} messages of members were refused"
     unfinished = [
         rank for rank, result in enumerate(outcome.results) if result is None and f"worker {rank}" not in dead
