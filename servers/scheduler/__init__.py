@@ -2,10 +2,11 @@
 
 core        messages and the time in, messages out
 members     the members: their ranks, their states, and who has been silent for too long
+joining     how members join: who asks, who is missing, who is welcomed when
 welcomes    what members are told of each other when they have joined
 views       who serves each server's rank, and who would take over
 failover    what becomes of a rank when one of its two processes ends, and who is told
-departures  workers that have left in order, and when the others are told
+departures  workers that have left in order, and when and what the others are told
 stores      the stores of a job and their numbers
 store       one store: which workers wait in it for which others
 keys        the keys of one store, as workers declare them

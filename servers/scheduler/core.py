@@ -30,7 +30,6 @@ from kvstore.wire import (
     ProcessAlive,
     Reply,
     Request,
-    Roster,
     Sender,
     Standing,
     Stop,
@@ -38,15 +37,13 @@ from kvstore.wire import (
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
-from servers.scheduler.departures import Departures
+from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
-from servers.scheduler.members import SEATS, JobMember, MemberEvent, Members, MemberState
+from servers.scheduler.joining import JoinRequests
+from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
 from servers.scheduler.stores import Stores
-from servers.scheduler.welcomes import Welcomes
 
 log = logging.getLogger(__name__)
-
-REMIND_S = 60.0  # between two log lines that say who has not joined yet
 
 
 class Scheduler:
@@ -84,11 +81,7 @@ class Scheduler:
         self.silent: list[tuple[Node, float]] = []
         self._failed_at = 0.0
         self._now = self._ticked = 0.0
-        self._remind_at: float | None = None
-        self._epoch = self._faults = 0
-        self._news: Roster | Stop = Roster(0, [])  # the latest for servers and aggregators: which workers have left
-        self._welcomes: Welcomes | None = None  # once all have joined
-        self._failover = Failover(self.members, lambda peer, notice: self._notices.append((peer, notice)))
+        self._faults = 0
         self._departures = Departures(farewell_s)
         self._stores = Stores(range(num_workers), num_servers, self._departures)
         self.ledger: Ledger[Reply] = Ledger()
@@ -96,6 +89,9 @@ class Scheduler:
         self._key = key
         self._drops = Drops(log)
         self._notices: Outbox = []
+        self._failover = Failover(self.members, self._send)
+        self._joining = JoinRequests(self.members, self._reply_links, self._failover, self._send)
+        self._rosters = Rosters(self._send)
 
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
@@ -154,7 +150,7 @@ class Scheduler:
             else:
                 self._fail(f"{member.node} is lost: it {silent}")
         if not self.members.complete and self.failure is None:
-            self._remind()
+            self._joining.remind(now)
         return self._flush(self._depart())
 
     def tick_again(self, now: float, silent: Sequence[tuple[Node, float]]) -> Outbox:
@@ -174,7 +170,7 @@ class Scheduler:
     @property
     def epoch(self) -> int:
         """How often servers have been told that workers have left."""
-        return self._epoch
+        return self._rosters.epoch
 
     @property
     def finished(self) -> bool:
@@ -193,49 +189,11 @@ class Scheduler:
     def _join(self, peer: bytes, message: Join) -> list[Answer]:
         if self.failure is not None:
             raise NodeLost(self.failure)
-        role, hint, nonce = message.node
-        member = self.members.by_nonce(nonce)
-        if member is None:
-            self._end_predecessor(peer, message)
-            key = self._reply_links.key(peer)
-            member = JobMember(
-                role, nonce, hint, message.address, peer, message.seq, key, message.aggregator, message.start
-            )
-            before = self.members.join(member, self._now)
-            self._reply_links.admit(peer, message, key)
-            if before is not None:
-                self._reply_links.forget(before.node)
-                self._welcome_newcomer(member)
-            elif self.members.settle(self._now):
-                self._all_have_joined()
-        elif not self._reply_links.admit(peer, message, member.key):
-            raise UsageError("a process with another key has asked to join in this name")
-        else:
-            member.join_peer, member.join_seq = peer, message.seq
-            if self._welcomes is not None:
-                self._notices.append((peer, self._welcomes.of(member)))
+        before = self._joining.predecessor(peer, message)
+        if before is not None:
+            self._seat_ended(Lost(before.role, message.node.rank, "has been started again", before.start))
+        self._joining.join(peer, message, self._now)
         return []
-
-    def _end_predecessor(self, peer: bytes, message: Join) -> None:
-        """A later start of a member shows that the one in its seat has ended, should nobody have said so yet."""
-        role, rank, _ = message.node
-        before = self.members.find(role, rank) if self.members.restarts(role) else None
-        later = before is not None and before.start < message.start
-        if before is not None and later and before.key == self._reply_links.key(peer):
-            self._seat_ended(role, rank, before.start, "has been started again")
-
-    def _all_have_joined(self) -> None:
-        log.info("all members have joined")
-        self._welcomes = Welcomes(self.members)
-        self._failover.begin(self._welcomes)
-        self._notices += [(member.join_peer, self._welcomes.of(member)) for member in self.members.everyone]
-
-    def _welcome_newcomer(self, member: JobMember) -> None:
-        """Let a server's process that was started again be the standby of its rank."""
-        if self._welcomes is not None:
-            self._notices.append((member.join_peer, self._welcomes.of(member)))
-        if not self.members.all_gone("worker"):
-            self._failover.join(member, self._now)
 
     def _give_up(self, peer: bytes, message: Leave) -> Outbox:
         """Let a member go that has not been welcomed, or does not know it yet."""
@@ -244,20 +202,10 @@ class Scheduler:
             return turn_away(peer, message, "is not a member of this job")
         answers: list[Answer] = []
         if member.state is MemberState.JOINED:
-            self.members.withdraw(member)
-            self._reply_links.forget(Node(member.role, member.hint, member.nonce))
-            log.warning("a %s has left before all had joined: %s", member.role, message.error)
+            self._joining.withdraw(member, message)
         else:
             answers = self._leave(member, message)
         return [(peer, Ack(message.seq)), *self._flush(answers)]
-
-    def _remind(self) -> None:
-        """Log, now and then, who has not joined yet."""
-        if self._remind_at is None:
-            self._remind_at = self._now + REMIND_S
-        elif self._now >= self._remind_at:
-            self._remind_at = self._now + REMIND_S
-            log.warning("the scheduler waits for %s to join", self.members.absent())
 
     def _beat(self, peer: bytes, message: Beat) -> None:
         member = self.members.identify(message.node)
@@ -274,7 +222,7 @@ class Scheduler:
         if self.failure is None:
             self._failover.show(member)
             if member.role != "worker":
-                self._inform(member)
+                self._rosters.inform(member)
 
     def _disown(self, peer: bytes, node: Node) -> None:
         """Tell a process that it is no member: of a server's seat, by a view that does not name it."""
@@ -283,7 +231,7 @@ class Scheduler:
         if seat is None or view is None or self.failure is not None or self._reply_links.key(peer) != seat.key:
             self._notices.append((peer, JobFailed(f"{node} is not a member of this job, or was given up")))
         else:
-            self._notices.append((peer, self._news if isinstance(self._news, Stop) else view))
+            self._notices.append((peer, Stop() if self._rosters.over else view))
 
     def _pulse(self, peer: bytes, message: ProcessAlive) -> None:
         """Take a sign of life from beside a member's process."""
@@ -300,7 +248,7 @@ class Scheduler:
             self._drops.note(f"a report that {who} {message.how}", "it came over a link with another member's key")
             return
         if self.members.restarts(message.role):
-            self._seat_ended(message.role, message.rank, message.start, message.how)
+            self._seat_ended(message)
             return
         if member is not None:
             died_now = self.members.happens(member, MemberEvent.DIES)
@@ -344,34 +292,26 @@ class Scheduler:
         ranks = self._departures.due(self._now, all_gone=done)
         if not ranks:
             return []
-        self._epoch += 1
-        self._news = Stop() if done else Roster(self._epoch, sorted(self._departures.known))
-        for member in (*self._seats(), *self.members.of("aggregator")):
-            self._inform(member)
+        self._rosters.change(self._departures.known, over=done)
+        for member in (*self.members.of("server"), *self.members.of("standby"), *self.members.of("aggregator")):
+            self._rosters.inform(member)
         return self._stores.depart(ranks)
-
-    def _inform(self, member: JobMember) -> None:
-        """Send a server or aggregator the latest on departures: once over each link, but ``Stop`` at each beat."""
-        if member.peer is not None and (member.epoch < self._epoch or isinstance(self._news, Stop)):
-            member.epoch = self._epoch
-            self._notices.append((member.peer, self._news))
 
     # ---- servers with standbys
 
-    def _seats(self) -> list[JobMember]:
-        return [member for role in SEATS for member in self.members.of(role)]
-
-    def _seat_ended(self, role: str, rank: int, start: int, how: str) -> None:
-        """Note that a server's process has ended, which is started again."""
-        complete = self.members.complete
-        member = self.members.end(role, rank, start)
-        if member is None:
-            return
-        if complete:
-            self._lose(member, how)
-        else:
-            self._reply_links.forget(Node(role, member.hint, member.nonce))
-            log.warning("%s %s before all had joined", Node(role, rank, start), how)
+    def _seat_ended(self, lost: Lost) -> None:
+        """Note that a server's process has ended, which is started again, unless that is final."""
+        member = self.members.end(lost.role, lost.rank, lost.start)
+        node = Node(lost.role, lost.rank, lost.start)
+        if self.members.complete:
+            if lost.final and self.failure is None and not self.members.all_gone("worker"):
+                self._failover.give_up(node, lost.how)
+            if member is not None:
+                self._lose(member, lost.how)
+        elif lost.final:
+            self._fail(f"{node} {lost.how}")
+        elif member is not None:
+            log.warning("%s %s before all had joined", node, lost.how)
 
     def _lose(self, member: JobMember, how: str) -> None:
         """Let a server's rank go on without ``member``, which has left or died, or else let the job fail."""
@@ -415,6 +355,9 @@ class Scheduler:
         if member.peer is not None and member.notices:  # else at its first beat
             self._notices += [(member.peer, notice) for notice in member.notices]
             member.notices.clear()
+
+    def _send(self, peer: bytes, notice: Message) -> None:
+        self._notices.append((peer, notice))
 
     # ---- requests of members
 

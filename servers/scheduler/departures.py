@@ -7,6 +7,10 @@ that time, and its exit code says more than that it has left.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Collection
+
+from kvstore.wire import Message, Roster, Stop
+from servers.scheduler.members import JobMember
 
 
 class Departures:
@@ -38,3 +42,33 @@ class Departures:
             ranks.append(self._recent.popleft()[1])
         self.known.update(ranks)
         return ranks
+
+
+class Rosters:
+    """What servers and aggregators are told of departures.
+
+    Args:
+        tell: sends a message over a link.
+
+    Attributes:
+        over: whether all workers have left.
+        epoch: how often there were news.
+    """
+
+    def __init__(self, tell: Callable[[bytes, Message], None]) -> None:
+        self.over = False
+        self._tell = tell
+        self.epoch = 0
+        self._news: Roster | Stop = Roster(0, [])
+
+    def change(self, departed: Collection[int], *, over: bool) -> None:
+        """Have news: these workers have left; with ``over``, they are all of them."""
+        self.over = over
+        self.epoch += 1
+        self._news = Stop() if over else Roster(self.epoch, sorted(departed))
+
+    def inform(self, member: JobMember) -> None:
+        """Send a server or aggregator the latest news: once over each link, but ``Stop`` at each beat."""
+        if member.peer is not None and (member.epoch < self.epoch or self.over):
+            member.epoch = self.epoch
+            self._tell(member.peer, self._news)

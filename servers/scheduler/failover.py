@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.wire import Message, Moved, Standing, View
+from kvstore.wire import Message, Moved, Node, Standing, View
 from servers.scheduler.members import SEATS, JobMember, Members, MemberState
 from servers.scheduler.views import Views
 from servers.scheduler.welcomes import Welcomes
@@ -59,6 +59,10 @@ class Failover:
         """Let a process that was started again be the standby of its rank."""
         self._views.join(member.node, now)
         self._show_rank(member.rank)
+
+    def give_up(self, node: Node, how: str) -> None:
+        """Note that the process of ``node``, which has ended, is not started again; see ``lose``."""
+        self._views.give_up(node, how)
 
     def stand(self, standing: Standing, now: float) -> None:
         """Take in what a member says of itself."""

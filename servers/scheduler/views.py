@@ -39,6 +39,7 @@ class ServerView(NamedTuple):
 class _Takeover(NamedTuple):
     """A change of the primary of which the user has not been told yet."""
 
+    lost: Node
     how: str
     since: float
 
@@ -57,6 +58,7 @@ class Views:
         self.takeovers = 0
         self.news: list[str] = []
         self._views: list[ServerView] = []
+        self._given_up: set[tuple[str, int]] = set()  # seats whose processes are not started again
         self._unsaid: dict[int, _Takeover] = {}
         self._joined: dict[int, float] = {}  # by rank: when the standby that is not synced has joined
 
@@ -81,7 +83,7 @@ class Views:
         if node == view.standby:
             self._joined.pop(node.rank, None)
             self._views[node.rank] = ServerView(view.epoch + 1, view.primary, None, synced=False)
-            self.news.append(f"the standby of {server} {how}; a new one is being made")
+            self.news.append(f"the standby of {server} {how}{self._without(node)}")
         elif node == view.primary:
             if view.standby is None:
                 return f"{server} {how}, and had no standby at that time"
@@ -90,8 +92,15 @@ class Views:
             self._views[node.rank] = ServerView(view.epoch + 1, view.standby, None, synced=False)
             self.moved[node.rank] = view.epoch + 1
             self.takeovers += 1
-            self._unsaid[node.rank] = _Takeover(how, now)
+            self._unsaid[node.rank] = _Takeover(node, how, now)
         return ""
+
+    def give_up(self, node: Node, how: str) -> None:
+        """Note that the process of ``node`` is not started again when it is lost, or has been lost and is not."""
+        self._given_up.add((node.role, node.rank))
+        view = self._views[node.rank]
+        if all(seat is None or seat.role != node.role for seat in (view.primary, view.standby)):
+            self.news.append(f"the standby of server {node.rank} {how}{self._without(node)}")
 
     def join(self, node: Node, now: float) -> None:
         """Let a newcomer be the standby of its rank, which it is until its primary has brought it into step."""
@@ -107,12 +116,18 @@ class Views:
             return
         takeover = self._unsaid.pop(node.rank, None)
         if takeover is not None:
+            alone = (takeover.lost.role, node.rank) in self._given_up
             self.news.append(
                 f"server {node.rank} {takeover.how}; its standby took over at round {standing.rounds} in "
-                f"{now - takeover.since:.1f} s; a new standby is being made"
+                f"{now - takeover.since:.1f} s; {'it has no standby now' if alone else 'a new standby is being made'}"
             )
         if standing.synced and not view.synced and view.standby is not None:
             self._views[node.rank] = view._replace(epoch=view.epoch + 1, synced=True)
             taken = f"{now - self._joined.pop(node.rank, now):.1f} s"
             how = f" ({standing.nbytes / 1e6:.3g} MB in {taken})" if standing.nbytes else f", after {taken}"
             self.news.append(f"the standby of server {node.rank} is in step again{how}")
+
+    def _without(self, node: Node) -> str:
+        if (node.role, node.rank) in self._given_up:
+            return f", and is not started again: server {node.rank} goes on without one"
+        return "; a new one is being made"

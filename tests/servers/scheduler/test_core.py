@@ -30,7 +30,7 @@ from kvstore.wire import (
     Stop,
     Welcome,
 )
-from servers.scheduler.core import REMIND_S
+from servers.scheduler.joining import REMIND_S
 from servers.scheduler.members import MemberState
 
 # ---- joining

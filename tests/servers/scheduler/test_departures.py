@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from servers.scheduler.departures import Departures
+from kvstore.wire import Message, Roster, Stop
+from servers.scheduler.departures import Departures, Rosters
+from servers.scheduler.members import JobMember
 
 
 def test_the_others_know_of_a_worker_that_has_left_after_its_farewell():
@@ -21,3 +23,20 @@ def test_when_nobody_is_left_there_is_no_farewell_to_wait_for():
     for rank in (2, 0):
         departures.add(rank, 10.0)
     assert departures.due(10.0, all_gone=True) == [2, 0]
+
+
+def test_news_go_once_over_each_link_but_the_end_at_each_beat():
+    sent: list[Message] = []
+    rosters = Rosters(lambda peer, message: sent.append(message))
+    member = JobMember("server", 1, 0, "here", b"link", 1)
+    rosters.change([3, 1], over=False)
+    rosters.inform(member)
+    assert sent == [], "it has not beaten yet"
+    member.peer = b"beats"
+    for _ in range(2):
+        rosters.inform(member)
+    assert sent == [Roster(1, [1, 3])]
+    rosters.change([0, 1, 3], over=True)
+    for _ in range(2):
+        rosters.inform(member)
+    assert (sent[1:], rosters.over) == ([Stop(), Stop()], True)

@@ -300,3 +300,17 @@ def test_aggregators_are_sent_to_the_new_server_too():
         (job.standbys[0], view(2, job.standbys[0])),
         *((m, moved) for m in (*job.workers, *job.aggregators)),
     ]
+
+
+def test_what_is_not_started_again_ends_a_job_that_has_not_begun_and_else_is_done_without():
+    job = ReplicatedJob(start=False)
+    job.say(job.workers[0], job.workers[0].join())
+    job.handle(b"launcher", Lost("standby", 1, KILLED, 3, final=True))
+    assert job.scheduler.failure == f"the standby of server 1 {KILLED}"
+    job = ReplicatedJob()
+    job.lose(job.standbys[1])
+    job.handle(b"launcher", Lost("standby", 1, "exited with code 1", 4, final=True))
+    assert [line.partition(", and ")[2] for line in job.scheduler.take_news()][1:] == [
+        "is not started again: server 1 goes on without one"
+    ]
+    assert job.scheduler.failure is None

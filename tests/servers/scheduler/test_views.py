@@ -108,3 +108,24 @@ def test_a_primary_that_is_alone_has_no_standby_that_could_be_in_step():
     views.lose(B, "was killed", 1.0)
     views.stand(Standing(A, 2, 9, synced=True), 3.0)
     assert views.of(1) == ServerView(2, A, None, synced=False)
+
+
+def test_a_server_whose_standby_is_not_started_again_goes_on_without_one():
+    views = begun()
+    views.give_up(B, "is on a lost host")
+    assert said(views) == [], "it has not been lost yet"
+    views.lose(B, "is on a lost host", 1.0)
+    line = "the standby of server 1 is on a lost host, and is not started again: server 1 goes on without one"
+    assert said(views) == [line]
+    views = begun()
+    views.lose(A, "was killed", 1.0)
+    views.stand(Standing(B, 2, 3, synced=False), 1.0)
+    assert said(views)[0].endswith("; a new standby is being made")
+    views.give_up(Node("server", 1, 4), "exited with code 1")
+    line = "the standby of server 1 exited with code 1, and is not started again: server 1 goes on without one"
+    assert said(views) == [line]
+    views = begun()
+    views.give_up(A, "was killed")
+    views.lose(A, "was killed", 1.0)
+    views.stand(Standing(B, 2, 3, synced=False), 1.0)
+    assert said(views) == ["server 1 was killed; its standby took over at round 3 in 0.0 s; it has no standby now"]
