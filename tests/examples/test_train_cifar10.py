@@ -6,16 +6,19 @@ import logging
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 import screen
 import torch
 import train_cifar10
-from cifar import choice, resnet
+from cifar import choice, options, resnet
 from cifar.download import UnavailableError
 from safetensors.torch import load_file
 from scripts import EXAMPLES, environment, launch, launching, lines_of, start
 from scripts import run as run_words
+
+from launcher.cli import parse as parse_launch
 
 SMALL = ("--dataset", "digits", "--num-examples", "64", "--batch-size", "16", "--disp-batches", "2")
 
@@ -72,10 +75,10 @@ def test_it_reads_cifar10_where_that_is(run, cifar10_folder):
 
 
 def test_going_on_from_a_checkpoint_is_as_never_having_stopped(run, tmp_path):
-    options = (*SMALL, "--lr-step-epochs", 1)
-    run(*options, "--num-epochs", 2, "--model-prefix", tmp_path / "whole")
-    run(*options, "--num-epochs", 1, "--model-prefix", tmp_path / "parts")
-    lines = run(*options, "--num-epochs", 2, "--model-prefix", tmp_path / "parts", "--load-epoch", 1)
+    common = (*SMALL, "--lr-step-epochs", 1)
+    run(*common, "--num-epochs", 2, "--model-prefix", tmp_path / "whole")
+    run(*common, "--num-epochs", 1, "--model-prefix", tmp_path / "parts")
+    lines = run(*common, "--num-epochs", 2, "--model-prefix", tmp_path / "parts", "--load-epoch", 1)
     assert f'Saved checkpoint to "{tmp_path}/parts-0002.safetensors"' in lines
     assert not any("Epoch[0]" in line for line in lines)
     whole, parts = (load_file(tmp_path / f"{name}-0002.safetensors") for name in ("whole", "parts"))
@@ -138,16 +141,14 @@ def test_as_a_program_from_its_own_folder():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("store", ["dist_sync", "dist_async"])
-def test_two_workers_and_two_servers_print_the_lines_of_one(tmp_path, store):
+def test_two_workers_and_two_servers_print_the_lines_of_one(tmp_path):
     command = f"train_cifar10.py {' '.join(SMALL)} --num-epochs 2 --model-prefix model"
-    command += "" if store == "dist_sync" else f" --kv-store {store}"  # dist_sync is what a launched script takes
     process = launch(command, workers=2, servers=2, cwd=tmp_path)
     assert process.returncode == 0, process.stdout
     lines = lines_of(process, 0)
     assert lines_of(process, 1) == []
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", process.stdout)  # no bar, and no colors: this is no terminal
-    assert f"2 workers, store {store}, " in lines[0]
+    assert "2 workers, store dist_sync, " in lines[0]  # which a launched script takes
     assert sum("Validation-accuracy=" in line for line in lines) == 2
     assert [line for line in lines if "Saved" in line] == [
         'Saved checkpoint to "model-0001.safetensors"',
@@ -160,7 +161,7 @@ def test_two_workers_and_two_servers_print_the_lines_of_one(tmp_path, store):
 
 
 @pytest.mark.long
-def test_on_a_terminal_there_is_a_bar_and_every_suggestion_works(tmp_path):
+def test_on_a_terminal_there_is_a_bar_and_suggestions_work(tmp_path):
     words = launching(f"train_cifar10.py {' '.join(SMALL)} --num-epochs 1", workers=2, servers=1)
     code, output = screen.run(words, {**environment(), "TERM": "xterm-256color"}, tmp_path)
     assert code == 0, output
@@ -178,6 +179,13 @@ def test_on_a_terminal_there_is_a_bar_and_every_suggestion_works(tmp_path):
         [("2", "--lr 0.2")],
     ]
     for command in suggested:
-        process = run_words(shlex.split(command), tmp_path)
-        assert process.returncode == 0, process.stdout
-        assert any(line.startswith("validation accuracy ") for line in lines_of(process, 0)), process.stdout
+        program, *words = shlex.split(command)
+        assert Path(program).name == "launch.py"
+        python, script, *rest = parse_launch(words, {}).job.command
+        assert (python, Path(script).name) == ("python", "train_cifar10.py")
+        options.parse(rest)
+    process = run_words(shlex.split(suggested[-1]), tmp_path)
+    assert process.returncode == 0, process.stdout
+    first, *lines = lines_of(process, 0)
+    assert "2 workers, store dist_async, " in first
+    assert any(line.startswith("validation accuracy ") for line in lines), process.stdout
