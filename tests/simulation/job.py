@@ -18,6 +18,7 @@ from simulation.network import Network, Process, SimulatedTransport, Weather
 from simulation.world import Task, World
 
 from kvstore.dist import DistStore
+from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.config import Config
 from kvstore.member.session import Session
 from kvstore.rule import Rule
@@ -29,7 +30,8 @@ LIMIT_S = 600.0  # of virtual time: whoever has not ended by then hangs
 HEARTBEAT_LIMIT_S = 5.0
 ROOT = "inproc://scheduler"
 SERVING = ("server", "standby")
-RESTARTED = SERVING
+RESTARTED = (*SERVING, "scheduler")
+REAP_S = 0.01
 
 Program = Callable[[DistStore], Any]
 
@@ -110,10 +112,16 @@ class SimulatedJob:
         self._working: list[Task] = []
         # A scheduler that may be started again has a log.
         self._directory = TemporaryDirectory(prefix="simulated-") if restarts else None
-        self._launcher = (
-            SimulatedLauncher(self.network, ROOT, restarts, start_s, RESTARTED, self._start, lambda: self.working)
-            if replicas or restarts
-            else None
+        # Without restarts the launcher is so slow that the scheduler notices by itself who is silent.
+        self._launcher = SimulatedLauncher(
+            self.network,
+            ROOT,
+            REAP_S if restarts else 2 * HEARTBEAT_LIMIT_S,
+            restarts,
+            start_s,
+            RESTARTED,
+            self._start,
+            lambda: self.working,
         )
         self._rule = rule or Rule()
         self._workers, self._servers = workers, servers
@@ -180,8 +188,7 @@ class SimulatedJob:
         if process.dead or not process.tasks[0].is_alive():
             return
         process.kill()
-        if self._launcher is not None:
-            self._launcher.ended(process)
+        self._launcher.ended(process)
 
     # ---- processes
 
@@ -206,10 +213,10 @@ class SimulatedJob:
         well = False
         try:
             result = target(process)
-            well = not result or process.name.startswith("worker")
+            well = result in (0, JOB_FAILED_EXIT) or process.name.startswith("worker")
             return result
         finally:
-            if not well and not process.dead and self._launcher is not None:
+            if not well and not process.dead:
                 self._launcher.ended(process)
 
     def _task(self, process: Process, target: Callable[[], Any], name: str, daemon: bool = True) -> Task:

@@ -19,7 +19,6 @@ from simulation.runs import HOSTS, MEMBERS, MODES, STANDBYS, Plan, carry_out, ve
 SEATS = (*MEMBERS[1:3], *STANDBYS)  # that may be lost
 CODED = ({"type": "2bit", "threshold": 0.5, "pull": "fp16"}, {"type": "int8", "pull": "int8"}, None)
 SLOW_S = 40.0  # virtual seconds that a run may take beyond its pauses: several limits of heartbeats
-SCHEDULER_RETURNS = False
 
 
 def replicated(seed: int) -> Plan:
@@ -42,8 +41,7 @@ def replicated(seed: int) -> Plan:
     if plan.mode == "sync" and program != "bits" and dice.random() < 0.3:
         plan = replace(plan, uneven=True)
     at = partial(dice.randrange, 1, 800 if plan.hosts else 400)
-    mortal = (*SEATS, "scheduler") if SCHEDULER_RETURNS else SEATS
-    crashes = tuple((dice.choice(mortal), at()) for _ in range(dice.choice((0, 1, 1, 2))))
+    crashes = tuple((dice.choice((*SEATS, "scheduler")), at()) for _ in range(dice.choice((0, 1, 1, 2))))
     if dice.random() < 0.1:
         crashes += ((dice.choice(plan.members), at()),)
     plan = replace(plan, crashes=crashes)
@@ -102,8 +100,6 @@ def _reasons(plan: Plan) -> set[str]:
     if plan.parting is not None and plan.parting[3] > HEARTBEAT_LIMIT_S - 1 and "scheduler" in plan.parting[:2]:
         lost.update(member for member in plan.parting[:2] if member != "scheduler")
     reasons = {member for member in lost if member.startswith(("worker", "aggregator"))}
-    if lost["scheduler"] and (not SCHEDULER_RETURNS):
-        reasons.add("scheduler")
     for rank in range(2):
         if lost[f"server {rank}"] + lost[f"standby {rank}"] > 1:
             reasons.add(f"server {rank}")
