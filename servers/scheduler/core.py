@@ -325,8 +325,12 @@ class Scheduler:
         member = self.members.identify(message.node)
         if member is None or member.state is not MemberState.READY:
             return  # its next beat is answered
-        if self._reply_links.admit(peer, message, member.key):
-            self._failover.stand(message, self._now)
+        if not self._reply_links.admit(peer, message, member.key):
+            return
+        standby = self._failover.unanswering(message)
+        if standby is not None and self.members.happens(standby, MemberEvent.DIES):
+            self._lose(standby, "does not answer its server")
+        self._failover.stand(message, self._now)
 
     def _fail(self, text: str) -> None:
         """Let the job fail: tell all members that are still there why."""

@@ -64,6 +64,11 @@ class Failover:
         """Note that the process of ``node``, which has ended, is not started again; see ``lose``."""
         self._views.give_up(node, how)
 
+    def unanswering(self, standing: Standing) -> JobMember | None:
+        """Return the standby that its primary cannot reach, though it is alive as far as the scheduler knows."""
+        standby = self._views.unanswering(standing)
+        return None if standby is None else self._members.identify(standby)
+
     def stand(self, standing: Standing, now: float) -> None:
         """Take in what a member says of itself."""
         self._views.stand(standing, now)

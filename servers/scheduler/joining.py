@@ -70,7 +70,6 @@ class JoinRequests:
         before = self._members.join(member, now)
         self._reply_links.admit(peer, request, key)
         if before is not None:
-            self._reply_links.forget(before.node)
             self._welcome(member)
             if not self._members.all_gone("worker"):
                 self._failover.join(member, now)

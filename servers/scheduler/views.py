@@ -8,8 +8,9 @@
         ▼
     (primary, newcomer, not synced) ── the primary says so ──► (primary, standby, synced)
 
-Each change is a new epoch. A primary that is lost when there is no synced standby ends the job. Nobody but this module
-changes a view, and whoever is not in the latest one must end.
+Each change is a new epoch. A primary that is lost when there is no synced standby ends the job. A standby counts as
+lost, too, if its primary says that it does not answer. Nobody but this module changes a view, and whoever is not in the
+latest one must end.
 """
 
 from __future__ import annotations
@@ -107,6 +108,13 @@ class Views:
         view = self._views[node.rank]
         self._views[node.rank] = ServerView(view.epoch + 1, view.primary, node, synced=False)
         self._joined[node.rank] = now
+
+    def unanswering(self, standing: Standing) -> Node | None:
+        """Return the standby that is in step by its view, and with which its primary says it has lost touch."""
+        view = self.of(standing.node.rank)
+        if view is None or (standing.node, standing.epoch) != (view.primary, view.epoch):
+            return None
+        return view.standby if view.synced and not standing.synced else None
 
     def stand(self, standing: Standing, now: float) -> None:
         """Take in what a primary says of itself. That of an older view, or of another member, says nothing."""

@@ -314,3 +314,17 @@ def test_what_is_not_started_again_ends_a_job_that_has_not_begun_and_else_is_don
         "is not started again: server 1 goes on without one"
     ]
     assert job.scheduler.failure is None
+
+
+def test_a_standby_that_its_primary_cannot_reach_is_lost_though_it_beats():
+    job = ReplicatedJob()
+    s0, b0 = job.servers[0], job.standbys[0]
+    assert job.stand(s0, 1, synced=True) == []
+    assert job.stand(s0, 1, synced=False) == [(s0, view(2, s0))]
+    assert job.scheduler.take_news() == ["the standby of server 0 does not answer its server; a new one is being made"]
+    assert job.beat(b0) == [view(2, s0)]
+    assert job.stand(s0, 1, synced=False) == [], "that was the view before"
+    new, told = job.restart(b0)
+    assert told[1:] == [(s0, view(3, s0, new))]
+    assert job.stand(s0, 3, synced=False) == [], "this one is not in step yet"
+    assert job.beat(new) == [Alive(), view(3, s0, new)]
