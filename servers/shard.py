@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvstore.checkpoint.tensors import FileRecord
-from kvstore.errors import CheckpointError, Mismatch, NodeLost, UsageError, WeightsInDoubt, WireError
-from kvstore.optim.optimizer import Optimizer, describe
-from kvstore.rule import Rule
+from kvstore.errors import CheckpointError, UsageError, WeightsInDoubt, WireError
 from kvstore.transport.base import Admission
 from kvstore.transport.memory import Heap, Memory
 from kvstore.wire import (
@@ -18,35 +16,36 @@ from kvstore.wire import (
     AwaitCapture,
     Capture,
     Captured,
-    Close,
     Explain,
     Explanation,
-    GetStates,
+    Failure,
     Here,
-    Init,
+    LedgerPage,
     Message,
-    Open,
-    Pause,
     Pull,
     Push,
-    PutStates,
     Reply,
     Request,
-    SetOptimizer,
+    Resume,
+    Roster,
     Values,
+    decode,
+    encode,
 )
-from servers.requests.agreement import Agreement
 from servers.requests.captured import CaptureDesk
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
-from servers.requests.reply_links import ReplyLinks, turn_away
+from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
 from servers.requests.speakers import Speakers
 from servers.store.capture import StoreCapture
+from servers.store.recording import Recorder
 from servers.store.table import Table
+from servers.store.tables import Tables
 
 log = logging.getLogger(__name__)
 
-Asker = tuple[bytes, SetOptimizer]
+KEPT = (Ack, Failure, Resume, Pull)  # what a new standby is told of answers; values follow from clocks
+PAGE = 1 << 14  # answers in one message
 
 
 class Shard:
@@ -60,10 +59,12 @@ class Shard:
         keys: the public keys that the workers have joined with, by rank; empty where links prove no keys.
         aggregated: for each aggregator, the ranks of the workers that it speaks for.
         aggregator_keys: of the aggregators; see ``keys``.
+        recorder: is told of each change, in their order and before the answers that depend on it are returned, by a
+            message that a standby is to ``apply``; None if there is no standby. The message's buffers refer to memory
+            that stays as it is while they exist.
 
     Attributes:
         rank: this server's.
-        tables: the open stores, by number.
         ledger: the requests that may be repeated.
         save: writes a capture to its file, then has ``saved`` called; None if this server has no place for checkpoints.
     """
@@ -77,20 +78,21 @@ class Shard:
         keys: Sequence[str] = (),
         aggregated: Sequence[Sequence[int]] = (),
         aggregator_keys: Sequence[str] = (),
+        recorder: Recorder | None = None,
     ) -> None:
         self.rank = rank
-        self._workers = range(num_workers)
         self._speakers = Speakers(num_workers, keys, aggregated, aggregator_keys)
-        self._memory = memory or Heap()
-        self.tables: dict[int, Table] = {}
-        self._opened_by: dict[int, set[int]] = {}
-        self._closed_by: dict[int, set[int]] = {}
-        self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
-        self._departed: Collection[int] = ()
+        self._tables = Tables(rank, range(num_workers), memory or Heap())
+        self._tables.record(recorder)
         self.ledger: Ledger[Reply | Pull] = Ledger()
         self.save: Callable[[StoreCapture], None] | None = None
         self._captures = CaptureDesk[StoreCapture]()
         self._reply_links = ReplyLinks(admission)
+
+    @property
+    def tables(self) -> Mapping[int, Table]:
+        """The open stores, by number."""
+        return self._tables.open
 
     @property
     def rounds(self) -> int:
@@ -114,7 +116,10 @@ class Shard:
             return []
         try:
             self._speakers.require(message)
-            answers = self._serve(peer, message)
+            if isinstance(message, Capture | AwaitCapture):
+                answers = self._capture(peer, message)
+            else:
+                answers = self._tables.serve(peer, message)
         except WeightsInDoubt:
             raise
         except Exception as exc:
@@ -137,40 +142,78 @@ class Shard:
 
     def depart(self, workers: Collection[int]) -> Outbox:
         """Note which workers have left in order; fail the requests that wait for them."""
-        self._departed = workers
-        answers = [answer for table in self.tables.values() for answer in table.depart(workers)]
-        return self._note(answers + self._abandoned())
+        return self._note(self._tables.depart(workers))
 
-    def _serve(self, peer: bytes, message: Request) -> list[Answer]:
-        if isinstance(message, Open):
-            self._open(message)
-            return [Answer(peer, message, Ack(message.seq))]
-        if isinstance(message, Close):
-            return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
-        if isinstance(message, Capture | AwaitCapture):
-            return self._capture(peer, message)
-        if not isinstance(message, Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates):
-            raise UsageError(f"servers do not handle a {type(message).__name__}")
+    def record(self, recorder: Recorder | None) -> None:
+        """Tell ``recorder`` of each change from now on; None tells nobody."""
+        self._tables.record(recorder)
+
+    def apply(self, message: Message) -> None:
+        """Make a change that a primary has recorded. Its answers, which the primary sends, are known here for repeats.
+
+        Raises:
+            ValueError, WireError: the change does not follow from this state, which is in doubt from now on.
+            WeightsInDoubt: see ``handle``.
+        """
+        if isinstance(message, Roster):
+            self._note(self._tables.depart(message.departed))
+        elif isinstance(message, LedgerPage):
+            self._restore_page(message)
+        elif not isinstance(message, Request):
+            self._note(self._tables.follow(message))
+        elif isinstance(message, Push):
+            self._apply_push(message)
+        elif self.ledger.admit(message) is Verdict.NEW:
+            try:
+                self._note(self._tables.serve(NOWHERE, message))
+            except UsageError as exc:
+                raise ValueError(
+                    f"a {type(message).__name__} of {message.node} was recorded, but fails: {exc}"
+                ) from exc
+
+    def capture(self) -> Iterator[Message]:
+        """Return the records that give this state, that of the call, to a new shard which applies them."""
+        return iter([*self._tables.capture(), *self._pages()])
+
+    def _apply_push(self, message: Push) -> None:
+        """Make a push that was recorded as it came: an update, or contributions that were late."""
         table = self.tables.get(message.store)
         if table is None:
-            raise UsageError(f"store {message.store} is not open; send Open first")
-        if isinstance(message, Push):
-            return table.push(peer, message)
-        if isinstance(message, Pull):
-            return table.pull(peer, message)
-        if isinstance(message, Pause):
-            return table.pause(peer, message) + self._abandoned()
-        if isinstance(message, GetStates):
-            return [Answer(peer, message, table.get_states(message))]
-        if isinstance(message, SetOptimizer):
-            return self._set_optimizer(peer, message, table)
-        if message.node.rank != 0:
-            raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
-        if isinstance(message, Init):
-            table.init(message)
-        else:
-            table.put_states(message)
-        return [Answer(peer, message, Ack(message.seq))]
+            raise ValueError(f"a push to store {message.store}, which is not open")
+        if table.rule.mode == "sync":  # a repeat is told from others by its clock
+            table.follow_push(message)
+        elif self.ledger.admit(message) is Verdict.NEW:
+            error = table.follow_push(message)
+            answer = refuse(NOWHERE, message, error).reply if error is not None else Ack(message.seq)
+            self.ledger.note(message, _values_of_now(message) if error is None and message.want else answer)
+
+    def _pages(self) -> Iterator[LedgerPage]:
+        """Return what a standby must know of requests that may be repeated, beside what follows from their clocks."""
+        waiting = {
+            request.sender[:2]: _values_of_now(request)
+            for table in self.tables.values()
+            if table.rule.mode == "async"
+            for request in table.parked
+            if isinstance(request, Push)  # it has taken effect
+        }
+        for node, done, answers in self.ledger.pages:
+            known = {seq: waiting.get((node, seq)) if answer is None else answer for seq, answer in answers.items()}
+            short = {seq: answer for seq, answer in known.items() if isinstance(answer, KEPT)}
+            for start in range(0, max(1, len(short)), PAGE):
+                seqs = list(short)[start : start + PAGE]
+                yield LedgerPage(node, done, seqs, [encode(short[seq])[0] for seq in seqs])
+
+    def _restore_page(self, message: LedgerPage) -> None:
+        answers: dict[int, Reply | Pull] = {}
+        for seq, frame in zip(message.seqs, message.buffers, strict=True):
+            answer = decode([frame])
+            if not isinstance(answer, KEPT):
+                raise ValueError(f"a {type(answer).__name__} is no answer that a ledger keeps")
+            answers[seq] = answer
+        self.ledger.restore(message.node, message.done, answers)
+
+    def _explain(self, message: Explain) -> str:
+        return self._captures.explain(message.node, message.about) or self._tables.explain(message)
 
     def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> Outbox:
         """Note that ``capture`` has been written to ``path``, or why not; answer who waits for that."""
@@ -204,118 +247,26 @@ class Shard:
             raise
         return [Answer(peer, message, Ack(message.seq))]
 
-    def _open(self, message: Open) -> None:
-        rule = Rule(
-            message.mode,
-            message.staleness,
-            message.quorum,
-            message.late,
-            message.compensation,
-            message.finite,
-            message.aggregate,
-        )
-        table = self.tables.get(message.store)
-        opened_by = self._opened_by.setdefault(message.store, set())
-        # A worker that was interrupted while it made a store may make another with the same number.
-        if table is None or (table.rule != rule and opened_by <= {message.node.rank}):
-            table = self.tables[message.store] = Table(rule, self._workers, self._memory)
-            table.depart(self._departed)
-            self._closed_by[message.store] = set()
-            self._agreements[message.store] = Agreement("set_optimizer")
-        elif table.rule != rule:
-            other = min(opened_by - {message.node.rank})
-            raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {table.rule} on worker {other}")
-        opened_by.add(message.node.rank)
-
-    def _close(self, message: Close) -> list[Answer]:
-        """Note that a worker has closed a store; when all have, drop its values."""
-        closed_by = self._closed_by.get(message.store)
-        if closed_by is None:
-            return []
-        closed_by.add(message.node.rank)
-        if len(closed_by) < len(self._workers):
-            return []
-        error = UsageError("this store has been closed by all workers")
-        table, agreement = self.tables.pop(message.store), self._agreements.pop(message.store)
-        del self._opened_by[message.store], self._closed_by[message.store]
-        return table.close(error) + [refuse(*asker, error) for asker in agreement.abandon()]
-
-    def _set_optimizer(self, peer: bytes, message: SetOptimizer, table: Table) -> list[Answer]:
-        given = dict(message.hyper) | {
-            "lr": message.lr,
-            "rescale_grad": message.rescale,
-            "clip_gradient": message.clip_gradient,
-            "lr_mult": dict(message.lr_mult),
-            "wd_mult": dict(message.wd_mult),
-            "groups": [{"keys": keys, **dict(hyper)} for keys, hyper in message.groups],
-        }
-        try:
-            proposal = describe(message.name, given)
-        except UsageError as exc:  # the worker may well have what this process has not
-            raise type(exc)(f"server {self.rank}: {exc}") from None
-        agreement = self._agreements[message.store]
-        outcomes = (
-            agreement.decide(message.version, proposal, (peer, message), table.set_optimizer)
-            if message.node.rank == 0
-            else agreement.propose(message.version, proposal, (peer, message))
-        )
-        return [
-            Answer(whom, request, Ack(request.seq)) if error is None else refuse(whom, request, error)
-            for (whom, request), error in outcomes
-        ] + self._abandoned()
-
-    def _abandoned(self) -> list[Answer]:
-        """Fail the calls of ``set_optimizer`` that wait for worker 0's, if it has left or is inside ``join``."""
-        answers: list[Answer] = []
-        for store, agreement in self._agreements.items():
-            error: Exception
-            if 0 in self._departed:
-                error = NodeLost("worker 0 has left the job without calling set_optimizer")
-            elif 0 in self.tables[store].pauses.ranks:
-                error = UsageError("worker 0 is inside join(), and has not called set_optimizer")
-            else:
-                continue
-            answers += [refuse(*asker, error) for asker in agreement.abandon()]
-        return answers
-
-    def _explain(self, message: Explain) -> str:
-        for table in self.tables.values():
-            text = table.explain(message.node, message.about)
-            if text:
-                return text + self._inside()
-        text = self._captures.explain(message.node, message.about)
-        if text:
-            return text
-        for agreement in self._agreements.values():
-            asked = ((request.node, request.seq) for _, request in agreement.waiting)
-            if (message.node, message.about) in asked:
-                return "waits for worker 0, which has not called set_optimizer"
-        return ""
-
-    def _inside(self) -> str:
-        """Say who is inside ``join`` of any store: waiting for such a worker may be in vain."""
-        ranks = sorted(frozenset().union(*(table.pauses.ranks for table in self.tables.values())))
-        return "; inside join(): " + ", ".join(f"worker {rank}" for rank in ranks) if ranks else ""
-
     def _again(self, peer: bytes, message: Request) -> Outbox:
         """Answer a repeat as the first time; in an async store with current values, for old ones are not kept there."""
         before = self.ledger.recall(message)
         if before is None:
             self._reply_links.repeat(peer, message)
-        if isinstance(before, Pull):
-            table = self.tables.get(before.store)
-            if table is None:
-                return [(peer, refuse(peer, message, UsageError(f"store {before.store} has been closed")).reply)]
-            before = table.read(before)
-        return [] if before is None else [(peer, before)]
+            return []
+        if not isinstance(before, Pull):
+            return [(peer, before)]
+        self.ledger.note(message, None)  # it may wait: the server that answered it first was another one
+        try:
+            answers = self._tables.serve(peer, before)
+        except UsageError as exc:
+            answers = [refuse(peer, before, exc)]
+        return self._note(answers)
 
     def _note(self, answers: list[Answer]) -> Outbox:
         for _, request, reply in answers:
             remembered: Reply | Pull = reply
             if isinstance(reply, Values) and isinstance(request, Push | Pull) and not self._keeps(request.store):
-                remembered = Pull(
-                    request.sender, request.store, request.ids, request.clocks, request.back, request.ranks
-                )
+                remembered = _values_of_now(request)
             self.ledger.note(request, remembered)
         return self._reply_links.outbox(answers)
 
@@ -327,3 +278,8 @@ class Shard:
         """
         table = self.tables.get(store)
         return table is not None and table.rule.mode == "sync"
+
+
+def _values_of_now(request: Push | Pull) -> Pull:
+    """Return what the ledger remembers of ``request`` where the answer to a repeat has current values."""
+    return Pull(request.sender, request.store, request.ids, request.clocks, request.back, request.ranks)

@@ -69,6 +69,11 @@ class Optimizer:
         return not self.found.elementwise
 
     @property
+    def random(self) -> bool:
+        """Whether the same gradients give other weights in another process."""
+        return bool(getattr(self.found.cls, "random", False))
+
+    @property
     def rule(self) -> str:
         """What states must have in common to be those of this optimizer: its name, and options that they depend on."""
         valid = self.found.hyperparameters

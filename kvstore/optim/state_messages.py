@@ -9,7 +9,7 @@ import torch
 
 from kvstore.spec import Spec
 from kvstore.values import from_buffer, spec_of, to_buffer
-from kvstore.wire import OptimizerStates, PutStates, pack_arrays, unpack_arrays
+from kvstore.wire import OptimizerStates, PutStates, StatesState, pack_arrays, unpack_arrays
 
 
 class SegmentState(NamedTuple):
@@ -33,7 +33,7 @@ def pack_states(states: Iterable[SegmentState]) -> dict[str, Any]:
     }
 
 
-def unpack_states(message: OptimizerStates | PutStates) -> list[SegmentState]:
+def unpack_states(message: OptimizerStates | PutStates | StatesState) -> list[SegmentState]:
     """Return the states that a message carries, in its own memory.
 
     Raises:

@@ -84,6 +84,10 @@ class StateStore:
             UsageError: a weight cannot be updated in place. In either case nothing has changed.
         """
         self.require(states, weights)
+        self.restore(states)
+
+    def restore(self, states: Mapping[tuple[Key, str], torch.Tensor]) -> None:
+        """``load`` states that the same optimizer has made for the same weights, in another process."""
         for key, state in _by_key(states).items():
             self.release(key)
             self._loose[key] = {name: value.clone() for name, value in state.items()}

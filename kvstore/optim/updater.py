@@ -114,17 +114,31 @@ class Updater:
         """Whether ``step`` leaves gradients as they are."""
         return self._reads_only and self.rescale_grad == 1.0 and self.optimizer.clip_gradient is None
 
-    def step(self, groups: Sequence[FusedGroup], grads: Sequence[torch.Tensor | Sequence[torch.Tensor]]) -> None:
+    def step(
+        self,
+        groups: Sequence[FusedGroup],
+        grads: Sequence[torch.Tensor | Sequence[torch.Tensor]],
+        keep: bool = False,
+    ) -> None:
         """Update the weights of ``groups``: all, or none if the optimizer fails.
 
         Args:
             groups: whose weights to update, those with the same numbers in one call of the optimizer.
             grads: of each group, of the dtype of its params; see ``FusedGroup.take``. They are overwritten.
+            keep: whether the gradients, one tensor for each group, must stay as they are.
 
         Raises:
             WeightsInDoubt: the optimizer failed when it had updated some of them.
         """
-        self._rescale([tensor for given in grads for tensor in ([given] if isinstance(given, torch.Tensor) else given)])
+        if keep and not self.reads_only():
+            copies = [torch.mul(grad, self.rescale_grad) for grad in grads if isinstance(grad, torch.Tensor)]
+            self._clip(copies)
+            grads = copies
+        else:
+            every = [tensor for given in grads for tensor in ([given] if isinstance(given, torch.Tensor) else given)]
+            if self.rescale_grad != 1.0:
+                torch._foreach_mul_(every, self.rescale_grad)
+            self._clip(every)
         by_kind: dict[Kind, list[torch.Tensor]] = {}
         for group in groups:
             for (*same, old), params in group.members.items():
@@ -142,10 +156,8 @@ class Updater:
         for group in groups:
             group.finish()
 
-    def _rescale(self, grads: list[torch.Tensor]) -> None:
-        """Rescale and clip gradients in place."""
-        if self.rescale_grad != 1.0:
-            torch._foreach_mul_(grads, self.rescale_grad)
+    def _clip(self, grads: list[torch.Tensor]) -> None:
+        """Clip gradients in place."""
         if self.optimizer.clip_gradient is not None:
             torch._foreach_clamp_min_(grads, -self.optimizer.clip_gradient)
             torch._foreach_clamp_max_(grads, self.optimizer.clip_gradient)

@@ -20,8 +20,17 @@ class Agreement(Generic[T, A]):
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._decided: dict[int, tuple[T, Exception | None]] = {}
+        self._decided: dict[int, tuple[T, Exception | None, A]] = {}
         self._waiting: dict[int, list[tuple[A, T]]] = {}
+
+    @property
+    def decided(self) -> list[tuple[int, A, Exception | None]]:
+        """Rank 0's calls in their order: version, asker, and the error of those that have failed."""
+        return [(version, who, error) for version, (_, error, who) in self._decided.items()]
+
+    def restore(self, version: int, proposal: T, who: A, error: Exception | None) -> None:
+        """Note a call of rank 0's on which another server has acted."""
+        self._decided[version] = (proposal, error, who)
 
     @property
     def waiting(self) -> list[A]:
@@ -35,7 +44,7 @@ class Agreement(Generic[T, A]):
             act(proposal)
         except Exception as exc:
             error = exc
-        self._decided[version] = (proposal, error)
+        self._decided[version] = (proposal, error, who)
         waiting = [(other, self._outcome(version, proposed)) for other, proposed in self._waiting.pop(version, [])]
         return [(who, error), *waiting]
 
@@ -53,7 +62,7 @@ class Agreement(Generic[T, A]):
         return waiting
 
     def _outcome(self, version: int, proposal: T) -> Exception | None:
-        decided, error = self._decided[version]
+        decided, error, _ = self._decided[version]
         if proposal != decided:
             return Mismatch(f"{self._what} differs from worker 0's: {proposal} here, {decided} there")
         return error

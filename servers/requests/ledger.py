@@ -7,6 +7,7 @@ number, or from an incarnation that has been replaced, is stale: nobody waits fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
@@ -56,8 +57,21 @@ class Ledger(Generic[T]):
         page.answers[seq] = None
         return Verdict.NEW
 
-    def note(self, request: Request, answer: T) -> None:
-        """Remember the answer to ``request`` for as long as its sender may repeat it."""
+    @property
+    def pages(self) -> list[tuple[Node, int, dict[int, T | None]]]:
+        """For each sender, below which number all is answered, and the answers, None for requests that wait."""
+        return [
+            (Node(role, rank, page.incarnation), page.done, page.answers) for (role, rank), page in self._pages.items()
+        ]
+
+    def restore(self, node: Node, done: int, answers: Mapping[int, T]) -> None:
+        """Know the requests of ``node`` that another server has answered."""
+        page = self._pages.setdefault(_place(node), _Page(node.incarnation))
+        page.done = max(page.done, done)
+        page.answers |= answers
+
+    def note(self, request: Request, answer: T | None) -> None:
+        """Remember the answer to ``request`` for as long as its sender may repeat it; None if it waits again."""
         page = self._pages.get(_place(request.node))
         if page is not None and page.incarnation == request.node.incarnation and request.seq in page.answers:
             page.answers[request.seq] = answer

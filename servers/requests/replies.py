@@ -20,7 +20,12 @@ class Answer(NamedTuple):
 
 def refuse(peer: bytes, request: Request, error: Exception) -> Answer:
     """Return ``error`` as the answer to ``request``: of its own class if that is of ``kvstore.errors``."""
+    return Answer(peer, request, Failure(request.seq, *described_error(error)))
+
+
+def described_error(error: Exception) -> tuple[str, str]:
+    """Return the class of ``kvstore.errors``, by name, and the text that stand for ``error`` in messages."""
     name = type(error).__name__
     if isinstance(error, KVStoreError) and name in BY_NAME:
-        return Answer(peer, request, Failure(request.seq, name, str(error)[:MAX_REASON]))
-    return Answer(peer, request, Failure(request.seq, "ServerError", f"{name}: {error}"[:MAX_REASON]))
+        return name, str(error)[:MAX_REASON]
+    return "ServerError", f"{name}: {error}"[:MAX_REASON]

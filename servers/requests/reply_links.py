@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 FromMember = Request | Here | Beat | ProcessAlive | Standing  # what names its sender
 
+NOWHERE = b""  # the link of a request that another server has recorded; its answer leaves over links of repeats only
 KEPT = 16  # links of one member, which needs three; when there are more, the oldest is dropped
 
 
@@ -88,7 +89,7 @@ class ReplyLinks:
 
     def outbox(self, answers: Sequence[Answer]) -> Outbox:
         """Return the replies to send, and the link of each."""
-        outbox: Outbox = [(answer.peer, answer.reply) for answer in answers]
+        outbox: Outbox = [(answer.peer, answer.reply) for answer in answers if answer.peer]
         if self._repeated:
             for answer in answers:
                 again = self._repeated.pop(_identity(answer.request), ())

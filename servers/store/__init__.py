@@ -1,6 +1,7 @@
-"""One store on one server. Pure: no I/O, no clock.
+"""The stores on one server. Pure: no I/O, no clock.
 
-table            what requests do to the store
+tables           the open stores, and who has opened and closed them
+table            what requests do to one store
 buckets          the store's segments, grouped into buckets as workers push them
 bucket           segments that are pushed together: one piece of memory, one set of rounds
 rounds           who has contributed to which round, where pushes are summed in rounds
@@ -13,4 +14,6 @@ compression      compressed contributions and replies
 capture          what checkpoints save: segments at chosen rounds
 states           the optimizer's states, out and in
 finite           ``check_finite``
+recording        what a standby is told of changes, so that it comes to the same state
+snapshot         the whole state of a store, for a new standby
 """

@@ -24,6 +24,7 @@ from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
 
+FAILURES = 16  # of rounds that another server has closed; workers have fewer pushes of one key under way
 MANY = 64  # so many messages that refer to a value are noted before those that are gone are forgotten
 
 
@@ -107,6 +108,7 @@ class Bucket:
         state: another object whenever the value has changed.
         parked: the requests that wait for a round, with its number.
         read_by: by rank, the value that a worker has read last, where delay compensation needs it.
+        failures: why the last rounds have failed that another server has closed, by number.
     """
 
     value: torch.Tensor
@@ -122,6 +124,7 @@ class Bucket:
         self.rounds = rounds
         self.read_by: dict[int, torch.Tensor] = {}
         self.parked: list[tuple[int, ParkedRequest]] = []
+        self.failures: dict[int, Exception] = {}
         self._memory = memory
         self.state = object()
         self._sent = False
@@ -210,6 +213,18 @@ class Bucket:
                 ready.append(parked)
         self.parked = waiting
         return ready
+
+    def fail(self, version: int, error: Exception) -> None:
+        """Note why round ``version`` has failed, for pushes that will be repeated."""
+        self.failures[version] = error
+        for old in sorted(self.failures)[:-FAILURES]:
+            del self.failures[old]
+
+    def whole(self) -> memoryview:
+        """Return the bytes of all elements. They do not change while what is returned exists; see ``readable``."""
+        buffer = self.readable(0, self.size)
+        self.lend(buffer)
+        return buffer
 
     def remember(self, rank: int) -> None:
         """Keep the value that worker ``rank`` reads now."""

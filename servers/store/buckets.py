@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import torch
 
 from kvstore.errors import AlreadyInitialized, KeyNotInitialized, UsageError
-from kvstore.spec import Key, Spec
+from kvstore.spec import Key, Spec, shorten
 from kvstore.transport.memory import Memory
 from kvstore.values import TensorRange, cut
 from servers.store.bucket import Bucket, Contribution, HeldSegment, HeldSegments, Progress
+from servers.store.recording import Recording
 
 MAX_SPLITS = 2  # segments that were split more often are not merged again: workers push different lists
 
@@ -26,11 +27,13 @@ class Buckets:
     Args:
         rounds: makes the rounds of a new bucket.
         memory: for the values.
+        recording: of the store.
     """
 
-    def __init__(self, rounds: Callable[[], Progress], memory: Memory) -> None:
+    def __init__(self, rounds: Callable[[], Progress], memory: Memory, recording: Recording | None = None) -> None:
         self._rounds = rounds
         self._memory = memory
+        self._recording = recording or Recording()
         self._at: dict[int, Bucket] = {}  # by segment
         self._lists: dict[tuple[int, ...], list[Bucket]] = {}
 
@@ -160,6 +163,36 @@ class Buckets:
                 self._split(bucket)
         return self.all()
 
+    def group(self, ids: Sequence[int], sizes: Sequence[int]) -> list[Bucket]:
+        """Split and merge buckets so that they are as another server's: the first ``sizes[0]`` of ``ids`` are one, etc.
+
+        Raises:
+            ValueError: they cannot be one, or are not here.
+        """
+        if sum(sizes) != len(ids):
+            raise ValueError(f"{len(ids)} segments cannot be buckets of {sum(sizes)}")
+        stops = list(itertools.accumulate(sizes))
+        return [self._grouped(tuple(ids[stop - size : stop])) for stop, size in zip(stops, sizes, strict=True)]
+
+    def _grouped(self, ids: tuple[int, ...]) -> Bucket:
+        if not all(number in self._at for number in ids):
+            raise ValueError(f"segments {shorten(ids)} are not all here")
+        if self._at[ids[0]].ids == ids:
+            return self._at[ids[0]]
+        if len(ids) == 1:
+            self._split(self._at[ids[0]])
+            return self._at[ids[0]]
+        buckets = list(dict.fromkeys(map(self._at.__getitem__, ids)))
+        if tuple(itertools.chain(*(bucket.ids for bucket in buckets))) != ids:
+            raise ValueError(f"segments {shorten(ids)} are not whole buckets")
+        return self._merge(buckets)
+
+    def restore(self, segments: HeldSegments, dtype: str) -> Bucket:
+        """Return a new bucket of ``segments``, which are not here yet, for another server's value and progress."""
+        bucket = Bucket(segments, dtype, self._rounds(), self._memory)
+        self._put(bucket)
+        return bucket
+
     def _may_merge(self, buckets: Sequence[Bucket]) -> bool:
         state = buckets[0].rounds.state
         return all(b.idle and b.rounds.state == state and b.segments.splits[0] < MAX_SPLITS for b in buckets)
@@ -171,7 +204,11 @@ class Buckets:
         torch.cat([bucket.value for bucket in buckets], out=merged.value)
         for rank in set.intersection(*(set(bucket.read_by) for bucket in buckets)):
             merged.read_by[rank] = torch.cat([bucket.read_by[rank] for bucket in buckets])
+        for bucket in buckets:
+            merged.failures |= bucket.failures
         self._put(merged)
+        if self._recording.on:
+            self._recording.grouped([merged])
         return merged
 
     def _split(self, bucket: Bucket) -> None:
@@ -187,6 +224,7 @@ class Buckets:
                 part = Contribution(ranks, item.clock, cut(item.ranges, start, stop), item.hyper)
                 single.rounds.contribute(ranks, clock, part)
             single.read_by = {rank: values[start:stop].clone() for rank, values in bucket.read_by.items()}
+            single.failures = dict(bucket.failures)
             for clock, parked, wanted in waiting:
                 if number in wanted:
                     single.parked.append((clock, parked))
@@ -194,6 +232,8 @@ class Buckets:
             self._put(single)
         for _, parked, _ in waiting:
             parked.left -= 1
+        if self._recording.on and len(bucket.ids) > 1:
+            self._recording.grouped([self._at[number] for number in bucket.ids])
 
     def _put(self, bucket: Bucket) -> None:
         self._at.update(dict.fromkeys(bucket.ids, bucket))

@@ -7,7 +7,7 @@ read by a worker that is too far ahead waits for a version, as one in rounds doe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -43,6 +43,16 @@ class WorkerClocks(Generic[T]):
         """What must be equal for two buckets to be merged."""
         return self._clocks, self._paused
 
+    @property
+    def clocks(self) -> Mapping[int, int]:
+        """By rank, how often a worker has pushed, one that pauses too."""
+        return self._clocks | self._paused
+
+    def restore(self, version: int, clocks: Mapping[int, int]) -> None:
+        """Be where another server is, whose ``clocks`` these are; nobody pauses. The version follows from them."""
+        self._clocks, self._paused = dict(sorted(clocks.items())), {}
+        self._look()
+
     def copy(self) -> WorkerClocks[T]:
         """Return clocks with the same values."""
         made: WorkerClocks[T] = WorkerClocks((), dict(self._clocks))
@@ -57,6 +67,10 @@ class WorkerClocks(Generic[T]):
     def expects(self, ranks: Sequence[int], clock: int) -> bool:
         """Return True: a push that a later one of ``ranks`` has overtaken is an update, too."""
         return True
+
+    def counts(self, ranks: Sequence[int], clock: int) -> bool:
+        """Return False: here the ledger knows which pushes are repeats."""
+        return False
 
     def contribute(self, ranks: Sequence[int], clock: int, item: T) -> bool:
         """Note that each of ``ranks`` has pushed ``clock`` times; return whether that is news of one of them."""

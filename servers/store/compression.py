@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from kvstore.codecs import CLOSE, CheckedPayload, Compression, Compressor, Encoded
+from kvstore.codecs.description import travelling
 from kvstore.codecs.payloads import check_payloads
 from kvstore.errors import UsageError
 from kvstore.spec import FLOATS, Key
 from kvstore.values import PayloadRange, TensorRange, to_buffer
 from kvstore.wire import Buffer, Push, pack_arrays
 from servers.store.bucket import Bucket
+from servers.store.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,16 @@ class CompressedReplies:
 
     Args:
         key: returns the key of a segment, by its id.
+        recording: of the store.
+
+    Attributes:
+        encoders: what encodes, by compression.
     """
 
-    def __init__(self, key: Callable[[int], Key]) -> None:
+    def __init__(self, key: Callable[[int], Key], recording: Recording | None = None) -> None:
         self._key = key
-        self._encoders: dict[Compression, _ReplyEncoder] = {}
+        self._recording = recording or Recording()
+        self.encoders: dict[Compression, ReplyEncoder] = {}
 
     def payloads(
         self, ranges: Sequence[tuple[Bucket, int, int]], compression: Compression, feedback: bool
@@ -98,12 +105,20 @@ class CompressedReplies:
                 f"{compression.type} compression is for sums, not for weights: single weights would be far off; "
                 f"choose from {', '.join(sorted(CLOSE))}"
             )
-        encoder = self._encoders.get(compression)
-        if encoder is None:
-            encoder = self._encoders[compression] = _ReplyEncoder(Compressor(compression, self._key))
+        encoder = self.encoder(compression)
+        if feedback and self._recording.on and any(encoder.lacking(*part, feedback=True) for part in ranges):
+            ids = [number for bucket, first, stop in ranges for number in bucket.ids[first:stop]]
+            self._recording.encoded(ids, travelling(compression))
         chosen = [segments for part in ranges for segments in encoder.encoded(*part, feedback)]
         parts = [to_buffer(segments.encoding.payload(segments.start, segments.stop)) for segments in chosen]
         return [part.nbytes for part in parts], [segments.number for segments in chosen], pack_arrays(parts)
+
+    def encoder(self, compression: Compression) -> ReplyEncoder:
+        """Return what encodes with ``compression``."""
+        encoder = self.encoders.get(compression)
+        if encoder is None:
+            encoder = self.encoders[compression] = ReplyEncoder(Compressor(compression, self._key))
+        return encoder
 
 
 class _EncodedSegments(NamedTuple):
@@ -118,19 +133,46 @@ class _EncodedSegments(NamedTuple):
 _NEVER = (None, None)
 
 
-class _ReplyEncoder:
-    """Encodes with one compression, and keeps the last encoding of each segment."""
+class _KeptPayload(Encoded):
+    """A payload that another server has made."""
+
+    def __init__(self, payload: torch.Tensor, size: int) -> None:
+        super().__init__(size)
+        self._whole = payload
+
+    @property
+    def nbytes(self) -> int:
+        return self._whole.numel()
+
+    def _payload(self, start: int, stop: int) -> torch.Tensor:
+        return self._whole
+
+    def put(self, number: int, values: torch.Tensor) -> None:
+        raise AssertionError("it is encoded already")
+
+    def take(self, number: int, values: torch.Tensor, left: torch.Tensor) -> None:
+        raise AssertionError("it is encoded already")
+
+    def finish(self) -> None:
+        """Do nothing."""
+
+
+class ReplyEncoder:
+    """Encodes with one compression, and keeps the last encoding of each segment.
+
+    Attributes:
+        compressor: keeps the residuals.
+    """
 
     def __init__(self, compressor: Compressor) -> None:
-        self._compressor = compressor
+        self.compressor = compressor
         self._last: dict[int, tuple[object, _EncodedSegments]] = {}  # by segment: the state that was encoded, and where
 
     def encoded(self, bucket: Bucket, first: int, stop: int, feedback: bool) -> list[_EncodedSegments]:
         """Return the segments at places ``first`` to ``stop`` of a bucket; neighbors in an encoding are one."""
-        # Sums change with their round, wherever the segment is by then; weights may be changed in between.
-        state = bucket.rounds.version if feedback else bucket.state
-        new = [place for place in range(first, stop) if self._last.get(bucket.ids[place], _NEVER)[0] != state]
-        if 1 < len(new) == len(bucket.ids) and self._compressor.joins:
+        state = _state(bucket, feedback)
+        new = self.lacking(bucket, first, stop, feedback)
+        if 1 < len(new) == len(bucket.ids) and self.compressor.joins:
             self._keep(bucket, new, state, self._encode_all(bucket, feedback))
         else:
             for place in new:
@@ -144,6 +186,25 @@ class _ReplyEncoder:
             chosen.append(segment)
         return chosen
 
+    def kept(self, buckets: Iterable[Bucket]) -> dict[int, tuple[int, torch.Tensor]]:
+        """Return, by segment, the last round whose sums were encoded, where no later one is over, and the payload."""
+        kept: dict[int, tuple[int, torch.Tensor]] = {}
+        for bucket in buckets:
+            for number in bucket.ids:
+                version, segment = self._last.get(number, _NEVER)
+                if type(version) is int and version == bucket.rounds.version and segment is not None:
+                    kept[number] = version, segment.encoding.payload(segment.start, segment.stop)
+        return kept
+
+    def restore(self, number: int, size: int, version: int, payload: torch.Tensor) -> None:
+        """Have ``payload`` as the encoding of segment ``number``, of ``size`` elements, of round ``version``."""
+        self._last[number] = version, _EncodedSegments(_KeptPayload(payload, size), 0, size)
+
+    def lacking(self, bucket: Bucket, first: int, stop: int, feedback: bool) -> list[int]:
+        """Return the places from ``first`` to ``stop`` whose values now have not been encoded yet."""
+        state = _state(bucket, feedback)
+        return [place for place in range(first, stop) if self._last.get(bucket.ids[place], _NEVER)[0] != state]
+
     def _keep(self, bucket: Bucket, places: Sequence[int], state: object, encoding: Encoded) -> None:
         start = 0
         for place in places:
@@ -153,15 +214,23 @@ class _ReplyEncoder:
 
     def _encode_all(self, bucket: Bucket, feedback: bool) -> Encoded:
         if feedback:
-            return self._compressor.encode_joined(bucket.ids, bucket.sizes, bucket.value)
+            return self.compressor.encode_joined(bucket.ids, bucket.sizes, bucket.value)
         try:
-            return self._compressor.encode_without_feedback(bucket.ids[0], bucket.value)
+            return self.compressor.encode_without_feedback(bucket.ids[0], bucket.value)
         except UsageError:
             for place in range(len(bucket.ids)):
                 self._encode_one(bucket, place, feedback)  # raises an error that names the key at fault
             raise
 
     def _encode_one(self, bucket: Bucket, place: int, feedback: bool) -> Encoded:
-        encode = self._compressor.encode if feedback else self._compressor.encode_without_feedback
+        encode = self.compressor.encode if feedback else self.compressor.encode_without_feedback
         start = bucket.starts[place]
         return encode(bucket.ids[place], bucket.value[start : start + bucket.sizes[place]])
+
+
+def _state(bucket: Bucket, feedback: bool) -> object:
+    """Return what differs when the values of ``bucket`` have changed.
+
+    Sums change with their round, wherever the segment is by then; weights may be changed in between.
+    """
+    return bucket.rounds.version if feedback else bucket.state

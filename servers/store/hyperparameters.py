@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvstore.errors import Mismatch, UsageError
@@ -23,6 +23,15 @@ class UpdateHyperparameters(NamedTuple):
     rescale: float | None = None
     changes: tuple[tuple[tuple[int, str], Any], ...] = ()
 
+    def listed(self) -> list[list[Any]]:
+        """Return the changes as messages carry them; see ``Push``."""
+        return [[*which, list(value) if isinstance(value, tuple) else value] for which, value in self.changes]
+
+
+def changed(changes: Sequence[Sequence[Any]]) -> dict[tuple[int, str], Any]:
+    """Return the changes that a message lists."""
+    return {(number, name): tuple(value) if isinstance(value, list) else value for number, name, value in changes}
+
 
 def asked(message: Push, optimizer: Optimizer | None) -> UpdateHyperparameters:
     """Return the hyper-parameters of a push.
@@ -32,9 +41,7 @@ def asked(message: Push, optimizer: Optimizer | None) -> UpdateHyperparameters:
     """
     if not message.changes:
         return UpdateHyperparameters(message.lr, message.rescale)
-    changes = {
-        (number, name): tuple(value) if isinstance(value, list) else value for number, name, value in message.changes
-    }
+    changes = changed(message.changes)
     if optimizer is None:
         raise UsageError("hyper-parameters for a store without an optimizer; call set_optimizer first")
     optimizer.require_changes(changes)

@@ -36,6 +36,11 @@ class Pauses:
         return self._paused.keys()
 
     @property
+    def requests(self) -> list[Pause]:
+        """Those of the workers that pause now."""
+        return [paused.request for paused in self._paused.values()]
+
+    @property
     def last(self) -> int:
         """The rank that has pushed most, the highest of several. At equal speeds it is the last to pause."""
         return max(self._paused, key=lambda rank: (self._paused[rank].request.pushes, rank))

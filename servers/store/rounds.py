@@ -5,11 +5,14 @@ counts for each of them. A round is complete when every worker has contributed, 
 Rounds are closed in order, whatever the order of contributions, and a round's contributions are in the order of their
 first ranks, so that their sum has the same bits every time. A worker that pauses after its n-th push is in no later
 round until all resume.
+
+A standby knows the rounds that its primary has closed, but not the contributions to those that are open. When it takes
+over, workers repeat what has not been answered: a push that has counted must not count again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -29,6 +32,7 @@ class Rounds(Generic[T]):
     Attributes:
         version: how many rounds are over.
         share: how many workers the last round was of.
+        contributors: with a quorum, the ranks that contributed to the last round.
     """
 
     def __init__(
@@ -45,6 +49,9 @@ class Rounds(Generic[T]):
         # By round, and by each rank that has contributed: all ranks of the contribution, and the item.
         self._open: dict[int, dict[int, tuple[Sequence[int], T]]] = {}
         self._late: list[tuple[int, Sequence[int], T]] = []
+        self.contributors: Collection[int] = ()
+        self._counted: dict[int, int] = {}  # with a quorum, by rank: its last push that counts
+        self._followed = 0  # the last round that another server has closed: pushes up to it may come again
 
     @property
     def untouched(self) -> bool:
@@ -57,9 +64,19 @@ class Rounds(Generic[T]):
         return not self._open and not self._late
 
     @property
-    def state(self) -> tuple[int, dict[int, int]]:
+    def state(self) -> tuple[int, int, dict[int, int], dict[int, int]]:
         """What must be equal for two idle buckets to be merged."""
-        return self.version, self._paused
+        return self.version, self._followed, self._counted, self._paused
+
+    @property
+    def clocks(self) -> Mapping[int, int]:
+        """With a quorum, by rank, the last push that counts; else empty."""
+        return self._counted
+
+    @property
+    def kept(self) -> Sequence[tuple[int, Sequence[int], T]]:
+        """The contributions that came late and count in the next round: (clock, ranks, item)."""
+        return self._late
 
     @property
     def settled(self) -> bool:
@@ -71,6 +88,8 @@ class Rounds(Generic[T]):
         made: Rounds[T] = Rounds(self._workers, self.version, self._quorum, self._keep)
         made._paused = dict(self._paused)
         made._left = self._left
+        made._counted = dict(self._counted)
+        made._followed = self._followed
         made._look()
         return made
 
@@ -93,6 +112,12 @@ class Rounds(Generic[T]):
             and (contributions is None or contributions.keys().isdisjoint(ranks))
         )
 
+    def counts(self, ranks: Sequence[int], clock: int) -> bool:
+        """Return whether push ``clock`` of ``ranks`` is a repeat: another server has counted it in a closed round."""
+        if clock > self._followed:
+            return False
+        return self._quorum is None or all(clock <= self._counted.get(rank, 0) for rank in ranks)
+
     def contribute(self, ranks: Sequence[int], clock: int, item: T) -> bool:
         """Take the contribution of ``ranks``, which rise, to round ``clock``.
 
@@ -104,6 +129,7 @@ class Rounds(Generic[T]):
         if clock <= self.version:
             if self._keep and self._quorum is not None:
                 self._late.append((clock, ranks, item))
+                self._count(ranks, clock)
             return False
         contributions = self._open.get(clock)
         if contributions is None:
@@ -121,6 +147,9 @@ class Rounds(Generic[T]):
         if contributions is None or len(contributions) < self._enough():
             return None
         self.version += 1
+        if self._quorum is not None:
+            self.contributors = sorted(contributions)
+            self._count(contributions, self.version)
         self.share = len(self._workers)
         if self._paused:
             self.share -= sum(last < self.version for last in self._paused.values())
@@ -129,6 +158,25 @@ class Rounds(Generic[T]):
         late = [item for _, _, item in sorted(self._late, key=lambda entry: entry[:2])]
         self._late.clear()
         return [item for rank, (ranks, item) in sorted(contributions.items(), key=_RANK) if rank == ranks[0]] + late
+
+    def follow(self, version: int, contributors: Collection[int] = ()) -> None:
+        """Close the next round, which is ``version``, as another server has.
+
+        Raises:
+            ValueError: the next round is another one.
+        """
+        if version != self.version + 1:
+            raise ValueError(f"round {version} was closed after round {self.version}")
+        self.version = self._followed = version
+        self._count(contributors, version)
+        self._late.clear()
+        if self._paused:
+            self._look()
+
+    def restore(self, version: int, clocks: Mapping[int, int]) -> None:
+        """Be at ``version``, as another server is, whose ``clocks`` these are."""
+        self.version = self._followed = version
+        self._counted = dict(clocks)
 
     def missing(self, clock: int) -> dict[int, int]:
         """Return who must contribute before round ``clock`` is over: by rank, the first round that lacks it."""
@@ -157,6 +205,10 @@ class Rounds(Generic[T]):
         """Let everybody be in the next round again."""
         self._paused.clear()
         self._look()
+
+    def _count(self, ranks: Collection[int], clock: int) -> None:
+        for rank in ranks:
+            self._counted[rank] = max(clock, self._counted.get(rank, 0))
 
     def _beyond(self, ranks: Sequence[int], clock: int) -> bool:
         """Return whether one of ``ranks`` has paused before its push ``clock``."""

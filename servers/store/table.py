@@ -8,8 +8,8 @@ updated by one call of the optimizer.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 
 from kvstore.codecs.description import described
 from kvstore.errors import UsageError
@@ -21,6 +21,8 @@ from kvstore.values import PayloadRange, cut, ranges_of
 from kvstore.wire import (
     Ack,
     Buffer,
+    ClosedRounds,
+    EncodedAnswer,
     GetStates,
     Init,
     Node,
@@ -42,6 +44,7 @@ from servers.store.clocks import WorkerClocks
 from servers.store.compression import CompressedReplies, contribution
 from servers.store.hyperparameters import asked
 from servers.store.joins import Pauses
+from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.states import get_states, put_states
 from servers.store.updates import Update, Updates
@@ -55,28 +58,44 @@ class Table:
         rule: of the store.
         workers: the ranks of the job's workers.
         memory: for values and sums.
+        recording: tells a standby, if there is one.
 
     Attributes:
         rule: of the store.
         buckets: its segments.
         captures: those for checkpoints that are under way.
+        updates: what contributions do to them.
+        compressed_replies: what is kept for answers that are compressed.
+        recording: tells a standby, if there is one.
     """
 
-    def __init__(self, rule: Rule, workers: Collection[int], memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        rule: Rule,
+        workers: Collection[int],
+        memory: Memory | None = None,
+        recording: Recording | None = None,
+    ) -> None:
         rule.require_workers(len(workers))
         memory = memory or Heap()
         self.rule = rule
-        self.buckets = Buckets(self._progress, memory)
+        self.recording = recording or Recording()
+        self.buckets = Buckets(self._progress, memory, self.recording)
+        self.updates = Updates(rule, self.buckets, memory, self.recording)
+        self.captures = Captures(self.buckets, self.updates)
+        self.compressed_replies = CompressedReplies(lambda number: self.buckets.segment(number).key, self.recording)
         self._workers = frozenset(workers)
-        self._updates = Updates(rule, self.buckets, memory)
-        self.captures = Captures(self.buckets, self._updates)
         self._waiting = Waiting(rule, self._workers, self.buckets)
-        self._compressed_replies = CompressedReplies(lambda number: self.buckets.segment(number).key)
 
     @property
     def pauses(self) -> Pauses:
         """The workers that have nothing more to contribute for now."""
         return self._waiting.pauses
+
+    @property
+    def parked(self) -> list[Push | Pull]:
+        """The requests that wait for rounds."""
+        return self._waiting.parked
 
     def init(self, message: Init) -> None:
         """Take new segments and their first values."""
@@ -87,36 +106,51 @@ class Table:
 
     def push(self, peer: bytes, message: Push) -> list[Answer]:
         """Take contributions, of one worker or several, and answer the requests that need not wait any more."""
-        ranks = message.workers
-        if len(ranks) > 1 or message.rank_clocks:
+        if len(message.workers) > 1 or message.rank_clocks:
             self._require_mergeable(message)
         self.pauses.require_before(message)
-        buckets = self.buckets.pushed(message.ids, message.clocks)
-        ranges = _payload(message, buckets)
-        hyper = asked(message, self._updates.optimizer)
-        self._updates.require(buckets)
-        clocked = list(zip(buckets, self._clocks(message, ranks, buckets), strict=True))
-        late = sum(len(bucket.ids) for bucket, clock in clocked if self._is_late(bucket, clock))
-        updates: list[Update] = []
-        start = 0
-        for bucket, clock in clocked:
-            part = Contribution(ranks, clock, cut(ranges, start, start + bucket.size), hyper)
-            updates.append((bucket, [part], hyper))
-            if message.rank_clocks:
-                for rank, own in zip(ranks, message.rank_clocks, strict=True):
-                    bucket.rounds.contribute((rank,), own, part)
-            else:
-                bucket.rounds.contribute(ranks, clock, part)
-            start += bucket.size
+        updates = self._updates_of(message, self.buckets.pushed(message.ids, message.clocks))
+        buckets = [update.bucket for update in updates]
+        late = sum(len(bucket.ids) for bucket, (part,), *_ in updates if self._is_late(bucket, part))
+        if self.recording.on and (self.rule.mode == "async" or (late and self.rule.late == "keep")):
+            self.recording.note(message)
+        for bucket, (part,), *_ in updates:
+            if not bucket.rounds.counts(part.ranks, part.clock):
+                _contribute(message, bucket, part)
         if self.captures and self.rule.mode == "async":
             self.captures.secure(buckets)
-        errors = self._updates.make(updates) if self.rule.mode == "async" else {}
+        errors = self.updates.make(updates) if self.rule.mode == "async" else {}
         if errors:
             answers = [refuse(peer, message, next(iter(errors.values())))]
         else:
             # Parked before rounds are closed, so that it learns of their errors.
             answers = self._answer(self._waiting.park(peer, message, late))
         return answers + self._advance(buckets) + self._resume()
+
+    def follow_push(self, message: Push) -> Exception | None:
+        """Take contributions that another server has recorded: an update, or those of them that are late.
+
+        Returns:
+            The error of an update.
+        """
+        updates = self._updates_of(message, self.buckets.of(message.ids))
+        if self.rule.mode == "sync":
+            for bucket, (part,), *_ in updates:
+                if part.clock <= bucket.rounds.version:
+                    _contribute(message, bucket, part)
+            return None
+        for bucket, (part,), *_ in updates:
+            _contribute(message, bucket, part)
+        return next(iter(self.updates.make(updates).values()), None)
+
+    def follow_rounds(self, message: ClosedRounds) -> list[Answer]:
+        """Close rounds as another server has; answer those inside ``join``, if it is over.
+
+        Raises:
+            ValueError: they are not the next rounds of this store.
+        """
+        self.updates.follow(message)
+        return self._resume()
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer with values now, or when the rounds that they must include are over."""
@@ -128,15 +162,15 @@ class Table:
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with ``optimizer`` from now on; its state stays if the update rule is the same."""
-        self._updates.set_optimizer(optimizer)
+        self.updates.set_optimizer(optimizer)
 
     def get_states(self, message: GetStates) -> OptimizerStates:
         """Return the optimizer's states of the message's segments."""
-        return get_states(message, self.buckets, self._updates)
+        return get_states(message, self.buckets, self.updates)
 
     def put_states(self, message: PutStates) -> None:
         """Take the optimizer's states that the message brings."""
-        put_states(message, self.buckets, self._updates)
+        put_states(message, self.buckets, self.updates)
 
     def close(self, error: Exception) -> list[Answer]:
         """Fail all requests that wait: the store is closed."""
@@ -157,15 +191,33 @@ class Table:
         for number in message.ids:
             self.buckets.find(number)
         clocks = self.pauses.add(peer, message)
+        if self.recording.on:
+            self.recording.note(message)
         buckets = self.buckets.apart(clocks)
         for bucket in buckets:
             if bucket.ids[0] in clocks:
                 bucket.rounds.pause(message.node.rank, clocks[bucket.ids[0]])
         return self._advance(buckets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
 
+    def remember(self, ids: Sequence[int], ranks: Sequence[int]) -> None:
+        """Keep the values of segments ``ids``, which workers ``ranks`` read now, for delay compensation."""
+        if self.recording.on:
+            self.recording.read(ids, ranks)
+        for bucket in self.buckets.of(ids):
+            for rank in ranks:
+                bucket.remember(rank)
+
     def explain(self, node: Node, about: int) -> str:
         """Say what request ``about`` of ``node`` waits for; empty if it does not wait."""
         return self._waiting.explain(node, about)
+
+    def follow_answer(self, message: EncodedAnswer) -> None:
+        """Encode values as another server has, so that the same residual stays."""
+        back = described(message.back)
+        if back is None:
+            raise ValueError("values were encoded without a compression")
+        with suppress(UsageError):  # NaN, which the other server has told who asked
+            self.compressed_replies.payloads(self.buckets.segment_ranges(message.ids), back, feedback=True)
 
     def _require_mergeable(self, message: Push) -> None:
         """Raise ``UsageError`` unless the pushes of several workers may be one in this store."""
@@ -182,25 +234,38 @@ class Table:
             # The worker behind would wait for what the one ahead needs, which may be its own next push.
             raise UsageError(f"{what} at clocks {own}, and wants one answer; with a staleness, each pulls its own")
 
-    def _clocks(self, message: Push, ranks: Sequence[int], buckets: Sequence[Bucket]) -> list[int]:
-        """Return the clock of a push for each bucket: the number of the push among each worker's pushes to it.
+    def _updates_of(self, message: Push, buckets: Sequence[Bucket]) -> list[Update]:
+        """Return what a push contributes to each of ``buckets``, which together are its segments.
 
         Raises:
-            UsageError: no open round takes this contribution, and it is not late either.
+            UsageError: an open round does not take its contribution, which is not late either, and no repeat.
         """
-        starts = itertools.accumulate((len(bucket.ids) for bucket in buckets), initial=0)
-        clocks = [message.clocks[start] for start, _ in zip(starts, buckets, strict=False)]
-        for bucket, clock in zip(buckets, clocks, strict=True):
-            if not bucket.rounds.expects(ranks, clock) and not self._is_late(bucket, clock):
+        ranks = message.workers
+        ranges = _payload(message, buckets)
+        hyper = asked(message, self.updates.optimizer)
+        self.updates.require(buckets)
+        updates: list[Update] = []
+        place = start = 0
+        for bucket in buckets:
+            clock = message.clocks[place]  # the number of the push among each worker's pushes to the bucket
+            part = Contribution(ranks, clock, cut(ranges, start, start + bucket.size), hyper)
+            rounds = bucket.rounds
+            if not (rounds.expects(ranks, clock) or self._is_late(bucket, part) or rounds.counts(ranks, clock)):
                 raise UsageError(
                     f"push {clock} of {bucket.segments.keys[0]!r} by {workers(ranks)} belongs to no open round: "
-                    f"{bucket.rounds.version} rounds are over, and no push may come twice"
+                    f"{rounds.version} rounds are over, and no push may come twice"
                 )
-        return clocks
+            updates.append(Update(bucket, [part], hyper))
+            place += len(bucket.ids)
+            start += bucket.size
+        return updates
 
-    def _is_late(self, bucket: Bucket, clock: int) -> bool:
-        """Return whether a quorum has closed round ``clock`` of ``bucket``."""
-        return self.rule.quorum is not None and clock <= bucket.rounds.version
+    def _is_late(self, bucket: Bucket, part: Contribution) -> bool:
+        """Return whether a quorum has closed the round of ``part`` of ``bucket`` without it."""
+        rounds = bucket.rounds
+        return (
+            self.rule.quorum is not None and part.clock <= rounds.version and not rounds.counts(part.ranks, part.clock)
+        )
 
     def _progress(self) -> Progress:
         made: Progress
@@ -219,7 +284,7 @@ class Table:
         while wave := [(bucket, items) for bucket in touched if (items := bucket.rounds.complete()) is not None]:
             if self.captures:
                 self.captures.secure([bucket for bucket, _ in wave])
-            errors = self._updates.close(wave)
+            errors = self.updates.close(wave)
             if self.captures:
                 self.captures.reached([bucket for bucket, _ in wave])
             answers += self._answer(self._waiting.release([bucket for bucket, _ in wave], errors))
@@ -255,9 +320,7 @@ class Table:
         if isinstance(message, Push) and not message.want:
             return Ack(message.seq, late)
         if self.rule.compensation:
-            for bucket in self.buckets.of(message.ids):
-                for rank in message.workers:
-                    bucket.remember(rank)
+            self.remember(message.ids, message.workers)
         back = described(message.back)
         lengths: list[int] = []
         segment_counts: list[int] = []
@@ -266,8 +329,8 @@ class Table:
             ranges = self.buckets.element_ranges(message.ids)
             buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
         else:
-            lengths, segment_counts, buffers = self._compressed_replies.payloads(
-                self.buckets.segment_ranges(message.ids), back, feedback=self._updates.updater is None
+            lengths, segment_counts, buffers = self.compressed_replies.payloads(
+                self.buckets.segment_ranges(message.ids), back, feedback=self.updates.updater is None
             )
         reply = Values(
             message.seq,
@@ -289,6 +352,14 @@ class Table:
             return 0
         clock = max(message.clocks)
         return max(0, clock - min(bucket.rounds.version for bucket in self.buckets.of(message.ids)))
+
+
+def _contribute(message: Push, bucket: Bucket, part: Contribution) -> None:
+    if not message.rank_clocks:
+        bucket.rounds.contribute(part.ranks, part.clock, part)
+        return
+    for rank, own in zip(part.ranks, message.rank_clocks, strict=True):
+        bucket.rounds.contribute((rank,), own, part)
 
 
 def _payload(message: Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 
-from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt
+from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt, rebuild
 from kvstore.optim.fused import FusedGroup
 from kvstore.optim.optimizer import Optimizer, log_replaced
 from kvstore.optim.updater import Updater
 from kvstore.rule import Rule
 from kvstore.spec import Key, require_floats, shorten
 from kvstore.transport.memory import Memory
-from kvstore.values import from_buffer, sum_ranges
+from kvstore.values import from_buffer, ranges_of, sum_ranges
+from kvstore.wire import ClosedRounds, Drawn
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.finite import require_finite
-from servers.store.hyperparameters import UpdateHyperparameters, agreed
+from servers.store.hyperparameters import UpdateHyperparameters, agreed, changed
+from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 
-# what to update, by what, with which numbers
-Update: TypeAlias = tuple[Bucket, list[Contribution], UpdateHyperparameters]
+
+class Update(NamedTuple):
+    """What to update, with the sum of which contributions times ``scale``, and with which numbers."""
+
+    bucket: Bucket
+    items: list[Contribution]
+    hyper: UpdateHyperparameters
+    scale: float = 1.0
 
 
 class Updates:
@@ -34,16 +42,18 @@ class Updates:
         rule: of the store.
         buckets: of the store.
         memory: for sums.
+        recording: of the store.
 
     Attributes:
         updater: applies the optimizer; None if sums are assigned.
     """
 
-    def __init__(self, rule: Rule, buckets: Buckets, memory: Memory) -> None:
+    def __init__(self, rule: Rule, buckets: Buckets, memory: Memory, recording: Recording | None = None) -> None:
         self.updater: Updater | None = None
         self._rule = rule
         self._buckets = buckets
         self._memory = memory
+        self._recording = recording or Recording()
         self._groups: WeakKeyDictionary[Bucket, FusedGroup] = WeakKeyDictionary()
 
     @property
@@ -62,6 +72,13 @@ class Updates:
         log_replaced(self.optimizer, optimizer)
         self.updater = new
 
+    def restore(self, optimizer: Optimizer, last: UpdateHyperparameters) -> None:
+        """Update with ``optimizer`` from now on, as another server does, which has done so with ``last``."""
+        updater = self.updater = Updater(optimizer, self._key)
+        updater.lr = optimizer.lr if last.lr is None else last.lr
+        updater.rescale_grad = optimizer.rescale_grad if last.rescale is None else last.rescale
+        updater.changes = dict(last.changes)
+
     def regroup(self) -> None:
         """Forget how weights are grouped for the optimizer: the grouping, or which of them have state, may change."""
         self._groups.clear()
@@ -79,13 +96,20 @@ class Updates:
         updates: list[Update] = []
         for bucket, items in wave:
             try:
-                updates.append((bucket, items, _agreed(bucket, items)))
+                updates.append(Update(bucket, items, _agreed(bucket, items), self._scale(bucket, items)))
             except Mismatch as exc:
                 errors[bucket] = exc
-        return errors | self.make(updates)
+        recording = self._recording if self._recording.on else None
+        if errors and recording is not None:
+            recording.values([], errors)
+        return errors | self.make(updates, recording)
 
-    def make(self, updates: Sequence[Update]) -> dict[Bucket, Exception]:
+    def make(self, updates: Sequence[Update], recording: Recording | None = None) -> dict[Bucket, Exception]:
         """Make ``updates``: one call of the optimizer for all that have the same hyper-parameters.
+
+        Args:
+            updates: what to make.
+            recording: records the updates, which are those of closed rounds; None if nobody does.
 
         Returns:
             The errors, by bucket; such a bucket is unchanged.
@@ -94,56 +118,110 @@ class Updates:
             WeightsInDoubt: see ``Updater.step``.
         """
         if self.updater is None:
-            return self._assign(updates)
+            return self._assign(updates, recording)
         # A round's hyper-parameters come from its own contributions, not from whichever round was closed before it.
         default = self.updater.optimizer if self._rule.mode == "sync" else self.updater
-        by_hyper: dict[UpdateHyperparameters, list[tuple[Bucket, list[Contribution]]]] = {}
-        for bucket, items, hyper in updates:
-            by_hyper.setdefault(hyper, []).append((bucket, items))
+        by_hyper: dict[UpdateHyperparameters, list[Update]] = {}
+        for update in updates:
+            by_hyper.setdefault(update.hyper, []).append(update)
         errors: dict[Bucket, Exception] = {}
-        for (lr, rescale, changes), members in by_hyper.items():
-            self.updater.lr = default.lr if lr is None else lr
-            self.updater.rescale_grad = default.rescale_grad if rescale is None else rescale
-            self.updater.changes = dict(changes)
-            errors |= self._step(self.updater, members)
+        for hyper, members in by_hyper.items():
+            self.updater.lr = default.lr if hyper.lr is None else hyper.lr
+            self.updater.rescale_grad = default.rescale_grad if hyper.rescale is None else hyper.rescale
+            self.updater.changes = dict(hyper.changes)
+            errors |= self._step(self.updater, members, recording)
         return errors
 
-    def _assign(self, updates: Sequence[Update]) -> dict[Bucket, Exception]:
+    def follow(self, message: ClosedRounds) -> None:
+        """Close rounds as another server has, which has recorded them.
+
+        Raises:
+            ValueError: they are not the next ones of this store.
+            WireError: the buffers do not fit.
+        """
+        buckets = self._buckets.group(message.ids, message.sizes)
+        failures = {place: rebuild(kind, text) for place, kind, text in message.failures}
+        if len(message.buffers) + len(failures) != len(buckets):
+            raise ValueError(f"{len(message.buffers)} sums for {len(buckets)} buckets, {len(failures)} without")
+        if message.buffers and message.assigned != (self.updater is None):
+            raise ValueError("sums are assigned on one server, and the optimizer steps on the other")
+        hyper = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
+        buffers = iter(message.buffers)
+        updates: list[Update] = []
+        for place, (bucket, version) in enumerate(zip(buckets, message.versions, strict=True)):
+            if not isinstance(bucket.rounds, Rounds):
+                raise ValueError("a closed round of a store without rounds")
+            bucket.rounds.follow(version, message.contributors[place] if message.contributors else ())
+            if place in failures:
+                bucket.fail(version, failures[place])
+                continue
+            ranges = ranges_of([next(buffers)], bucket.dtype, bucket.size)
+            part = Contribution((), version, ranges, hyper)
+            updates.append(Update(bucket, [part], hyper, message.scales[place] if message.scales else 1.0))
+        if message.assigned:
+            for bucket, (part,), *_ in updates:
+                bucket.assign([part.ranges])
+            return
+        for bucket, error in self.make(updates).items():
+            bucket.fail(bucket.rounds.version, error)
+
+    def follow_drawn(self, message: Drawn) -> None:
+        """Take values that a random update has made on another server; see ``follow``."""
+        buckets = self._buckets.group(message.ids, message.sizes)
+        for bucket, buffer in zip(buckets, message.buffers, strict=True):
+            bucket.assign([ranges_of([buffer], bucket.dtype, bucket.size)])
+
+    def _assign(self, updates: Sequence[Update], recording: Recording | None) -> dict[Bucket, Exception]:
         errors: dict[Bucket, Exception] = {}
-        for bucket, items, _ in updates:
+        for bucket, items, _, scale in updates:
             try:
-                bucket.assign([item.ranges for item in items], self._scale(bucket, items), self._check(bucket, items))
+                bucket.assign([item.ranges for item in items], scale, self._check(bucket, items))
             except Exception as exc:
                 errors[bucket] = exc
+        if recording is not None and updates:
+            recording.values([update.bucket for update in updates if update.bucket not in errors], errors)
         return errors
 
-    def _step(self, updater: Updater, members: Sequence[tuple[Bucket, list[Contribution]]]) -> dict[Bucket, Exception]:
+    def _step(
+        self, updater: Updater, members: Sequence[Update], recording: Recording | None
+    ) -> dict[Bucket, Exception]:
         groups: dict[Bucket, FusedGroup] = {}
+        sums: list[torch.Tensor] = []
         totals: list[torch.Tensor] = []
         errors: dict[Bucket, Exception] = {}
-        for bucket, items in members:
+        for update in members:
+            bucket = update.bucket
             try:
                 bucket.writable()
                 group = self._groups.get(bucket)
                 if group is None:
                     group = self._groups[bucket] = updater.group(bucket.ids, bucket.shapes, bucket.value)
                 group.point(bucket.value)
-                total = self._corrected(updater, bucket, items, group.params[0].dtype)
-                if (check := self._check(bucket, items)) is not None:
+                summed = self._total(updater, update)
+                total = self._corrected(updater, update, summed.to(group.params[0].dtype))
+                if (check := self._check(bucket, update.items)) is not None:
                     check(total)
             except Exception as exc:
                 errors[bucket] = exc
                 continue
             groups[bucket] = group
+            sums.append(summed)
             totals.append(total)
+        if recording is not None:
+            scales = [update.scale for update in members if update.bucket in groups]
+            recording.sums(list(groups), sums, scales, members[0].hyper, errors)
         if not groups:
             return errors
         try:
-            updater.step(list(groups.values()), totals)
+            updater.step(list(groups.values()), totals, keep=recording is not None)
         except WeightsInDoubt:
             raise
         except Exception as exc:
             errors |= dict.fromkeys(groups, _none_made(exc, groups))
+        else:
+            if self._recording.on and updater.optimizer.random:
+                numbers = [number for bucket in groups for number in bucket.ids]
+                self._recording.drawn(list(groups), updater.states.of(numbers))
         return errors
 
     def _check(self, bucket: Bucket, items: Sequence[Contribution]) -> Callable[[torch.Tensor], None] | None:
@@ -152,18 +230,16 @@ class Updates:
             return None
         return partial(require_finite, bucket, items)
 
-    def _corrected(
-        self, updater: Updater, bucket: Bucket, items: Sequence[Contribution], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Return the gradient to update a bucket with."""
-        total = self._total(updater, bucket, items).to(dtype)
-        if (scale := self._scale(bucket, items)) != 1:
-            total = total * scale
-        before = bucket.read_by.get(items[0].ranks[0]) if self._rule.compensation else None
+    def _corrected(self, updater: Updater, update: Update, total: torch.Tensor) -> torch.Tensor:
+        """Return the gradient to update a bucket with, whose contributions have the sum ``total``."""
+        bucket = update.bucket
+        if update.scale != 1:
+            total = total * update.scale
+        before = bucket.read_by.get(update.items[0].ranks[0]) if self._rule.compensation else None
         if before is None:
             return total
         # Delay compensation: what others have changed since, with the gradient's square for its curvature.
-        drift = bucket.value.to(dtype) - before.to(dtype)
+        drift = bucket.value.to(total.dtype) - before.to(total.dtype)
         return total + self._rule.compensation * updater.rescale_grad * total * total * drift
 
     def _scale(self, bucket: Bucket, items: Sequence[Contribution]) -> float:
@@ -173,8 +249,9 @@ class Updates:
             return 1.0
         return rounds.share / sum(len(item.ranks) for item in items)
 
-    def _total(self, updater: Updater, bucket: Bucket, items: Sequence[Contribution]) -> torch.Tensor:
-        """Return the sum of ``items``, in memory to be overwritten; or a single one's own memory, if only read."""
+    def _total(self, updater: Updater, update: Update) -> torch.Tensor:
+        """Return the sum of contributions, in memory to be overwritten; or a single one's own memory, if only read."""
+        bucket, items = update.bucket, update.items
         if len(items) == 1 and len(items[0].ranges) == 1 and updater.reads_only():
             return items[0].ranges[0].values
         # From the store's memory, which reuses blocks: fresh pages would cost more than the sum.

@@ -57,6 +57,11 @@ class Waiting:
         self._buckets = buckets
         self._parked: dict[tuple[Node, int], ParkedRequest] = {}  # by sender and number
 
+    @property
+    def parked(self) -> list[Push | Pull]:
+        """The requests that wait for rounds."""
+        return [parked.request for parked in self._parked.values()]
+
     def park(self, peer: bytes, message: Push | Pull, late: int = 0) -> list[ParkedRequest]:
         """Keep ``message`` until the rounds that it needs are over; return it if it does not have to wait, or must not.
 
@@ -68,6 +73,8 @@ class Waiting:
             if bucket.rounds.version < clock:
                 bucket.parked.append((clock, parked))
                 parked.left += 1
+            elif bucket.failures and isinstance(message, Push):
+                parked.error = parked.error or bucket.failures.get(clock)
         if not parked.left:
             return [parked]
         self._parked[message.sender[:2]] = parked

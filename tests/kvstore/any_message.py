@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -62,6 +63,7 @@ def some(strategy: st.SearchStrategy[Any], size: int, **unique: Any) -> st.Searc
     return st.lists(strategy, min_size=size, max_size=size, **unique)
 
 
+@functools.cache  # each of so many strategies takes a while to make
 def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
     """What field ``name`` may hold; all lists of one message that describe the same things have ``size`` entries."""
     kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
@@ -119,7 +121,20 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "aggregator": text if kind is str else ranks,
         "aggregator_keys": some(st.text(max_size=40), size),
         "aggregated": some(st.lists(st.integers(0, 4096), max_size=3, unique=True).map(sorted), size),
-        "sizes": some(st.integers(0, 2**48), size),
+        "sizes": some(st.integers(1, 1 << 20), size),
+        "versions": some(st.integers(0, 2**62 - 1), size),
+        "contributors": some(st.lists(st.integers(0, 4096), max_size=3, unique=True).map(sorted), size) | st.just([]),
+        "scales": some(numbers, size) | st.just([]),
+        "failures": some(st.tuples(whole, text, text).map(list), size),
+        "splits": some(whole, size),
+        "pushed": some(st.tuples(st.integers(0, 4096), st.integers(0, 2**62 - 1)).map(list), size),
+        "opened_by": some(st.integers(0, 4096), size, unique=True).map(sorted),
+        "closed_by": some(st.integers(0, 4096), size, unique=True).map(sorted),
+        "read_by": some(st.integers(0, 4096), size, unique=True).map(sorted),
+        "residuals": some(st.integers(0, 2**32), size),
+        "encoded": some(st.integers(0, 2**32), size),
+        "steps": some(st.integers(0, 2**62 - 1), size),
+        "seqs": some(st.integers(0, 2**62 - 1), size),
         "priority": st.none() | st.integers(-(2**31), 2**31),
         "buffers": st.lists(st.binary(max_size=20), max_size=4),
     }

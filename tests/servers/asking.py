@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -137,9 +137,17 @@ class Worker:
             buffers=[to_buffer(value.contiguous()) for value in values.values()],
         )
 
-    def pull(self, ids: list[int], clock: int | list[int] = 0, store: int = 0, *, ranks: Sequence[int] = ()) -> Pull:
+    def pull(
+        self,
+        ids: list[int],
+        clock: int | list[int] = 0,
+        store: int = 0,
+        *,
+        ranks: Sequence[int] = (),
+        back: Any = None,
+    ) -> Pull:
         clocks = [clock] * len(ids) if isinstance(clock, int) else clock
-        return Pull(self.me(), store=store, ids=ids, clocks=clocks, ranks=list(ranks))
+        return Pull(self.me(), store=store, ids=ids, clocks=clocks, back=back, ranks=list(ranks))
 
     def pause(self, clocks: dict[int, int], number: int = 1, store: int = 0) -> Pause:
         pushes = sum(clocks.values())
@@ -191,9 +199,10 @@ class Desk:
         mode: str = "sync",
         values: dict[int, torch.Tensor] | None = None,
         aggregated: Sequence[Sequence[int]] = (),
+        recorder: Callable[[Message], None] | None = None,
         **rule: Any,
     ) -> None:
-        self.shard = Shard(0, workers, aggregated=aggregated)
+        self.shard = Shard(0, workers, aggregated=aggregated, recorder=recorder)
         self.workers = [Worker(rank) for rank in range(workers)]
         self.aggregators = [Worker(rank, role="aggregator") for rank in range(len(aggregated))]
         self._names = {member.peer: member.name for member in self.workers + self.aggregators}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +21,8 @@ class SGLD(Tensorwise):
         params, lr, weight_decay: see torch's SGD.
         generator: of the noise; None for one that the system has seeded.
     """
+
+    random: ClassVar[bool] = True
 
     def __init__(
         self, params: Any, lr: float = 0.01, weight_decay: float = 0.0, generator: torch.Generator | None = None

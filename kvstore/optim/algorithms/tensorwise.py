@@ -21,12 +21,14 @@ class Tensorwise(eager(torch.optim.Optimizer)):  # type: ignore[misc]
         dims: how many dimensions arrays must have; None for any number.
         aliases: MXNet's names for hyper-parameters, where they are particular to this optimizer.
         state_options: hyper-parameters that decide what the state means, so that it is of no use with another value.
+        random: whether the same gradients give other weights in another process.
     """
 
     elementwise: ClassVar[bool] = True
     dims: ClassVar[int | None] = None
     aliases: ClassVar[Mapping[str, str]] = {}
     state_options: ClassVar[tuple[str, ...]] = ()
+    random: ClassVar[bool] = False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -1,0 +1,255 @@
+"""What a primary records of its state, for its standby: the messages that travel inside a ``Record``.
+
+What one worker's request changes is recorded as that request. The rest is here: rounds that have been closed, what
+answering has changed, and, for a new standby, the whole state. All of it is applied in the order of the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from kvstore.job.settings import MAX_NODES
+from kvstore.rule import AGGREGATE, LATE, MAX_STALENESS, MODES
+from kvstore.wire import fields as f
+from kvstore.wire.frames import Buffer, message
+from kvstore.wire.messages import (
+    Clocks,
+    Dtypes,
+    Ids,
+    Keys,
+    Kinds,
+    Message,
+    NodeField,
+    Number,
+    Ranks,
+    Seq,
+    Shapes,
+    Store,
+    require_known,
+    same_length,
+)
+from kvstore.wire.parameters import Changes, CodecDescription, Names, Owners, SegmentCounts
+
+RankClocks = Annotated[
+    list[list[int]], f.list_of(f.tuple_of(f.integer(0, MAX_NODES), f.integer(0, 2**62 - 1)), MAX_NODES + 1)
+]  # ranks of workers, and a clock of each
+Failures = Annotated[
+    list[list[Any]], f.list_of(f.tuple_of(f.integer(), f.text(64), f.text()))
+]  # a number, and the error that belongs to it: a class of ``kvstore.errors``, and its text
+Factors = Annotated[list[float], f.list_of(f.number)]
+Members = Annotated[list[list[int]], f.list_of(f.rising(0, MAX_NODES))]  # ranks of workers, for each bucket
+
+
+@message(70)
+@dataclass(frozen=True)
+class Grouped(Message):
+    """These are buckets from now on: the first ``sizes[0]`` of segments ``ids``, the next ``sizes[1]``, and so on."""
+
+    store: Store
+    ids: Ids
+    sizes: SegmentCounts
+
+
+@message(71)
+@dataclass(frozen=True)
+class ClosedRounds(Message):
+    """The next round of each of these buckets is over; see ``Grouped`` for ``ids`` and ``sizes``.
+
+    Attributes:
+        versions: the number of each bucket's round.
+        contributors: with a quorum, who has contributed to each; else empty.
+        scales: the factor of each bucket's sum before the optimizer's own; empty if all are 1.
+        lr, rescale, changes: what the optimizer updates with; see ``Push``.
+        failures: the places of the buckets that the round has left unchanged, and why.
+        assigned: whether the buffers are new values; else they are sums to update with.
+        buffers: of each bucket that did not fail, all elements.
+    """
+
+    store: Store
+    ids: Ids
+    sizes: SegmentCounts
+    versions: Clocks
+    contributors: Members
+    scales: Factors
+    lr: Number
+    rescale: Number
+    changes: Changes
+    failures: Failures
+    assigned: Annotated[bool, f.flag]
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.sizes, self.versions)
+        if self.contributors:
+            same_length(self.sizes, self.contributors)
+        if self.scales:
+            same_length(self.sizes, self.scales)
+
+
+@message(72)
+@dataclass(frozen=True)
+class Drawn(Message):
+    """The values of these buckets, which an optimizer has updated at random; see ``Grouped``."""
+
+    store: Store
+    ids: Ids
+    sizes: SegmentCounts
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
+@message(73)
+@dataclass(frozen=True)
+class ReadBy(Message):
+    """Workers ``ranks`` have been sent the values of segments ``ids``, and delay compensation remembers that."""
+
+    store: Store
+    ids: Ids
+    ranks: Ranks
+
+
+@message(74)
+@dataclass(frozen=True)
+class EncodedAnswer(Message):
+    """The values of segments ``ids`` have been encoded with ``back``, which has changed their residuals."""
+
+    store: Store
+    ids: Ids
+    back: CodecDescription
+
+
+# ---- the whole state, for a new standby
+
+
+@message(80)
+@dataclass(frozen=True)
+class StoreState(Message):
+    """A store is open: its rule, see ``Open``, and the ranks that have opened and closed it."""
+
+    store: Store
+    opened_by: Ranks
+    closed_by: Ranks
+    mode: Annotated[str, f.choice(*MODES)]
+    staleness: Annotated[int | None, f.optional(f.integer(0, MAX_STALENESS))] = None
+    quorum: Annotated[int | None, f.optional(f.integer(1, MAX_NODES))] = None
+    late: Annotated[str, f.choice(*LATE)] = LATE[0]
+    compensation: Annotated[float, f.number] = 0.0
+    finite: Annotated[bool, f.flag] = False
+    aggregate: Annotated[str, f.choice(*AGGREGATE)] = AGGREGATE[0]
+
+
+@message(81)
+@dataclass(frozen=True)
+class OptimizerCalls(Message):
+    """Worker 0's calls of ``set_optimizer`` so far: ``versions``, and in the buffers, one frame each, the requests.
+
+    Attributes:
+        failures: the versions that have failed, and why. The last one that has not is that of the optimizer.
+        lr, rescale, changes: what the last update was made with, which the next may go on with; see ``Push``.
+    """
+
+    store: Store
+    versions: Clocks
+    failures: Failures
+    lr: Number
+    rescale: Number
+    changes: Changes
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
+@message(82)
+@dataclass(frozen=True)
+class BucketState(Message):
+    """A bucket: its segments, as in ``Init``, and its progress.
+
+    Attributes:
+        splits: how often each segment has been taken out of a bucket.
+        version: how many rounds are over; 0 where every push is an update.
+        pushed: how often each worker has pushed, where every push is an update; with a quorum, each worker's last push
+            that counts.
+        failures: the last rounds that have failed, and why.
+        read_by: the workers whose last read is kept, for delay compensation.
+        buffers: the value, and what each of ``read_by`` has read.
+    """
+
+    store: Store
+    ids: Ids
+    keys: Keys
+    kinds: Kinds
+    shapes: Shapes
+    dtype: Annotated[str, f.dtype]
+    splits: Annotated[list[int], f.integers()]
+    version: Seq
+    pushed: RankClocks
+    failures: Failures
+    read_by: Ranks
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.keys, self.kinds, self.splits)
+        require_known(self.kinds, self.shapes)
+
+
+@message(83)
+@dataclass(frozen=True)
+class StatesState(Message):
+    """The optimizer's states of some segments; see ``OptimizerStates``."""
+
+    store: Store
+    ids: Owners
+    names: Names
+    shapes: Shapes
+    dtypes: Dtypes
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.names, self.shapes, self.dtypes)
+
+
+@message(84)
+@dataclass(frozen=True)
+class EncoderState(Message):
+    """What is kept for answers that are compressed with ``back``.
+
+    Attributes:
+        residuals: the segments with a residual.
+        steps: how often each has been encoded.
+        encoded: the segments whose last encoding is kept.
+        versions: the round of each.
+        names, shapes, dtypes: of the tensors in the buffers: "residual.0" is of the first of ``residuals``, and there
+            may be a "velocity" and a "basis" of each; "payload.0" is that of the first of ``encoded``.
+    """
+
+    store: Store
+    back: CodecDescription
+    residuals: Owners
+    steps: Clocks
+    encoded: Owners
+    versions: Clocks
+    names: Names
+    shapes: Shapes
+    dtypes: Dtypes
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.residuals, self.steps)
+        same_length(self.encoded, self.versions)
+        same_length(self.names, self.shapes, self.dtypes)
+
+
+@message(85)
+@dataclass(frozen=True)
+class LedgerPage(Message):
+    """The requests of one member that it may repeat, and how they are answered.
+
+    Attributes:
+        done: see ``Sender``.
+        seqs: the numbers of requests that have been answered.
+        buffers: for each, one frame: the answer, or a ``Pull`` where the values of now are the answer.
+    """
+
+    node: NodeField
+    done: Seq
+    seqs: Clocks
+    buffers: Sequence[Buffer] = field(repr=False, default=())

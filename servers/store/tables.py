@@ -1,0 +1,330 @@
+"""The open stores of one server: which there are, who has opened and closed them, and what a standby is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from kvstore.errors import Mismatch, NodeLost, UsageError, rebuild
+from kvstore.optim.optimizer import Optimizer, describe
+from kvstore.rule import Rule
+from kvstore.transport.memory import Memory
+from kvstore.wire import (
+    Ack,
+    BucketState,
+    Close,
+    ClosedRounds,
+    Drawn,
+    EncodedAnswer,
+    EncoderState,
+    Explain,
+    GetStates,
+    Grouped,
+    Init,
+    Message,
+    Open,
+    OptimizerCalls,
+    Pause,
+    Pull,
+    Push,
+    PutStates,
+    ReadBy,
+    Request,
+    Roster,
+    SetOptimizer,
+    StatesState,
+    StoreState,
+    decode,
+    encode,
+)
+from servers.requests.agreement import Agreement
+from servers.requests.replies import Answer, described_error, refuse
+from servers.requests.reply_links import NOWHERE
+from servers.store.hyperparameters import UpdateHyperparameters, changed
+from servers.store.recording import Recorder, Recording
+from servers.store.snapshot import restore, snapshot
+from servers.store.table import Table
+
+Asker = tuple[bytes, SetOptimizer]
+
+WHOLE = (Open, Close, Init, SetOptimizer, PutStates)  # what is recorded as it came, once it is done
+
+
+class Tables:
+    """The open stores.
+
+    Args:
+        rank: of the server, for messages.
+        workers: the ranks of the job's workers.
+        memory: for values and sums.
+
+    Attributes:
+        open: the stores, by number.
+        recorder: is told of each change; None if there is no standby. See ``record``.
+    """
+
+    def __init__(self, rank: int, workers: Collection[int], memory: Memory) -> None:
+        self.open: dict[int, Table] = {}
+        self.recorder: Recorder | None = None
+        self._rank = rank
+        self._workers = workers
+        self._memory = memory
+        self._opened_by: dict[int, set[int]] = {}
+        self._closed_by: dict[int, set[int]] = {}
+        self._agreements: dict[int, Agreement[Optimizer, Asker]] = {}
+        self._departed: Collection[int] = ()
+
+    def record(self, recorder: Recorder | None) -> None:
+        """Tell ``recorder`` of each change from now on."""
+        self.recorder = recorder
+        for table in self.open.values():
+            table.recording.use(recorder)
+
+    def depart(self, workers: Collection[int]) -> list[Answer]:
+        """Note which workers have left in order; fail the requests that wait for them."""
+        if self.recorder is not None:
+            self.recorder(Roster(0, sorted(workers)))
+        self._departed = workers
+        return [answer for table in self.open.values() for answer in table.depart(workers)] + self._abandoned()
+
+    # ---- as a standby
+
+    def follow(self, message: Message) -> list[Answer]:
+        """Make a change that another server has recorded, which no request describes; return the answers it gives.
+
+        Raises:
+            ValueError: it does not follow from this state.
+            WireError: its buffers do not fit.
+        """
+        if isinstance(message, StoreState):
+            table = self._new(message.store, _rule(message))
+            self._opened_by[message.store] = set(message.opened_by)
+            self._closed_by[message.store] = set(message.closed_by)
+            return []
+        if not isinstance(message, FOLLOWED):
+            raise ValueError(f"a {type(message).__name__} is no change of a server's state")
+        if message.store not in self.open:
+            raise ValueError(f"a {type(message).__name__} of store {message.store}, which is not open")
+        table = self.open[message.store]
+        if isinstance(message, ClosedRounds):
+            return table.follow_rounds(message)
+        if isinstance(message, Grouped):
+            table.buckets.group(message.ids, message.sizes)
+        elif isinstance(message, Drawn):
+            table.updates.follow_drawn(message)
+        elif isinstance(message, ReadBy):
+            table.remember(message.ids, message.ranks)
+        elif isinstance(message, EncodedAnswer):
+            table.follow_answer(message)
+        elif isinstance(message, OptimizerCalls):
+            self._restore_calls(table, message)
+        else:
+            restore(table, message)
+        return []
+
+    def capture(self) -> Iterator[Message]:
+        """Return the records that make this state of a server without one. See ``snapshot``."""
+        yield Roster(0, sorted(self._departed))
+        for store, table in self.open.items():
+            rule = table.rule
+            yield StoreState(
+                store,
+                sorted(self._opened_by[store]),
+                sorted(self._closed_by[store]),
+                rule.mode,
+                rule.staleness,
+                rule.quorum,
+                rule.late,
+                rule.compensation,
+                rule.finite,
+                rule.aggregate,
+            )
+            agreement = self._agreements[store]
+            yield self._calls(store, table, agreement)
+            yield from snapshot(store, table)
+            yield from table.pauses.requests
+            for _, request in agreement.waiting:
+                yield request
+
+    def _calls(self, store: int, table: Table, agreement: Agreement[Optimizer, Asker]) -> OptimizerCalls:
+        updater = table.updates.updater
+        last = UpdateHyperparameters()
+        if updater is not None:
+            last = UpdateHyperparameters(updater.lr, updater.rescale_grad, tuple(updater.changes.items()))
+        calls = agreement.decided
+        return OptimizerCalls(
+            store,
+            [version for version, _, _ in calls],
+            [[version, *described_error(error)] for version, _, error in calls if error is not None],
+            last.lr,
+            last.rescale,
+            last.listed(),
+            [encode(request)[0] for _, (_, request), _ in calls],
+        )
+
+    def _restore_calls(self, table: Table, message: OptimizerCalls) -> None:
+        failures = {version: rebuild(kind, text) for version, kind, text in message.failures}
+        agreement = self._agreements[message.store]
+        optimizer: Optimizer | None = None
+        for version, frame in zip(message.versions, message.buffers, strict=True):
+            request = decode([frame])
+            if not isinstance(request, SetOptimizer):
+                raise ValueError(f"a {type(request).__name__} among the calls of set_optimizer")
+            proposal = self._proposal(request)
+            agreement.restore(version, proposal, (NOWHERE, request), failures.get(version))
+            optimizer = optimizer if version in failures else proposal
+        if optimizer is not None:
+            last = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
+            table.updates.restore(optimizer, last)
+
+    def _new(self, store: int, rule: Rule) -> Table:
+        table = self.open[store] = Table(rule, self._workers, self._memory, Recording(store, self.recorder))
+        table.depart(self._departed)
+        self._closed_by[store] = set()
+        self._agreements[store] = Agreement("set_optimizer")
+        return table
+
+    # ---- requests
+
+    def serve(self, peer: bytes, message: Request) -> list[Answer]:
+        """Do what ``message`` asks; return the answers that need not wait any more, and record what has changed."""
+        answers = self._serve(peer, message)
+        if self.recorder is not None and isinstance(message, WHOLE):
+            self.recorder(message)
+        return answers
+
+    def _serve(self, peer: bytes, message: Request) -> list[Answer]:
+        if isinstance(message, Open):
+            self._open(message)
+            return [Answer(peer, message, Ack(message.seq))]
+        if isinstance(message, Close):
+            return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
+        if not isinstance(message, Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates):
+            raise UsageError(f"servers do not handle a {type(message).__name__}")
+        table = self.open.get(message.store)
+        if table is None:
+            raise UsageError(f"store {message.store} is not open; send Open first")
+        if isinstance(message, Push):
+            return table.push(peer, message)
+        if isinstance(message, Pull):
+            return table.pull(peer, message)
+        if isinstance(message, Pause):
+            return table.pause(peer, message) + self._abandoned()
+        if isinstance(message, GetStates):
+            return [Answer(peer, message, table.get_states(message))]
+        if isinstance(message, SetOptimizer):
+            return self._set_optimizer(peer, message, table)
+        if message.node.rank != 0:
+            raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
+        if isinstance(message, Init):
+            table.init(message)
+        else:
+            table.put_states(message)
+        return [Answer(peer, message, Ack(message.seq))]
+
+    def _open(self, message: Open) -> None:
+        rule = _rule(message)
+        table = self.open.get(message.store)
+        opened_by = self._opened_by.setdefault(message.store, set())
+        # A worker that was interrupted while it made a store may make another with the same number.
+        if table is None or (table.rule != rule and opened_by <= {message.node.rank}):
+            self._new(message.store, rule)
+        elif table.rule != rule:
+            other = min(opened_by - {message.node.rank})
+            raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {table.rule} on worker {other}")
+        opened_by.add(message.node.rank)
+
+    def _close(self, message: Close) -> list[Answer]:
+        """Note that a worker has closed a store; when all have, drop its values."""
+        closed_by = self._closed_by.get(message.store)
+        if closed_by is None:
+            return []
+        closed_by.add(message.node.rank)
+        if len(closed_by) < len(self._workers):
+            return []
+        error = UsageError("this store has been closed by all workers")
+        table, agreement = self.open.pop(message.store), self._agreements.pop(message.store)
+        del self._opened_by[message.store], self._closed_by[message.store]
+        return table.close(error) + [refuse(*asker, error) for asker in agreement.abandon()]
+
+    def _set_optimizer(self, peer: bytes, message: SetOptimizer, table: Table) -> list[Answer]:
+        proposal = self._proposal(message)
+        agreement = self._agreements[message.store]
+        outcomes = (
+            agreement.decide(message.version, proposal, (peer, message), table.set_optimizer)
+            if message.node.rank == 0
+            else agreement.propose(message.version, proposal, (peer, message))
+        )
+        return [
+            Answer(whom, request, Ack(request.seq)) if error is None else refuse(whom, request, error)
+            for (whom, request), error in outcomes
+        ] + self._abandoned()
+
+    def _proposal(self, message: SetOptimizer) -> Optimizer:
+        given = dict(message.hyper) | {
+            "lr": message.lr,
+            "rescale_grad": message.rescale,
+            "clip_gradient": message.clip_gradient,
+            "lr_mult": dict(message.lr_mult),
+            "wd_mult": dict(message.wd_mult),
+            "groups": [{"keys": keys, **dict(hyper)} for keys, hyper in message.groups],
+        }
+        try:
+            return describe(message.name, given)
+        except UsageError as exc:  # the worker may well have what this process has not
+            raise type(exc)(f"server {self._rank}: {exc}") from None
+
+    def _abandoned(self) -> list[Answer]:
+        """Fail the calls of ``set_optimizer`` that wait for worker 0's, if it has left or is inside ``join``."""
+        answers: list[Answer] = []
+        for store, agreement in self._agreements.items():
+            error: Exception
+            if 0 in self._departed:
+                error = NodeLost("worker 0 has left the job without calling set_optimizer")
+            elif 0 in self.open[store].pauses.ranks:
+                error = UsageError("worker 0 is inside join(), and has not called set_optimizer")
+            else:
+                continue
+            answers += [refuse(*asker, error) for asker in agreement.abandon()]
+        return answers
+
+    def explain(self, message: Explain) -> str:
+        """Say what a request waits for; empty if it does not wait."""
+        for table in self.open.values():
+            text = table.explain(message.node, message.about)
+            if text:
+                return text + self._inside()
+        for agreement in self._agreements.values():
+            asked = ((request.node, request.seq) for _, request in agreement.waiting)
+            if (message.node, message.about) in asked:
+                return "waits for worker 0, which has not called set_optimizer"
+        return ""
+
+    def _inside(self) -> str:
+        """Say who is inside ``join`` of any store: waiting for such a worker may be in vain."""
+        ranks = sorted(frozenset().union(*(table.pauses.ranks for table in self.open.values())))
+        return "; inside join(): " + ", ".join(f"worker {rank}" for rank in ranks) if ranks else ""
+
+
+FOLLOWED = (
+    Grouped,
+    ClosedRounds,
+    Drawn,
+    ReadBy,
+    EncodedAnswer,
+    OptimizerCalls,
+    BucketState,
+    StatesState,
+    EncoderState,
+)
+
+
+def _rule(message: Open | StoreState) -> Rule:
+    return Rule(
+        message.mode,
+        message.staleness,
+        message.quorum,
+        message.late,
+        message.compensation,
+        message.finite,
+        message.aggregate,
+    )

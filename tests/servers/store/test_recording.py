@@ -1,0 +1,103 @@
+"""What a primary records makes the same state at a standby, and what is repeated there after a takeover."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from asking import floats, optimized, read, text_of
+from pairs import Pair, state
+
+from kvstore.wire import Ack, ClosedRounds, Grouped
+
+
+def test_a_round_is_one_record_whose_sum_the_step_leaves_alone():
+    pair = Pair(2, values={1: floats(1, 2), 2: floats(3)})
+    optimized(pair, "sgd", lr=0.5, momentum=0.9)
+    before = len(pair.records)
+    for clock in (1, 2):
+        for worker in pair.workers:
+            pair.ask(worker, worker.push({1: floats(1, 1), 2: floats(2)}, clock, rescale=0.5))
+    first, second = [record for record in pair.records[before:] if isinstance(record, ClosedRounds)]
+    assert (first.versions, second.versions) == ([1], [2])
+    assert list(memoryview(first.buffers[0]).cast("f")) == [2, 2, 4], "neither rescaled nor overwritten"
+    pair.catch_up()
+    assert state(pair.standby) == state(pair.shard)
+
+
+def test_a_repeat_of_what_counts_is_answered_and_of_an_open_round_counts():
+    pair = Pair(2, values={1: floats(0)})
+    optimized(pair, "sgd", lr=1.0)
+    a, b = pair.workers
+    one, two = a.push({1: floats(1)}, 1), b.push({1: floats(2)}, 1)
+    pair.ask(a, one)
+    pair.ask(b, two)
+    three = a.push({1: floats(4)}, 2, want=True)
+    pair.ask(a, three)
+    pair.catch_up()
+    pair.take_over()
+    assert pair.ask(a, one) == {(0, one.seq): Ack(one.seq)}
+    assert pair.ask(a, three) == {}
+    assert pair.ask(b, two) == {(1, two.seq): Ack(two.seq)}
+    replies = pair.ask(b, b.push({1: floats(8)}, 2))
+    assert read(pair, replies[0, three.seq]) == -15
+
+
+def test_a_round_that_has_failed_fails_for_those_who_ask_again():
+    pair = Pair(2, values={1: floats(5)}, finite=True)
+    a, b = pair.workers
+    one = a.push({1: floats(float("nan"))}, 1)
+    pair.ask(a, one)
+    assert pair.ask(b, b.push({1: floats(1)}, 1)).keys() == {(0, one.seq), (1, b.seq)}
+    pair.catch_up()
+    assert state(pair.standby) == state(pair.shard)
+    pair.take_over()
+    assert "worker 0" in text_of(pair.reply(a, one), "NotFinite")
+    assert pair.value() == 5
+
+
+def test_buckets_are_split_and_merged_as_the_primarys_are():
+    pair = Pair(1, values={1: floats(0), 2: floats(0), 3: floats(0)})
+    (a,) = pair.workers
+    pair.ask(a, a.push({1: floats(1), 2: floats(1)}, 1))
+    pair.ask(a, a.push({3: floats(1)}, 1))
+    pair.ask(a, a.push({1: floats(1), 2: floats(2), 3: floats(3)}, 2))
+    assert [len(record.sizes) for record in pair.records if isinstance(record, Grouped)] == [3, 1, 1]
+    pair.catch_up()
+    assert state(pair.standby) == state(pair.shard)
+
+
+def test_what_an_optimizer_draws_at_random_is_recorded():
+    pair = Pair(1, values={1: floats(0, 1)})
+    optimized(pair, "sgld", lr=0.5)
+    (a,) = pair.workers
+    pair.ask(a, a.push({1: floats(1, 1)}, 1))
+    pair.catch_up()
+    assert state(pair.standby) == state(pair.shard)
+
+
+def test_an_async_push_counts_once_wherever_it_is_repeated():
+    pair = Pair(2, "async", values={1: floats(0)})
+    optimized(pair, "sgd", lr=1.0)
+    a, b = pair.workers
+    lost = a.push({1: floats(1)}, 1, want=True)
+    pair.ask(a, lost)
+    pair.ask(b, b.push({1: floats(2)}, 1))
+    pair.catch_up()
+    pair.take_over()
+    assert read(pair, pair.reply(a, lost)) == -3
+    assert pair.value() == -3
+
+
+@pytest.mark.parametrize("late", ["drop", "keep"])
+def test_a_late_push_counts_once(late: str):
+    pair = Pair(3, values={1: floats(0)}, quorum=1, late=late)
+    a, b, _ = pair.workers
+    pair.ask(a, a.push({1: floats(1)}, 1))
+    slow = b.push({1: floats(2)}, 1)
+    assert pair.reply(b, slow).missed == 1
+    pair.catch_up()
+    assert state(pair.standby) == state(pair.shard)
+    pair.take_over()
+    pair.ask(b, slow)
+    pair.ask(a, a.push({1: floats(4)}, 2))
+    assert torch.equal(pair.value(), floats(12 if late == "drop" else 9))

@@ -1,0 +1,59 @@
+"""The whole state of a server, told to another."""
+
+from __future__ import annotations
+
+import pytest
+from asking import floats, optimized, sent
+from pairs import Pair, copied, state
+
+from kvstore.errors import WireError
+from kvstore.wire import BucketState, EncoderState, StatesState
+from servers.shard import Shard
+
+
+def test_a_copy_has_values_states_and_pauses_and_goes_on_alike():
+    pair = Pair(2, values={1: floats(1, 2), 2: floats(3)})
+    optimized(pair, "adam", lr=0.5)
+    for worker in pair.workers:
+        pair.ask(worker, worker.push({1: floats(1, 1), 2: floats(2)}, 1))
+    pair.ask(pair.workers[1], pair.workers[1].pause({1: 1, 2: 1}))
+    pair.standby = copied(pair.shard, 2)
+    pair.records.clear()
+    assert state(pair.standby) == state(pair.shard)
+    pair.ask(pair.workers[0], pair.workers[0].push({2: floats(1)}, 2))
+    pair.catch_up()
+    assert state(pair.standby) == state(pair.shard)
+
+
+def test_a_capture_stays_as_it_was_when_it_was_made():
+    pair = Pair(1, values={1: floats(1, 2)})
+    optimized(pair, "sgd", lr=0.5, momentum=0.5)
+    (a,) = pair.workers
+    pair.ask(a, a.push({1: floats(1, 1)}, 1))
+    before, capture = state(pair.shard), pair.shard.capture()
+    pair.ask(a, a.push({1: floats(1, 1)}, 2))
+    pair.standby = Shard(0, 1)
+    for message in capture:
+        pair.standby.apply(message)
+    assert state(pair.standby) == before != state(pair.shard)
+
+
+@pytest.mark.parametrize("kind", [BucketState, StatesState, EncoderState])
+def test_what_does_not_fit_is_refused(kind: type):
+    pair = Pair(1, values={1: floats(1, 2)})
+    (a,) = pair.workers
+    if kind is StatesState:
+        optimized(pair, "sgd", lr=0.5, momentum=0.5)
+    pair.ask(a, a.push({1: floats(1, 1)}, 1))
+    if kind is EncoderState:
+        pair.ask(a, a.pull([1], 1, back=["2bit", [["threshold", 0.5]]]))
+    made = Shard(0, 1)
+    for message in pair.shard.capture():
+        received = sent(message)
+        if isinstance(received, kind):
+            received.buffers[0] = received.buffers[0][:-1]
+            with pytest.raises(WireError):
+                made.apply(received)
+            return
+        made.apply(received)
+    pytest.fail("there was none")
