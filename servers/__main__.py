@@ -1,4 +1,4 @@
-"""``python -m servers``: run the server, the aggregator or the scheduler, as ``DMLC_ROLE`` says."""
+"""``python -m servers``: run a server, its standby, an aggregator or the scheduler, as ``DMLC_ROLE`` says."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ TERMINATED = 128 + signal.SIGTERM
 def main() -> int:
     """Run until the job ends; return 0, ``JOB_FAILED_EXIT`` if the job failed, or 1 if this process did.
 
+    A server that was given up, and whose place another process has, returns ``REPLACED_EXIT``.
+
     SIGTERM ends the process with exit code 143: in order if it serves, at once if it imports a module.
     """
     uncaught.install()
@@ -38,9 +40,11 @@ def main() -> int:
             from servers.scheduler_process import run_scheduler
 
             return run_scheduler(config.require_job("scheduler"), links(config)())
-        role = "aggregator" if config.role == "aggregator" else "server"
+        role = config.role if config.role in ("aggregator", "standby") else "server"
         config = config.require_job(role)
         name = f"{role}-{config.rank_hint}" if config.rank_hint >= 0 else f"{role}-{_unique()}"
+        if config.start > 1:  # one that has been given up, and is alive all the same, may have the other's place
+            name += f".{config.start}"
         from kvstore.transport.shm.transport import sharing  # brings numpy, which the scheduler does without
 
         make_transport, endpoint = sharing(links(config), config), server_endpoint(config, name)

@@ -234,6 +234,13 @@ class Session:
                 self._heartbeat.stop()
             self.client.close(linger=1.0)
 
+    def abandon(self) -> None:
+        """End this process's membership without a word: another process has its place, and the scheduler knows."""
+        self.left = True
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self.client.close()
+
     def _line_is_back(self) -> None:
         if not self.config.one_host:  # on one host no line was cut; a peer was slow
             self.client.renew()

@@ -7,4 +7,5 @@ standby    takes the records of its primary, and applies them in order
 held       requests that came before this process serves
 replica    one of the pair, as its views say: primary or standby
 link       the primary's link to its standby
+process    the process
 """

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from kvstore.errors import WireError
-from kvstore.wire import Message, Record, Stored, encode
+from kvstore.wire import Buffer, Message, Record, Stored, encode
 
 PIECE_BYTES = 4 << 20  # of the capture, sent at a time: workers' messages come in between
 
@@ -27,11 +27,12 @@ class Journal:
         newest: the number of the newest record; 0 before the first.
         stored: the standby has all records up to this number.
         captured: the number of the last record of the capture; None until that is made.
+        nbytes: of the capture, as far as it is made.
     """
 
     def __init__(self, epoch: int, send: Callable[[Record], None], capture: Iterator[Message] | None = None) -> None:
         self.epoch = epoch
-        self.newest = self.stored = 0
+        self.newest = self.stored = self.nbytes = 0
         self._send = send
         self._capture = capture
         self.captured: int | None = 0 if capture is None else None
@@ -55,15 +56,15 @@ class Journal:
         """Send the next piece of the capture, and after its last piece what has changed since."""
         if self._capture is None:
             return
-        nbytes = 0
-        while nbytes < PIECE_BYTES:
+        until = self.nbytes + PIECE_BYTES
+        while self.nbytes < until:
             message = next(self._capture, None)
             if message is None:
                 self._capture, self.captured = None, self.newest
                 while self._later:
                     self._add(self._later.popleft())
                 return
-            nbytes += self._add(message)
+            self.nbytes += sum(map(len, self._add(message)))
 
     def store(self, message: Stored) -> None:
         """Forget the records that the standby has.
@@ -78,6 +79,7 @@ class Journal:
         while self._records and self._records[0].number <= message.number:
             self._records.popleft()
         self.stored = max(self.stored, message.number)
+        self._sent = max(self._sent, self.stored)
         self._flush()
 
     def send_again(self) -> None:
@@ -85,20 +87,21 @@ class Journal:
         self._sent = self.stored
         self._flush()
 
-    def _add(self, message: Message) -> int:
-        """Make a record; return its size in bytes."""
+    def _add(self, message: Message) -> list[Buffer]:
+        """Make a record; return the frames in it."""
         self.newest += 1
         frames = encode(message)
         self._records.append(Record(self.epoch, self.newest, frames))
         self._flush()
-        return sum(map(len, frames))
+        return frames
 
     def _flush(self) -> None:
         """Send what has not been sent over this link; nothing but the first record until that is stored."""
         last = self.newest if self.stored else min(self.newest, 1)
         if self._sent >= last:
             return
-        for record in self._records:
-            if self._sent < record.number <= last:
-                self._send(record)
-                self._sent = record.number
+        oldest = self._records[0].number
+        for place in range(max(0, self._sent + 1 - oldest), last + 1 - oldest):
+            record = self._records[place]
+            self._send(record)
+            self._sent = record.number

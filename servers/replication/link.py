@@ -21,17 +21,31 @@ class StandbyLink:
 
     def __init__(self, transport: Transport, address: str, node: Node) -> None:
         self._transport = transport
+        self._address = address
         self._node = node
-        self.peer: Peer = transport.connect(address, bulk=True)
-        self.introduce()
+        self.peer = self._connect()
+
+    def renew(self) -> None:
+        """Make the link anew."""
+        self.close()
+        self.peer = self._connect()
 
     def introduce(self) -> None:
-        """Say whose link this is: first of all, and again when the link has been made anew."""
+        """Say whose link this is, as has to be said again when the transport has made the link anew."""
         self.send(Here(self._node))
 
     def send(self, message: Message) -> None:
         """Send ``message``. Its large frames go by reference where the standby can map this process's memory."""
         self._transport.send(self.peer, encode(message))
+
+    def close(self) -> None:
+        """Drop the link for good."""
+        self._transport.disconnect(self.peer)
+
+    def _connect(self) -> Peer:
+        peer = self._transport.connect(self._address, bulk=True)
+        self._transport.send(peer, encode(Here(self._node)))
+        return peer
 
 
 def stored(frames: list[Buffer]) -> Stored:

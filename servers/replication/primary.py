@@ -69,6 +69,11 @@ class Primary:
         return self.journal is not None and self._synced_at is not None and self.journal.stored >= self._synced_at
 
     @property
+    def nbytes(self) -> int:
+        """How many bytes of state the standby has been sent."""
+        return 0 if self.journal is None else self.journal.nbytes
+
+    @property
     def capturing(self) -> bool:
         """Whether ``go_on`` has something to send."""
         return self.journal is not None and self.journal.capturing
@@ -84,11 +89,17 @@ class Primary:
         if isinstance(message, Explain) and self.gate.holds(peer, message.about):
             text = f"waits for the standby of server {self._shard.rank}, which has not stored it"
             return [(peer, Explanation(message.seq, text))]
-        return self._through(outbox)
+        return self.answer(outbox)
 
     def depart(self, workers: Collection[int]) -> Outbox:
         """Note which workers have left in order."""
-        return self._through(self._shard.depart(workers))
+        return self.answer(self._shard.depart(workers))
+
+    def answer(self, outbox: Outbox) -> Outbox:
+        """Return what of ``outbox``, which the shard has just returned, may leave now."""
+        if not self._gates or self.journal is None:
+            return outbox
+        return self.gate.take(outbox, self.journal.newest, self.journal.stored)
 
     def pair(self, epoch: int, empty: bool, send: Callable[[Record], None]) -> Outbox:
         """Have a standby from now on; return what waited for the one before.
@@ -134,8 +145,3 @@ class Primary:
         """Let answers wait for the standby once it has the capture: then it is not far behind."""
         if not self._gates and journal.captured is not None and journal.stored >= journal.captured:
             self._gates, self._synced_at = True, journal.newest  # all answers so far rest on records up to the newest
-
-    def _through(self, outbox: Outbox) -> Outbox:
-        if not self._gates or self.journal is None:
-            return outbox
-        return self.gate.take(outbox, self.journal.newest, self.journal.stored)

@@ -6,6 +6,7 @@ primary, it applies what it has stored, and answers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Protocol
 
@@ -49,12 +50,16 @@ class Replica:
         shard: of this process; see ``record``.
         admission: of the transport.
         neighbors: see the class.
+        limit_s: the standby may leave records unanswered for so many seconds; then the scheduler is told that this
+            rank has none that is in step.
 
     Attributes:
         serves: whether it is the primary.
     """
 
-    def __init__(self, node: Node, shard: Replicated, admission: Admission, neighbors: Neighbors) -> None:
+    def __init__(
+        self, node: Node, shard: Replicated, admission: Admission, neighbors: Neighbors, limit_s: float = math.inf
+    ) -> None:
         self.serves = False
         self._node = node
         self._shard = shard
@@ -65,6 +70,8 @@ class Replica:
         self._view: View | None = None
         self._departed: Collection[int] = ()
         self._told: Standing | None = None
+        self._limit_s = limit_s
+        self._waits = (0, 0.0)  # for which record to be stored, and since when, as far as ``stand`` has seen
 
     @property
     def gated(self) -> int:
@@ -94,6 +101,10 @@ class Replica:
         if self.serves:
             return self._primary.handle(peer, message)
         return self._hold(peer, message)
+
+    def answer(self, outbox: Outbox) -> Outbox:
+        """Return what may leave now of answers of the shard that no message has asked for at this moment."""
+        return self._primary.answer(outbox)
 
     def stored(self, message: Stored) -> Outbox:
         """Take what the standby says that it has.
@@ -147,11 +158,17 @@ class Replica:
         self._primary.go_on()
         self._say_if_synced()
 
-    def stand(self) -> None:
-        """Tell the scheduler how this rank stands, if this process serves it."""
+    def stand(self, now: float | None = None) -> None:
+        """Tell the scheduler how this rank stands, if this process serves it.
+
+        Args:
+            now: the time, in seconds, where that is what this is called for.
+        """
         if self._view is None or not self.serves:
             return
-        self._told = Standing(self._node, self._view.epoch, self._shard.rounds, self._primary.synced)
+        primary = self._primary
+        synced = primary.synced and not (now is not None and self._overdue(now))
+        self._told = Standing(self._node, self._view.epoch, self._shard.rounds, synced, primary.nbytes)
         self._neighbors.tell(self._told)
 
     # ---- helpers
@@ -192,6 +209,14 @@ class Replica:
         if self._view is None:
             return f"waits for the scheduler, which has not said which process serves server {rank}"
         return f"waits for the standby of server {rank}, which has not taken over yet"
+
+    def _overdue(self, now: float) -> bool:
+        """Return whether the standby has stored nothing for too long of what waits. Answers go on waiting for it."""
+        journal = self._primary.journal
+        waits = 0 if journal is None or journal.stored == journal.newest else journal.stored + 1
+        if waits != self._waits[0] or not waits:
+            self._waits = waits, now
+        return now - self._waits[1] > self._limit_s
 
     def _say_if_synced(self) -> None:
         if self._primary.synced and self._told is not None and not self._told.synced:

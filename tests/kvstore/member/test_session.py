@@ -550,6 +550,15 @@ def test_a_server_reports_over_the_link_of_its_beats_and_is_told_of_views():
 # ---- what only a broken scheduler does
 
 
+def test_who_has_been_replaced_goes_without_a_word() -> None:
+    with Tapped(workers=2, servers=1) as job:
+        job.sessions[1].abandon()
+        assert job.sessions[1].heartbeat_ended(LONG)
+        with pytest.raises(UsageError, match="this process has left the job"):
+            job.sessions[1].num_dead_nodes()
+        until(lambda: "worker 1 is lost" in str(job.sessions[0].client.failure))  # to the scheduler it is dead
+
+
 def test_leaving_without_the_schedulers_answer_says_so_and_goes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

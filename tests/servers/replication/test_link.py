@@ -33,6 +33,21 @@ def test_it_says_first_whose_it_is() -> None:
         end.close()
 
 
+def test_made_anew_it_says_again_whose_it_is() -> None:
+    network = InprocNetwork()
+    mine, theirs = network.transport(), network.transport()
+    theirs.bind("inproc://standby")
+    link = StandbyLink(mine, "inproc://standby", SERVER)
+    before = link.peer
+    link.renew()
+    received = [theirs.recv(5.0), theirs.recv(5.0)]
+    assert [decode(each[1]) for each in received if each is not None] == [Here(SERVER), Here(SERVER)]
+    assert len({each[0] for each in received if each is not None}) == 2
+    assert link.peer != before
+    for end in (mine, theirs):
+        end.close()
+
+
 def test_a_standby_says_nothing_else() -> None:
     with pytest.raises(WireError, match="expected Stored of a standby, got Ack"):
         stored(encode(Ack(1)))

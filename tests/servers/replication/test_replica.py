@@ -25,7 +25,7 @@ class Setup:
         self.records: list[Record] = []
         self.told: list[Standing] = []
         self.door = Door()
-        self.replica = Replica(node, self.shard, self.door, self)
+        self.replica = Replica(node, self.shard, self.door, self, 5.0)
         self.shard.recorder = self.replica.record
 
     def link(self, address: str) -> None:
@@ -148,6 +148,7 @@ def test_a_newcomer_is_brought_into_step_and_the_scheduler_hears_of_it() -> None
             for _, said in new.replica.handle(b"p", arrived(each)):
                 old.replica.stored(said)  # type: ignore[arg-type]
     assert [standing.synced for standing in old.told] == [False, False, True]
+    assert [standing.nbytes > 0 for standing in old.told] == [False, False, True]
     while new.replica.busy:
         new.replica.go_on()
     assert new.shard.noted == old.shard.noted == [1, 2]
@@ -189,3 +190,25 @@ def test_a_record_for_nobody_is_refused() -> None:
     setup = standing_by()
     with pytest.raises(WireError, match="a record of view 7"):
         setup.replica.handle(b"primary", record(1, epoch=7))
+
+
+def test_a_standby_that_stores_nothing_for_too_long_is_not_in_step() -> None:
+    setup = Setup(SERVER)
+    setup.replica.look(FIRST)
+
+    def synced(now: float) -> bool:
+        setup.replica.stand(now)
+        return setup.told[-1].synced
+
+    assert synced(0.0)
+    assert synced(100.0)  # nothing waits
+    setup.replica.handle(b"w", change(5))
+    setup.replica.handle(b"w", change(6))
+    assert synced(101.0)
+    assert synced(106.0)
+    setup.replica.stored(Stored(1, 1))
+    assert synced(106.5)
+    assert not synced(112.0)
+    assert setup.replica.handle(b"w", change(7)) == []  # only a view lets it go on alone
+    setup.replica.stored(Stored(1, 3))
+    assert synced(112.5)

@@ -1,0 +1,140 @@
+"""One of the two processes of a server's rank as a process: it joins the job, and serves or stands by as it is told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from kvstore.errors import REPLACED_EXIT, WireError
+from kvstore.job.config import Config
+from kvstore.rare_log import Drops
+from kvstore.transport import Transport
+from kvstore.wire import Buffer, Message, Record, Roster, Standing, View
+from servers.farewell import say
+from servers.replication.link import StandbyLink, stored
+from servers.replication.replica import Replaced, Replica
+from servers.requests.replies import Outbox
+from servers.shard_member import ShardMember
+
+log = logging.getLogger(__name__)
+
+
+class ReplicaProcess(ShardMember):
+    """A member that is the primary or the standby of a server's rank, as the scheduler says. See ``ShardMember``."""
+
+    def __init__(
+        self,
+        config: Config,
+        make_transport: Callable[[], Transport],
+        endpoint: str,
+        clock: Callable[[], float],
+        thread: Callable[..., threading.Thread],
+    ) -> None:
+        super().__init__(
+            *(config, make_transport, endpoint, clock, thread),
+            recorder=lambda message: self._replica.record(message),
+            on_line_back=self._renew,
+        )
+        self._clock = clock
+        self._interval_s = config.heartbeat_s / 2
+        self._stands_at = 0.0
+        self._replaced: Replaced | None = None
+        self._drops = Drops(log)
+        self._link: StandbyLink | None = None
+        self._replica = Replica(
+            self._session.client.node, self._shard, self._transport, self, config.heartbeat_timeout_s
+        )
+
+    def run(self) -> int:
+        """Serve; return ``REPLACED_EXIT`` if another process has this one's place. See ``ServingMember``."""
+        code = super().run()
+        if self._replaced is None:
+            return code
+        say(f"{self.name} ends", str(self._replaced))
+        return REPLACED_EXIT
+
+    # ---- what the replica does to others: see ``Neighbors``
+
+    def link(self, address: str) -> None:
+        """See ``Neighbors``."""
+        self.unlink()
+        self._link = StandbyLink(self._transport, address, self._session.client.node)
+
+    def record(self, record: Record) -> None:
+        """See ``Neighbors``."""
+        if self._link is not None:
+            self._link.send(record)
+
+    def unlink(self) -> None:
+        """See ``Neighbors``."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def tell(self, standing: Standing) -> None:
+        """See ``Neighbors``."""
+        self._session.report(standing)
+
+    # ---- in the loop
+
+    def _leave(self, error: str | None) -> None:
+        if self._replaced is None:
+            super()._leave(error)
+        else:  # the scheduler knows
+            self._session.abandon()
+            self._transport.close()
+
+    def _answer(self, outbox: Outbox) -> Outbox:
+        return self._replica.answer(outbox)
+
+    def _serve(self) -> None:
+        self._service.run(self._replica.handle, self._tick, self._soon, self._take)
+
+    def _take(self, peer: bytes, frames: list[Buffer]) -> Outbox | None:
+        link = self._link
+        if link is None or peer != link.peer:
+            return None
+        if not frames:  # the link has been made anew
+            link.introduce()
+            self._replica.link_made_anew()
+            return []
+        try:
+            return self._unless_replaced(lambda: self._replica.stored(stored(frames)))
+        except WireError as exc:
+            self._drops.note("a bad message from the standby", exc)
+            return []
+
+    def _notice(self, notice: Message) -> Outbox:
+        if isinstance(notice, View):
+            return self._unless_replaced(lambda: self._replica.look(notice))
+        if isinstance(notice, Roster):
+            return self._replica.depart(notice.departed)
+        return []
+
+    def _renew(self) -> Outbox:
+        if self._link is not None:
+            self._link.renew()
+            self._replica.link_made_anew()
+        return []
+
+    def _soon(self) -> float | None:
+        return self._clock() if self._replica.busy else None
+
+    def _tick(self) -> Outbox:
+        if self._failed() or self._replaced is not None:
+            return []
+        self._replica.go_on()
+        now = self._clock()
+        if now >= self._stands_at:
+            self._stands_at = now + self._interval_s
+            self._replica.stand(now)
+        return []
+
+    def _unless_replaced(self, action: Callable[[], Outbox]) -> Outbox:
+        try:
+            return action()
+        except Replaced as exc:
+            self._replaced = exc
+            self._service.stop()
+            return []

@@ -1,0 +1,61 @@
+"""A member that has a shard, and a thread that writes what the shard captures. It brings torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from kvstore.checkpoint.tensors import FileRecord
+from kvstore.errors import CheckpointError, KVStoreError
+from kvstore.job.config import Config
+from kvstore.transport import Transport
+from kvstore.wire import Message
+from servers.member import ServingMember
+from servers.requests.replies import Outbox
+from servers.saving import Saver
+from servers.shard import Shard
+from servers.store.capture import StoreCapture
+
+
+class ShardMember(ServingMember):
+    """See the module, and ``ServingMember``.
+
+    Args:
+        recorder: see ``Shard``.
+        on_line_back: see ``ServingMember``.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        make_transport: Callable[[], Transport],
+        endpoint: str,
+        clock: Callable[[], float],
+        thread: Callable[..., threading.Thread],
+        recorder: Callable[[Message], None] | None = None,
+        on_line_back: Callable[[], Outbox] | None = None,
+    ) -> None:
+        super().__init__(config, make_transport, endpoint, clock, thread, on_line_back)
+        self._shard = Shard(
+            self._session.rank,
+            self._session.num_workers,
+            self._transport,
+            self._transport,
+            self._session.worker_keys,
+            self._session.aggregated,
+            self._session.aggregator_keys,
+            recorder=recorder,
+        )
+        if config.checkpoint_dir:
+            self._saver = Saver(Path(config.checkpoint_dir), self._session.rank, self._saved, thread)
+            self._shard.save = self._saver.save
+
+    def _answer(self, outbox: Outbox) -> Outbox:
+        """Return what may be sent now of answers that no message has asked for at this moment."""
+        return outbox
+
+    def _saved(self, capture: StoreCapture, outcome: FileRecord | CheckpointError) -> None:
+        with suppress(KVStoreError, OSError):  # the server may have ended meanwhile
+            self._service.post(lambda: self._answer(self._shard.saved(capture, self._saver.path(capture), outcome)))

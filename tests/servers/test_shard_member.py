@@ -1,0 +1,59 @@
+"""A member with a shard: what its thread has written is reported in the loop, as an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from threaded import ThreadedJob
+
+from kvstore.checkpoint.folders import begin
+from kvstore.member.session import Session
+from kvstore.values import to_buffer
+from kvstore.wire import AwaitCapture, Capture, Captured, Init, Open, pack_arrays
+from servers.requests.replies import Outbox
+from servers.server import Server
+
+
+class Noting(Server):
+    """Notes the answers that no message has asked for at that moment."""
+
+    noted: list[Outbox]
+
+    def _answer(self, outbox: Outbox) -> Outbox:
+        self.noted.append(outbox)
+        return super()._answer(outbox)
+
+
+def test_a_file_is_written_beside_the_loop_and_reported_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Noting.noted = []
+
+    def run(
+        config: Any, make_transport: Any, endpoint: str, clock: Any = time.monotonic, thread: Any = threading.Thread
+    ) -> int:
+        config = dataclasses.replace(config, checkpoint_dir=str(tmp_path))
+        return Noting(config, make_transport, endpoint, clock, thread).run()
+
+    def save(session: Session) -> Captured:
+        (server,) = session.servers
+        value = to_buffer(torch.arange(4.0))
+        session.client.call(server, "opening", Open, store=0, mode="sync", staleness=None)
+        first = {"ids": [3], "keys": ["w"], "kinds": [0], "shapes": [[4]], "dtype": "float32"}
+        session.client.call(server, "init", Init, store=0, buffers=pack_arrays([value]), **first)
+        session.client.call(server, "capture", Capture, store=0, number=5, ids=[3], clocks=[0])
+        reply = session.client.call(server, "waiting", AwaitCapture, store=0, number=5)
+        assert isinstance(reply, Captured)
+        return reply
+
+    monkeypatch.setattr("threaded.run_server", run)
+    folder = begin(tmp_path, 5)
+    with ThreadedJob(1, 1) as job:
+        (reply,) = job.run_sessions(save)
+    assert Path(reply.path) == folder / "store-0.server-0.safetensors"
+    assert Path(reply.path).stat().st_size == reply.nbytes
+    assert len(Noting.noted) == 1
