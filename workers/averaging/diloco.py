@@ -8,7 +8,7 @@ Lunch" (arXiv:2501.18512).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from kvstore.ticket import Ticket
 from workers.averaging.agreement import require_alike
 from workers.averaging.fragments import Schedule, split
 from workers.averaging.global_weights import GlobalWeights, require_synchronous
+from workers.averaging.stepper import Stepper
 from workers.common.checks import at_least
 from workers.common.gather import Gather
 from workers.common.stores import open_store
@@ -28,7 +29,7 @@ from workers.reducer import Reducer
 OUTER_PARAMS = {"learning_rate": 0.7, "momentum": 0.9}  # the paper's, for Nesterov momentum
 
 
-class DiLoCo:
+class DiLoCo(Stepper):
     """Every worker trains alone for ``inner_steps`` steps. Then an outer optimizer on the servers updates all weights.
 
         diloco = DiLoCo(model, torch.optim.AdamW(model.parameters()), "dist_sync", inner_steps=50)
@@ -93,8 +94,7 @@ class DiLoCo:
         compression_params: Mapping[str, object] | None = None,
         buffers: bool = True,
     ) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")
+        super().__init__(optimizer)
         if isinstance(mixing, bool) or not isinstance(mixing, float | int) or not 0 <= mixing < 1:
             raise UsageError(f"mixing={mixing!r} must be a number from 0 to less than 1")
         self._schedule = Schedule(
@@ -105,7 +105,6 @@ class DiLoCo:
         self._mixing = float(mixing) if overlap else 0.0
         if outer_params is None:
             outer_params = OUTER_PARAMS if outer_optimizer == "nag" else {}
-        self._optimizer = optimizer
         params = parameters_of(model, optimizer)
         self._fragments = split(params, self._schedule.fragments)
         self._buffers: dict[str, Buffer] = buffers_of(model) if buffers else {}
@@ -126,20 +125,9 @@ class DiLoCo:
         kept = {name: params[name] for names in self._fragments for name in names}
         self._reducer = Reducer.over(self._sums)
         self._global = GlobalWeights(self._store, kept, outer_optimizer, outer_params)
-        self._steps = self._rounds = 0
         self._position = 0  # in the schedule, which begins anew after ``finish``
         self._unsent = [0] * self._schedule.fragments  # the steps since a fragment was sent
         self._in_flight: dict[int, Ticket | None] = {}  # by fragment; None for one that has arrived
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step of the inner optimizer, and send and take what is due. Returns what its ``step`` returns.
-
-        Args:
-            closure: what the optimizer's ``step`` takes: it evaluates the model again and returns the loss.
-        """
-        loss: float | None = self._optimizer.step() if closure is None else self._optimizer.step(closure)
-        self.after_step()
-        return loss
 
     def after_step(self) -> None:
         """Count a step that the program has made itself, for example with a ``GradScaler``; send and take what is due.

@@ -6,14 +6,15 @@ part until all have finished, and a mismatch is an error before any weight has c
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from kvstore import KVStore, Mismatch, UsageError
 from workers.averaging.agreement import require_alike
+from workers.averaging.stepper import Stepper
 from workers.common.chunks import ChunkRange, divide, read, write
 from workers.common.gather import Gather, digest
 from workers.common.stores import open_store
@@ -38,7 +39,7 @@ class Mark(NamedTuple):
     states: int
 
 
-class Replicas(ABC):
+class Replicas(Stepper):
     """What ``PartialSync`` and ``PeriodicAveraging`` share: steps, averages, an end.
 
     On construction every worker gets rank 0's values.
@@ -65,9 +66,7 @@ class Replicas(ABC):
         chunk_bytes: int | None,
         settings: Mapping[str, int | str],
     ) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise UsageError(f"optimizer must be an instance of torch.optim.Optimizer, not {type(optimizer).__name__}")
-        self._optimizer = optimizer
+        super().__init__(optimizer)
         self._params = parameters_of(model, optimizer)
         self._buffers = buffers_of(model) if buffers else {}
         self._trained = self._in_optimizer()
@@ -77,19 +76,8 @@ class Replicas(ABC):
         self._marks = Gather(self._store, "/marks", shared=False)
         require_alike(self._marks, type(self).__name__, settings, self._values())
         self._known: set[str] = set()  # the keys of states
-        self._steps = self._rounds = 0
         self._stale = False
         self._broadcast()
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Make one step of the optimizer, and average what is due. Returns the result of the optimizer's ``step``.
-
-        Args:
-            closure: what the optimizer's ``step`` takes: it evaluates the model again and returns the loss.
-        """
-        loss: float | None = self._optimizer.step() if closure is None else self._optimizer.step(closure)
-        self.after_step()
-        return loss
 
     def after_step(self) -> None:
         """Count a step that the program has made itself, for example with a ``GradScaler``, and average what is due.
