@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
-LINGER_S = 0.3  # how long the message may take to leave
+WAIT_S = 0.3  # how long the scheduler may take to confirm that it has heard
 
 
-def tell(env: Mapping[str, str], role: str, rank: int, how: str, start: int = 0, final: bool = False) -> None:
+def tell(env: Mapping[str, str], role: str, rank: int, how: str, start: int = 0, final: bool = False) -> bool:
     """Tell the scheduler of a job that a member has ended. The scheduler tells all other members.
 
     Args:
@@ -16,16 +17,33 @@ def tell(env: Mapping[str, str], role: str, rank: int, how: str, start: int = 0,
         how: in words: "exited with code 7".
         start: which of that member's processes; 0 for the latest.
         final: whether it is not started again.
+
+    Returns:
+        Whether the scheduler has heard it. If not, it may hear it still, or may be about to be started again.
     """
     if role == "scheduler":
-        return  # nobody is left to tell; the others hear its silence
+        return False  # nobody is left to tell; the others hear its silence
     from kvstore.job.config import Config
     from kvstore.transport.choose import links  # only now: launch.py starts without it
-    from kvstore.wire import MAX_REASON, Lost, encode
+    from kvstore.wire import MAX_REASON, Explain, Lost, Node, Sender, encode
 
     config = Config.from_env(env)
+    # Any question, which is answered once what was said before has been heard.
+    question = Explain(Sender(Node("launcher", -1, 0), 1, 1), about=0)
+    said = [encode(Lost(role, rank, how[:MAX_REASON], start, final)), encode(question)]
     transport = links(config)()
     try:
-        transport.send(transport.connect(config.root), encode(Lost(role, rank, how[:MAX_REASON], start, final)))
+        scheduler = transport.connect(config.root)
+        deadline = time.monotonic() + WAIT_S
+        for message in said:
+            transport.send(scheduler, message)
+        while (left := deadline - time.monotonic()) > 0:
+            received = transport.recv(left)
+            if received is not None and received[1]:
+                return True
+            if received is not None:  # the link has been made anew
+                for message in said:
+                    transport.send(scheduler, message)
+        return False
     finally:
-        transport.close(linger=LINGER_S)
+        transport.close()

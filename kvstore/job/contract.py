@@ -24,6 +24,7 @@ def members(num_workers: int, num_servers: int, num_aggregators: int = 0, replic
     Args:
         num_workers, num_servers, num_aggregators: how many members of each role the job has.
         replicas: how many standbys each server has, 0 or 1.
+        scheduler_log: the file with the scheduler's log; empty for none.
     """
     servers: list[Member] = [("server", rank) for rank in range(num_servers)]
     standbys: list[Member] = [("standby", rank) for rank in range(num_servers * replicas)]
@@ -82,6 +83,7 @@ class Contract:
     keyring: Keyring | None = None
     aggregated: Sequence[Sequence[int]] = ()
     replicas: int = 0
+    scheduler_log: str = ""
 
     def variables(self, role: Role, rank: int) -> dict[str, str]:
         """The variables that make a process that member of the job, and no others."""
@@ -105,6 +107,8 @@ class Contract:
             variables[settings.CLUSTER.name] = self.cluster
         if self.root_fd >= 0 and role == "scheduler":
             variables[settings.ROOT_FD.name] = str(self.root_fd)
+        if self.scheduler_log and role == "scheduler":
+            variables[settings.SCHEDULER_LOG.name] = self.scheduler_log
         if self.keyring is not None:
             variables.update(self.keyring.variables(role, rank))
         return variables
@@ -117,6 +121,7 @@ COMPUTED = frozenset(
         *(settings.ROLE, settings.TASK_ID, settings.NUM_WORKER, settings.NUM_SERVER),
         *(settings.ROOT_URI, settings.ROOT_PORT, settings.JOB, settings.CLUSTER, settings.ROOT_FD),
         *(settings.NUM_AGGREGATORS, settings.AGGREGATOR, settings.REPLICAS, settings.START),
+        *(settings.LOST, settings.SCHEDULER_LOG),
         *(settings.SECRET_KEY, settings.ROOT_KEY, settings.MEMBER_KEYS),
     )
 )

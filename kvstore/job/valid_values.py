@@ -144,13 +144,13 @@ class Text:
 
 
 class EarlierEnd:
-    """How a process has ended, and when: a word, and seconds of a host's monotonic clock."""
+    """How a process has ended, and when: words, and seconds of a host's monotonic clock."""
 
-    valid = "a word and a number of seconds, such as `SIGKILL 1234.5`"
+    valid = "words and a number of seconds, such as `SIGKILL 1234.5`"
 
     def parse(self, text: str) -> tuple[str, float]:
         """See ``ValidValues``."""
-        how, when = text.split()
+        how, when = text.rsplit(None, 1)
         return how, Seconds(0).parse(when)
 
 

@@ -24,7 +24,10 @@ AGENT = settings.AGENT.name  # likewise, for the processes that one agent has st
 LOCAL_RANK, LOCAL_SIZE = settings.LOCAL_RANK.name, settings.LOCAL_SIZE.name
 ROOT_FD = settings.ROOT_FD.name
 # What a caller that is itself a member of a job, or has this exported, does not pass on.
-_OWN = (ROOT_FD, settings.REPLICAS.name, settings.START.name)
+_OWN = (
+    *(ROOT_FD, settings.REPLICAS.name, settings.START.name),
+    *(settings.LOST.name, settings.SCHEDULER_LOG.name),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Rendezvous:
         fd: a socket that listens at uri and port; the scheduler inherits it under this number.
         keyring: the members' keys, if links are encrypted.
         aggregated: for each aggregator, the ranks of its host's workers.
+        scheduler_log: the file with the scheduler's log, if it may be started again.
     """
 
     uri: str
@@ -50,6 +54,7 @@ class Rendezvous:
     fd: int | None = None
     keyring: Keyring | None = None
     aggregated: Sequence[Sequence[int]] = ()
+    scheduler_log: str = ""
 
     def contract(self, job: Job) -> Contract:
         """What the members of a job are told."""
@@ -65,6 +70,7 @@ class Rendezvous:
             self.keyring,
             self.aggregated,
             job.cluster.replicas,
+            self.scheduler_log,
         )
 
 

@@ -2,36 +2,60 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from waiting import LONG
 
 from kvstore.bootstrap.report import tell
 from kvstore.job.config import Config
+from kvstore.transport import Transport
 from kvstore.transport.choose import links
-from kvstore.wire import MAX_REASON, Lost, decode
+from kvstore.wire import MAX_REASON, Explanation, Lost, decode, encode
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    tmp_path.chmod(0o700)
+    return {"DMLC_PS_ROOT_URI": f"ipc://{tmp_path}/scheduler"}
+
+
+def hear(scheduler: Transport, *lost: Lost) -> threading.Thread:
+    """Let a scheduler hear this, and answer the questions that come behind."""
+
+    def answer() -> None:
+        for expected in lost:
+            heard.append(decode((scheduler.recv(LONG) or (b"", []))[1]))
+            assert heard[-1] == expected
+            peer, frames = scheduler.recv(LONG) or (b"", [])
+            scheduler.send(peer, encode(Explanation(decode(frames).seq, "")))
+
+    heard: list[Any] = []
+    thread = threading.Thread(target=answer)
+    thread.start()
+    return thread
 
 
 @pytest.mark.parametrize("transport", ["sockets", "zeromq"])
-def test_the_scheduler_hears_who_has_ended_and_how(tmp_path: Path, transport: str) -> None:
-    tmp_path.chmod(0o700)
-    env = {"DMLC_PS_ROOT_URI": f"ipc://{tmp_path}/scheduler", "KVSTORE_TRANSPORT": transport}
+def test_the_scheduler_hears_who_has_ended_and_how(env: dict[str, str], transport: str) -> None:
+    env["KVSTORE_TRANSPORT"] = transport
+    long = "x" * (MAX_REASON + 1)
     scheduler = links(Config.from_env(env))()
     try:
         scheduler.bind(env["DMLC_PS_ROOT_URI"])
-        for how in ("exited with code 7", "x" * (MAX_REASON + 1)):
-            tell(env, "worker", 3, how)
-            received = scheduler.recv(LONG)
-            assert received is not None
-            assert decode(received[1]) == Lost("worker", 3, how[:MAX_REASON])
-        tell(env, "server", 1, "was killed by SIGKILL", 2, True)
-        received = scheduler.recv(LONG)
-        assert received is not None
-        assert decode(received[1]) == Lost("server", 1, "was killed by SIGKILL", 2, True)
+        thread = hear(scheduler, Lost("worker", 3, "exited with code 7"), Lost("server", 1, long[:MAX_REASON], 2, final=True))
+        assert tell(env, "worker", 3, "exited with code 7")
+        assert tell(env, "server", 1, long, 2, final=True)
+        thread.join(LONG)
     finally:
         scheduler.close()
 
 
+def test_a_scheduler_that_is_being_started_again_has_not_heard(env: dict[str, str]) -> None:
+    assert not tell(env, "worker", 3, "exited with code 7")
+
+
 def test_of_the_schedulers_own_end_nobody_is_told() -> None:
-    tell({"DMLC_PS_ROOT_URI": "ipc:///nowhere/scheduler"}, "scheduler", 0, "exited with code 7")
+    assert not tell({"DMLC_PS_ROOT_URI": "ipc:///nowhere/scheduler"}, "scheduler", 0, "exited with code 7")

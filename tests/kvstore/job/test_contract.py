@@ -73,9 +73,10 @@ def test_a_unix_socket_is_the_whole_address() -> None:
     assert Config.from_env(contract.variables("worker", 0)).root == "ipc:///run/j/scheduler"
 
 
-def test_the_listening_socket_is_for_the_scheduler_alone() -> None:
-    contract = replace(CONTRACT, root_fd=5)
-    assert [Config.from_env(contract.variables(role, 0)).root_fd for role, _ in members(1, 1)] == [5, -1, -1]
+def test_the_listening_socket_and_the_log_are_for_the_scheduler_alone() -> None:
+    contract = replace(CONTRACT, root_fd=5, scheduler_log="/run/j/log")
+    told = [Config.from_env(contract.variables(role, 0)) for role, _ in members(1, 1)]
+    assert [(config.root_fd, config.scheduler_log) for config in told] == [(5, "/run/j/log"), (-1, ""), (-1, "")]
 
 
 def test_each_member_has_keys_of_its_own() -> None:
@@ -86,10 +87,11 @@ def test_each_member_has_keys_of_its_own() -> None:
 
 def test_all_that_is_computed_is_known() -> None:
     contract = replace(CONTRACT, cluster="ssh", root_fd=5, keyring=Keyring.random(members(3, 2)))
-    contract = replace(contract, aggregated=[[0, 1]], replicas=1)
-    # A process that is started again gets its number then.
-    assert COMPUTED - set(contract.variables("scheduler", 0)) == {"KVSTORE_AGGREGATOR", "KVSTORE_START"}
-    assert COMPUTED - set(contract.variables("worker", 0)) == {"KVSTORE_ROOT_FD", "KVSTORE_START"}
+    contract = replace(contract, aggregated=[[0, 1]], replicas=1, scheduler_log="/run/j/log")
+    again = {"KVSTORE_START", "KVSTORE_LOST"}  # of a process that is started again
+    schedulers = {"KVSTORE_ROOT_FD", "KVSTORE_SCHEDULER_LOG"}
+    assert COMPUTED - set(contract.variables("scheduler", 0)) == {"KVSTORE_AGGREGATOR"} | again
+    assert COMPUTED - set(contract.variables("worker", 0)) == schedulers | again
     absent = {"DMLC_JOB_CLUSTER", "KVSTORE_ROOT_FD", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", *KEYS}
-    absent |= {"KVSTORE_REPLICAS", "KVSTORE_START"}
+    absent |= {"KVSTORE_REPLICAS", "KVSTORE_SCHEDULER_LOG"} | again
     assert COMPUTED - set(CONTRACT.variables("worker", 0)) == absent

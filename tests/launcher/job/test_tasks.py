@@ -62,9 +62,10 @@ def test_standbys_are_servers_after_the_servers_with_numbers_of_their_own() -> N
 
 
 def test_what_the_caller_is_in_a_job_of_its_own_is_not_passed_on() -> None:
-    around = dataclasses.replace(HERE, environ={"KVSTORE_REPLICAS": "1", "KVSTORE_START": "2", "KVSTORE_ROOT_FD": "5"})
-    for task in render(job(), AT, around):
-        assert not {"KVSTORE_REPLICAS", "KVSTORE_START", "KVSTORE_ROOT_FD"} & set(task.env)
+    own = {"KVSTORE_REPLICAS": "1", "KVSTORE_START": "2", "KVSTORE_LOST": "SIGKILL 1.0", "KVSTORE_ROOT_FD": "5"}
+    own["KVSTORE_SCHEDULER_LOG"] = "/log"
+    for task in render(job(), AT, dataclasses.replace(HERE, environ=own)):
+        assert not own.keys() & set(task.env)
 
 
 def test_the_whole_environment_of_a_worker() -> None:
@@ -90,12 +91,15 @@ def test_the_whole_environment_of_a_worker() -> None:
 
 
 def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
-    at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", cluster="ssh", node_host=None, fd=5)
+    at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", cluster="ssh", node_host=None, fd=5, scheduler_log="/log")
     at = dataclasses.replace(at, keyring=Keyring(dict.fromkeys(members(job()), ("public", "secret"))))
     others = {AGENT, "KVSTORE_EXIT_REPORT", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", "KVSTORE_REPLICAS"}
-    others.add("KVSTORE_START")
+    others |= {"KVSTORE_START", "KVSTORE_LOST"}
     assert set(at.contract(job()).variables("scheduler", 0)) == RESERVED - others
-    assert set(at.contract(job()).variables("worker", 0)) == RESERVED - others - {"KVSTORE_ROOT_FD"}
+    assert set(at.contract(job()).variables("worker", 0)) == RESERVED - others - {
+        "KVSTORE_ROOT_FD",
+        "KVSTORE_SCHEDULER_LOG",
+    }
 
 
 def test_verbose_is_for_all_processes() -> None:
