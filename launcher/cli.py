@@ -210,7 +210,8 @@ def _add_faults(group: argparse._ArgumentGroup) -> None:
         "--restarts",
         type=_number,
         metavar="N",
-        help=f"start servers and standbys that die again, N times in all (default with --replicas 1: {RESTARTS})",
+        help="start again what dies of the scheduler and, with --replicas 1, of servers and standbys; N times in all "
+        f"(default with --replicas 1: {RESTARTS})",
     )
 
 

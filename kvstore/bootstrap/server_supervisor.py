@@ -107,7 +107,7 @@ class ServerSupervisor:
         report: tells the scheduler that a process has ended: role, rank, and how in words.
     """
 
-    def __init__(self, task: SupervisedJob, report: Callable[[str, int, str], None]) -> None:
+    def __init__(self, task: SupervisedJob, report: Callable[[str, int, str], object]) -> None:
         self._task = task
         self._report = report
         self._running: list[tuple[SupervisedProcess, subprocess.Popen[bytes]]] = []

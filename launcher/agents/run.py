@@ -230,7 +230,8 @@ class _AgentJob:
         host, port = self._listener.getsockname()[:2]
         mark = directory.path.name
         fd = self._listener.fileno()
-        at = Rendezvous(host, port, mark, self._kind, host, fd, self._keyring, self._aggregated)
+        log = directory.scheduler_log if self._job.restarts else ""
+        at = Rendezvous(host, port, mark, self._kind, host, fd, self._keyring, self._aggregated, log)
         tasks = self._tasks(at)
         scheduler = Children({0: tasks[0]}, guard, pass_fds={0: (fd,)})
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kvstore.job import contract, processes, settings, threads
 from kvstore.job.contract import Contract, Member, Role, member_name, member_title
-from kvstore.job.exits import Exit
+from kvstore.job.exits import Exit, signal_name
 from kvstore.job.keyring import Keyring
 from launcher.errors import LaunchError
 from launcher.job.command import argv_of
@@ -147,14 +147,16 @@ def passed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in (*job.env_names, settings.TRANSPORT.name) if name in environ}
 
 
-def again(start: int, how: Exit) -> dict[str, str]:  # noqa: ARG001
+def again(start: int, how: Exit, when: float) -> dict[str, str]:
     """What the environment of a process that is started again has beside, or instead of, what it had.
 
     Args:
         start: which start of it this is.
         how: how the one before has ended.
+        when: when it did, by this host's monotonic clock.
     """
-    return {settings.START.name: str(start)}
+    word = signal_name(how.signum) if how.signum else str(how)
+    return {settings.START.name: str(start), settings.LOST.name: f"{word} {when:.3f}"}
 
 
 def words(job: Job, role: Role, python: str) -> tuple[str, ...]:

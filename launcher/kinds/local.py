@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -131,7 +131,8 @@ def _run(
         shims=str(directory.shims(sys.executable)),
         source_root=source_root(),
     )
-    tasks = render(job, _rendezvous(directory, listener), around)
+    at = replace(_rendezvous(directory, listener), scheduler_log=directory.scheduler_log if job.restarts else "")
+    tasks = render(job, at, around)
     _check_command(tasks[-job.num_workers])
     pass_fds = {} if listener is None else {0: (listener.fileno(),)}
     crew = caller.crew(dict(enumerate(tasks)), guard, pass_fds=pass_fds)

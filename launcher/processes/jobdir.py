@@ -45,6 +45,11 @@ class JobDir:
         except ConfigError as error:
             raise LaunchError(str(error), exit_code=1) from None
 
+    @property
+    def scheduler_log(self) -> str:
+        """The file for what a scheduler that is started again needs of the one before it."""
+        return str(self.path / "scheduler.log")
+
     def shims(self, python: str) -> Path:
         """Make a directory for PATH, in which `python` and `python3` are an interpreter, and return it."""
         directory = self.path / "bin"

@@ -52,11 +52,13 @@ class Restart:
         index: of its task.
         start: which start of it this is.
         before: how the one before has ended.
+        since: when it did.
     """
 
     index: int
     start: int
     before: Exit
+    since: float
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ class Ending:
         self._restarts = Restarts(tasks, frozenset(), 0) if restarts is None else restarts
         self._began = self._finished = False  # finished: the scheduler has seen all workers leave
         self._lost: dict[int, Exit] = {}  # how processes have died last whose death is none of the job's
+        self._lost_at: dict[int, float] = {}
         self._waiting: dict[int, float] = {}  # those of them that are to be started again, and when
         self._because: dict[int, str] = {}  # what processes say that end because of another
 
@@ -248,14 +249,17 @@ class Ending:
             self._early = self.deadline = None
         self._lost.pop(index, None)
         self._lost[index] = how  # the latest is the last
+        self._lost_at[index] = now
         self._because.pop(index, None)
         fate = self._restarts.dies(index, how, now, possible)
         if fate.at is not None:
             self._waiting[index] = fate.at
         elif self._tasks[index].role == "scheduler":
             return self._fail(index, str(how), how.status, now)
-        said = f"{self._tasks[index].title} {how}; {fate.text}"
-        return [Lose(index, str(how), fate.start, fate.at is None), Say(said)]
+        lose = Lose(index, str(how), fate.start, fate.at is None)
+        if self._tasks[index].role == "scheduler":
+            return [lose]  # its successor says so when it is there
+        return [lose, Say(f"{self._tasks[index].title} {how}; {fate.text}")]
 
     def _again(self, now: float) -> list[Action]:
         """Start those again whose time has come, if the job goes on."""
@@ -263,7 +267,9 @@ class Ending:
         for index in due:
             del self._waiting[index]
         self._running.update(due)
-        return [Restart(index, self._restarts.begins(index, now), self._lost[index]) for index in due]
+        return [
+            Restart(index, self._restarts.begins(index, now), self._lost[index], self._lost_at[index]) for index in due
+        ]
 
     def _culprit(self, index: int) -> int | None:
         """The process that has died, and because of which this one ends, as it says itself."""

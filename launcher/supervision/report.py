@@ -17,14 +17,17 @@ def report(task: Task, how: str) -> None:
     tell(task.env, task.role, task.rank, how)
 
 
-def report_loss(task: Task, loss: Lose) -> None:
+def report_loss(task: Task, loss: Lose) -> bool:
     """Tell the scheduler of a job that goes on that a process has died.
 
     Args:
         task: what it has run.
         loss: how it has died.
+
+    Returns:
+        Whether the scheduler has heard it, or need not: of itself. If not, say it again later.
     """
-    tell(task.env, task.role, task.rank, loss.how, loss.start, loss.final)
+    return task.role == "scheduler" or tell(task.env, task.role, task.rank, loss.how, loss.start, loss.final)
 
 
 def prepare() -> None:

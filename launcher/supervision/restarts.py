@@ -120,4 +120,5 @@ class Restarts:
 
 def survivable(job: Job) -> frozenset[str]:
     """The roles of a job whose processes may die."""
-    return frozenset({"server", "standby"} if job.cluster.replicas else ())
+    servers = {"server", "standby"} if job.cluster.replicas else set()
+    return frozenset(servers | ({"scheduler"} if job.restarts else set()))

@@ -24,7 +24,7 @@ from launcher.supervision.signals import CHILD, ENDING, SignalQueue, called
 # Called with the first process that fails, and how ("exited with code 7"), while the others still run.
 OnFailure = Callable[[Task, str], None]
 # Called with each process that dies while its job goes on.
-OnLoss = Callable[[Task, Lose], None]
+OnLoss = Callable[[Task, Lose], bool]
 
 _HIGH_WATER = 4 << 20
 _POLL_S = 0.02
@@ -48,7 +48,7 @@ class Supervisor:
         name: the prefix of the supervisor's own lines.
         where: where the tasks run, for the line that says what starts; None for no such line.
         restarts: which tasks may die and are started again; None for none.
-        on_loss: called with each of them, in the loop.
+        on_loss: called with each of them, in the loop; again and again until it returns True.
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class Supervisor:
         self._on_failure = on_failure
         self._on_loss = on_loss
         self._restarts = restarts
+        self._unheard: list[Lose] = []  # of which the scheduler does not know yet
+        self._say_again_at = 0.0
         self._ending = Ending(tasks, limits, restarts)
         self._outlet = Outlet() if outlet is None else outlet
         self._name = name
@@ -116,6 +118,7 @@ class Supervisor:
             self._perform(self._ending.tick(time.monotonic(), self._leftovers))
             if self._ending.phase is Phase.RUNNING:
                 self._print(self._postmortem.overdue(time.monotonic()))
+            self._say_again()
             self._outlet.pump()
             if self._ending.over:
                 return self._ending.exit_code
@@ -242,15 +245,27 @@ class Supervisor:
             if isinstance(action, Tell):
                 self._on_failure(task, action.how)
             else:
-                self._on_loss(task, action)
+                self._say_lost(action)
                 self._print(self._postmortem.lost(action.index, action.how))
         except Exception as error:
             self.say(f"could not tell the others that {task.name} {action.how}: {error}")
 
+    def _say_lost(self, loss: Lose) -> None:
+        """Report a loss; a scheduler that is being started again hears of it later."""
+        if not self._on_loss(self._tasks[loss.index], loss):
+            self._unheard.append(loss)
+            self._say_again_at = time.monotonic() + _CHECK_S
+
+    def _say_again(self) -> None:
+        if self._unheard and time.monotonic() >= self._say_again_at and self._ending.phase is Phase.RUNNING:
+            unheard, self._unheard = self._unheard, []
+            for loss in unheard:
+                self._say_lost(loss)
+
     def _restart(self, action: Restart) -> None:
         crew = self._crew_of(action.index)
         if crew is not None:
-            crew.restart(action.index, again(action.start, action.before))
+            crew.restart(action.index, again(action.start, action.before, action.since))
         else:
             self.exited(action.index, Exit(1, text="could not be started again"))
 

@@ -45,7 +45,8 @@ def test_the_scheduler_hears_who_has_ended_and_how(env: dict[str, str], transpor
     scheduler = links(Config.from_env(env))()
     try:
         scheduler.bind(env["DMLC_PS_ROOT_URI"])
-        thread = hear(scheduler, Lost("worker", 3, "exited with code 7"), Lost("server", 1, long[:MAX_REASON], 2, final=True))
+        cut = Lost("server", 1, long[:MAX_REASON], 2, final=True)
+        thread = hear(scheduler, Lost("worker", 3, "exited with code 7"), cut)
         assert tell(env, "worker", 3, "exited with code 7")
         assert tell(env, "server", 1, long, 2, final=True)
         thread.join(LONG)

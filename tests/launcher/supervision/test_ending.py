@@ -271,7 +271,7 @@ def test_a_server_with_a_standby_may_die_and_is_started_again(index: int, exit: 
     run.now += 0.4
     assert run.tick() == []
     run.now += 0.1
-    assert run.tick() == [Restart(index, 2, Exit(**exit))]
+    assert run.tick() == [Restart(index, 2, Exit(**exit), run.now - 0.5)]
     assert run.ending.wake is None
     run.now += 60
     assert run.exit(index, signum=9)[0] == Lose(index, "was killed by SIGKILL", 2, False)
@@ -304,8 +304,8 @@ def test_one_that_leaves_unasked_is_lost_too() -> None:
     assert run.exit(SERVER) == []
     how = "exited with code 0 while workers were running"
     assert run.pass_deadline() == lost(SERVER, how, text="it is started again (1 of 9 restarts)")
-    run.now += 1
-    assert run.tick() == [Restart(SERVER, 2, Exit(1, text=how))]
+    died, run.now = run.now, run.now + 1
+    assert run.tick() == [Restart(SERVER, 2, Exit(1, text=how), died)]
     assert run.ending.deadline is None
 
 
@@ -379,8 +379,10 @@ def test_a_worker_and_an_aggregator_may_not_die() -> None:
 
 def test_a_scheduler_that_may_die_is_started_again_at_once_or_the_job_fails() -> None:
     run = with_standby(1, "scheduler")
-    *_, restart = run.exit(SCHEDULER, signum=9)
-    assert restart == Restart(SCHEDULER, 2, Exit(signum=9))
+    assert run.exit(SCHEDULER, signum=9) == [
+        Lose(SCHEDULER, "was killed by SIGKILL", 1, False),  # of which its successor tells the user
+        Restart(SCHEDULER, 2, Exit(signum=9), run.now),
+    ]
     assert run.exit(SERVER, code=1) == [Tell(SERVER, "exited with code 1")], "its own failure, as ever"
     run = with_standby(1, "scheduler")
     run.exit(SCHEDULER, signum=9)

@@ -23,9 +23,10 @@ def test_or_who_has_died_while_the_job_goes_on(monkeypatch: pytest.MonkeyPatch) 
     told: list[tuple[Any, ...]] = []
     monkeypatch.setattr(module, "tell", lambda *words: told.append(words))
     prepare()
-    report_loss(Task("standby", 1, ("x",), ENV), Lose(7, "was killed by SIGKILL", 3, False))
+    assert not report_loss(Task("standby", 1, ("x",), ENV), Lose(7, "was killed by SIGKILL", 3, False))
     assert told == [(ENV, "standby", 1, "was killed by SIGKILL", 3, False)]
 
 
 def test_when_the_scheduler_itself_has_ended_nobody_is_told() -> None:
     report(Task("scheduler", 0, ("x",), {}), "was killed by SIGKILL")  # an environment that nobody could be told by
+    assert report_loss(Task("scheduler", 0, ("x",), {}), Lose(0, "was killed by SIGKILL", 1, False))

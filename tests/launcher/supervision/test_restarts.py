@@ -27,11 +27,13 @@ def job(**options: object) -> Job:
     return Job(1, 2, ("x",), cluster=Cluster(**options))  # type: ignore[arg-type]
 
 
-def test_servers_with_standbys_may_die_and_nobody_else() -> None:
+def test_servers_with_standbys_may_die_and_the_scheduler_if_it_is_started_again() -> None:
     assert survivable(job()) == frozenset()
-    assert survivable(job(replicas=1)) == {"server", "standby"}
+    assert survivable(job(replicas=1)) == {"scheduler", "server", "standby"}
+    assert survivable(job(replicas=1, restarts=0)) == {"server", "standby"}
+    assert survivable(job(restarts=3)) == {"scheduler"}
     made = Restarts.of(job(replicas=1), TASKS)
-    assert [made.survivable(index) for index in range(3)] == [False, True, True]
+    assert [made.survivable(index) for index in range(3)] == [True, True, True]
     assert made.any
     assert not Restarts.of(job(), TASKS).any
     assert [job().restarts, job(replicas=1).restarts, job(replicas=1, restarts=0).restarts] == [0, RESTARTS, 0]

@@ -88,6 +88,14 @@ def waits_for_a_restart(crew: Played) -> None:
         crew.steps.insert(0, waits_for_a_restart)
 
 
+def waits_until_heard(told: Told) -> Step:
+    def wait(crew: Played) -> None:
+        if len(told.losses) <= told.deaf:
+            crew.steps.insert(0, wait)
+
+    return wait
+
+
 class Told:
     """Files for the output, and who was told of a failure."""
 
@@ -97,9 +105,14 @@ class Told:
         self.outlet = Outlet(*self._fds)
         self.failures: list[tuple[str, str]] = []
         self.losses: list[tuple[str, Lose]] = []
+        self.deaf = 0  # how many reports of losses are not heard
 
     def on_failure(self, task: Task, how: str) -> None:
         self.failures.append((task.name, how))
+
+    def on_loss(self, task: Task, loss: Lose) -> bool:
+        self.losses.append((task.name, loss))
+        return len(self.losses) > self.deaf
 
     @property
     def out(self) -> str:
@@ -141,7 +154,7 @@ def run(
             name="the test",
             where=where,
             restarts=Restarts(TASKS, roles, 5),
-            on_loss=lambda task, loss: told.losses.append((task.name, loss)),
+            on_loss=told.on_loss,
         )
         try:
             supervisor.start()
@@ -264,7 +277,9 @@ def test_a_server_that_may_die_is_started_again_and_says_why_it_died(told: Told)
     )
     assert run(crew, told, roles=frozenset({"server"})) == 0
     assert told.losses == [("server 0", Lose(1, "exited with code 1", 1, False))]
-    assert (told.failures, crew.restarted) == ([], [(1, {"KVSTORE_START": "2"})])
+    ((index, variables),) = crew.restarted
+    assert (told.failures, index, variables["KVSTORE_START"]) == ([], 1, "2")
+    assert variables["KVSTORE_LOST"].startswith("exited with code 1 ")
     assert told.err == (
         "the test: server 0 exited with code 1:\n[server 0] Traceback\n[server 0] MemoryError\n"
         "the test: server 0 exited with code 1; it is started again (1 of 5 restarts)\n"
@@ -303,3 +318,10 @@ def test_a_disk_that_is_full_costs_the_output_alone(told: Told) -> None:
         told.err == "the test: cannot write to standard output: No space left on device; the job goes on without it\n"
     )
     os.close(full)
+
+
+def test_a_scheduler_that_does_not_hear_of_a_loss_is_told_again(told: Told) -> None:
+    told.deaf = 1
+    crew = Played(ends(1, 1), waits_for_a_restart, waits_until_heard(told), *(ends(2), ends(0), ends(1)))
+    assert run(crew, told, roles=frozenset({"server"})) == 0
+    assert told.losses == [("server 0", Lose(1, "exited with code 1", 1, False))] * 2
