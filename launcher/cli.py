@@ -9,11 +9,20 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import kvstore
 from kvstore.errors import ConfigError
-from kvstore.job.settings import AGGREGATE, REPLICAS, VERBOSE
+from kvstore.job.settings import (
+    AGGREGATE,
+    CHECKPOINT_DIR,
+    CHECKPOINT_EVERY,
+    CHECKPOINT_KEEP,
+    CHECKPOINT_RESUME,
+    REPLICAS,
+    VERBOSE,
+)
 from launcher.errors import LaunchError
 from launcher.job.cluster import PLACEMENTS, Cluster
 from launcher.job.description import MAX_PER_ROLE, RESTARTS, Job
@@ -79,13 +88,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> CommandLine:
             plain["replicas"] = REPLICAS.read(environ)
     except ConfigError as error:
         parser.error(str(error))
+    checkpoints = _checkpoints(options)
     try:
         job = Job(
             num_workers=options.num_workers,
             num_servers=options.num_workers if options.num_servers is None else options.num_servers,
             command=tuple(command),
-            env_server=dict(options.env_server),
-            env_worker=dict(options.env_worker),
+            env_server={**checkpoints, **dict(options.env_server)},
+            env_worker={**checkpoints, **dict(options.env_worker)},
             env_names=tuple(options.env),
             cluster=Cluster(**plain),
             verbose=verbose,
@@ -142,6 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_hosts(parser.add_argument_group("hosts (ssh, mpi)"))
     _add_network(parser.add_argument_group("network"))
     _add_faults(parser.add_argument_group("failures"))
+    _add_checkpoints(parser.add_argument_group("checkpoints"))
     _add_resources(parser.add_argument_group("cluster managers (slurm, sge, yarn, kubernetes)"))
     add("command", nargs=argparse.REMAINDER, help="the command of each worker: one quoted string, or separate words")
     return parser
@@ -215,6 +226,34 @@ def _add_faults(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--checkpoint-dir", metavar="DIR", help="save checkpoints in DIR, which all hosts of the job share")
+    add(
+        "--checkpoint-every",
+        metavar="INTERVAL",
+        type=_interval,
+        help=f"how often: {CHECKPOINT_EVERY.values.valid} (default: where the program asks for it)",
+    )
+    add("--checkpoint-keep", metavar="N", type=_count, help="how many are kept, the newest ones (default: 3)")
+    add(
+        "--resume",
+        metavar="PATH",
+        help="continue from this checkpoint, or from the newest in this directory, if it has one",
+    )
+
+
+def _checkpoints(options: argparse.Namespace) -> dict[str, str]:
+    """The variables that the options of checkpoints stand for; paths are from here on absolute."""
+    values = {
+        CHECKPOINT_DIR.name: options.checkpoint_dir and str(Path(options.checkpoint_dir).absolute()),
+        CHECKPOINT_EVERY.name: options.checkpoint_every,
+        CHECKPOINT_KEEP.name: options.checkpoint_keep,
+        CHECKPOINT_RESUME.name: options.resume and str(Path(options.resume).absolute()),
+    }
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
 def _add_resources(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--job-name", default="kvstore", metavar="NAME", type=_job_name, help="name of the job in the cluster's tools")
@@ -247,6 +286,14 @@ def _memory(text: str) -> str:
     if text and not re.fullmatch(r"[1-9][0-9]{0,9}[mMgG]?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; valid: a number with m or g, such as 500m or 4g")
     return f"{text}m" if text[-1:].isdigit() else text.lower()
+
+
+def _interval(text: str) -> str:
+    try:
+        CHECKPOINT_EVERY.values.parse(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not valid; valid: {CHECKPOINT_EVERY.values.valid}") from None
+    return text
 
 
 def _job_name(text: str) -> str:

@@ -67,6 +67,7 @@ class ThreadedJob:
         directory: Path | None = None,
         kind: str = "inproc",
         limit_s: float = LONG + 10.0,  # after the members' own deadlines
+        **more: Any,
     ) -> None:
         self.network = network or InprocNetwork()
         self.kind = "unix" if directory is not None and kind == "inproc" else kind
@@ -89,6 +90,7 @@ class ThreadedJob:
             "heartbeat_timeout_s": heartbeat_timeout_s,
             "bigarray_bound": bigarray_bound,
             "piece_bytes": piece_bytes,
+            **more,
         }
         self.workers = workers
         self.servers = servers

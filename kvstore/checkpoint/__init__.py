@@ -15,5 +15,6 @@ reader     values and states of whole arrays, from however many servers
 folders    the checkpoints in a directory: names, the newest, the removal of old ones
 manifest   what a checkpoint consists of, to JSON and back, checked
 tensors    a file of tensors, written in pieces with its sha256
+schedule   when checkpoints are due
 stateful   ``state_dict`` objects as tensors and JSON
 """

@@ -41,12 +41,14 @@ class StoredStore:
     """One store of a checkpoint.
 
     Attributes:
+        ordinal: it is the n-th store that each worker has made, from 1.
         mode: of its rule.
         optimizer: the name of the rule that the servers updated with; None if they assigned sums.
         specs: of its arrays, by key.
         segments: of all arrays.
     """
 
+    ordinal: int
     mode: str
     optimizer: str | None
     specs: Mapping[Key, Spec]
@@ -132,6 +134,7 @@ def _store_fields(store: StoredStore) -> dict[str, Any]:
     places = {key: place for place, key in enumerate(store.specs)}
     columns = [[segment.id, places[segment.key], *segment[2:]] for segment in store.segments]
     return {
+        "ordinal": store.ordinal,
         "mode": store.mode,
         "optimizer": store.optimizer,
         "specs": [[spec.dtype, list(spec.shape)] for spec in specs],
@@ -214,7 +217,7 @@ def _store(given: Any, files: int) -> StoredStore:
             )
         )
     _require_covered(specs, segments)
-    return StoredStore(mode, optimizer, specs, segments)
+    return StoredStore(_integer(given["ordinal"], 1), mode, optimizer, specs, segments)
 
 
 def _require_covered(specs: Mapping[Key, Spec], segments: Sequence[StoredSegment]) -> None:

@@ -4,6 +4,9 @@ store        DistStore: the calls
 calls        their arguments, checked
 plans        what a list of keys means: checks of its arrays, and the messages it takes
 pushes       contributions out, values in, and who waits for which
+checkpointing  this worker's part in the job's checkpoints: when they are due, and what they have
+saving       one checkpoint at worker 0, from the servers' files to the manifest
+resuming     the checkpoint that the job continues from
 clocks       how often each key has been pushed
 counts       the counters behind statistics()
 requests     the messages themselves, to servers and scheduler

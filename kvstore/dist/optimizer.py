@@ -18,7 +18,7 @@ from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, require_shapes
 from kvstore.optim.param_groups import ParamGroups
-from kvstore.optim.states import StateStore
+from kvstore.optim.states import StateStore, StateTensors
 from kvstore.spec import Key
 
 
@@ -154,9 +154,13 @@ class Optimizing:
     def load(self, path: str | os.PathLike[str], entries: Entries) -> None:
         """Give the servers the states in ``path``, if they are of this optimizer and of these keys."""
         name, loaded = states_file.read(path)
-        states_file.require_optimizer(name, self.require("load_optimizer_states"), path)
+        self.restore(name, loaded, entries, path)
+
+    def restore(self, optimizer: str, loaded: StateTensors, entries: Entries, where: str | os.PathLike[str]) -> None:
+        """Give the servers states that were saved in ``where``, if they are of this optimizer and of these keys."""
+        states_file.require_optimizer(optimizer, self.require("load_optimizer_states"), where)
         specs = {key: entry.spec for key, entry in entries.items()}
-        states_file.require_keys(loaded, specs, path)
+        states_file.require_keys(loaded, specs, where)
         if self.optimizer is not None:  # servers look too, but each at its own: others would have taken theirs
             weights = {key: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for key, spec in specs.items()}
             StateStore(ParamGroups(self.optimizer)).require(loaded, weights)

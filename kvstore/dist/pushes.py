@@ -6,7 +6,7 @@ its requests are noted in one step, and from there on it is made, whatever happe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,6 +49,7 @@ class Pushes:
     Attributes:
         compressing: how values are encoded, here or by the aggregator; None leaves them as they are.
         counts: the counters.
+        before: called with the plan of a push before anything of the push is made; None for nothing.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Pushes:
     ) -> None:
         self.compressing: Compressing | Delegated | None = None
         self.counts = Counts()
+        self.before: Callable[[Plan], None] | None = None
         self.session = session
         self.store = requests.store
         self.rule = rule
@@ -95,6 +97,8 @@ class Pushes:
             wait: return when it has taken effect. Until then messages may wait for their turn, and read the values when
                 they leave.
         """
+        if self.before is not None and call.values is not None:
+            self.before(call.plan)
         load = None if call.values is None else self._load(call.plan, call.values)
         operation = Operation(what, call.plan.keys, self._client, self._fail, self._requests.limits)
         send = self._client.exchange if wait else self._client.submit

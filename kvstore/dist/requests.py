@@ -131,8 +131,12 @@ class Requests:
             sizes=[stop - start for start, stop in zip(placed.starts, placed.stops, strict=True)],
         )
 
-    def put_values(self, plan: Plan, values: Leaving, effect: Effect) -> None:
-        """Send the first values of a plan's keys to the servers, then report them ready, which has ``effect``."""
+    def put_values(self, plan: Plan, values: Leaving, effect: Effect, then: Callable[[], None] | None = None) -> None:
+        """Send the first values of a plan's keys to the servers, then report them ready, which has ``effect``.
+
+        Args:
+            then: called before they are reported ready: no other worker uses them yet.
+        """
         operation = self._operation("init", plan.keys)
         for parcel in plan.parcels:
             peer = self._session.servers[parcel.server]
@@ -140,6 +144,8 @@ class Requests:
                 operation, ready, [_FirstValues(peer, operation, self.store, parcel, values, self.packer)]
             )
         operation.wait()
+        if then is not None:
+            then()
         operation = self._operation("init", plan.keys)
         fields = {"store": self.store, "keys": list(plan.keys)}
         question = Question(self._session.scheduler, operation, Ready, fields)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kvstore.dist.calls import ABSENT, Arguments, StoreCall
+from kvstore.dist.checkpointing import Stateful, TrainedStore, checkpointing
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
@@ -44,6 +45,7 @@ from kvstore.values import (
     as_tensors,
     kinds_of,
     spec_of,
+    tensors_of,
     values_of,
 )
 
@@ -65,6 +67,7 @@ class DistStore(KVStore):
         on_device: sum the values of several devices on the first one's device, not on the CPU.
         timeout: the deadline of every wait, in seconds; None for the job's.
         bound: arrays of so many elements are cut across all servers; None for the job's.
+        checkpoints: whether the job's checkpoints may have this store.
 
     Attributes:
         rule: how updates and reads go together.
@@ -78,6 +81,7 @@ class DistStore(KVStore):
         on_device: bool = False,
         timeout: float | None = None,
         bound: int | None = None,
+        checkpoints: bool = True,
     ) -> None:
         super().__init__(name)
         self._session = session
@@ -93,11 +97,26 @@ class DistStore(KVStore):
         self._clocks = PushClocks()
         self._at_barrier = _Barrier()
         self._closed = False
+        self._checkpoints = (
+            checkpointing(session, partial(type(self), session, checkpoints=False)) if checkpoints else None
+        )
         ordinal = session.stores + 1
         self._requests = Requests(session, ordinal, self.rule, limits)
         self._optimizing = Optimizing(self._requests, name)
         self._joining = Joining(self._requests, self._clocks)
         self._pushes = Pushes(session, self._requests, self.rule, self._clocks, self._optimizing, self._joining)
+        self._trained = TrainedStore(
+            ordinal,
+            self.rule,
+            self._requests,
+            self._entries,
+            self._clocks,
+            self._optimizing,
+            self._pushes,
+        )
+        if self._checkpoints is not None:
+            self._checkpoints.add(self._trained)
+            self._pushes.before = partial(self._checkpoints.before, self._trained)
         session.flushes.append(self._pushes.flush)
         session.stores = ordinal  # last: if an exception has ended this before, the next store is made in its place
 
@@ -123,7 +142,12 @@ class DistStore(KVStore):
         )
         if self.rank == 0:
             plan = Plan(entries, keys, piece_bytes)
-            self._requests.put_values(plan, Leaving(values), partial(self._add, entries))
+            then = None
+            if self._checkpoints is not None and self._checkpoints.resumed is not None:
+                all_specs = list(map(specs.__getitem__, kinds))
+                values = self._checkpoints.values(self._trained, keys, all_specs, tensors_of(values))
+                then = partial(self._checkpoints.give_states, self._trained, entries)
+            self._requests.put_values(plan, Leaving(values), partial(self._add, entries), then)
         else:
             self._session.client.alone(self._add, entries)
         self._kind = kind
@@ -179,6 +203,10 @@ class DistStore(KVStore):
         new = described(optimizer, hyperparameters, self._entries)
         self._pushes.flush()  # what was pushed before is updated as before
         self._optimizing.set(new)
+        if self._checkpoints is not None:
+            self._trained.optimizer_set()
+            if self.rank == 0:
+                self._checkpoints.give_states(self._trained, self._entries)
         if self.rank == 0 and (text := advice(new, self.rule, self._name, self.num_workers)):
             warn(text)
 
@@ -201,6 +229,26 @@ class DistStore(KVStore):
     def _compress(self, how: Compressing | Delegated | None) -> None:
         self._plans.fold(*((1, 0) if how is None else (how.fold, how.small)))
         self._pushes.compressing = how
+
+    def save_checkpoint(self, *, if_due: bool = False, wait: bool = False) -> int | None:
+        """See ``KVStore``."""
+        self._check()
+        if self._checkpoints is None:
+            if if_due:
+                return None
+            raise UsageError(
+                "this job has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all its processes, or start "
+                "it with launch.py --checkpoint-dir DIR"
+            )
+        number = (self._checkpoints.step_over if if_due else self._checkpoints.save)(self._trained)
+        if wait:
+            self._checkpoints.finish()
+        return number
+
+    def attach(self, name: str, thing: Stateful, *, shared: bool = False) -> bool:
+        """See ``KVStore``."""
+        self._check()
+        return self._checkpoints is not None and self._checkpoints.attach(name, thing, shared)
 
     @property
     def learning_rate(self) -> float:
@@ -247,7 +295,7 @@ class DistStore(KVStore):
         """See ``KVStore``."""
         self._check()
         name = "dist_device_sync" if self._on_device else "dist_sync"
-        return type(self)(self._session, name, None, self._on_device, self._timeout, self._bound)
+        return type(self)(self._session, name, None, self._on_device, self._timeout, self._bound, checkpoints=False)
 
     @property
     def rank(self) -> int:
@@ -296,15 +344,24 @@ class DistStore(KVStore):
 
     def join(self, timeout: float | None = None) -> int:
         """See ``KVStore``."""
-        self._check()
-        if not self._joining.under_way:
-            if self.rule.mode == "async":
-                self._pushes.flush(timeout)
-            self._joining.begin(self._entries)
+        self.begin_join(timeout)
         self._joining.wait(timeout)  # should others be late, this worker has joined: another call waits on
         last = self._session.client.alone(self._joining.end, self._entries)
         self._pushes.flush()
+        if self._checkpoints is not None:
+            self._checkpoints.end_join()
         return last
+
+    def begin_join(self, timeout: float | None = None) -> None:
+        """Begin a ``join``, if none is under way; ``join`` waits for its end."""
+        self._check()
+        if self._joining.under_way:
+            return
+        if self.rule.mode == "async":
+            self._pushes.flush(timeout)
+        if self._checkpoints is not None:
+            self._checkpoints.begin_join()
+        self._joining.begin(self._entries)
 
     @property
     def check_finite(self) -> bool:
@@ -329,6 +386,8 @@ class DistStore(KVStore):
             staleness=dict(counts.staleness),
             late=counts.late,
             takeovers=self._session.takeovers,
+            checkpoints=0 if self._checkpoints is None else self._checkpoints.made,
+            failed_checkpoints=0 if self._checkpoints is None else self._checkpoints.failed,
             server_bytes=tuple(self._entries.bytes_by_server(len(self._session.servers))),
         )
 
@@ -337,6 +396,8 @@ class DistStore(KVStore):
         if self._closed:
             return
         self._pushes.flush()
+        if self._checkpoints is not None:
+            self._checkpoints.remove(self._trained)
         self._requests.close()
         self._closed = True
         with suppress(ValueError):

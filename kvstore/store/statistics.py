@@ -23,6 +23,8 @@ class Statistics:
             stores in which every push is an update.
         late: how many segments were pushed after their round was over, in stores with a quorum.
         takeovers: how often a standby has taken over from a server that was lost, in jobs with replicas.
+        checkpoints: how many checkpoints this job has made, of all its stores; on worker 0.
+        failed_checkpoints: how many were due and were not made, or failed; on worker 0.
         server_bytes: bytes of the parameters that each server holds; empty for local stores.
     """
 
@@ -35,4 +37,6 @@ class Statistics:
     staleness: Mapping[int, int] = field(default_factory=dict)
     late: int = 0
     takeovers: int = 0
+    checkpoints: int = 0
+    failed_checkpoints: int = 0
     server_bytes: tuple[int, ...] = ()

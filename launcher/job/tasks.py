@@ -142,9 +142,11 @@ def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[st
 def passed(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of the caller's environment that processes on other hosts get.
 
-    These are the ones that the job names, and the transport, which must be the same in all processes.
+    These are the ones that the job names, and those that must be the same in all processes: the transport, and what is
+    said of checkpoints.
     """
-    return {name: environ[name] for name in (*job.env_names, settings.TRANSPORT.name) if name in environ}
+    same = settings.TRANSPORT, *settings.GROUPS["Checkpoints"]
+    return {name: environ[name] for name in (*job.env_names, *(each.name for each in same)) if name in environ}
 
 
 def again(start: int, how: Exit, when: float) -> dict[str, str]:

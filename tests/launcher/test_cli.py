@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from launcher.cli import parse
@@ -37,6 +39,18 @@ def test_as_many_servers_as_workers() -> None:
 @pytest.mark.parametrize("dashes", [(), ("--",)])
 def test_options_of_the_command_are_its_own(dashes: tuple[str, ...], command: tuple[str, ...]) -> None:
     assert job("-n", "2", *dashes, *command).command == command
+
+
+def test_options_of_checkpoints_are_variables_of_servers_and_workers() -> None:
+    words = ["--checkpoint-dir", "run", "--checkpoint-every", "500r", "--checkpoint-keep", "2", "--resume", "/old"]
+    made = job(*words, "-n", "1", "--env-worker", "KVSTORE_CHECKPOINT_KEEP:4", "x")
+    assert made.env_server == {
+        "KVSTORE_CHECKPOINT_DIR": str(Path("run").absolute()),
+        "KVSTORE_CHECKPOINT_EVERY": "500r",
+        "KVSTORE_CHECKPOINT_KEEP": "2",
+        "KVSTORE_CHECKPOINT_RESUME": "/old",
+    }
+    assert made.env_worker == {**made.env_server, "KVSTORE_CHECKPOINT_KEEP": "4"}
 
 
 def test_env_options_repeat_and_values_may_hold_anything() -> None:

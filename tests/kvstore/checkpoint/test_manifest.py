@@ -30,7 +30,7 @@ SEGMENTS = [
 ]
 FILES = [FileRecord(f"store-0.server-{i}.safetensors", 10, "ab" * 32) for i in range(2)]
 FILES.append(FileRecord("worker-1.safetensors", 5, "cd" * 32))
-GOOD = Manifest(12, 500, 2, 2, "2026-01-01T00:00:00Z", [StoredStore("sync", "adam", SPECS, SEGMENTS)], FILES, {1: 2})
+GOOD = Manifest(12, 500, 2, 2, "2026-01-01T00:00:00Z", [StoredStore(1, "sync", "adam", SPECS, SEGMENTS)], FILES, {1: 2})
 
 
 def test_a_manifest_comes_back_from_its_json(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ import torch
 from kvstore.checkpoint.stateful import packed, unpacked
 from kvstore.errors import CheckpointError, UsageError
 
+ADAM = {
+    "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.rand(2, 3)}},
+    "param_groups": [{"lr": 0.1, "betas": (0.8, 0.9), "fused": None, "params": [0, 1]}],
+}  # as torch.optim.Adam's state_dict is
+
 
 def test_the_state_of_a_torch_optimizer_comes_back() -> None:
-    model = torch.nn.Linear(2, 3)
-    optimizer = torch.optim.Adam(model.parameters(), betas=(0.8, 0.9))
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    state = {"adam": optimizer.state_dict(), "mask": torch.tensor([True, False]), "__tuple__": [1, None, "text"]}
+    state = {"adam": ADAM, "mask": torch.tensor([True, False]), "__tuple__": [1, None, "text"]}
     assert _equal(unpacked(*packed(state, "worker/")), state)
 
 

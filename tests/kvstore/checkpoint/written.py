@@ -45,7 +45,7 @@ def write(
         write_tensors(folder / f"store-0.server-{server}.safetensors", headers(held), contents(held), {})
         for server, held in enumerate(tensors)
     ]
-    store = StoredStore("sync", "sgd" if states else None, specs, segments)
+    store = StoredStore(1, "sync", "sgd" if states else None, specs, segments)
     if whole:
         save_manifest(folder, Manifest(number, number * 10, 2, servers, "2026-01-01T00:00:00Z", [store], files))
     return folder
