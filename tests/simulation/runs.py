@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from simulation.exactness import Bits, Counting
-from simulation.job import Outcome, SimulatedJob
+from simulation.job import HEARTBEAT_LIMIT_S, Outcome, SimulatedJob
 from simulation.network import Weather
 from simulation.programs import BOUND, Interrupted, Training
 from simulation.world import Action
@@ -56,6 +56,7 @@ class Plan:
         start_s: how long a process that is started again takes to run, on average.
         program: what workers do: ``train``, ``count`` or ``bits``.
         rounds: at most so many, where the program can.
+        limit_s: after how many seconds of silence a member is lost.
     """
 
     seed: int
@@ -73,6 +74,7 @@ class Plan:
     start_s: float = 0.05
     program: str = "train"
     rounds: int = 100
+    limit_s: float = HEARTBEAT_LIMIT_S
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -127,6 +129,8 @@ def carry_out(plan: Plan) -> Outcome:
         replicas=plan.replicas,
         restarts=RESTARTS if plan.replicas else 0,
         start_s=plan.start_s,
+        heartbeat_s=plan.limit_s / 10,
+        heartbeat_timeout_s=plan.limit_s,
     )
     training: Training | Counting | Bits
     if plan.program == "count":
