@@ -34,12 +34,13 @@ def snapshot(store: int, table: Table) -> Iterator[Message]:
             for _, _, item in bucket.rounds.kept:
                 yield _late(store, bucket, item)
     if table.updates.updater is not None:
-        states = table.updates.updater.states.of(table.buckets.ids)
+        states = table.updates.updater.states.of(sorted(table.buckets.ids))
         if states:
             yield states_record(store, states)
+        return  # weights are encoded without residuals
     for compression, encoder in table.compressed_replies.encoders.items():
         tensors, plain = encoder.compressor.state()
-        kept = encoder.kept(buckets)
+        kept = dict(sorted(encoder.kept(buckets).items()))
         tensors |= {f"payload.{place}": payload for place, (_, payload) in enumerate(kept.values())}
         steps: list[list[int]] = plain["steps"]  # type: ignore[assignment]
         specs = [spec_of(tensor) for tensor in tensors.values()]
@@ -89,7 +90,7 @@ def _bucket(store: int, bucket: Bucket) -> BucketState:
         dtype=bucket.dtype,
         splits=list(bucket.segments.splits),
         version=bucket.rounds.version if isinstance(bucket.rounds, Rounds) else 0,
-        pushed=[list(pair) for pair in bucket.rounds.clocks.items()],
+        pushed=[list(pair) for pair in sorted(bucket.rounds.clocks.items())],
         failures=[[version, *described_error(error)] for version, error in bucket.failures.items()],
         read_by=sorted(bucket.read_by),
         buffers=[bucket.whole(), *(to_buffer(values.clone()) for _, values in sorted(bucket.read_by.items()))],

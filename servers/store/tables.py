@@ -148,7 +148,7 @@ class Tables:
     def _calls(self, store: int, table: Table, agreement: Agreement[Optimizer, Asker]) -> OptimizerCalls:
         updater = table.updates.updater
         last = UpdateHyperparameters()
-        if updater is not None:
+        if updater is not None and table.rule.mode == "async":  # else a round's own are all that matters
             last = UpdateHyperparameters(updater.lr, updater.rescale_grad, tuple(updater.changes.items()))
         calls = agreement.decided
         return OptimizerCalls(

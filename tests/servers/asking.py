@@ -123,6 +123,7 @@ class Worker:
         store: int = 0,
         ranks: Sequence[int] = (),
         rank_clocks: Sequence[int] = (),
+        back: Any = None,
     ) -> Push:
         return Push(
             self.me(),
@@ -134,6 +135,7 @@ class Worker:
             rescale=rescale,
             ranks=list(ranks),
             rank_clocks=list(rank_clocks),
+            back=back,
             buffers=[to_buffer(value.contiguous()) for value in values.values()],
         )
 

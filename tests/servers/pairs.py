@@ -16,7 +16,7 @@ def state(shard: Shard) -> list[list[bytes]]:
     messages = [message for message in shard.capture() if not isinstance(message, LedgerPage)]
     # The primary has its failures in the ledger, by request.
     plain = [dataclasses.replace(m, failures=[]) if isinstance(m, BucketState) else m for m in messages]
-    return sorted([bytes(frame) for frame in encode(message)] for message in plain)
+    return sorted([repr(message).encode(), *(bytes(frame) for frame in encode(message)[1:])] for message in plain)
 
 
 def copied(shard: Shard, workers: int, **how: Any) -> Shard:
