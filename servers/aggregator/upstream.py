@@ -61,7 +61,7 @@ class Upstream:
         self._servers = [
             self._links.connect(f"server {rank}".encode(), address, True) for rank, address in enumerate(addresses)
         ]
-        self._progress = (0, 0.0)  # how many answers had come, and when that was last looked at
+        self._progress = (0, 0.0)  # how many answers had come, and since when requests wait without another
 
     def send(self, exchange: Exchange) -> None:
         """See ``Servers``."""
@@ -89,9 +89,11 @@ class Upstream:
         now = self._clock()
         if self._links.torn:
             self._links.mend()
-        if self._links.congested and self._links.answers == self._progress[0] and now >= self._progress[1] + STALL_S:
+        if not self._links.congested or self._links.answers != self._progress[0]:
+            self._progress = (self._links.answers, now)
+        elif now >= self._progress[1] + STALL_S:
             self._links.hurry(None)
-        self._progress = (self._links.answers, now)
+            self._progress = (self._links.answers, now)
         for operation, asked in [(op, asked) for op, asked in self._asked.items() if now - asked.since > SILENT_S]:
             del self._asked[operation]
             self._explained(asked.peer, asked.seq, f"waits for server {asked.server}, which does not answer")

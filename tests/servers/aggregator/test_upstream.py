@@ -99,6 +99,9 @@ def test_values_come_in_their_turn_and_what_stalls_is_hurried():
     assert [message.clocks for _, message in line.heard(0)] == [[1]]
     line.upstream.tick()
     assert line.upstream.due() == STALL_S
+    line.now = STALL_S / 2  # a tick before it is time does not begin the wait anew
+    assert line.upstream.tick() == []
+    assert line.upstream.due() == STALL_S
     line.now = STALL_S
     line.upstream.tick()
     assert [message.clocks for _, message in line.heard(0)] == [[3], [2]]
