@@ -224,6 +224,13 @@ def _add_faults(group: argparse._ArgumentGroup) -> None:
         help="start again what dies of the scheduler and, with --replicas 1, of servers and standbys; N times in all "
         f"(default with --replicas 1: {RESTARTS})",
     )
+    add(
+        "--inject",
+        metavar="FAULT",
+        action="append",
+        default=[],
+        help="inject a fault, such as kill:server:1@round:100 or stop:standby:0@10s; may be repeated",
+    )
 
 
 def _add_checkpoints(group: argparse._ArgumentGroup) -> None:

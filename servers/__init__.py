@@ -5,6 +5,7 @@ scheduler_process  the scheduler likewise
 input_log  the file with the scheduler's inputs, for its successor
 shard_member  a member that has a shard, and writes what it captures
 member     what servers and aggregators have in common: they join, serve and leave
+round_faults  faults that a server injects into itself, for drills
 service    the loop around a core; all I/O and time of a process is here
 endpoints  the addresses that they listen at
 farewell   what they say when they end because another process has failed

@@ -14,7 +14,9 @@ from kvstore.transport import Transport
 from kvstore.wire import Message
 from servers.member import ServingMember
 from servers.requests.replies import Outbox
+from servers.round_faults import injecting
 from servers.saving import Saver
+from servers.service import Handle
 from servers.shard import Shard
 from servers.store.capture import StoreCapture
 
@@ -38,6 +40,7 @@ class ShardMember(ServingMember):
         on_line_back: Callable[[], Outbox] | None = None,
     ) -> None:
         super().__init__(config, make_transport, endpoint, clock, thread, on_line_back)
+        self._faults = config.inject if config.start == 1 else ()
         self._shard = Shard(
             self._session.rank,
             self._session.num_workers,
@@ -51,6 +54,10 @@ class ShardMember(ServingMember):
         if config.checkpoint_dir:
             self._saver = Saver(Path(config.checkpoint_dir), self._session.rank, self._saved, thread)
             self._shard.save = self._saver.save
+
+    def _injecting(self, handle: Handle) -> Handle:
+        """Return ``handle`` with the faults that this process is to inject, if any."""
+        return injecting(handle, self._faults, lambda: self._shard.rounds)
 
     def _answer(self, outbox: Outbox) -> Outbox:
         """Return what may be sent now of answers that no message has asked for at this moment."""

@@ -40,6 +40,7 @@ class Config:
         replicas: how many standbys each server has.
         start: how often this member's process has been started.
         lost: how the process before this one has ended, and when, by this host's monotonic clock; empty for the first.
+        inject: what this process does to itself, ``kill`` or ``stop``, and at which of its rounds, in their order.
         scheduler_log: the file with the scheduler's log; empty for none.
         aggregate: whether hosts with several workers are to have aggregators.
         node_host: the address that this process binds to and tells the others, for TCP; empty for the default.
@@ -82,6 +83,7 @@ class Config:
     replicas: int = 0
     start: int = 1
     lost: tuple[str, float] | tuple[()] = ()
+    inject: tuple[tuple[str, int], ...] = ()
     scheduler_log: str = ""
     aggregate: bool = True
     node_host: str = ""
@@ -160,6 +162,7 @@ class Config:
             replicas=settings.REPLICAS.read(env),
             start=settings.START.read(env),
             lost=settings.LOST.read(env),
+            inject=settings.INJECT.read(env),
             scheduler_log=settings.SCHEDULER_LOG.read(env),
             aggregate=settings.AGGREGATE.read(env),
             node_host=settings.NODE_HOST.read(env),

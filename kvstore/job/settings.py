@@ -22,6 +22,7 @@ from kvstore.job.valid_values import (
     Interval,
     Intervals,
     OneOf,
+    RoundFaults,
     Seconds,
     Text,
     ValidValues,
@@ -271,6 +272,13 @@ REPLICAS = Setting(
     "KVSTORE_REPLICAS", Integer(0, 1), 0, "how many standbys each server has, which take over when it is lost"
 )
 START = Setting("KVSTORE_START", Integer(1), 1, "how often this member's process has been started")
+INJECT: Setting[tuple[tuple[str, int], ...]] = Setting(
+    "KVSTORE_INJECT",
+    RoundFaults(),
+    (),
+    "what a server does to itself when it has so many rounds, in its first start (`launch.py --inject`)",
+    shown="none",
+)
 LOST: Setting[tuple[str, float] | tuple[()]] = Setting(
     "KVSTORE_LOST",
     EarlierEnd(),
@@ -352,6 +360,7 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
             START,
             LOST,
             SCHEDULER_LOG,
+            INJECT,
             NUM_AGGREGATORS,
             AGGREGATOR,
             ROOT_FD,

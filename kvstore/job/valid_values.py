@@ -154,6 +154,21 @@ class EarlierEnd:
         return how, Seconds(0).parse(when)
 
 
+class RoundFaults:
+    """What a process does to itself, and at which round; by rounds."""
+
+    valid = "`kill:ROUND` or `stop:ROUND`, separated by commas"
+    _ONE = re.compile(r"(kill|stop):([1-9]\d{0,9})", re.ASCII)
+
+    def parse(self, text: str) -> tuple[tuple[str, int], ...]:
+        """See ``ValidValues``."""
+        found = [self._ONE.fullmatch(item.strip()) for item in text.split(",")]
+        faults = [(match[1], int(match[2])) for match in found if match is not None]
+        if len(faults) < len(found):
+            raise ValueError(text)
+        return tuple(sorted(faults, key=lambda fault: fault[1]))
+
+
 @dataclass(frozen=True)
 class ClassReference:
     """Where a class is, and the name that it has here."""

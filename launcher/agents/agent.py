@@ -169,6 +169,9 @@ class Agent:
         elif isinstance(message, p.Signal):
             if self._crew is not None:
                 self._crew.signal(message.signum)
+        elif isinstance(message, p.SignalTask):
+            if self._crew is not None:
+                self._crew.signal_task(message.index, message.signum)
         elif isinstance(message, p.Bye):
             self._dismissed = True
 

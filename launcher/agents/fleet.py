@@ -113,6 +113,14 @@ class Fleet:
         for remote in self._remotes:
             remote.send(p.Signal(signum))
 
+    def signal_task(self, index: int, signum: int) -> bool:
+        """Have its agent send a signal to one task."""
+        remote = self._able(index)
+        if remote is None or index not in self._running:
+            return False
+        remote.send(p.SignalTask(index, signum))
+        return True
+
     def leftovers(self) -> bool:
         """Whether any agent has not reported that no process is left."""
         return any(not remote.empty and remote.lost is None for remote in self._remotes)

@@ -48,6 +48,7 @@ from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import open_standard_streams
+from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.restarts import Restarts
 from launcher.supervision.signals import SignalQueue, called
@@ -250,6 +251,7 @@ class _AgentJob:
             selector=selector,
             where=_where(tasks),
             restarts=restarts,
+            drill=Drill(tasks, self._job.injections),
         )
         try:
             supervisor.start()

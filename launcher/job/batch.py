@@ -12,7 +12,7 @@ from launcher.job.cluster import Cluster
 from launcher.job.description import Job
 from launcher.job.tasks import passed
 
-_TUPLES = ("command", "env_names", "server_argv", "sync_exclude", "ssh_option", "cluster_option")
+_TUPLES = ("command", "env_names", "server_argv", "sync_exclude", "ssh_option", "cluster_option", "inject")
 
 
 def dumps(job: Job, environ: Mapping[str, str], end: str) -> str:

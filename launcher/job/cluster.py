@@ -28,6 +28,7 @@ class Cluster:
         host_aggregation: whether hosts with several workers have aggregators.
         replicas: how many standbys each server has, 0 or 1.
         restarts: how many times processes that die are started again, in all; None for the default.
+        inject: faults to inject, as `launcher.job.injection` reads them.
         job_name: the name of the job in the cluster's tools.
         queue: the queue or partition.
         time: the time limit, in the cluster's notation.
@@ -55,6 +56,7 @@ class Cluster:
     host_aggregation: bool = True
     replicas: int = 0
     restarts: int | None = None
+    inject: tuple[str, ...] = ()
     job_name: str = "kvstore"
     queue: str = ""
     time: str = ""

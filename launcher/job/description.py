@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from kvstore.job import settings
-from kvstore.job.contract import COMPUTED
+from kvstore.job.contract import COMPUTED, members
 from launcher.errors import LaunchError
 from launcher.job.cluster import Cluster
+from launcher.job.injection import Injection
 
 # A typing error must not start a million processes.
 MAX_PER_ROLE = settings.MAX_NODES
 
 # The variables by which the members of a job, and its agents, find each other. Options cannot set them.
-RESERVED = COMPUTED | {settings.AGENT.name, settings.EXIT_REPORT.name}
+RESERVED = COMPUTED | {settings.AGENT.name, settings.EXIT_REPORT.name, settings.INJECT.name}
 
 # With standbys, processes are started again so many times. The delays between them keep a loop from doing harm.
 RESTARTS = 100
@@ -65,6 +66,13 @@ class Job:
         for option, names in (("--env-server", self.env_server), ("--env-worker", self.env_worker)):
             for name in sorted(RESERVED.intersection(names)):
                 raise LaunchError(f"{option} cannot set {name}: launch.py computes it for each process")
+        known = set(members(self.num_workers, self.num_servers, replicas=self.cluster.replicas))
+        for text in self.cluster.inject:
+            if Injection.parse(text).member not in known:
+                raise LaunchError(
+                    f"--inject {text}: the job has no such member; it has {self.num_workers} workers, "
+                    f"{self.num_servers} servers and {self.num_standbys} standbys (--replicas), and ranks begin at 0"
+                )
 
     @property
     def num_standbys(self) -> int:
@@ -75,6 +83,11 @@ class Job:
     def num_placed(self) -> int:
         """How many processes need a place on a host of the job: the workers, the servers and their standbys."""
         return self.num_workers + self.num_servers + self.num_standbys
+
+    @property
+    def injections(self) -> list[Injection]:
+        """The faults to inject."""
+        return [Injection.parse(text) for text in self.cluster.inject]
 
     @property
     def restarts(self) -> int:

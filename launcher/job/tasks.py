@@ -25,7 +25,7 @@ LOCAL_RANK, LOCAL_SIZE = settings.LOCAL_RANK.name, settings.LOCAL_SIZE.name
 ROOT_FD = settings.ROOT_FD.name
 # What a caller that is itself a member of a job, or has this exported, does not pass on.
 _OWN = (
-    *(ROOT_FD, settings.REPLICAS.name, settings.START.name),
+    *(ROOT_FD, settings.REPLICAS.name, settings.START.name, settings.INJECT.name),
     *(settings.LOST.name, settings.SCHEDULER_LOG.name),
 )
 
@@ -136,6 +136,9 @@ def member_variables(job: Job, at: Rendezvous, role: Role, rank: int) -> dict[st
     if role != "scheduler":
         env.update(job.env_worker if role == "worker" else job.env_server)
     env.update(at.contract(job).variables(role, rank))
+    faults = [f"{one.action}:{one.round}" for one in job.injections if one.member == (role, rank) and one.round]
+    if faults:
+        env[settings.INJECT.name] = ",".join(faults)
     return env
 
 

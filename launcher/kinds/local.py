@@ -26,6 +26,7 @@ from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import open_standard_streams, require_files
 from launcher.supervision.crew import Crew
+from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.output import Outlet, columns
 from launcher.supervision.restarts import Restarts
@@ -148,6 +149,7 @@ def _run(
         name=caller.name,
         where="on this machine" if caller.says_start else None,
         restarts=restarts,
+        drill=Drill(tasks, job.injections),
     )
     try:
         supervisor.start()
@@ -206,5 +208,5 @@ def _check_command(worker: Task) -> None:
 KIND = Kind(
     run=run,
     dry_run=dry_run,
-    takes=frozenset({"gpus_per_worker", "host_aggregation", "replicas", "restarts", "sync_dst_dir"}),
+    takes=frozenset({"gpus_per_worker", "host_aggregation", "inject", "replicas", "restarts", "sync_dst_dir"}),
 )

@@ -153,6 +153,7 @@ KIND = Kind(
             "host_aggregation",
             "replicas",
             "restarts",
+            "inject",
             "gpus_per_worker",
             "cluster_option",
         }

@@ -139,6 +139,7 @@ KIND = Kind(
             "host_aggregation",
             "replicas",
             "restarts",
+            "inject",
             "job_name",
             "queue",
             "time",

@@ -239,6 +239,7 @@ KIND = Kind(
             "host_aggregation",
             "replicas",
             "restarts",
+            "inject",
             "job_name",
             "queue",
             "time",

@@ -206,6 +206,7 @@ KIND = Kind(
             "host_aggregation",
             "replicas",
             "restarts",
+            "inject",
             "gpus_per_worker",
         }
     ),

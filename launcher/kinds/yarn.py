@@ -40,6 +40,7 @@ TAKES = frozenset(
         "host_aggregation",
         "replicas",
         "restarts",
+        "inject",
         "gpus_per_worker",
         "host_ip",
         "interface",

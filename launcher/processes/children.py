@@ -123,6 +123,15 @@ class Children:
         """Send a signal to all of them, and to the processes that they have started."""
         self._guard.signal(signum)
 
+    def signal_task(self, index: int, signum: int) -> bool:
+        """Send a signal to the process group of one of them."""
+        child = self._children.get(index)
+        if child is None or child.exit is not None:
+            return False
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signum)
+        return True
+
     def leftovers(self) -> bool:
         """Whether any of those processes is alive."""
         return self._guard.leftovers()

@@ -5,6 +5,7 @@ crew         the interface of what runs tasks, and of who hears from it
 ending       when a job ends, and how. No I/O
 actions      what it has the supervisor do. No I/O
 restarts     which processes may die, and when they are started again. No I/O
+drill        the faults that launch.py injects by the time. No I/O
 postmortem   what a failed job says at its end. No I/O
 output       the output of many processes as whole lines
 rewritten    output that is rewritten, as a progress bar is, for a terminal

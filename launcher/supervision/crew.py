@@ -73,6 +73,9 @@ class Crew(Protocol):
     def signal(self, signum: int) -> None:
         """Send a signal to all processes of the crew."""
 
+    def signal_task(self, index: int, signum: int) -> bool:
+        """Send a signal to the processes of one task. Return whether it runs, and in this crew."""
+
     def leftovers(self) -> bool:
         """Whether any process is alive that the crew or one of its tasks has started."""
 

@@ -13,6 +13,7 @@ from kvstore.job.exits import Exit
 from launcher.job.tasks import Task, again
 from launcher.supervision.actions import Action, Kill, Lose, Restart, Say, Tell
 from launcher.supervision.crew import Crew, turn
+from launcher.supervision.drill import Drill
 from launcher.supervision.ending import Ending, EndingLimits, Phase
 from launcher.supervision.output import Outlet, Prefixer, is_terminal, prefix, wants_color
 from launcher.supervision.postmortem import Line, Postmortem
@@ -49,6 +50,7 @@ class Supervisor:
         where: where the tasks run, for the line that says what starts; None for no such line.
         restarts: which tasks may die and are started again; None for none.
         on_loss: called with each of them, in the loop; again and again until it returns True.
+        drill: the faults to inject; None for none.
     """
 
     def __init__(
@@ -66,12 +68,14 @@ class Supervisor:
         where: str | None = None,
         restarts: Restarts | None = None,
         on_loss: OnLoss = report_loss,
+        drill: Drill | None = None,
     ) -> None:
         self._tasks = tasks
         self._crews = crews
         self._signals = signals
         self._on_failure = on_failure
         self._on_loss = on_loss
+        self._drill = Drill(tasks, ()) if drill is None else drill
         self._restarts = restarts
         self._unheard: list[Lose] = []  # of which the scheduler does not know yet
         self._say_again_at = 0.0
@@ -117,6 +121,7 @@ class Supervisor:
         while True:
             self._perform(self._ending.tick(time.monotonic(), self._leftovers))
             if self._ending.phase is Phase.RUNNING:
+                self._inject()
                 self._print(self._postmortem.overdue(time.monotonic()))
             self._say_again()
             self._outlet.pump()
@@ -223,8 +228,9 @@ class Supervisor:
     def _timeout(self) -> float:
         if self._ending.all_exited:
             return _POLL_S
-        deadline = self._ending.wake
-        return _CHECK_S if deadline is None else min(_CHECK_S, max(0.0, deadline - time.monotonic()))
+        now = time.monotonic()
+        wakes = [wake for wake in (self._ending.wake, self._drill.wake, now + _CHECK_S) if wake is not None]
+        return max(0.0, min(wakes) - now)
 
     def _perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -268,6 +274,12 @@ class Supervisor:
             crew.restart(action.index, again(action.start, action.before, action.since))
         else:
             self.exited(action.index, Exit(1, text="could not be started again"))
+
+    def _inject(self) -> None:
+        """Inject the faults whose time has come."""
+        for index, fault in self._drill.due(time.monotonic()):
+            hit = any(crew.signal_task(index, fault.signal) for crew in self._crews)
+            self.say(f"--inject: {fault}" if hit else f"--inject: not {fault}: it does not run")
 
     def _crew_of(self, index: int) -> Crew | None:
         """The crew that can start a task again."""

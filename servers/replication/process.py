@@ -89,7 +89,7 @@ class ReplicaProcess(ShardMember):
         return self._replica.answer(outbox)
 
     def _serve(self) -> None:
-        self._service.run(self._replica.handle, self._tick, self._soon, self._take)
+        self._service.run(self._injecting(self._replica.handle), self._tick, self._soon, self._take)
 
     def _take(self, peer: bytes, frames: list[Buffer]) -> Outbox | None:
         link = self._link

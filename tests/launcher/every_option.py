@@ -23,6 +23,7 @@ VALUES: dict[str, Any] = {
     "host_aggregation": False,
     "replicas": 1,
     "restarts": 7,
+    "inject": ("kill:server:0@round:9", "stop:scheduler@0.5s"),
     "job_name": "mnist",
     "queue": "gpu",
     "time": "2:00:00",

@@ -8,6 +8,7 @@ StartTasks  run these tasks             Started, or Refused
 OutputAck   output was taken            Output, Reported, Exited ...; Empty when no process is left
 StartAgain  start a task again
 Signal      send it to all tasks
+SignalTask  send it to one of them
 Ping        every second                Pong
 Bye         end all tasks, and exit     Bye
 """
@@ -214,6 +215,15 @@ class Note(Message):
 class Signal(Message):
     """Send this signal to all tasks."""
 
+    signum: Annotated[int, f.integer(1, 64)]
+
+
+@message(119)
+@dataclass(frozen=True)
+class SignalTask(Message):
+    """Send this signal to one task."""
+
+    index: Index
     signum: Annotated[int, f.integer(1, 64)]
 
 

@@ -110,6 +110,10 @@ class PodCrew:
             self._commands.append(command)
         self._next = 0.0
 
+    def signal_task(self, index: int, signum: int) -> bool:
+        """False: pods get no signals."""
+        return False
+
     def leftovers(self) -> bool:
         """False: when a pod ends, so do all of its processes."""
         return False

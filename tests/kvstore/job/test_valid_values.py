@@ -8,7 +8,17 @@ import pytest
 
 from kvstore.errors import ConfigError
 from kvstore.job.settings import Setting
-from kvstore.job.valid_values import ClassReference, ClassReferences, EarlierEnd, Flag, Integer, OneOf, Seconds, Text
+from kvstore.job.valid_values import (
+    ClassReference,
+    ClassReferences,
+    EarlierEnd,
+    Flag,
+    Integer,
+    OneOf,
+    RoundFaults,
+    Seconds,
+    Text,
+)
 
 
 def setting(values: Any) -> Setting[Any]:
@@ -25,6 +35,7 @@ def setting(values: Any) -> Setting[Any]:
         (Seconds(), "0.001", 0.001),
         (Seconds(0), "0", 0.0),
         (EarlierEnd(), "exit code 7 1234.5", ("exit code 7", 1234.5)),
+        (RoundFaults(), "stop:100, kill:9", (("kill", 9), ("stop", 100))),
         (OneOf(("tcp", "zeromq")), "ZeroMQ", "zeromq"),
         (Text("anything"), " a b ", "a b"),
         (ClassReferences(), "a.b:C", (ClassReference("c", "a.b", "C"),)),

@@ -193,10 +193,13 @@ def test_tasks_that_cannot_be_started_are_refused(tmp_path: Path, short: Path) -
     assert list(short.iterdir()) == []
 
 
-def test_a_signal_from_launch_py_reaches_its_tasks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("message", [p.Signal(signal.SIGTERM), p.SignalTask(4, signal.SIGTERM)])
+def test_a_signal_from_launch_py_reaches_its_tasks(tmp_path: Path, message: Message) -> None:
+    said = message
+
     def signal_it(link: LaunchPy, message: Message) -> None:
         if isinstance(message, p.Started):
-            link.says(p.Signal(signal.SIGTERM))
+            link.says(said)
         when_empty(link, message)
 
     link = LaunchPy(start(tmp_path, "sleep", "600"), reaction=signal_it)

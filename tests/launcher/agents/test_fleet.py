@@ -82,6 +82,14 @@ def test_a_task_is_started_again_where_it_was(cast: Cast) -> None:
     assert cast.sink.exits == [(3, Exit(signum=9)), (3, Exit(code=7))]
 
 
+def test_a_signal_for_one_task_goes_to_its_agent(cast: Cast) -> None:
+    assert cast.fleet.signal_task(3, 19)
+    assert (cast.to_a.sent[1:], cast.to_b.sent[1:]) == ([], [p.SignalTask(3, 19)])
+    cast.to_b.hears(p.Exited(3, 0, 9))
+    assert not cast.fleet.signal_task(3, 19)
+    assert not cast.fleet.signal_task(4, 19)
+
+
 def test_but_not_if_its_agent_is_gone(cast: Cast) -> None:
     cast.to_b.ends("it was closed")
     assert [cast.fleet.can_restart(index) for index in (1, 2, 3, 4)] == [True, True, False, False]

@@ -61,9 +61,18 @@ def test_standbys_are_servers_after_the_servers_with_numbers_of_their_own() -> N
     assert (standby.env["X"], standby.env["OMP_NUM_THREADS"]) == ("1", "4")
 
 
+def test_a_server_is_told_of_the_faults_at_its_rounds() -> None:
+    faults = ("kill:server:0@round:9", "stop:server:0@round:7", "kill:server:0@10s", "stop:standby:0@round:1")
+    tasks = by_name(render(job(cluster=Cluster(replicas=1, inject=faults)), AT, HERE))
+    assert {name: task.env["KVSTORE_INJECT"] for name, task in tasks.items() if "KVSTORE_INJECT" in task.env} == {
+        "server 0": "kill:9,stop:7",
+        "standby 0": "stop:1",
+    }
+
+
 def test_what_the_caller_is_in_a_job_of_its_own_is_not_passed_on() -> None:
     own = {"KVSTORE_REPLICAS": "1", "KVSTORE_START": "2", "KVSTORE_LOST": "SIGKILL 1.0", "KVSTORE_ROOT_FD": "5"}
-    own["KVSTORE_SCHEDULER_LOG"] = "/log"
+    own |= {"KVSTORE_SCHEDULER_LOG": "/log", "KVSTORE_INJECT": "kill:1"}
     for task in render(job(), AT, dataclasses.replace(HERE, environ=own)):
         assert not own.keys() & set(task.env)
 
@@ -94,7 +103,7 @@ def test_a_contract_holds_what_is_reserved_and_nothing_of_the_caller() -> None:
     at = Rendezvous(uri="127.0.0.1", port=9000, mark="m", cluster="ssh", node_host=None, fd=5, scheduler_log="/log")
     at = dataclasses.replace(at, keyring=Keyring(dict.fromkeys(members(job()), ("public", "secret"))))
     others = {AGENT, "KVSTORE_EXIT_REPORT", "KVSTORE_NUM_AGGREGATORS", "KVSTORE_AGGREGATOR", "KVSTORE_REPLICAS"}
-    others |= {"KVSTORE_START", "KVSTORE_LOST"}
+    others |= {"KVSTORE_START", "KVSTORE_LOST", "KVSTORE_INJECT"}
     assert set(at.contract(job()).variables("scheduler", 0)) == RESERVED - others
     assert set(at.contract(job()).variables("worker", 0)) == RESERVED - others - {
         "KVSTORE_ROOT_FD",

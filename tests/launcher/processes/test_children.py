@@ -140,6 +140,18 @@ def test_one_that_cannot_be_started_again_has_ended_again(guard: Guard, tmp_path
     crew.close()
 
 
+def test_a_signal_for_one_of_them_reaches_no_other(guard: Guard) -> None:
+    crew = Crew(guard, {0: "sleep 600; true", 1: "echo ready; read line; sleep 600; true"})
+    crew.start()
+    assert crew.children.signal_task(0, 9)
+    crew.until(lambda: crew.sink.exits)
+    assert crew.sink.exits == [(0, Exit(signum=9))]
+    assert not crew.children.signal_task(0, 9)
+    assert not crew.children.signal_task(7, 9)
+    assert crew.children.leftovers()
+    crew.close()
+
+
 def test_what_is_left_is_killed_at_the_close(guard: Guard) -> None:
     crew = Crew(guard, {0: "trap '' TERM; echo ready; while :; do sleep 1; done"})
     crew.start()

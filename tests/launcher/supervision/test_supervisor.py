@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,9 +12,11 @@ from waiting import LONG
 
 from kvstore.job.exit_report import ExitReport
 from kvstore.job.exits import Exit
+from launcher.job.injection import Injection
 from launcher.job.tasks import Task
 from launcher.supervision.actions import Lose
 from launcher.supervision.crew import Sink
+from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.output import Outlet
 from launcher.supervision.restarts import Restarts
@@ -35,6 +37,7 @@ class Played:
         self.signals: list[int] = []
         self.closed = 0
         self.restarts = True
+        self.hits: list[tuple[int, int]] = []
         self.restarted: list[tuple[int, dict[str, str]]] = []
 
     def start(self, selector: selectors.BaseSelector, sink: Sink) -> None:
@@ -50,6 +53,10 @@ class Played:
     def restart(self, index: int, variables: Mapping[str, str]) -> None:
         self.restarted.append((index, dict(variables)))
         self.running.add(index)
+
+    def signal_task(self, index: int, signum: int) -> bool:
+        self.hits.append((index, signum))
+        return index in self.running
 
     def collect(self) -> None:
         if self.steps:
@@ -141,6 +148,7 @@ def run(
     limits: EndingLimits = HASTE,
     where: str | None = None,
     roles: frozenset[str] = frozenset(),
+    faults: Sequence[str] = (),
 ) -> int:
     with SignalQueue() as signals:
         supervisor = Supervisor(
@@ -155,6 +163,7 @@ def run(
             where=where,
             restarts=Restarts(TASKS, roles, 5),
             on_loss=told.on_loss,
+            drill=Drill(TASKS, map(Injection.parse, faults)),
         )
         try:
             supervisor.start()
@@ -283,6 +292,21 @@ def test_a_server_that_may_die_is_started_again_and_says_why_it_died(told: Told)
     assert told.err == (
         "the test: server 0 exited with code 1:\n[server 0] Traceback\n[server 0] MemoryError\n"
         "the test: server 0 exited with code 1; it is started again (1 of 5 restarts)\n"
+    )
+
+
+def test_faults_are_injected_by_the_time(told: Told) -> None:
+    def waits(crew: Played) -> None:
+        if len(crew.hits) < 2:
+            crew.steps.insert(0, waits)
+
+    crew = Played(ends(0), waits, ends(2), ends(1))
+    faults = ("stop:server:0@0.01s", "kill:scheduler@0.02s", "kill:server:0@600s")
+    assert run(crew, told, faults=faults, limits=EndingLimits(linger=0.01)) == 0
+    assert crew.hits == [(1, signal.SIGSTOP), (0, signal.SIGKILL)]
+    assert told.err == (
+        "the test: --inject: SIGSTOP for server 0, 0.01 s after the start\n"
+        "the test: --inject: not SIGKILL for scheduler, 0.02 s after the start: it does not run\n"
     )
 
 

@@ -37,6 +37,7 @@ GOOD: list[Any] = [
     p.Note("ünï"),
     p.StartAgain(3, [b"A", b"1"]),
     p.Signal(15),
+    p.SignalTask(3, 19),
     p.Ping(),
     p.Pong(),
     p.Bye("it was sent SIGTERM"),
