@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,17 +70,25 @@ sys.exit(max(abs(process.wait()) for process in started))
 
 @contextlib.contextmanager
 def job(
-    tmp_path: Path, script: str, *, workers: int = 2, servers: int = 2, keys: bool = False, **env: str
+    tmp_path: Path,
+    script: str,
+    *,
+    workers: int = 2,
+    servers: int = 2,
+    keys: bool = False,
+    options: Sequence[str] = (),
+    **env: str,
 ) -> Iterator[Job]:
     """A job whose workers run ``script``; whatever happens, nothing of it is left.
 
-    With ``keys`` its links go over TCP and are encrypted, as between hosts, and launch.py has no part in it.
+    ``options`` are more of launch.py's. With ``keys`` its links go over TCP and are encrypted, as between hosts, and
+    launch.py has no part in it.
     """
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(script))
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
     log = tmp_path / "log"
-    words = [sys.executable, "-m", "launcher", "-n", f"{workers}", "-s", f"{servers}", f"python {path}"]
+    words = [sys.executable, "-m", "launcher", "-n", f"{workers}", "-s", f"{servers}", *options, f"python {path}"]
     own = os.environ | FAST | {"TEST_MARK": mark} | env
     with log.open("w") as out:
         process = subprocess.Popen(

@@ -14,7 +14,8 @@ from kvstore.transport.system_errors import ignored, require_systems
 
 Address: TypeAlias = "tuple[socket.AddressFamily, Any]"
 
-RETRY_S, RETRY_MAX_S = 0.02, 1.0
+# Between attempts to connect. On one host they are cheap, and a scheduler that is started again is there soon.
+RETRY_S, RETRY_MAX_S, RETRY_MAX_HERE_S = 0.02, 1.0, 0.1
 ATTEMPT_S = 10.0  # how long an attempt to connect may take
 STALLED_S = 60.0  # a peer that takes nothing of what waits for it for so long is disconnected
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)  # macOS may lack it; there Python alone ignores SIGPIPE
@@ -160,7 +161,8 @@ class Link:
     def _fail(self, now: float) -> None:
         """Give up an attempt to connect. The next one is due after a pause, which doubles."""
         self.hang_up()
-        self.due = now + min(RETRY_S * 2 ** min(self._tries, 10), RETRY_MAX_S)
+        longest = RETRY_MAX_HERE_S if isinstance(self._address, str) else RETRY_MAX_S
+        self.due = now + min(RETRY_S * 2 ** min(self._tries, 10), longest)
         self._tries += 1
 
     def lose(self, now: float) -> None:

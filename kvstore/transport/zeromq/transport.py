@@ -36,7 +36,7 @@ from kvstore.transport.base import ASK_S, ASKS, BACKLOG, IDLE_S, MAX_FRAME, Fram
 from kvstore.transport.bell import Bell
 from kvstore.transport.directory import require_socket_path
 from kvstore.transport.memory import Heap, ScatteredFrame, keep_freed, whole
-from kvstore.transport.sockets.link import STALLED_S
+from kvstore.transport.sockets.link import RETRY_MAX_HERE_S, RETRY_MAX_S, RETRY_S, STALLED_S
 from kvstore.transport.sockets.stream import GREETING
 from kvstore.transport.tcp_sockets import congestion_control, listen, set_congestion_control
 from kvstore.transport.zeromq.connections import Connections
@@ -73,8 +73,7 @@ class ZmqTransport(Heap):
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME)
         self._socket.set(zmq.IPV6, 1)
-        self._socket.set(zmq.RECONNECT_IVL, 20)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.set(zmq.RECONNECT_IVL, int(1000 * RETRY_S))
         self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._socket.set(zmq.BACKLOG, BACKLOG)
         self._socket.set(zmq.TCP_KEEPALIVE, 1)
@@ -249,6 +248,8 @@ class ZmqTransport(Heap):
             self._poller.register(self._connections.monitor, zmq.POLLIN)
         route = b"%s/%d" % (peer, next(self._numbers))
         self._socket.set(zmq.CONNECT_ROUTING_ID, route)
+        longest = RETRY_MAX_HERE_S if bare.startswith("ipc://") else RETRY_MAX_S
+        self._socket.set(zmq.RECONNECT_IVL_MAX, int(1000 * longest))
         try:
             self._socket.connect(bare)
         except zmq.ZMQError as exc:
