@@ -68,6 +68,7 @@ faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count
 	PYTHONPATH=tests $(BIN)/python -m simulation 0 --crashes --replicas
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 40
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 8 --launch --kinds unix,shm,tcp,zeromq --modes sync
+	PYTHONPATH=tests $(BIN)/python -m faults.checkpoints 200
 	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q -n 2 tests/interrupts
 
 lint: $(EXTRA)-dev  ## format, lint, types and import contracts

@@ -8,5 +8,6 @@ sockets    the same bytes over plain sockets
 steps      training steps
 stranger   invalid messages from outside of a job
 servers    the servers' memory
+checkpoints  steps of training with checkpoints among them
 stopwatch  times and reports of all programs
 """

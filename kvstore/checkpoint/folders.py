@@ -44,7 +44,7 @@ def listed(directory: Path) -> list[Folder]:
 
 
 def begin(directory: Path, number: int) -> Path:
-    """Make the folder of a new checkpoint; return it.
+    """Make the folder of a new checkpoint; return it. ``settle`` has its name on the disk.
 
     Raises:
         FileExistsError: there is one of this number.
@@ -53,8 +53,12 @@ def begin(directory: Path, number: int) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     folder = folder_of(directory, number)
     folder.mkdir()
-    sync_directory(directory)
     return folder
+
+
+def settle(folder: Path) -> None:
+    """Have the name of ``folder`` on the disk, before its manifest."""
+    sync_directory(folder.parent)
 
 
 def found(path: Path) -> Path | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from kvstore.checkpoint.folders import prune, remove
+from kvstore.checkpoint.folders import prune, remove, settle
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, StoredStore, save_manifest
 from kvstore.checkpoint.tensors import FileRecord, record_of
 from kvstore.dist.plans.entries import Entries
@@ -126,6 +126,7 @@ class CheckpointInProgress:
     def _complete(self) -> None:
         try:
             manifest = self._manifest()
+            settle(self._folder)
             save_manifest(self._folder, manifest)
         except (CheckpointError, OSError) as exc:
             self._give_up(exc)

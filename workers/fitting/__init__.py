@@ -4,6 +4,7 @@ fit             the function and its arguments
 run             a run: epoch by epoch
 archive         a run into a checkpoint and back
 checkpoint      the files of a checkpoint
+job_checkpoints what is added to checkpoints of the job
 run_callbacks   which callbacks are called when
 diloco_trainer  what trains where workers synchronize weights by DiLoCo
 copies          the model on one or several devices, each with a part of the batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 # Fields that ``load`` checks. The position in the data has no type here: it belongs to the sampler.
 _ABOUT: dict[str, type] = {"num_workers": int, "run": int}
-_OWN: dict[str, type] = {"run": int, "samples": int, "random": dict, "metric": dict, "callbacks": dict}
+_OWN: dict[str, type] = {"samples": int, "random": dict, "metric": dict, "callbacks": dict}
 
 
 class Archive:
@@ -87,17 +88,8 @@ class Archive:
         checkpoint.begin(self._rank)
         if self._keeps_states:
             self._keeps_states = checkpoint.save_states(self._trainer, self._rank)
-        random, plain = randomness.state(self._copies.devices)
-        own = {
-            **about,
-            "random": plain,
-            "data": self._position.state(batches, samples),
-            "samples": samples,
-            "metric": metric.totals(),
-            "callbacks": self._callbacks.state_dict(),
-        }
-        tensors = {f"random/{name}": tensor for name, tensor in random.items()}
-        tensors |= {f"buffer/{name}": buffer for name, buffer in self._copies.buffers().items()}
+        tensors, own = self.own(batches, samples, metric)
+        own = {**about, **own}
         trainer, model = self._trainer, self._copies.models[0]
         if isinstance(trainer, DiLoCoTrainer):
             weights, own["diloco"] = trainer.save_own(checkpoint, self._rank)
@@ -109,6 +101,19 @@ class Archive:
             else:
                 checkpoint.save_weights(model, about)
             log_line(self._rank, 'Saved checkpoint to "%s"', checkpoint.weights)
+
+    def own(self, batches: int, samples: int, metric: EvalMetric) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return what is this worker's own, wherever it is saved: tensors, and JSON values."""
+        random, plain = randomness.state(self._copies.devices)
+        own = {
+            "random": plain,
+            "data": self._position.state(batches, samples),
+            "samples": samples,
+            "metric": metric.totals(),
+            "callbacks": self._callbacks.state_dict(),
+        }
+        tensors = {f"random/{name}": tensor for name, tensor in random.items()}
+        return tensors | {f"buffer/{name}": buffer for name, buffer in self._copies.buffers().items()}, own
 
     def load(self, checkpoint: Checkpoint, metric: EvalMetric) -> int:
         """Load all but the weights, which the trainer already has, and the random numbers, which ``go_on`` loads.
@@ -143,18 +148,37 @@ class Archive:
             return 0
         tensors, own = checkpoint.load_worker(self._rank)
         path = checkpoint.worker(self._rank)
-        require_fields(path, own, _OWN)
+        require_fields(path, own, {"run": int})
         if own["run"] != about["run"]:
             raise Mismatch(f"{path}: from another run than {checkpoint.weights}")
+        self.take(path, tensors, own, metric if checkpoint.batch else None)
+        checkpoint.load_states(self._trainer, self._rank)
+        if isinstance(self._trainer, DiLoCoTrainer):
+            require_fields(path, own, {"diloco": dict})
+            self._trainer.load_own(checkpoint, self._rank, tensors, own["diloco"])
+        if not checkpoint.batch:
+            metric.reset()
+        return int(own["samples"])
+
+    def take(
+        self, path: Path, tensors: Mapping[str, torch.Tensor], own: Mapping[str, Any], metric: EvalMetric | None
+    ) -> None:
+        """Continue with what ``own`` returned; the random numbers come with ``go_on``.
+
+        Args:
+            path: where it was saved, for messages.
+            tensors, own: see ``own``.
+            metric: of the interrupted epoch, to be filled; None at the end of an epoch.
+
+        Raises:
+            CheckpointError, Mismatch: it is damaged, or of another model or other data.
+        """
+        require_fields(path, own, _OWN)
         random = {
             name.removeprefix("random/"): tensor for name, tensor in tensors.items() if name.startswith("random/")
         }
         with reading(path):
             randomness.require(random, own["random"], self._copies.devices)
-        checkpoint.load_states(self._trainer, self._rank)
-        if isinstance(self._trainer, DiLoCoTrainer):
-            require_fields(path, own, {"diloco": dict})
-            self._trainer.load_own(checkpoint, self._rank, tensors, own["diloco"])
         with torch.no_grad():
             for name, buffer in self._copies.buffers().items():
                 if (saved := tensors.get(f"buffer/{name}")) is not None:
@@ -165,12 +189,11 @@ class Archive:
                     buffer.copy_(saved)
         with reading(path):
             self._position.load(own["data"])
-            metric.reset()
-            if checkpoint.batch:
+            if metric is not None:
+                metric.reset()
                 metric.load_totals(own["metric"])
             self._callbacks.load_state_dict(own["callbacks"])
         self._random = random, own["random"]
-        return int(own["samples"])
 
     def go_on(self) -> None:
         """Continue with the random numbers of the checkpoint, if one was loaded."""

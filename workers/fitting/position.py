@@ -62,6 +62,11 @@ class Position:
             )
         self._stateful.load_state_dict(state)
 
+    @property
+    def continues(self) -> bool:
+        """Whether the data can continue within an epoch."""
+        return self._stateful is not None
+
     def require(self) -> None:
         """Raise ``UsageError`` unless the data can continue within an epoch."""
         if self._stateful is None:

@@ -15,6 +15,7 @@ from workers.fitting.archive import Archive
 from workers.fitting.checkpoint import Checkpoint
 from workers.fitting.copies import BatchResult, Copies, LossFunction, leaves
 from workers.fitting.diloco_trainer import DiLoCoTrainer
+from workers.fitting.job_checkpoints import JobCheckpoints
 from workers.fitting.position import Position
 from workers.fitting.run_callbacks import RunCallbacks
 from workers.metrics import EvalMetric
@@ -56,6 +57,7 @@ class TrainingRun:
         self.stopped = False
         self._copies, self._train_data, self._eval_data, self._loss = copies, train_data, eval_data, loss
         self._position, self._callbacks = Position(train_data), callbacks
+        self._in_job: JobCheckpoints | None = None
         self._archive = Archive(copies, trainer, self._position, callbacks, self.rank, self.num_workers)
 
     @property
@@ -81,6 +83,9 @@ class TrainingRun:
         self.epoch = epoch
         if resume:
             self.batches, self.samples = resume.batch, self._archive.load(resume, self.metric)
+        if self.store is not None and isinstance(self.trainer, Trainer):
+            self._in_job = JobCheckpoints(self, self.store, self._archive, self._position)
+            self._in_job.attach(resume)
         self._archive.begin(self.reducer, epoch=epoch, batch=self.batches)
         self._callbacks.tell("begin", self)
 
@@ -99,6 +104,8 @@ class TrainingRun:
             number, self.batches = self.batches, self.batches + 1
             self.samples += sum(part.samples for part in parts)
             self._call("batch", number, self.metric, loss=parts[0].loss)
+            if self._in_job:
+                self._in_job.store.save_checkpoint(if_due=True)
         self._join(time.perf_counter() - tic)
         self.metric.reduce(self.reducer)
         values = {f"train-{name}": value for name, value in self.metric.get_name_value()}

@@ -172,6 +172,18 @@ class TrainerRates:
             mine.update(theirs)
         self.num_update, self._scheduled = loaded.num_update, None
 
+    def state_dict(self) -> dict[str, str]:
+        """Return the state, for checkpoints of the job."""
+        return {"rates": self.save()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with what ``state_dict`` returned.
+
+        Raises:
+            UsageError: it is of other parameter groups, or damaged.
+        """
+        self.take(self.read(str(state.get("rates")), "the checkpoint"))
+
     def _set(self, lr: float) -> None:
         for group in self._following:
             group["lr"] = lr

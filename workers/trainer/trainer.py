@@ -131,6 +131,8 @@ class Trainer:
         self._lists = ParameterLists(self._params, self._store if share_gradients else None)
         if self._store is not None:
             take(self._store, self._lists.keys(), self._lists.weights(), updates=on_store)
+        if self._store is not None and on_store:  # the rates belong to the states that a resumed job's servers have
+            self._store.attach(f"trainer of {self._lists.keys()[0]}", self._rates, shared=True)
         self._overlap = overlapping(
             self._params,
             self._store,
