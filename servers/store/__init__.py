@@ -3,6 +3,7 @@
 tables           the open stores, and who has opened and closed them
 table            what requests do to one store
 buckets          the store's segments, grouped into buckets as workers push them
+contributions    what a push contributes to which buckets
 bucket           segments that are pushed together: one piece of memory, one set of rounds
 rounds           who has contributed to which round, where pushes are summed in rounds
 clocks           how often each worker has pushed, where every push is an update

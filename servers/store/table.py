@@ -17,7 +17,7 @@ from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap, Memory
-from kvstore.values import PayloadRange, cut, ranges_of
+from kvstore.values import ranges_of
 from kvstore.wire import (
     Ack,
     Buffer,
@@ -35,14 +35,13 @@ from kvstore.wire import (
     Resume,
     Values,
 )
-from servers.names import workers
 from servers.requests.replies import Answer, refuse
-from servers.store.bucket import Bucket, Contribution, ParkedRequest, Progress
+from servers.store.bucket import Bucket, ParkedRequest, Progress
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.clocks import WorkerClocks
-from servers.store.compression import CompressedReplies, contribution
-from servers.store.hyperparameters import asked
+from servers.store.compression import CompressedReplies
+from servers.store.contributions import contribute, is_late, require_mergeable, updates_of
 from servers.store.joins import Pauses
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
@@ -107,16 +106,16 @@ class Table:
     def push(self, peer: bytes, message: Push) -> list[Answer]:
         """Take contributions, of one worker or several, and answer the requests that need not wait any more."""
         if len(message.workers) > 1 or message.rank_clocks:
-            self._require_mergeable(message)
+            require_mergeable(message, self.rule)
         self.pauses.require_before(message)
         updates = self._updates_of(message, self.buckets.pushed(message.ids, message.clocks))
         buckets = [update.bucket for update in updates]
-        late = sum(len(bucket.ids) for bucket, (part,), *_ in updates if self._is_late(bucket, part))
+        late = sum(len(bucket.ids) for bucket, (part,), *_ in updates if is_late(bucket, part, self.rule))
         if self.recording.on and (self.rule.mode == "async" or (late and self.rule.late == "keep")):
             self.recording.note(message)
         for bucket, (part,), *_ in updates:
             if not bucket.rounds.counts(part.ranks, part.clock):
-                _contribute(message, bucket, part)
+                contribute(message, bucket, part)
         if self.captures and self.rule.mode == "async":
             self.captures.secure(buckets)
         errors = self.updates.make(updates) if self.rule.mode == "async" else {}
@@ -137,10 +136,10 @@ class Table:
         if self.rule.mode == "sync":
             for bucket, (part,), *_ in updates:
                 if part.clock <= bucket.rounds.version:
-                    _contribute(message, bucket, part)
+                    contribute(message, bucket, part)
             return None
         for bucket, (part,), *_ in updates:
-            _contribute(message, bucket, part)
+            contribute(message, bucket, part)
         return next(iter(self.updates.make(updates).values()), None)
 
     def follow_rounds(self, message: ClosedRounds) -> list[Answer]:
@@ -155,10 +154,6 @@ class Table:
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:
         """Answer with values now, or when the rounds that they must include are over."""
         return self._answer(self._waiting.park(peer, message))
-
-    def read(self, message: Pull) -> Reply:
-        """Return the current values, whatever rounds they include."""
-        return self._reply(message)
 
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with ``optimizer`` from now on; its state stays if the update rule is the same."""
@@ -219,53 +214,9 @@ class Table:
         with suppress(UsageError):  # NaN, which the other server has told who asked
             self.compressed_replies.payloads(self.buckets.segment_ranges(message.ids), back, feedback=True)
 
-    def _require_mergeable(self, message: Push) -> None:
-        """Raise ``UsageError`` unless the pushes of several workers may be one in this store."""
-        what = f"{message.node} sent the sum of pushes of {workers(message.ranks)}"
-        own = message.rank_clocks
-        if self.rule.mode == "sync":
-            if own:
-                raise UsageError(f"{what} at clocks of their own, {own}; those of one round have one clock")
-        elif self.rule.aggregate != "host":
-            raise UsageError(f"{what}; in this store each push is an update, unless it has aggregate='host'")
-        elif own and any(clock != max(own) for clock in message.clocks):
-            raise UsageError(f"{what} at clocks {own}, and clocks={message.clocks}, which must be the highest of them")
-        elif own and message.want and self.rule.staleness is not None and min(own) < max(own):
-            # The worker behind would wait for what the one ahead needs, which may be its own next push.
-            raise UsageError(f"{what} at clocks {own}, and wants one answer; with a staleness, each pulls its own")
-
     def _updates_of(self, message: Push, buckets: Sequence[Bucket]) -> list[Update]:
-        """Return what a push contributes to each of ``buckets``, which together are its segments.
-
-        Raises:
-            UsageError: an open round does not take its contribution, which is not late either, and no repeat.
-        """
-        ranks = message.workers
-        ranges = _payload(message, buckets)
-        hyper = asked(message, self.updates.optimizer)
         self.updates.require(buckets)
-        updates: list[Update] = []
-        place = start = 0
-        for bucket in buckets:
-            clock = message.clocks[place]  # the number of the push among each worker's pushes to the bucket
-            part = Contribution(ranks, clock, cut(ranges, start, start + bucket.size), hyper)
-            rounds = bucket.rounds
-            if not (rounds.expects(ranks, clock) or self._is_late(bucket, part) or rounds.counts(ranks, clock)):
-                raise UsageError(
-                    f"push {clock} of {bucket.segments.keys[0]!r} by {workers(ranks)} belongs to no open round: "
-                    f"{rounds.version} rounds are over, and no push may come twice"
-                )
-            updates.append(Update(bucket, [part], hyper))
-            place += len(bucket.ids)
-            start += bucket.size
-        return updates
-
-    def _is_late(self, bucket: Bucket, part: Contribution) -> bool:
-        """Return whether a quorum has closed the round of ``part`` of ``bucket`` without it."""
-        rounds = bucket.rounds
-        return (
-            self.rule.quorum is not None and part.clock <= rounds.version and not rounds.counts(part.ranks, part.clock)
-        )
+        return updates_of(message, buckets, self.rule, self.updates.optimizer)
 
     def _progress(self) -> Progress:
         made: Progress
@@ -352,20 +303,3 @@ class Table:
             return 0
         clock = max(message.clocks)
         return max(0, clock - min(bucket.rounds.version for bucket in self.buckets.of(message.ids)))
-
-
-def _contribute(message: Push, bucket: Bucket, part: Contribution) -> None:
-    if not message.rank_clocks:
-        bucket.rounds.contribute(part.ranks, part.clock, part)
-        return
-    for rank, own in zip(part.ranks, message.rank_clocks, strict=True):
-        bucket.rounds.contribute((rank,), own, part)
-
-
-def _payload(message: Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
-    if not buckets:
-        return []
-    compression = described(message.codec)
-    if compression is not None:
-        return contribution(message, compression, buckets)
-    return ranges_of(message.buffers, buckets[0].dtype, sum(bucket.size for bucket in buckets))

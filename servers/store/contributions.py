@@ -1,0 +1,83 @@
+"""What a push contributes to which buckets, checked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstore.codecs.description import described
+from kvstore.errors import UsageError
+from kvstore.optim.optimizer import Optimizer
+from kvstore.rule import Rule
+from kvstore.values import PayloadRange, cut, ranges_of
+from kvstore.wire import Push
+from servers.names import workers
+from servers.store.bucket import Bucket, Contribution
+from servers.store.compression import contribution
+from servers.store.hyperparameters import asked
+from servers.store.updates import Update
+
+
+def require_mergeable(message: Push, rule: Rule) -> None:
+    """Raise ``UsageError`` unless the pushes of several workers may be one in this store."""
+    what = f"{message.node} sent the sum of pushes of {workers(message.ranks)}"
+    own = message.rank_clocks
+    if rule.mode == "sync":
+        if own:
+            raise UsageError(f"{what} at clocks of their own, {own}; those of one round have one clock")
+    elif rule.aggregate != "host":
+        raise UsageError(f"{what}; in this store each push is an update, unless it has aggregate='host'")
+    elif own and any(clock != max(own) for clock in message.clocks):
+        raise UsageError(f"{what} at clocks {own}, and clocks={message.clocks}, which must be the highest of them")
+    elif own and message.want and rule.staleness is not None and min(own) < max(own):
+        # The worker behind would wait for what the one ahead needs, which may be its own next push.
+        raise UsageError(f"{what} at clocks {own}, and wants one answer; with a staleness, each pulls its own")
+
+
+def updates_of(message: Push, buckets: Sequence[Bucket], rule: Rule, optimizer: Optimizer | None) -> list[Update]:
+    """Return what a push contributes to each of ``buckets``, which together are its segments.
+
+    Raises:
+        UsageError: an open round does not take its contribution, which is not late either, and no repeat.
+    """
+    ranks = message.workers
+    ranges = _payload(message, buckets)
+    hyper = asked(message, optimizer)
+    updates: list[Update] = []
+    place = start = 0
+    for bucket in buckets:
+        clock = message.clocks[place]  # the number of the push among each worker's pushes to the bucket
+        part = Contribution(ranks, clock, cut(ranges, start, start + bucket.size), hyper)
+        rounds = bucket.rounds
+        if not (rounds.expects(ranks, clock) or is_late(bucket, part, rule) or rounds.counts(ranks, clock)):
+            raise UsageError(
+                f"push {clock} of {bucket.segments.keys[0]!r} by {workers(ranks)} belongs to no open round: "
+                f"{rounds.version} rounds are over, and no push may come twice"
+            )
+        updates.append(Update(bucket, [part], hyper))
+        place += len(bucket.ids)
+        start += bucket.size
+    return updates
+
+
+def is_late(bucket: Bucket, part: Contribution, rule: Rule) -> bool:
+    """Return whether a quorum has closed the round of ``part`` of ``bucket`` without it."""
+    rounds = bucket.rounds
+    return rule.quorum is not None and part.clock <= rounds.version and not rounds.counts(part.ranks, part.clock)
+
+
+def contribute(message: Push, bucket: Bucket, part: Contribution) -> None:
+    """Take ``part``, which ``message`` contributes to ``bucket``."""
+    if not message.rank_clocks:
+        bucket.rounds.contribute(part.ranks, part.clock, part)
+        return
+    for rank, own in zip(part.ranks, message.rank_clocks, strict=True):
+        bucket.rounds.contribute((rank,), own, part)
+
+
+def _payload(message: Push, buckets: Sequence[Bucket]) -> Sequence[PayloadRange]:
+    if not buckets:
+        return []
+    compression = described(message.codec)
+    if compression is not None:
+        return contribution(message, compression, buckets)
+    return ranges_of(message.buffers, buckets[0].dtype, sum(bucket.size for bucket in buckets))
