@@ -249,7 +249,7 @@ def test_the_failure_of_a_worker_is_told_to_those_who_have_joined():
 
 
 def test_a_worker_that_leaves_without_joining_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("servers.server.FAREWELL_S", 0.2)
+    monkeypatch.setattr("servers.scheduler_process.FAREWELL_S", 0.2)
 
     def work(session: Session) -> str:
         store = DistStore(session)

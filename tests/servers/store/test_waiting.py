@@ -68,7 +68,7 @@ def test_of_many_who_have_left_a_few_are_named_and_what_to_do_is_said_all_the_sa
 
 
 def test_uneven_batches_without_join_are_said_to_be_that(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("servers.server.FAREWELL_S", 0.2)
+    monkeypatch.setattr("servers.scheduler_process.FAREWELL_S", 0.2)
 
     def work(session: Session) -> str:
         store = DistStore(session)
