@@ -105,6 +105,7 @@ class Ending:
         exit_code: launch.py's.
         failure: the first process to fail, and how; None if none has.
         interruption: the signal that has ended the job; None if none has.
+        finished: whether the scheduler has seen all workers leave.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Ending:
         self._early: int | None = None  # the first but workers that has exited while these ran
         self._told: int | None = None  # the first process that has reported the failure of another
         self._restarts = Restarts(tasks, frozenset(), 0) if restarts is None else restarts
-        self._began = self._finished = False  # finished: the scheduler has seen all workers leave
+        self.finished = self._began = False
         self._lost: dict[int, Exit] = {}  # how processes have died last whose death is none of the job's
         self._lost_at: dict[int, float] = {}
         self._waiting: dict[int, float] = {}  # those of them that are to be started again, and when
@@ -162,7 +163,7 @@ class Ending:
         if how.status and (culprit := self._culprit(index)) is not None:
             return self._fail(culprit, str(self._lost[culprit]), self._lost[culprit].status, now)
         if self._restarts.survivable(index) and self._told is None:
-            if self._finished or not self._left("worker"):
+            if self.finished or not self._left("worker"):
                 how = Exit()  # nobody needs it any more
             elif how.status and how.code != JOB_FAILED_EXIT:
                 return self._lose(index, how, now, possible)
@@ -173,7 +174,7 @@ class Ending:
             return [] if self._left("worker") else self._fail_unnamed(self._told, now)
         if how.status != 0:
             return self._fail(index, str(how), how.status, now)
-        self._finished = self._finished or self._tasks[index].role == "scheduler"
+        self.finished = self.finished or self._tasks[index].role == "scheduler"
         if self.phase is Phase.LINGER:
             return []
         if not self._left("worker"):
@@ -257,8 +258,8 @@ class Ending:
         elif self._tasks[index].role == "scheduler":
             return self._fail(index, str(how), how.status, now)
         lose = Lose(index, str(how), fate.start, fate.at is None)
-        if self._tasks[index].role == "scheduler":
-            return [lose]  # its successor says so when it is there
+        if not fate.text:  # the scheduler says so, or its successor
+            return [lose]
         return [lose, Say(f"{self._tasks[index].title} {how}; {fate.text}")]
 
     def _again(self, now: float) -> list[Action]:

@@ -28,7 +28,7 @@ class Fate(NamedTuple):
     Args:
         start: which start of it this was.
         at: when to start it again; None if it is given up.
-        text: what to tell the user, after how it has ended.
+        text: what to tell the user, after how it has ended; empty for what the scheduler says anyway.
     """
 
     start: int
@@ -94,8 +94,8 @@ class Restarts:
             return Fate(start, None, f"{why}{self._consequence(index)}")
         self._used += 1
         delay = self._delay(index)
-        when = f" in {delay:g} s" if delay > 1 else ""
-        return Fate(start, now + delay, f"it is started again{when} ({self._used} of {self._limit} restarts)")
+        slow = f"it is started again in {delay:g} s ({self._used} of {self._limit} restarts)"
+        return Fate(start, now + delay, slow if delay > 1 else "")
 
     def _why_not(self, index: int, possible: bool) -> str:
         if not possible:

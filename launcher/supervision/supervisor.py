@@ -263,7 +263,9 @@ class Supervisor:
             self._say_again_at = time.monotonic() + _CHECK_S
 
     def _say_again(self) -> None:
-        if self._unheard and time.monotonic() >= self._say_again_at and self._ending.phase is Phase.RUNNING:
+        if not self._unheard or self._ending.phase is not Phase.RUNNING or self._ending.finished:
+            return  # nobody wants to hear it
+        if time.monotonic() >= self._say_again_at:
             unheard, self._unheard = self._unheard, []
             for loss in unheard:
                 self._say_lost(loss)

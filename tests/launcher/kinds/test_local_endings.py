@@ -66,10 +66,7 @@ def test_a_server_that_has_a_standby_may_die(start: Start, tmp_path: Path) -> No
     worker = "while test ! -e started-2; do sleep 0.05; done"
     launched = start("-n", "1", "-s", "1", "--replicas", "1", worker, server=DIES_ONCE)
     assert launched.wait() == 0
-    assert launched.all_err.splitlines() == [
-        "launch.py: starting 1 worker, 1 server, 1 standby on this machine",
-        "launch.py: server 0 was killed by SIGKILL; it is started again (1 of 100 restarts)",
-    ]
+    assert launched.all_err == "launch.py: starting 1 worker, 1 server, 1 standby on this machine\n"
     assert launched.family() == {}
 
 

@@ -255,9 +255,8 @@ def with_standby(limit: int = 9, *roles: str) -> Run:
     return made
 
 
-def lost(index: int, how: str = "was killed by SIGKILL", start: int = 1, text: str = "") -> list[Action]:
-    title = {SERVER: "server 0", STANDBY: "the standby of server 0"}[index]
-    return [Lose(index, how, start, "is started again" not in text), Say(f"{title} {how}; {text}")]
+def given_up(text: str, how: str = "was killed by SIGKILL") -> list[Action]:
+    return [Lose(SERVER, how, 1, final=True), Say(f"server 0 {how}; {text}; server 0 has no standby from now on")]
 
 
 @pytest.mark.parametrize("index", [SERVER, STANDBY])
@@ -265,7 +264,7 @@ def lost(index: int, how: str = "was killed by SIGKILL", start: int = 1, text: s
 def test_a_server_with_a_standby_may_die_and_is_started_again(index: int, exit: dict[str, int]) -> None:
     run = with_standby()
     actions = run.exit(index, **exit)
-    assert actions == lost(index, str(Exit(**exit)), text="it is started again (1 of 9 restarts)")
+    assert actions == [Lose(index, str(Exit(**exit)), 1, final=False)]
     assert run.ending.phase is Phase.RUNNING
     assert run.ending.wake == run.now + 0.5
     run.now += 0.4
@@ -282,9 +281,20 @@ def test_a_server_with_a_standby_may_die_and_is_started_again(index: int, exit: 
     assert run.ending.exit_code == 0
 
 
+def test_a_delay_that_one_notices_is_said() -> None:
+    run = with_standby()
+    for _ in range(2):
+        *_, last = run.exit(SERVER, signum=9)
+        run.now += 2
+        run.tick()
+    assert isinstance(last, Lose)
+    *_, last = run.exit(SERVER, signum=9)
+    assert last == Say("server 0 was killed by SIGKILL; it is started again in 2 s (3 of 9 restarts)")
+
+
 def test_without_restarts_the_job_goes_on_without_a_standby() -> None:
     run = with_standby(0)
-    assert run.exit(SERVER, signum=9) == lost(SERVER, text="nothing is restarted; server 0 has no standby from now on")
+    assert run.exit(SERVER, signum=9) == given_up("nothing is restarted")
     assert run.ending.wake is None
     run.exit(WORKER_0, WORKER_1, STANDBY, SCHEDULER)
     assert run.ending.over
@@ -294,8 +304,8 @@ def test_without_restarts_the_job_goes_on_without_a_standby() -> None:
 def test_a_lost_host_takes_its_servers_with_it() -> None:
     run = with_standby()
     how = Exit(1, text="was lost: it was silent for 75 s")
-    text = "it cannot be started again; server 0 has no standby from now on"
-    assert run.ending.exited(SERVER, how, run.now, possible=False) == lost(SERVER, how.text, text=text)
+    actions = run.ending.exited(SERVER, how, run.now, possible=False)
+    assert actions == given_up("it cannot be started again", how.text)
     assert run.ending.phase is Phase.RUNNING
 
 
@@ -303,7 +313,7 @@ def test_one_that_leaves_unasked_is_lost_too() -> None:
     run = with_standby()
     assert run.exit(SERVER) == []
     how = "exited with code 0 while workers were running"
-    assert run.pass_deadline() == lost(SERVER, how, text="it is started again (1 of 9 restarts)")
+    assert run.pass_deadline() == [Lose(SERVER, how, 1, final=False)]
     died, run.now = run.now, run.now + 1
     assert run.tick() == [Restart(SERVER, 2, Exit(1, text=how), died)]
     assert run.ending.deadline is None

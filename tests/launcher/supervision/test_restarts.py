@@ -39,11 +39,11 @@ def test_servers_with_standbys_may_die_and_the_scheduler_if_it_is_started_again(
     assert [job().restarts, job(replicas=1).restarts, job(replicas=1, restarts=0).restarts] == [0, RESTARTS, 0]
 
 
-def test_a_process_is_started_again_after_a_moment() -> None:
+def test_a_process_is_started_again_after_a_moment_without_a_word_of_ours() -> None:
     made = restarts()
-    assert made.dies(SERVER, KILLED, 60.0) == (1, 60.0 + DELAY_S, "it is started again (1 of 100 restarts)")
+    assert made.dies(SERVER, KILLED, 60.0) == (1, 60.0 + DELAY_S, "")
     assert made.begins(SERVER, 61.0) == 2
-    assert made.dies(SERVER, KILLED, 99.0) == (2, 99.0 + DELAY_S, "it is started again (2 of 100 restarts)")
+    assert made.dies(SERVER, KILLED, 99.0) == (2, 99.0 + DELAY_S, "")
 
 
 def test_the_scheduler_is_started_again_at_once() -> None:
