@@ -67,7 +67,7 @@ def main() -> None:
             f"step {1e3 * plain:.0f} ms (quartiles {[round(1e3 * q) for q in statistics.quantiles(times['plain'])]}); "
             f"the call takes {1e3 * statistics.median(times['call']):.1f} ms, at most {1e3 * max(times['call']):.1f}; "
             f"stall of the step: median {1e3 * statistics.median(stalls):.1f} ms, at most {1e3 * max(stalls):.1f}; "
-            f"the two steps after it: median {1e3 * (statistics.median(times['after']) - plain):.1f} ms each; "
+            f"each {[round(1e3 * stall) for stall in stalls]}; the two steps after it: median {1e3 * (statistics.median(times['after']) - plain):.1f} ms each; "
             f"{store.statistics()}"
         )
     store.close()
