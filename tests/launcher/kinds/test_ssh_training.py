@@ -161,3 +161,35 @@ def test_a_mistake_in_one_worker_is_told_once(over_ssh: Site, hosts: Hosts) -> N
         '[worker 1]     store.pushpull("w", gradient, out=weight)',
         "[worker 1] kvstore.errors.Mismatch: key 'w' is float32[4, 3], but this call has float32[3, 4]",
     ]
+
+
+BRIEF = """
+import time
+import numpy as np
+import kvstore as kv
+
+store = kv.create("dist_sync")
+store.init("w", np.zeros(1000, np.float32))
+out = np.zeros(1000, np.float32)
+for step in range(1000):
+    store.pushpull("w", np.ones(1000, np.float32), out=out)
+    if step == 3:
+        print("trains", flush=True)
+    if step % 100 == 99:
+        store.barrier()
+    time.sleep(0.002)
+assert (out == 2).all()
+"""
+
+
+@pytest.mark.long
+def test_a_scheduler_that_is_killed_is_started_again_beside_launch_py(over_ssh: Site, hosts: Hosts) -> None:
+    """The links, which are encrypted, are made anew with the same keys."""
+    (over_ssh.directory / "brief.py").write_text(BRIEF)
+    words = over(over_ssh, *hosts.addresses[1:3])
+    run = over_ssh.launch(*words, "-n", "2", "-s", "1", "--restarts", "2", "python", "brief.py", real=True)
+    until(lambda: run.out.count("trains") == 2, "the workers to train", over=run.over)
+    os.kill(run.pid_of("servers"), signal.SIGKILL)
+    assert run.wait(60) == 0, run.all_err
+    assert "[scheduler] the scheduler was lost (SIGKILL); its successor took over in " in run.all_err
+    assert over_ssh.relics() == []
