@@ -51,10 +51,10 @@ PARALLEL := -n 4 --dist worksteal
 PARALLEL_ALL := -n 6 --dist worksteal
 
 test: $(EXTRA)-test  ## run the tests that need no other program; at most four minutes on two cores
-	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long"
+	$(BIN)/python -m pytest -q $(PARALLEL) -m "not long and not faults"
 
 test-all: $(EXTRA)-test $(EXTRA)-dev $(EXTRA)-release  ## run all tests, on clusters made of namespaces too; at most twelve minutes
-	$(BIN)/python -m pytest -q $(PARALLEL_ALL)
+	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults"
 
 SEEDS ?= 0-19
 
@@ -70,6 +70,7 @@ faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 8 --launch --kinds unix,shm,tcp,zeromq --modes sync
 	PYTHONPATH=tests $(BIN)/python -m faults.checkpoints 200
 	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q -n 2 tests/interrupts
+	$(BIN)/python -m pytest -q -m faults
 
 lint: $(EXTRA)-dev  ## format, lint, types and import contracts
 	$(BIN)/ruff format --check $(SOURCES)
@@ -86,7 +87,7 @@ check: lint docs test-all  ## what CI runs, except the demo
 # Twice the time of the tests alone: each of the processes that they start is measured, too.
 coverage: $(EXTRA)-test $(EXTRA)-dev  ## run all tests and list the lines that none of them runs; fails below 90 %
 	$(BIN)/coverage erase
-	$(BIN)/python -m pytest -q $(PARALLEL_ALL) --cov --cov-config=setup.cfg --cov-report=term
+	$(BIN)/python -m pytest -q $(PARALLEL_ALL) -m "not faults" --cov --cov-config=setup.cfg --cov-report=term
 
 format: $(EXTRA)-dev  ## let ruff format the code and repair what it can
 	$(BIN)/ruff format $(SOURCES)

@@ -17,7 +17,7 @@ from servers.scheduler.records import Record, RecordPacker, beginning, unpack
 
 log = logging.getLogger(__name__)
 
-TRIM_BYTES = 1 << 20  # a log that has grown by so much, and to twice its length, is trimmed
+TRIM_BYTES = 1 << 18  # a log that has grown by so much, and to twice its length, is trimmed
 
 
 class InputLog:

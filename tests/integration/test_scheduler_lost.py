@@ -58,9 +58,11 @@ SCRIPT = """
 """
 
 
-@pytest.mark.long
-def test_a_scheduler_that_is_killed_again_and_again_delays_no_round(tmp_path: Path) -> None:
-    with job(tmp_path, SCRIPT, servers=1, options=("--restarts", "4")) as running:
+@pytest.mark.faults
+@pytest.mark.parametrize("transport", ["sockets", "tcp", "zeromq"])
+def test_a_scheduler_that_is_killed_again_and_again_delays_no_round(tmp_path: Path, transport: str) -> None:
+    options = ("--restarts", "4")
+    with job(tmp_path, SCRIPT, servers=1, options=options, KVSTORE_TRANSPORT=transport) as running:
         assert running.wait(LONG) == 0, running.output
     line = r"\[scheduler\] the scheduler was lost \(SIGKILL\); its successor took over in \d+\.\d s\n"
     said = re.findall(line, running.output)

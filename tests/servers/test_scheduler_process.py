@@ -63,7 +63,7 @@ def test_a_scheduler_that_is_killed_changes_nothing() -> None:
         require_as_undisturbed(at)
 
 
-@pytest.mark.long
+@pytest.mark.faults
 def test_a_scheduler_that_is_killed_after_any_message_changes_nothing() -> None:
     for at in range(1, UNDISTURBED.deliveries):
         require_as_undisturbed(at)

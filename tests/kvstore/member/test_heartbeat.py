@@ -116,6 +116,14 @@ def test_it_says_what_it_is_told_to_between_two_beats_and_in_order():
     assert [when for when, said in played.beats if said in notices] == [101.0, 101.0], "at once"
 
 
+def test_it_beats_at_once_over_a_link_that_was_made_anew():
+    """The scheduler may be another process now, which says at a beat what this one has missed."""
+    played = until(4, lambda n: [[]] if n == 2 else [Alive()])
+    played.run()
+    assert [at for at, _ in played.beats] == [100.0, 101.0, 101.0, 102.0]
+    assert played.lost == played.notices == []
+
+
 def test_a_bad_message_is_dropped_and_counts_as_life(caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         played = until(12, lambda n: [[b"\xc1"]])

@@ -37,6 +37,7 @@ from kvstore.wire import (
     Beat,
     Census,
     Counted,
+    Fault,
     Here,
     Join,
     Message,
@@ -535,6 +536,17 @@ def test_a_worker_asks_a_server_where_it_is_now_and_counts_takeovers():
         answering.join(LONG)
         assert operation.wait() == Counted(asked.seq, 5)
         assert (far.session.takeovers, far.session.addresses) == (1, ["inproc://new"])
+
+
+def test_a_fault_that_is_told_again_is_raised_once():
+    """A scheduler that was started again tells all faults again."""
+    with Far() as far:
+        faults = [Fault(0, "Mismatch", f"key {number}", number) for number in (1, 2)]
+        far.tell(*faults, *faults)
+        for number in (1, 2):
+            with pytest.raises(Mismatch, match=f"key {number}"):
+                far.session.check(0)
+        far.session.check(0)
 
 
 def test_a_server_reports_over_the_link_of_its_beats_and_is_told_of_views():

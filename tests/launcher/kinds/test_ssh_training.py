@@ -182,7 +182,7 @@ assert (out == 2).all()
 """
 
 
-@pytest.mark.long
+@pytest.mark.faults
 def test_a_scheduler_that_is_killed_is_started_again_beside_launch_py(over_ssh: Site, hosts: Hosts) -> None:
     """The links, which are encrypted, are made anew with the same keys."""
     (over_ssh.directory / "brief.py").write_text(BRIEF)
