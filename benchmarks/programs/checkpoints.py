@@ -63,13 +63,15 @@ def main() -> None:
     plain = statistics.median(times["plain"])
     if store.rank == 0:
         stalls = [took - plain for took in times["with"]]
-        print(
-            f"step {1e3 * plain:.0f} ms (quartiles {[round(1e3 * q) for q in statistics.quantiles(times['plain'])]}); "
-            f"the call takes {1e3 * statistics.median(times['call']):.1f} ms, at most {1e3 * max(times['call']):.1f}; "
-            f"stall of the step: median {1e3 * statistics.median(stalls):.1f} ms, at most {1e3 * max(stalls):.1f}; "
-            f"each {[round(1e3 * stall) for stall in stalls]}; the two steps after it: median {1e3 * (statistics.median(times['after']) - plain):.1f} ms each; "
-            f"{store.statistics()}"
-        )
+        after = statistics.median(times["after"]) - plain
+        quartiles = [round(1e3 * quartile) for quartile in statistics.quantiles(times["plain"])]
+        call = times["call"]
+        print(f"step without a checkpoint: median {1e3 * plain:.0f} ms, quartiles {quartiles}")
+        print(f"the call: median {1e3 * statistics.median(call):.1f} ms, at most {1e3 * max(call):.1f}")
+        each = [round(1e3 * stall) for stall in stalls]
+        print(f"stall of the step: median {1e3 * statistics.median(stalls):.1f} ms, each {each}")
+        print(f"each of the two steps after it: median {1e3 * after:.1f} ms longer")
+        print(store.statistics())
     store.close()
 
 

@@ -15,7 +15,7 @@ from kvstore.errors import CheckpointError
 SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size=4)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(SHAPES, st.integers(1, 4), st.integers(1, 60), st.integers(4, 64))
 def test_any_placement_gives_whole_arrays_and_states(
     tmp_path_factory: Any, shapes: list[list[int]], servers: int, bound: int, longest: int
