@@ -127,12 +127,13 @@ class Views:
             alone = (takeover.lost.role, node.rank) in self._given_up
             self.news.append(
                 f"server {node.rank} {takeover.how}; its standby took over at round {standing.rounds} in "
-                f"{now - takeover.since:.1f} s; {'it has no standby now' if alone else 'a new standby is being made'}"
+                f"{now - takeover.since:.2f} s; {'it has no standby now' if alone else 'a new standby is being made'}"
             )
         if standing.synced and not view.synced and view.standby is not None:
             self._views[node.rank] = view._replace(epoch=view.epoch + 1, synced=True)
-            taken = f"{now - self._joined.pop(node.rank, now):.1f} s"
-            how = f" ({standing.nbytes / 1e6:.3g} MB in {taken})" if standing.nbytes else f", after {taken}"
+            taken = f"{now - self._joined.pop(node.rank, now):.2f} s"
+            size, unit = (standing.nbytes / 1e6, "MB") if standing.nbytes >= 1e6 else (standing.nbytes / 1e3, "kB")
+            how = f" ({size:.3g} {unit} in {taken})" if standing.nbytes else f", after {taken}"
             self.news.append(f"the standby of server {node.rank} is in step again{how}")
 
     def _without(self, node: Node) -> str:
