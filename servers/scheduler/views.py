@@ -127,11 +127,11 @@ class Views:
             alone = (takeover.lost.role, node.rank) in self._given_up
             self.news.append(
                 f"server {node.rank} {takeover.how}; its standby took over at round {standing.rounds} in "
-                f"{now - takeover.since:.2f} s; {'it has no standby now' if alone else 'a new standby is being made'}"
+                f"{_took(now - takeover.since)}; {'it has no standby now' if alone else 'a new standby is being made'}"
             )
         if standing.synced and not view.synced and view.standby is not None:
             self._views[node.rank] = view._replace(epoch=view.epoch + 1, synced=True)
-            taken = f"{now - self._joined.pop(node.rank, now):.2f} s"
+            taken = _took(now - self._joined.pop(node.rank, now))
             size, unit = (standing.nbytes / 1e6, "MB") if standing.nbytes >= 1e6 else (standing.nbytes / 1e3, "kB")
             how = f" ({size:.3g} {unit} in {taken})" if standing.nbytes else f", after {taken}"
             self.news.append(f"the standby of server {node.rank} is in step again{how}")
@@ -140,3 +140,7 @@ class Views:
         if (node.role, node.rank) in self._given_up:
             return f", and is not started again: server {node.rank} goes on without one"
         return "; a new one is being made"
+
+
+def _took(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"

@@ -99,7 +99,7 @@ def test_when_a_server_is_lost_its_standby_takes_over_and_workers_are_sent_there
     assert job.scheduler.take_news() == []
     job.now += 0.5
     assert job.stand(b1, 2) == []
-    line = f"server 1 {KILLED}; its standby took over at round 7 in 0.50 s; a new standby is being made"
+    line = f"server 1 {KILLED}; its standby took over at round 7 in 0.5 s; a new standby is being made"
     assert job.scheduler.take_news() == [line]
     assert job.scheduler.take_news() == []
     assert job.reply(w0, Census(w0.me())) == Counted(w0.seq, 1)

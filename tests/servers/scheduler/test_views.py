@@ -35,7 +35,7 @@ def test_a_standby_takes_over_is_heard_of_and_gets_a_standby_of_its_own():
     assert views.of(1) == ServerView(2, B, None, synced=False)
     assert (views.takeovers, views.moved, said(views)) == (1, {1: 2}, []), "not before it serves"
     views.stand(Standing(B, 2, 812, synced=False), 10.3)
-    line = "server 1 was killed by SIGKILL; its standby took over at round 812 in 0.30 s; a new standby is being made"
+    line = "server 1 was killed by SIGKILL; its standby took over at round 812 in 0.3 s; a new standby is being made"
     assert said(views) == [line]
     views.stand(Standing(B, 2, 813, synced=False), 10.8)
     assert said(views) == [], "once"
@@ -45,7 +45,7 @@ def test_a_standby_takes_over_is_heard_of_and_gets_a_standby_of_its_own():
     assert views.of(1) == ServerView(3, B, NEXT, synced=False)
     views.stand(Standing(B, 3, 821, synced=True, nbytes=41_000_000), 12.2)
     assert views.of(1) == ServerView(4, B, NEXT, synced=True)
-    assert said(views) == ["the standby of server 1 is in step again (41 MB in 0.20 s)"]
+    assert said(views) == ["the standby of server 1 is in step again (41 MB in 0.2 s)"]
     assert views.lose(B, "was killed by SIGKILL", 13.0) == ""
     assert views.of(1) == ServerView(5, NEXT, None, synced=False)
     assert (views.takeovers, views.moved) == (2, {1: 5})
@@ -63,7 +63,7 @@ def test_a_server_goes_on_without_its_standby_until_there_is_a_new_one():
     views.join(Node("standby", 1, 2), 2.0)
     views.stand(Standing(A, 3, 5, synced=True), 2.5)
     assert views.of(1) == ServerView(4, A, Node("standby", 1, 2), synced=True)
-    assert said(views) == ["the standby of server 1 is in step again, after 0.50 s"]
+    assert said(views) == ["the standby of server 1 is in step again, after 0.5 s"]
 
 
 def test_a_server_without_a_standby_in_step_cannot_be_lost():
@@ -128,12 +128,12 @@ def test_a_server_whose_standby_is_not_started_again_goes_on_without_one():
     views.give_up(A, "was killed")
     views.lose(A, "was killed", 1.0)
     views.stand(Standing(B, 2, 3, synced=False), 1.0)
-    assert said(views) == ["server 1 was killed; its standby took over at round 3 in 0.00 s; it has no standby now"]
+    assert said(views) == ["server 1 was killed; its standby took over at round 3 in 0 ms; it has no standby now"]
 
 
-def test_a_small_state_is_told_in_kilobytes():
+def test_small_states_are_told_in_kilobytes_and_short_times_in_milliseconds():
     views = begun()
     views.lose(B, "was killed", 1.0)
     views.join(Node("standby", 1, 2), 2.0)
-    views.stand(Standing(A, 3, 5, synced=True, nbytes=4120), 2.25)
-    assert said(views)[1] == "the standby of server 1 is in step again (4.12 kB in 0.25 s)"
+    views.stand(Standing(A, 3, 5, synced=True, nbytes=4120), 2.012)
+    assert said(views)[1] == "the standby of server 1 is in step again (4.12 kB in 12 ms)"
