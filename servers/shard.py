@@ -193,8 +193,7 @@ class Shard:
             request.sender[:2]: _values_of_now(request)
             for table in self.tables.values()
             if table.rule.mode == "async"
-            for request in table.parked
-            if isinstance(request, Push)  # it has taken effect
+            for request in table.parked  # pushes among them, and pulls in place of repeated pushes, have taken effect
         }
         for node, done, answers in self.ledger.pages:
             known = {seq: waiting.get((node, seq)) if answer is None else answer for seq, answer in answers.items()}

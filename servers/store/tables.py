@@ -142,6 +142,9 @@ class Tables:
             yield self._calls(store, table, agreement)
             yield from snapshot(store, table)
             yield from table.pauses.requests
+            # The pauses split there what has been merged here since.
+            buckets = sorted(table.buckets.all(), key=lambda bucket: bucket.ids)
+            yield Grouped(store, [number for b in buckets for number in b.ids], [len(b.ids) for b in buckets])
             for _, request in agreement.waiting:
                 yield request
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from asking import floats, optimized, sent
+from asking import floats, optimized, read, sent
 from pairs import Pair, copied, state
 
 from kvstore.errors import WireError
@@ -57,3 +57,16 @@ def test_what_does_not_fit_is_refused(kind: type):
             return
         made.apply(received)
     pytest.fail("there was none")
+
+
+def test_a_push_that_waits_at_one_standby_after_another_counts_once():
+    pair = Pair(2, "async", values={1: floats(0)}, staleness=0)
+    a, b = pair.workers
+    for worker in (a, b):
+        pair.ask(worker, worker.set_optimizer("sgd", lr=1.0))
+    ahead = a.push({1: floats(1)}, 1, want=True)
+    for _ in range(3):
+        assert pair.ask(a, ahead) == {}
+        pair.shard = copied(pair.shard, 2)
+    pair.ask(a, ahead)
+    assert read(pair, pair.ask(b, b.push({1: floats(2)}, 1))[0, ahead.seq]) == -3
