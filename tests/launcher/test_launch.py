@@ -100,7 +100,7 @@ def test_starting_is_quick_because_little_is_imported() -> None:
 def test_the_console_script_is_declared() -> None:
     config = ConfigParser()
     config.read(ROOT / "setup.cfg")
-    assert config["options.entry_points"]["console_scripts"].strip() == "launch.py = launcher.launch:main"
+    assert "launch.py = launcher.launch:main" in config["options.entry_points"]["console_scripts"].splitlines()
 
 
 def test_the_oldest_libraries_that_are_allowed_are_those_that_are_tested_with() -> None:
