@@ -58,6 +58,7 @@ class Processes:
         self._work_of = work
         self._replicas = replicas
         self._running: dict[str, int] = {}
+        self._untold: list[tuple[dict[str, str], str, int, str, int, bool]] = []
         names = ["scheduler 0"]
         names += [f"server {rank}" for rank in range(plan.servers)]
         names += [f"standby {rank}" for rank in range(plan.servers * replicas)]
@@ -96,17 +97,27 @@ class Processes:
                 self.codes[name] = os.waitstatus_to_exitcode(status)
                 if self.codes[name] and self._running:
                     self._lost(name, f"ended with {self.codes[name]}")
+        self._tell_again()
 
     def pid(self, name: str) -> int | None:
         """The process of a member; None if it has none now."""
         return self._running.get(name)
 
     def _lost(self, name: str, how: str) -> None:
+        """Tell the others, and start it again if it is one of those."""
         role, _, rank = name.partition(" ")
-        tell(self._env[name], role, int(rank), how)
-        if self._replicas and role in RESTARTED and any(other.startswith("worker") for other in self._running):
+        again = self._replicas and role in RESTARTED and any(other.startswith("worker") for other in self._running)
+        report = self._env[name], role, int(rank), how, self.starts[name], not again
+        if role != "scheduler" and not tell(*report):
+            self._untold.append(report)
+        if again:
             self._env[name] |= {"KVSTORE_LOST": f"{how.replace(' ', '-')} {time.monotonic()}"}
             self._fork(name, self._listener)
+
+    def _tell_again(self) -> None:
+        """Tell what has not been heard: the scheduler may have been dead then."""
+        if self._untold and any(other.startswith("worker") for other in self._running):
+            self._untold = [report for report in self._untold if not tell(*report)]
 
     def wait(self, seconds: float) -> list[str]:
         """Wait until all have ended; return those that have not."""
