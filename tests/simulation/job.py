@@ -47,6 +47,7 @@ class Outcome:
         exit_codes: of the scheduler, the servers and the aggregators, by name; None for those that were killed. If one
             was started several times, that of the last.
         took_s: virtual seconds.
+        worked_s: the same, until the last worker had ended.
         deliveries: messages that have arrived.
         cuts: links that were cut.
         refused: messages that their receivers have refused; members send none.
@@ -60,6 +61,7 @@ class Outcome:
     hanging: list[str]
     exit_codes: dict[str, Any]
     took_s: float
+    worked_s: float
     deliveries: int
     cuts: int
     refused: int
@@ -110,6 +112,7 @@ class SimulatedJob:
         self.starts: Counter[str] = Counter()
         self._roles = SERVING if replicas else SERVING[:1]
         self._working: list[Task] = []
+        self._worked_at = self.world.now
         # A scheduler that may be started again has a log.
         self._directory = TemporaryDirectory(prefix="simulated-") if restarts else None
         # Without restarts the launcher is so slow that the scheduler notices by itself who is silent.
@@ -159,6 +162,7 @@ class SimulatedJob:
             hanging,
             {name: task.error or task.result for name, task in tasks.items()},
             self.world.now - began,
+            self._worked_at - began,
             self.network.deliveries,
             self.network.cuts,
             sum(end.refused for process in self.everyone for end in process.ends),
@@ -216,6 +220,8 @@ class SimulatedJob:
             well = result in (0, JOB_FAILED_EXIT) or process.name.startswith("worker")
             return result
         finally:
+            if process.name.startswith("worker"):
+                self._worked_at = self.world.now
             if not well and not process.dead:
                 self._launcher.ended(process)
 

@@ -85,6 +85,7 @@ class Network:
         deliveries: how many messages have arrived.
         cuts: how many links have been cut.
         traffic: bytes that have arrived, by the names of the sender and the receiver.
+        late_s: by the names of sender and receiver, how much later messages between them arrive.
         on_delivery: called after each message has been put into its inbox.
         welcomed: after how many deliveries the first member was welcomed; None if none has been.
     """
@@ -97,6 +98,7 @@ class Network:
         self.traffic: Counter[tuple[str, str]] = Counter()
         self.on_delivery: Callable[[], None] = lambda: None
         self.welcomed: int | None = None
+        self.late_s: dict[tuple[str, str], float] = {}
         self.listeners: dict[str, SimulatedTransport] = {}
         self._links: list[_Link] = []
         self._parted: set[frozenset[str]] = set()
@@ -255,6 +257,7 @@ class _Lane:
         self._unsent.append(message)
         leaves = max(self._free_at, network.world.now + network.delay())
         arrives = self._free_at = leaves + network.delay()
+        late_s = network.late_s.get((source.process.name, target.process.name), 0.0)
         generation = self._generation
 
         def leave() -> None:
@@ -278,7 +281,7 @@ class _Lane:
                 network.on_delivery()
 
         network.world.after(leaves - network.world.now, leave)
-        network.world.after(arrives - network.world.now, arrive)
+        network.world.after(arrives + late_s - network.world.now, arrive)
 
     def leave(self) -> None:
         for message in self._unsent:

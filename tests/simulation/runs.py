@@ -49,13 +49,14 @@ class Plan:
         pieces: whether large arrays go in pieces.
         crashes: members, and after which delivery each is killed.
         pause: a member, after which delivery it is stopped, and for how many seconds.
-        parting: two members, after which delivery they are parted, and for how many seconds.
+        partings: two members, after which delivery they are parted, and for how many seconds.
         interrupts: after which deliveries an exception comes in the middle of a call of which worker.
         hosts: the ranks of the workers of each host that has an aggregator.
         replicas: 1 if each server has a standby.
         start_s: how long a process that is started again takes to run, on average.
         program: what workers do: ``train``, ``count`` or ``bits``.
         rounds: at most so many, where the program can.
+        late: a member that hears the scheduler so many seconds late.
         limit_s: after how many seconds of silence a member is lost.
     """
 
@@ -67,13 +68,14 @@ class Plan:
     pieces: bool = False
     crashes: tuple[tuple[str, int], ...] = ()
     pause: tuple[str, int, float] | None = None
-    parting: tuple[str, str, int, float] | None = None
+    partings: tuple[tuple[str, str, int, float], ...] = ()
     interrupts: tuple[tuple[int, int], ...] = ()
     hosts: tuple[tuple[int, ...], ...] = ()
     replicas: int = 0
     start_s: float = 0.05
     program: str = "train"
     rounds: int = 100
+    late: tuple[str, float] | None = None
     limit_s: float = HEARTBEAT_LIMIT_S
 
     @property
@@ -100,7 +102,7 @@ class Plan:
             dice.random() < 0.3,
             ((dice.choice(MEMBERS), at()),) if dice.random() < 0.5 else (),
             (dice.choice(MEMBERS), at(), dice.uniform(0.1, 3.0)) if dice.random() < 0.3 else None,
-            (*dice.sample(MEMBERS, 2), at(), dice.uniform(0.1, 3.0)) if dice.random() < 0.3 else None,
+            ((*dice.sample(MEMBERS, 2), at(), dice.uniform(0.1, 3.0)),) if dice.random() < 0.3 else (),
             tuple((at(), dice.randrange(2)) for _ in range(dice.choice((0, 0, 5)))),
         )
         if dice.random() < 0.5:
@@ -110,8 +112,8 @@ class Plan:
             plan = replace(plan, crashes=((dice.choice(plan.members), plan.crashes[0][1]),))
         if plan.pause is not None:
             plan = replace(plan, pause=(dice.choice(plan.members), *plan.pause[1:]))
-        if plan.parting is not None:
-            plan = replace(plan, parting=(*dice.sample(plan.members, 2), *plan.parting[2:]))
+        if plan.partings:
+            plan = replace(plan, partings=((*dice.sample(plan.members, 2), *plan.partings[0][2:]),))
         return plan
 
 
@@ -144,10 +146,13 @@ def carry_out(plan: Plan) -> Outcome:
         due[at].append(partial(job.kill, member))
     if plan.pause is not None:
         due[plan.pause[1]].append(partial(_pause, job, plan.pause[0], plan.pause[2]))
-    if plan.parting is not None:
-        due[plan.parting[2]].append(partial(job.network.part, *plan.parting[:2], plan.parting[3]))
+    for one, other, at, last_s in plan.partings:
+        due[at].append(partial(job.network.part, one, other, last_s))
     for at, rank in plan.interrupts:
         due[at].append(partial(_interrupt, job, training, rank))
+
+    if plan.late is not None:
+        job.network.late_s["scheduler", plan.late[0]] = plan.late[1]
 
     def happen() -> None:
         for action in due.pop(job.network.deliveries, ()):
@@ -186,7 +191,7 @@ def verdict(plan: Plan, outcome: Outcome) -> str:
     wrong = {rank: error for rank, error in outcome.errors.items() if not isinstance(error, KVStoreError)}
     if wrong:
         return f"wrong: {wrong}"
-    if outcome.refused and not (plan.replicas and (plan.pause or plan.parting)):  # who comes back has been replaced
+    if outcome.refused and not (plan.replicas and (plan.pause or plan.partings)):  # who comes back has been replaced
         return f"{outcome.refused} messages of members were refused"
     unfinished = [
         rank for rank, result in enumerate(outcome.results) if result is None and f"worker {rank}" not in dead

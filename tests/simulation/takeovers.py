@@ -54,7 +54,7 @@ def replicated(seed: int) -> Plan:
         plan = replace(plan, pause=(dice.choice(SEATS), at(), plan.limit_s * dice.choice((0.1, 0.6, 1.6, 3.0))))
     if dice.random() < 0.3:
         parted = dice.sample(plan.members, 2)
-        plan = replace(plan, parting=(*parted, at(), plan.limit_s * dice.choice((0.1, 0.6, 1.6))))
+        plan = replace(plan, partings=((*parted, at(), plan.limit_s * dice.choice((0.1, 0.6, 1.6))),))
     if program == "train":
         return replace(plan, interrupts=tuple((at(), dice.randrange(2)) for _ in range(dice.choice((0, 0, 5)))))
     return plan
@@ -78,9 +78,9 @@ def judge(plan: Plan, outcome: Outcome) -> str:
     """Say how a run has ended: ``exact``, ``loud`` where that is right, or else what is wrong with it."""
     said = verdict(plan, outcome)
     if said == "exact":
-        slow = SLOW_S + (plan.pause[2] if plan.pause else 0.0) + (plan.parting[3] if plan.parting else 0.0)
-        if outcome.took_s > slow:
-            return f"it took {outcome.took_s:.1f} s"
+        slow = SLOW_S + (plan.pause[2] if plan.pause else 0.0) + sum(last_s for *_, last_s in plan.partings)
+        if outcome.worked_s > slow:
+            return f"it took {outcome.worked_s:.1f} s"
         pairs = zip(outcome.results, _undisturbed(plan) if plan.program == "bits" else outcome.results, strict=True)
         if any(
             made is not None and made != wanted for made, wanted in pairs
@@ -105,8 +105,9 @@ def _reasons(plan: Plan) -> set[str]:
     lost = Counter(member for member, _ in plan.crashes)
     if plan.pause is not None and plan.pause[2] > 0.8 * plan.limit_s:
         lost[plan.pause[0]] += 1
-    if plan.parting is not None and plan.parting[3] > 0.8 * plan.limit_s and "scheduler" in plan.parting[:2]:
-        lost.update(member for member in plan.parting[:2] if member != "scheduler")
+    for one, other, _, last_s in plan.partings:
+        if last_s > 0.8 * plan.limit_s and "scheduler" in (one, other):
+            lost[other if one == "scheduler" else one] += 1
     reasons = {member for member in lost if member.startswith(("worker", "aggregator"))}
     for rank in range(2):
         if lost[f"server {rank}"] + lost[f"standby {rank}"] > 1:

@@ -75,7 +75,7 @@ def test_a_member_that_is_stopped_for_less_than_the_limit_costs_nothing(member: 
 def test_a_job_ends_well_although_the_last_words_are_lost() -> None:
     last = carry_out(Plan(5)).deliveries
     for at in range(last - 5, last):
-        require(Plan(5, parting=("server 0", "scheduler", at, 3.0)), "exact")
+        require(Plan(5, partings=(("server 0", "scheduler", at, 3.0),)), "exact")
 
 
 def test_sums_are_in_the_order_of_ranks_whatever_overtakes_what() -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
+from simulation.network import Weather
 from simulation.runs import Plan, carry_out
-from simulation.takeovers import CODED, judge
+from simulation.takeovers import CODED, SEATS, exhaustive, judge, replicated, short
 
+from kvstore.member.links import Links
+from kvstore.wire import Message, Record, Stored
+from servers.replication.gate import Gate
+from servers.replication.replica import Replica
 from servers.requests.ledger import Ledger, Verdict
+from servers.requests.replies import Outbox
+from servers.store.rounds import Rounds
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +28,32 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
+
+
+def require(plan: Plan, *wanted: str) -> None:
+    """Carry out a plan, whose verdict must be one of those."""
+    outcome = carry_out(plan)
+    said = judge(plan, outcome)
+    assert said in wanted, f"{plan}: {said}\n{outcome.trace()}"
+
+
+def test_runs_by_seeds_are_exact_or_rightly_loud() -> None:
+    for seed in range(10):
+        require(replicated(seed), "exact", "loud")
+
+
+def test_a_server_that_dies_costs_nothing_but_time() -> None:
+    """Every sixtieth of all its moments; ``python -m simulation 0 --crashes --replicas`` makes all, of all members."""
+    for base in short(0):
+        for plan in islice(exhaustive(base, ("server 0",)), 30, None, 60):
+            require(plan, "exact")
+
+
+@pytest.mark.long
+def test_whoever_dies_costs_nothing_but_time() -> None:
+    for base in short(1):
+        for plan in exhaustive(base, (*SEATS, "scheduler"), step=53):
+            require(plan, "exact")
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp", "drop", "keep"])
@@ -44,3 +78,71 @@ def test_a_push_that_counts_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Ledger, "admit", admit)
     plans = [Plan(seed, "async", replace(Plan(0).weather, repeat=0.2), program="count") for seed in range(3)]
     assert any(judge(plan, carry_out(plan)).startswith("wrong") for plan in plans)
+
+
+# ---- what is broken is found
+
+# Server 0 is cut off from the scheduler until it has been replaced, and worker 0 hears of that late.
+ZOMBIE = Plan(
+    *(2, "async", Weather(0.02)),
+    partings=(("scheduler", "server 0", 160, 6.0),),
+    late=("worker 0", 0.7),
+    replicas=1,
+    program="count",
+    limit_s=1.0,
+)
+# Server 0 dies after these deliveries.
+DEATHS = {
+    mode: [
+        Plan(0, mode, replicas=1, program="count", rounds=3, crashes=(("server 0", at),)) for at in range(67, 132, 7)
+    ]
+    for mode in ("async", "keep")
+}
+
+
+def take_all(replica: Any) -> Any:
+    """What a primary says to the records of one that it has replaced: that it has them."""
+
+    def handle(self: Replica, peer: bytes, message: Message) -> Outbox:
+        if isinstance(message, Record) and self.serves:
+            return [(peer, Stored(message.epoch, message.number))]
+        said: Outbox = replica(self, peer, message)
+        return said
+
+    return handle
+
+
+def follow_only(follow: Any) -> Any:
+    """A link leads elsewhere, but what has no answer is not sent again."""
+
+    def move(self: Links, peer: bytes, link: Any) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Links, "_ask_again", lambda self, peer: self._introduce(self._ends.routes[peer]))
+            follow(self, peer, link)
+
+    return move
+
+
+MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any], list[Plan]]] = {
+    "answers do not wait for the standby": (
+        *(Gate, "take", lambda take: lambda self, outbox, newest, stored: outbox),
+        DEATHS["async"],
+    ),
+    "what has counted is not known after a takeover": (
+        *(Rounds, "counts", lambda counts: lambda self, ranks, clock: False),
+        DEATHS["keep"],
+    ),
+    "records of an earlier view are taken": (Replica, "handle", take_all, [ZOMBIE]),
+    "nothing is sent again to who has taken over": (Links, "_follow", follow_only, DEATHS["async"][:1]),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_mutation_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, mutate, plans = MUTATIONS[name]
+    monkeypatch.setattr(owner, attribute, mutate(vars(owner)[attribute]))
+    assert any(judge(plan, carry_out(plan)) not in ("exact", "loud") for plan in plans)
+
+
+def test_a_server_that_comes_back_is_not_believed() -> None:
+    require(ZOMBIE, "exact")
