@@ -5,6 +5,7 @@ members     the members: their ranks, their states, and who has been silent for 
 joining     how members join: who asks, who is missing, who is welcomed when
 welcomes    what members are told of each other when they have joined
 views       who serves each server's rank, and who would take over
+losses      how the scheduler learns that a member has ended, and what follows
 failover    what becomes of a rank when one of its two processes ends, and who is told
 departures  workers that have left in order, and when and what the others are told
 stores      the stores of a job and their numbers

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvstore.errors import NodeLost, UsageError, WireError
-from kvstore.rare_log import Drops
 from kvstore.transport.base import Admission
 from kvstore.wire import (
     MAX_REASON,
@@ -40,6 +39,7 @@ from servers.requests.reply_links import ReplyLinks, turn_away
 from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
 from servers.scheduler.joining import JoinRequests
+from servers.scheduler.losses import Losses
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
 from servers.scheduler.stores import Stores
 
@@ -86,12 +86,13 @@ class Scheduler:
         self._stores = Stores(range(num_workers), num_servers, self._departures)
         self.ledger: Ledger[Reply] = Ledger()
         self._reply_links = ReplyLinks(admission)
-        self._key = key
-        self._drops = Drops(log)
         self._notices: Outbox = []
         self._failover = Failover(self.members, self._send)
         self._joining = JoinRequests(self.members, self._reply_links, self._failover, self._send)
         self._rosters = Rosters(self._send)
+        self._losses = Losses(
+            self.members, self._reply_links, self._failover, key, self._fail, lambda: self.failure is not None
+        )
 
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
@@ -103,10 +104,10 @@ class Scheduler:
             self._pulse(peer, message)
             return []
         if isinstance(message, Standing):
-            self._stand(peer, message)
+            self._losses.stand(peer, message, now)
             return self._flush([])
         if isinstance(message, Lost):
-            self._lost(peer, message)
+            self._losses.report(peer, message, now)
             return self._flush([])
         if not isinstance(message, Request) and not isinstance(message, Here):
             log.debug("dropped a %s, which the scheduler does not handle", type(message).__name__)
@@ -143,12 +144,7 @@ class Scheduler:
         overdue = self.members.overdue(now)
         self.silent = [(member.node, member.heard) for member in overdue]
         for member in overdue:
-            silent = f"has been silent for {now - member.heard:.1f} s"
-            self.members.happens(member, MemberEvent.DIES)
-            if self.members.restarts(member.role):
-                self._lose(member, silent)
-            else:
-                self._fail(f"{member.node} is lost: it {silent}")
+            self._losses.silent(member, now)
         if not self.members.complete and self.failure is None:
             self._joining.remind(now)
         return self._flush(self._depart())
@@ -191,7 +187,7 @@ class Scheduler:
             raise NodeLost(self.failure)
         before = self._joining.predecessor(peer, message)
         if before is not None:
-            self._seat_ended(Lost(before.role, message.node.rank, "has been started again", before.start))
+            self._losses.end(Lost(before.role, message.node.rank, "has been started again", before.start), self._now)
         self._joining.join(peer, message, self._now)
         return []
 
@@ -241,40 +237,14 @@ class Scheduler:
         if member.state is MemberState.READY:
             self.members.hear(member, self._now)
 
-    def _lost(self, peer: bytes, message: Lost) -> None:
-        member = self.members.find(message.role, message.rank)
-        who = f"{message.role} {message.rank}" if message.role != "scheduler" else "the scheduler"
-        if not self._may_report(self._reply_links.key(peer), member):
-            self._drops.note(f"a report that {who} {message.how}", "it came over a link with another member's key")
-            return
-        if self.members.restarts(message.role):
-            self._seat_ended(message)
-            return
-        if member is not None:
-            died_now = self.members.happens(member, MemberEvent.DIES)
-            if not died_now and member.state is MemberState.LOST:
-                return  # it is known already
-        self._fail(f"{who} {message.how}")
-
-    def _may_report(self, key: str, about: JobMember | None) -> bool:
-        """Return whether the holder of ``key`` may report that a member has ended.
-
-        Only the launcher may, which has all keys. It uses the key of that member, or the scheduler's. The key of a
-        member that has not joined is one that nobody has joined with.
-        """
-        if not key or key == self._key:
-            return True
-        if about is not None:
-            return key == about.key
-        return not self.members.has_joined(key)
-
     def _leave(self, member: JobMember, message: Leave) -> list[Answer]:
         if not self.members.happens(member, MemberEvent.LEAVES):
             return []
         if member.role == "worker":
             self._departures.add(member.rank, self._now)
         if self.members.restarts(member.role):
-            self._lose(member, "has left" if message.error is None else f"failed: {message.error}")
+            how = "has left" if message.error is None else f"failed: {message.error}"
+            self._losses.lose(member, how, self._now)
         elif message.error is not None:
             self._fail(f"{member.node} failed: {message.error}")
         elif member.role != "worker" and not self.members.all_gone("worker"):
@@ -296,41 +266,6 @@ class Scheduler:
         for member in (*self.members.of("server"), *self.members.of("standby"), *self.members.of("aggregator")):
             self._rosters.inform(member)
         return self._stores.depart(ranks)
-
-    # ---- servers with standbys
-
-    def _seat_ended(self, lost: Lost) -> None:
-        """Note that a server's process has ended, which is started again, unless that is final."""
-        member = self.members.end(lost.role, lost.rank, lost.start)
-        node = Node(lost.role, lost.rank, lost.start)
-        if self.members.complete:
-            if lost.final and self.failure is None and not self.members.all_gone("worker"):
-                self._failover.give_up(node, lost.how)
-            if member is not None:
-                self._lose(member, lost.how)
-        elif lost.final:
-            self._fail(f"{node} {lost.how}")
-        elif member is not None:
-            log.warning("%s %s before all had joined", node, lost.how)
-
-    def _lose(self, member: JobMember, how: str) -> None:
-        """Let a server's rank go on without ``member``, which has left or died, or else let the job fail."""
-        if self.failure is None and not self.members.all_gone("worker"):
-            why = self._failover.lose(member, how, self._now)
-            if why:
-                self._fail(why)
-
-    def _stand(self, peer: bytes, message: Standing) -> None:
-        """Take in what a server says of itself."""
-        member = self.members.identify(message.node)
-        if member is None or member.state is not MemberState.READY:
-            return  # its next beat is answered
-        if not self._reply_links.admit(peer, message, member.key):
-            return
-        standby = self._failover.unanswering(message)
-        if standby is not None and self.members.happens(standby, MemberEvent.DIES):
-            self._lose(standby, "does not answer its server")
-        self._failover.stand(message, self._now)
 
     def _fail(self, text: str) -> None:
         """Let the job fail: tell all members that are still there why."""

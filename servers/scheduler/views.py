@@ -132,8 +132,7 @@ class Views:
         if standing.synced and not view.synced and view.standby is not None:
             self._views[node.rank] = view._replace(epoch=view.epoch + 1, synced=True)
             taken = _took(now - self._joined.pop(node.rank, now))
-            size, unit = (standing.nbytes / 1e6, "MB") if standing.nbytes >= 1e6 else (standing.nbytes / 1e3, "kB")
-            how = f" ({size:.3g} {unit} in {taken})" if standing.nbytes else f", after {taken}"
+            how = f" ({_size(standing.nbytes)} in {taken})" if standing.nbytes else f", after {taken}"
             self.news.append(f"the standby of server {node.rank} is in step again{how}")
 
     def _without(self, node: Node) -> str:
@@ -144,3 +143,9 @@ class Views:
 
 def _took(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
+
+
+def _size(nbytes: int) -> str:
+    if nbytes < 1000:
+        return f"{nbytes} bytes"
+    return f"{nbytes / 1e6:.3g} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:.3g} kB"

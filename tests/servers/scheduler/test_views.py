@@ -131,9 +131,12 @@ def test_a_server_whose_standby_is_not_started_again_goes_on_without_one():
     assert said(views) == ["server 1 was killed; its standby took over at round 3 in 0 ms; it has no standby now"]
 
 
-def test_small_states_are_told_in_kilobytes_and_short_times_in_milliseconds():
+@pytest.mark.parametrize(
+    ("nbytes", "size"), [(93, "93 bytes"), (4120, "4.12 kB"), (410_000, "0.41 MB"), (41_000_000, "41 MB")]
+)
+def test_sizes_and_short_times_are_told_in_units_that_fit(nbytes: int, size: str):
     views = begun()
     views.lose(B, "was killed", 1.0)
     views.join(Node("standby", 1, 2), 2.0)
-    views.stand(Standing(A, 3, 5, synced=True, nbytes=4120), 2.012)
-    assert said(views)[1] == "the standby of server 1 is in step again (4.12 kB in 12 ms)"
+    views.stand(Standing(A, 3, 5, synced=True, nbytes=nbytes), 2.012)
+    assert said(views)[1] == f"the standby of server 1 is in step again ({size} in 12 ms)"
