@@ -75,6 +75,9 @@ faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count
 	PYTHONPATH=tests $(BIN)/python -m simulation 0 --crashes --replicas
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 40
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 8 --launch --kinds unix,shm,tcp,zeromq --modes sync
+	mkdir -p build/demo
+	OMP_NUM_THREADS=1 $(BIN)/launch.py -n 2 -s 2 "python examples/train_cifar10.py $(DEMO) --model-prefix build/demo/undisturbed"
+	PYTHONPATH=tests $(BIN)/python -m faults.demo build/demo/undisturbed --epochs 6
 	PYTHONPATH=tests $(BIN)/python -m faults.checkpoints 200
 	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q -n 2 tests/interrupts
 	$(BIN)/python -m pytest -q -m faults

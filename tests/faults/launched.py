@@ -16,7 +16,7 @@ from faults.killing import Kills, Result, drive
 
 ROOT = Path(__file__).parents[2]
 END_S = 20.0
-SIZE = ("-n", "2", "-s", "2", "--replicas", "1", "--restarts", "10000")
+SIZE = ("-n", "2", "-s", "2", "--replicas", "1", "--restarts", "4096")
 LINKS = {
     "unix": {"KVSTORE_SHM": "0"},
     "shm": {},
