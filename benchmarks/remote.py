@@ -49,6 +49,8 @@ SETTINGS: Mapping[str, Setting] = {
     "plain": Setting("no keys", options=["--no-encryption"]),
     "one-thread": Setting("OMP_NUM_THREADS=1", {"OMP_NUM_THREADS": "1"}),
     "plain-one-thread": Setting("no keys, OMP_NUM_THREADS=1", {"OMP_NUM_THREADS": "1"}, ["--no-encryption"]),
+    "replicas": Setting("a standby for each server", options=["--replicas", "1"]),
+    "plain-replicas": Setting("no keys, a standby for each server", options=["--no-encryption", "--replicas", "1"]),
     "2bit": Setting("2bit, fp16 back", words=["--compression", '{"type": "2bit", "threshold": 1.0, "pull": "fp16"}']),
 }
 
