@@ -51,6 +51,23 @@ def test_signals_at_any_moment_of_a_call_change_nothing() -> None:
         assert int(re.findall(r"(\d+) interrupts", said)[0]) > 20
 
 
+@pytest.mark.long
+@pytest.mark.timeout(EACH_S + 10)
+def test_servers_with_standbys_and_the_scheduler_are_killed() -> None:
+    """Each push counts once, and the bits are those of an undisturbed run."""
+    what = ("--kills", "3", "--kinds", "curve", "--modes", "coded", "--whom", "server,scheduler")
+    done = subprocess.run(
+        [sys.executable, "-m", "faults", "0", *what],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=EACH_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.match(r"curve coded 0: exact, \d+ rounds", done.stdout)
+
+
 WELL = dict.fromkeys(("worker 0", "worker 1", "server 0", "server 1", "scheduler 0"), 0)
 BOTH = "[worker-0] exact after 50 pushes and 0 interrupts\n[worker-1] exact after 50 pushes and 0 interrupts\n"
 LOST = "[worker-0] kvstore.errors.NodeLost: server 1 has died\n"
