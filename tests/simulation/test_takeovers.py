@@ -112,12 +112,15 @@ def take_all(replica: Any) -> Any:
     return handle
 
 
+RESEND = "_ask_again"  # what is taken out
+
+
 def follow_only(follow: Any) -> Any:
     """A link leads elsewhere, but what has no answer is not sent again."""
 
     def move(self: Links, peer: bytes, link: Any) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Links, "_ask_again", lambda self, peer: self._introduce(self._ends.routes[peer]))
+            patch.setattr(Links, RESEND, lambda self, peer: self._introduce(self._ends.routes[peer]))
             follow(self, peer, link)
 
     return move
