@@ -46,6 +46,14 @@ DEMO := --dataset digits --batch-size 16 --num-epochs 6
 demo: $(EXTRA)-examples  ## train a small residual network with two workers and two servers, on digits
 	$(BIN)/launch.py -n 2 -s 2 --launcher local "python examples/train_cifar10.py $(DEMO)"
 
+EPOCHS := 12
+
+demo-faults: $(EXTRA)-examples  ## the demo, undisturbed and with a server killed every five seconds: both must end with the same bits
+	mkdir -p build/demo
+	OMP_NUM_THREADS=1 $(BIN)/launch.py -n 2 -s 2 "python examples/train_cifar10.py \
+	  --dataset digits --batch-size 16 --num-epochs $(EPOCHS) --model-prefix build/demo/undisturbed"
+	PYTHONPATH=tests $(BIN)/python -m faults.demo build/demo/undisturbed --epochs $(EPOCHS)
+
 # Many tests wait for processes, and clusters more so: more of them at a time are faster on two cores, too.
 PARALLEL := -n 4 --dist worksteal
 PARALLEL_ALL := -n 6 --dist worksteal
@@ -75,9 +83,7 @@ faults: $(EXTRA)-test  ## cut, stop, kill and interrupt jobs by seeds, and count
 	PYTHONPATH=tests $(BIN)/python -m simulation 0 --crashes --replicas
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 40
 	PYTHONPATH=tests $(BIN)/python -m faults 0 --kills 8 --launch --kinds unix,shm,tcp,zeromq --modes sync
-	mkdir -p build/demo
-	OMP_NUM_THREADS=1 $(BIN)/launch.py -n 2 -s 2 "python examples/train_cifar10.py $(DEMO) --model-prefix build/demo/undisturbed"
-	PYTHONPATH=tests $(BIN)/python -m faults.demo build/demo/undisturbed --epochs 6
+	$(MAKE) demo-faults EPOCHS=40
 	PYTHONPATH=tests $(BIN)/python -m faults.checkpoints 200
 	KVSTORE_TESTS_LINES=1 $(BIN)/python -m pytest -q -n 2 tests/interrupts
 	$(BIN)/python -m pytest -q -m faults
@@ -117,4 +123,4 @@ clean:  ## remove .venv and everything that tools have left
 	rm -rf $(VENV) build dist *.egg-info .coverage* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache bench-results .cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help install demo test test-all faults lint docs check coverage format bench dist clean
+.PHONY: help install demo demo-faults test test-all faults lint docs check coverage format bench dist clean
