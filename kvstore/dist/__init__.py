@@ -5,6 +5,10 @@ calls        their arguments, checked
 plans        what a list of keys means: checks of its arrays, and the messages it takes
 pushes       contributions out, values in, and who waits for which
 checkpointing  this worker's part in the job's checkpoints: when they are due, and what they have
+trained      a store as the checkpoints see it: what they save of it, and what it gets from one
+worker_part  what this worker adds to the checkpoints
+meetings     the meetings of the workers, where all hear what worker 0 has decided
+captures     the servers' captures for one checkpoint, asked for and awaited
 saving       one checkpoint at worker 0, from the servers' files to the manifest
 resuming     the checkpoint that the job continues from
 clocks       how often each key has been pushed

@@ -12,12 +12,9 @@ before its next push, and that comes after the servers have noted the request.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,126 +22,21 @@ import torch
 from kvstore.checkpoint.folders import begin, folder_of, found, listed
 from kvstore.checkpoint.manifest import MANIFEST
 from kvstore.checkpoint.schedule import NEVER, CheckpointSchedule
-from kvstore.checkpoint.stateful import packed
-from kvstore.checkpoint.tensors import TensorHeader, write_tensors
 from kvstore.checkpoint.verify import verify
-from kvstore.dist.clocks import PushClocks
-from kvstore.dist.optimizer import Optimizing
+from kvstore.dist.captures import Answers, ask
+from kvstore.dist.meetings import Meetings, MeetingStore, told
 from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.plan import Plan
-from kvstore.dist.pushes import Pushes
-from kvstore.dist.requests import Requests
 from kvstore.dist.resuming import Resumed
-from kvstore.dist.saving import CheckpointInProgress, SavedStore
+from kvstore.dist.saving import CheckpointInProgress
+from kvstore.dist.trained import TrainedStore
+from kvstore.dist.worker_part import Stateful, WorkerPart
 from kvstore.errors import CheckpointError, KVStoreError, NodeLost, UsageError
 from kvstore.job.valid_values import Interval
-from kvstore.member.outstanding import Question, ready
 from kvstore.member.session import Session
-from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
-from kvstore.ticket import Operation
-from kvstore.values import spec_of, to_buffer
-from kvstore.wire import AwaitCapture, Capture
 
 log = logging.getLogger(__name__)
-
-KEY = "checkpoint"
-RESIDUALS = "residuals"  # the name, with a store's ordinal, under which a worker saves those of its compression
-
-
-class Stateful(Protocol):
-    """An object with state, as torch's modules, optimizers and schedulers are."""
-
-    def state_dict(self) -> Any:
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state: Any) -> Any:
-        """Take the state."""
-        ...
-
-
-class MeetingStore(Protocol):
-    """A synchronous store of the job's, for sums of a few numbers."""
-
-    def init(self, key: Any, value: Any) -> None:
-        """See ``KVStore``."""
-        ...
-
-    def pull(self, key: Any, out: Any) -> Any:
-        """See ``KVStore``."""
-        ...
-
-    def pushpull(self, key: Any, value: Any) -> Any:
-        """See ``KVStore``."""
-        ...
-
-    def join(self, timeout: float | None = None) -> int:
-        """See ``KVStore``."""
-        ...
-
-    def begin_join(self) -> None:
-        """Begin ``join``, which another call ends."""
-        ...
-
-    def close(self) -> None:
-        """See ``KVStore``."""
-        ...
-
-
-class TrainedStore:
-    """What the checkpoints need of a store.
-
-    Args:
-        ordinal: it is the n-th store that each worker has made.
-        rule, requests, entries, clocks, optimizing, pushes: of the store.
-    """
-
-    def __init__(
-        self,
-        ordinal: int,
-        rule: Rule,
-        requests: Requests,
-        entries: Entries,
-        clocks: PushClocks,
-        optimizing: Optimizing,
-        pushes: Pushes,
-    ) -> None:
-        self.ordinal, self.rule, self.requests = ordinal, rule, requests
-        self.entries, self.clocks, self.optimizing = entries, clocks, optimizing
-        self.pushes = pushes
-        self.begun = 0  # the highest round that this worker has begun
-        self.restored: dict[Key, None] = {}  # keys with a checkpoint's values, whose states are not on servers yet
-        self.has_residuals = False  # whether the compression has the checkpoint's
-        self._trains: bool | None = None
-
-    @property
-    def in_step(self) -> bool:
-        """Whether all workers make the same rounds."""
-        return self.rule.mode == "sync" and self.rule.quorum is None
-
-    @property
-    def trains(self) -> bool:
-        """Whether the servers update with an optimizer; other stores have nothing to save. Known from a push on."""
-        if self._trains is None:
-            self._trains = self.optimizing.optimizer is not None or self.requests.optimizer() is not None
-        return self._trains
-
-    def optimizer_set(self) -> None:
-        """Note that there is an optimizer."""
-        self._trains = True
-
-    @property
-    def rounds(self) -> int:
-        """The highest round that this worker has pushed."""
-        return int(self.clocks.pushed[: len(self.entries)].max(initial=0))
-
-    def saved(self) -> SavedStore:
-        """Return what a checkpoint of this moment has of the store."""
-        entries = Entries()
-        entries.add(self.entries)
-        clocks = self.clocks.pushed[: len(entries)].tolist()
-        return SavedStore(self.requests.store, self.ordinal, self.rule.mode, entries, clocks)
 
 
 class Checkpointing:
@@ -172,26 +64,20 @@ class Checkpointing:
         self._session = session
         self._clock = clock
         self._stores: list[TrainedStore] = []
-        self._attached: dict[str, tuple[Stateful, bool]] = {}
-        self._answers: _Answers | None = None
-        self._writer: threading.Thread | None = None
+        self._part = WorkerPart(session.rank)
+        self._answers: Answers | None = None
         config = session.config
         self._directory = Path(config.checkpoint_dir) if config.checkpoint_dir else None
         self.resumed: Resumed | None = None
         number, resumed = self._begun()
-        self._meetings = make_store()
-        told = torch.tensor([number, resumed], dtype=torch.int64)
-        self._meetings.init(KEY, told)
-        self._meetings.pull(KEY, told)
-        self._number = int(told[0])  # of the newest checkpoint in the directory
-        resumed = int(told[1])
+        store = make_store()
+        self._number, resumed = told(store, number, resumed)  # the first is that of the newest in the directory
         if resumed and self.resumed is None:
             path = Path(config.checkpoint_resume)
             folder = path if (path / MANIFEST).exists() else folder_of(path, resumed)
             self.resumed = Resumed(folder, self.rank, session.num_workers)
         self._base = 0 if self.resumed is None else self.resumed.rounds
-        self._slots = torch.zeros(2 + session.num_workers, dtype=torch.int64)
-        self._meetings.init(f"{KEY}s", self._slots)
+        self._meetings = Meetings(store, self.rank, session.num_workers)
         self._schedule = CheckpointSchedule(config.checkpoint_every, self._base, clock())
         self._meets = self._directory is not None and config.checkpoint_every != Interval()
         self._next = self._schedule.first() if self._meets else NEVER
@@ -230,7 +116,7 @@ class Checkpointing:
 
     def attach(self, name: str, thing: Stateful, shared: bool) -> bool:
         """See ``KVStore.attach``."""
-        self._attached[name] = thing, shared
+        self._part.attach(name, thing, shared)
         state = None if self.resumed is None else self.resumed.part(name, shared)
         if state is not None:
             thing.load_state_dict(state)
@@ -240,48 +126,21 @@ class Checkpointing:
         self, store: TrainedStore, keys: Sequence[Key], specs: Sequence[Spec], values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         """Return the first values of ``keys``: the checkpoint's, where it has them, else those given."""
-        resumed = self.resumed
-        if resumed is None:
+        if self.resumed is None:
             return list(values)
-        known = [resumed.has(store.ordinal, key) for key in keys]
-        store.restored.update(dict.fromkeys(key for key, has in zip(keys, known, strict=True) if has))
-        return [
-            resumed.value(store.ordinal, key, spec) if has else value
-            for key, spec, value, has in zip(keys, specs, values, known, strict=True)
-        ]
+        return store.first_values(self.resumed, keys, specs, values)
 
     def give_states(self, store: TrainedStore, entries: Entries) -> None:
         """Give the servers the checkpoint's states of ``entries``, if there is an optimizer already; once."""
-        keys = [key for key in store.restored if key in entries]
-        if self.resumed is None or not keys or store.optimizing.optimizer is None:
-            return
-        optimizer, states = self.resumed.states(store.ordinal, keys)
-        if optimizer is not None:
-            store.optimizing.restore(optimizer, states, entries, str(self.resumed))
-        for key in keys:
-            del store.restored[key]
-
-    def _give_residuals(self, store: TrainedStore) -> None:
-        """Give the compression of ``store``, before its first push, the checkpoint's residuals of this worker."""
-        how = store.pushes.compressing
-        if how is None or self.resumed is None:
-            return
-        store.has_residuals = True
-        state = self.resumed.part(f"{RESIDUALS}.{store.ordinal}", shared=False)
-        if state is None:
-            return
-        tensors, plain = state
-        if plain.get("compression") == how.compression.options():
-            how.load_state(tensors, plain, self.resumed.shapes(store.ordinal))
-        else:
-            log.warning("%s: the residuals of another compression are left out", self.resumed)
+        if self.resumed is not None:
+            store.give_states(self.resumed, entries)
 
     # ---- moments
 
     def before(self, store: TrainedStore, plan: Plan) -> None:
         """Save if a checkpoint is due, and this push begins the next round."""
-        if not store.has_residuals:
-            self._give_residuals(store)
+        if self.resumed is not None and not store.has_residuals:
+            store.give_residuals(self.resumed)
         clock = int(store.clocks.pushed[plan.places].max(initial=0)) + 1
         if clock <= store.begun:
             return
@@ -315,8 +174,7 @@ class Checkpointing:
             except KVStoreError as exc:
                 answers.saving.fail(exc)
             answers.saving.join(timeout or self._session.config.timeout_s)
-        if self._writer is not None:
-            self._writer.join(timeout)
+        self._part.join(timeout)
 
     def flush(self, timeout: float | None = None) -> None:
         """See ``finish``; before this process leaves the job. Says if there was no checkpoint at all."""
@@ -349,7 +207,7 @@ class Checkpointing:
         number = self._decided(rounds, now=False)
         self._next = self._schedule.next(rounds, self._clock())
         if number:
-            own = any(shared for _, shared in self._attached.values())
+            own = self._part.has_shared
             if own:
                 self._write_own(number, shared_only=True)
             self._capture(number, rounds, [0] if own else [])
@@ -357,15 +215,12 @@ class Checkpointing:
 
     def _meet(self, rounds: int, now: bool = False) -> int | None:
         """Hear from worker 0 whether a checkpoint is due; then save what is this worker's own."""
-        own = bool(self._attached_here()) or any(store.pushes.compressing is not None for store in self._stores)
-        self._slots.zero_()
+        own = self._part.has_own(self._stores)
+        decided = following = 0
         if self.rank == 0:
-            self._slots[0] = self._decided(rounds, now)
-            self._slots[1] = self._schedule.next(rounds, self._clock())
-        self._slots[2 + self.rank] = int(own)
-        self._meetings.pushpull(f"{KEY}s", self._slots)
-        told: list[int] = self._slots.tolist()
-        number, following, *parts = told
+            decided = self._decided(rounds, now)
+            following = self._schedule.next(rounds, self._clock())
+        number, following, parts = self._meetings.meet(own, decided, following)
         self._next = following or NEVER  # 0: worker 0 is inside join, whose end is followed by a meeting
         if not number:
             return None
@@ -373,7 +228,7 @@ class Checkpointing:
         if own:
             self._write_own(number)
         if self.rank == 0:
-            self._capture(number, rounds, [rank for rank, has in enumerate(parts) if has])
+            self._capture(number, rounds, parts)
         return number
 
     def _decided(self, rounds: int, now: bool) -> int:
@@ -407,6 +262,12 @@ class Checkpointing:
         log.error("there is no checkpoint, and training goes on: %s", reason)
         self.failed += 1
 
+    def _write_own(self, number: int, shared_only: bool = False) -> None:
+        try:
+            self._part.write(self._folder(number), number, self._stores, shared_only)
+        except UsageError as exc:
+            self._failed(str(exc))
+
     def _capture(self, number: int, rounds: int, parts: Sequence[int]) -> None:
         """Have all servers capture what this worker has pushed; return when they have noted it."""
         session = self._session
@@ -423,34 +284,10 @@ class Checkpointing:
             session.config.timeout_s,
             self._ended,
         )
-        answers = _Answers(saving, session)
         try:
             if not stores:
                 raise CheckpointError("no store has an optimizer on the servers")
-            asked = Operation("asking for a checkpoint", (), session.client, limits=session.limits)
-            questions = [
-                Question(
-                    session.servers[server],
-                    asked,
-                    Capture,
-                    {"store": store.number, "number": number, "ids": ids, "clocks": clocks},
-                )
-                for store in stores
-                for server, (ids, clocks) in store.captures().items()
-            ]
-            session.client.exchange(asked, ready, questions)
-            waits = [
-                Question(
-                    session.servers[server],
-                    answers,
-                    AwaitCapture,
-                    {"store": stores[place].number, "number": number},
-                    partial(saving.take, (place, server)),
-                )
-                for place, server in saving.expected
-            ]
-            session.client.submit(answers, ready, waits)
-            self._answers = answers
+            self._answers = ask(session, saving, stores)
         except NodeLost:
             raise
         except KVStoreError as exc:
@@ -461,58 +298,6 @@ class Checkpointing:
             self.made += 1
         else:
             self.failed += 1
-
-    def _attached_here(self) -> Mapping[str, Stateful]:
-        """Return what this worker saves: what is shared, worker 0 alone."""
-        return {name: thing for name, (thing, shared) in self._attached.items() if self.rank == 0 or not shared}
-
-    def _own(self, shared_only: bool = False) -> dict[str, Any]:
-        """Return what this worker adds to a checkpoint, by name."""
-        own = {
-            name: thing.state_dict()
-            for name, thing in self._attached_here().items()
-            if not shared_only or self._attached[name][1]
-        }
-        for store in self._stores if not shared_only else ():
-            if store.pushes.compressing is not None:
-                store.pushes.flush()  # what is still to be encoded changes the residuals
-                own[f"{RESIDUALS}.{store.ordinal}"] = store.pushes.compressing.state()
-        return own
-
-    def _write_own(self, number: int, shared_only: bool = False) -> None:
-        """Copy what this worker adds, and write it in a thread."""
-        try:
-            tensors, text = packed(self._own(shared_only))
-        except UsageError as exc:
-            self._failed(str(exc))
-            return
-        if self._writer is not None:
-            self._writer.join()
-        path = self._folder(number) / f"worker-{self.rank}.safetensors"
-        args = path, tensors, text
-        self._writer = threading.Thread(target=_write_part, args=args, name=f"kvstore-checkpoint-{number}", daemon=True)
-        self._writer.start()
-
-
-class _Answers(Operation):
-    """The wait for the files of all servers. An error gives the checkpoint up, and is nobody else's."""
-
-    def __init__(self, saving: CheckpointInProgress, session: Session) -> None:
-        super().__init__(f"checkpoint {saving.number}", (), session.client, limits=session.limits)
-        self.saving = saving
-
-    def fail(self, error: KVStoreError) -> None:
-        """See ``Operation``."""
-        self.saving.fail(error)
-        super().fail(error)
-
-
-def _write_part(path: Path, tensors: Mapping[str, torch.Tensor], text: str) -> None:
-    headers = [TensorHeader(name, (spec := spec_of(value)).dtype, spec.shape) for name, value in tensors.items()]
-    try:
-        write_tensors(path, headers, (to_buffer(value) for value in tensors.values()), {"state": text})
-    except OSError as exc:
-        log.error("%s: this worker's part of the checkpoint failed: %s", path, exc.strerror)
 
 
 _OF: WeakKeyDictionary[Session, Checkpointing] = WeakKeyDictionary()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kvstore.dist.calls import ABSENT, Arguments, StoreCall
-from kvstore.dist.checkpointing import Stateful, TrainedStore, checkpointing
+from kvstore.dist.checkpointing import checkpointing
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
@@ -24,6 +24,8 @@ from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.plan import Plan, Plans
 from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
+from kvstore.dist.trained import TrainedStore
+from kvstore.dist.worker_part import Stateful
 from kvstore.errors import AlreadyInitialized, Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.member.session import Session
