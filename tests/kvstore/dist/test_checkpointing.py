@@ -137,7 +137,8 @@ def test_workers_with_uneven_batches_go_on_saving_together(tmp_path: Path) -> No
             store.pushpull(KEYS, gradients(store.rank, step))
         return store.save_checkpoint(wait=True) or 0
 
-    assert run(tmp_path, train, every=3)[0] == run(tmp_path / "again", train, every=3)[1]
+    numbers = run(tmp_path, train, every=3)
+    assert numbers[0] == numbers[1] > 0
     last = listed(tmp_path)[-1]
     manifest = verify(last.path)
     assert (manifest.rounds, set(manifest.parts)) == (12, {0, 1})
