@@ -2,6 +2,7 @@
 
 store        DistStore: the calls
 calls        their arguments, checked
+first_values the arguments of init, checked
 plans        what a list of keys means: checks of its arrays, and the messages it takes
 pushes       contributions out, values in, and who waits for which
 checkpointing  this worker's part in the job's checkpoints: when they are due, and what they have
@@ -20,6 +21,7 @@ compression  values in fewer bytes, both ways
 delegation   compression that the aggregator does, after the sum
 optimizer    what this worker has set, and what its pushes ask for
 momentum     what to tell who sets a high momentum where gradients come late
+barriers     the barriers that this worker has passed, and the one that it waits at
 join         this worker has run out of batches
 states       the optimizer's states, of arrays and of segments
 options      what create() takes

@@ -6,16 +6,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from kvstore.dist.barriers import WorkerBarriers
 from kvstore.dist.calls import ABSENT, Arguments, StoreCall
 from kvstore.dist.checkpointing import checkpointing
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
 from kvstore.dist.delegation import Delegated, compressing
+from kvstore.dist.first_values import distinct, new_arrays
 from kvstore.dist.join import Joining
 from kvstore.dist.momentum import advice, warn
 from kvstore.dist.optimizer import Optimizing, described
@@ -26,7 +28,7 @@ from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
 from kvstore.dist.trained import TrainedStore
 from kvstore.dist.worker_part import Stateful
-from kvstore.errors import AlreadyInitialized, Unsupported, UsageError
+from kvstore.errors import Unsupported, UsageError
 from kvstore.job.config import Config
 from kvstore.member.session import Session
 from kvstore.member.shared_session import shared
@@ -34,29 +36,15 @@ from kvstore.optim import states_file
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
 from kvstore.rule import Rule
-from kvstore.spec import Key, Spec, as_shape
-from kvstore.store.arguments import one_kind, pairs
+from kvstore.spec import Key, as_shape
 from kvstore.store.base import KVStore
 from kvstore.store.statistics import Statistics
-from kvstore.ticket import Operation, Ticket, WaitLimits
+from kvstore.ticket import Ticket, WaitLimits
 from kvstore.values import (
-    Arrays,
-    Layout,
     Leaving,
     as_dtype,
-    as_tensors,
-    kinds_of,
-    spec_of,
     tensors_of,
-    values_of,
 )
-
-
-class _Barrier(NamedTuple):
-    """How many barriers a worker has passed, and the operation of the one that it waits at."""
-
-    passed: int = 0
-    operation: Operation | None = None
 
 
 class DistStore(KVStore):
@@ -97,13 +85,13 @@ class DistStore(KVStore):
         self._entries = self._plans.entries
         self._arguments = Arguments(self._plans, on_device)
         self._clocks = PushClocks()
-        self._at_barrier = _Barrier()
         self._closed = False
         self._checkpoints = (
             checkpointing(session, partial(type(self), session, checkpoints=False)) if checkpoints else None
         )
         ordinal = session.stores + 1
         self._requests = Requests(session, ordinal, self.rule, limits)
+        self._barriers = WorkerBarriers(self._requests)
         self._optimizing = Optimizing(self._requests, name)
         self._joining = Joining(self._requests, self._clocks)
         self._pushes = Pushes(session, self._requests, self.rule, self._clocks, self._optimizing, self._joining)
@@ -133,8 +121,8 @@ class DistStore(KVStore):
     def init(self, key: Any, value: Any) -> None:
         """See ``KVStore``."""
         self._check()
-        keys, arrays, kind = self._new(key, value)
-        kinds, specs, values = _first_values(arrays)
+        keys, arrays, kind = new_arrays(key, value, self._entries, self._kind)
+        kinds, specs, values = distinct(arrays)
         firsts = ((keys[kinds.index(number)], spec) for number, spec in enumerate(specs))
         require_shapes(self._optimizing.optimizer, firsts)
         whole = self._optimizing.whole
@@ -153,24 +141,6 @@ class DistStore(KVStore):
         else:
             self._session.client.alone(self._add, entries)
         self._kind = kind
-
-    def _new(self, key: Any, value: Any) -> tuple[list[Key], list[Any], type]:
-        """Return new keys, all different, the first value of each, and the type of the store's keys.
-
-        Raises:
-            AlreadyInitialized: the store has one of the keys.
-            UsageError: a key is listed twice, or is not of the type of the others.
-        """
-        listed = pairs(key, value, self._kind)
-        if listed is None:
-            grouped = self._pairs(key, value)
-            if isinstance(key, list | tuple) and len(grouped) < len(key):
-                raise UsageError("init was given a key twice; list each key once")
-            listed = list(grouped), list(grouped.values()), one_kind(grouped, self._kind)
-        for each in listed[0]:
-            if each in self._entries.places:
-                raise AlreadyInitialized(f"key {each!r} is already initialized; push a new value instead")
-        return listed
 
     def _add(self, entries: Entries) -> None:
         self._clocks.grow(len(self._entries) + len(entries))
@@ -321,28 +291,14 @@ class DistStore(KVStore):
     @property
     def barriers(self) -> int:
         """How many barriers this worker has passed: where one that has fallen behind the others stands."""
-        return self._at_barrier.passed
+        return self._barriers.passed
 
     def barrier(self) -> None:
         """See ``KVStore``."""
         self._check()
         if self.rule.mode == "async":  # no round waits for these, so nothing else says that they are in
             self._pushes.flush()
-        passed, operation = self._at_barrier
-        if operation is None:
-            self._requests.barrier(passed + 1, self._arrived)
-            operation = self._at_barrier.operation
-        # Should the others be late, this worker has come all the same: another call waits on at the same barrier.
-        try:
-            if operation is not None:
-                operation.wait()
-        except UsageError:  # somebody has joined: nobody was let through
-            self._at_barrier = _Barrier(passed)
-            raise
-        self._at_barrier = _Barrier(passed + 1)
-
-    def _arrived(self, operation: Operation) -> None:
-        self._at_barrier = self._at_barrier._replace(operation=operation)
+        self._barriers.wait()
 
     def join(self, timeout: float | None = None) -> int:
         """See ``KVStore``."""
@@ -417,16 +373,3 @@ class DistStore(KVStore):
         """Return the call that pushes ``value`` and pulls into ``out``; nothing has changed yet."""
         self._check()
         return self._arguments.check(key, value, out, copy)
-
-
-def _first_values(arrays: Sequence[Any]) -> tuple[list[int], list[Spec], Arrays | list[torch.Tensor]]:
-    """Return the index of each array's spec, the specs, and contiguous arrays. Of several devices the first counts."""
-    known = kinds_of(arrays)
-    if known is not None:
-        values = values_of(arrays, Layout(*known))
-        if values is not None:
-            return known[0].tolist(), known[1], values
-    firsts = [as_tensors(array)[0] for array in arrays]
-    kinds: dict[Spec, int] = {}
-    numbers = [kinds.setdefault(spec_of(first), len(kinds)) for first in firsts]
-    return numbers, list(kinds), [first.contiguous() for first in firsts]
