@@ -257,10 +257,11 @@ class Ending:
             self._waiting[index] = fate.at
         elif self._tasks[index].role == "scheduler":
             return self._fail(index, str(how), how.status, now)
-        lose = Lose(index, str(how), fate.start, fate.at is None)
+        words = " ".join(str(how).split())  # a hint has a line of its own; here one line is for each event
+        lose = Lose(index, words, fate.start, fate.at is None)
         if not fate.text:  # the scheduler says so, or its successor
             return [lose]
-        return [lose, Say(f"{self._tasks[index].title} {how}; {fate.text}")]
+        return [lose, Say(f"{self._tasks[index].title} {words}; {fate.text}")]
 
     def _again(self, now: float) -> list[Action]:
         """Start those again whose time has come, if the job goes on."""
