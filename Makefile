@@ -48,7 +48,7 @@ demo: $(EXTRA)-examples  ## train a small residual network with two workers and 
 
 EPOCHS := 12
 
-demo-faults: $(EXTRA)-examples  ## the demo, undisturbed and with a server killed every five seconds: both must end with the same bits
+demo-faults: $(EXTRA)-examples $(EXTRA)-test  ## the demo, undisturbed and with a server killed every five seconds: both must end with the same bits
 	mkdir -p build/demo
 	OMP_NUM_THREADS=1 $(BIN)/launch.py -n 2 -s 2 "python examples/train_cifar10.py \
 	  --dataset digits --batch-size 16 --num-epochs $(EPOCHS) --model-prefix build/demo/undisturbed"
