@@ -193,8 +193,10 @@ def verdict(plan: Plan, outcome: Outcome) -> str:
         return f"wrong: {wrong}"
     if outcome.refused and not (plan.replicas and (plan.pause or plan.partings)):  # who comes back has been replaced
         return f"{outcome.refused} messages of members were refused"
-    unfinished = [
-        rank for rank, result in enumerate(outcome.results) if result is None and f"worker {rank}" not in dead
+    unfinished = [  # the job may have failed before a worker was killed that was to be
+        rank
+        for rank, result in enumerate(outcome.results)
+        if result is None and (f"worker {rank}" not in dead or rank in outcome.errors)
     ]
     if sorted(unfinished) != sorted(outcome.errors):
         return f"workers {unfinished} have no result, and these an error: {outcome.errors}"
