@@ -13,7 +13,8 @@ gradient for what others have changed since its worker last read (DC-ASGD: Zheng
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from kvstore.errors import UsageError
 
@@ -74,6 +75,16 @@ class Rule:
             raise UsageError(f"quorum={self.quorum} must be at least 1")
         if not 0 <= self.compensation < float("inf"):
             raise UsageError(f"delay_compensation={self.compensation} must be a finite number, at least 0")
+
+    @classmethod
+    def of(cls, message: Any) -> Rule:
+        """Return the rule that ``message`` describes, whose fields have the names of these."""
+        return cls(**{each.name: getattr(message, each.name) for each in fields(cls)})
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The fields of a message that describes this rule, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def merges(self) -> bool:

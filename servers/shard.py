@@ -229,9 +229,7 @@ class Shard:
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
         if isinstance(message, AwaitCapture):
             return self._captures.wait(peer, message)
-        table = self.tables.get(message.store)
-        if table is None:
-            raise UsageError(f"store {message.store} is not open; send Open first")
+        table = self._tables.require(message.store)
         if self.save is None:
             raise CheckpointError(
                 f"server {self.rank} has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all processes of "

@@ -9,7 +9,7 @@ from kvstore.checkpoint.reader import CheckpointReader
 from kvstore.checkpoint.tensors import FileRecord, TensorHeader, write_tensors
 from kvstore.checkpoint.verify import verify
 from kvstore.errors import CheckpointError
-from kvstore.values import spec_of, to_buffer
+from kvstore.values import to_buffer
 
 
 def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> FileRecord:
@@ -35,10 +35,7 @@ def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> Fi
     with CheckpointReader(folder) as reader:
         headers = [TensorHeader(str(key), spec.dtype, spec.shape) for key, spec in specs.items()]
         named = reader.states(store, specs) if states else {}
-        headers += [
-            TensorHeader(f"{key}.{name}", (spec := spec_of(value)).dtype, spec.shape)
-            for (key, name), value in named.items()
-        ]
+        headers += [TensorHeader.of(f"{key}.{name}", value) for (key, name), value in named.items()]
 
         def contents() -> Iterator[memoryview]:
             for key in specs:

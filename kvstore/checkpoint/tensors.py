@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from kvstore.errors import CheckpointError
 from kvstore.job.files import replacing
 from kvstore.spec import ITEMSIZE
+from kvstore.values import spec_of
 
 PIECE = 4 << 20  # bytes that are hashed and written at a time
 DTYPES = {
@@ -41,6 +43,12 @@ class TensorHeader(NamedTuple):
     name: str
     dtype: str
     shape: Sequence[int]
+
+    @classmethod
+    def of(cls, name: str, tensor: torch.Tensor) -> TensorHeader:
+        """Return what a file says of ``tensor``."""
+        spec = spec_of(tensor)
+        return cls(name, spec.dtype, spec.shape)
 
     @property
     def nbytes(self) -> int:

@@ -66,18 +66,7 @@ class Requests:
         self.packer = Packer(session.client)
         opened: StoreOpened = self._one(session.scheduler, "opening the store", (), OpenStore, ordinal=ordinal)
         self.store = opened.store
-        self._all(
-            "opening the store",
-            Open,
-            store=self.store,
-            mode=rule.mode,
-            staleness=rule.staleness,
-            quorum=rule.quorum,
-            late=rule.late,
-            compensation=float(rule.compensation),
-            finite=rule.finite,
-            aggregate=rule.aggregate,
-        )
+        self._all("opening the store", Open, store=self.store, **rule.described)
 
     def close(self) -> None:
         """Tell the servers and the aggregator, then the scheduler, that this worker does not use the store any more."""

@@ -13,7 +13,7 @@ import torch
 from kvstore.checkpoint.stateful import packed
 from kvstore.checkpoint.tensors import TensorHeader, write_tensors
 from kvstore.dist.trained import TrainedStore
-from kvstore.values import spec_of, to_buffer
+from kvstore.values import to_buffer
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class WorkerPart:
 
 
 def _write_part(path: Path, tensors: Mapping[str, torch.Tensor], text: str) -> None:
-    headers = [TensorHeader(name, (spec := spec_of(value)).dtype, spec.shape) for name, value in tensors.items()]
+    headers = [TensorHeader.of(name, value) for name, value in tensors.items()]
     try:
         write_tensors(path, headers, (to_buffer(value) for value in tensors.values()), {"state": text})
     except OSError as exc:

@@ -24,7 +24,6 @@ def members(num_workers: int, num_servers: int, num_aggregators: int = 0, replic
     Args:
         num_workers, num_servers, num_aggregators: how many members of each role the job has.
         replicas: how many standbys each server has, 0 or 1.
-        scheduler_log: the file with the scheduler's log; empty for none.
     """
     servers: list[Member] = [("server", rank) for rank in range(num_servers)]
     standbys: list[Member] = [("standby", rank) for rank in range(num_servers * replicas)]
@@ -71,6 +70,7 @@ class Contract:
         keyring: the members' keys; None for plain links.
         aggregated: for each aggregator, the ranks of its host's workers.
         replicas: how many standbys each server has, 0 or 1.
+        scheduler_log: the file with the scheduler's log; empty for none.
     """
 
     num_workers: int

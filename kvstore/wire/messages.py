@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from kvstore.errors import WireError
+from kvstore.job.contract import member_title
 from kvstore.job.settings import MAX_NODES
 from kvstore.wire import fields as f
 from kvstore.wire.frames import message
@@ -43,9 +44,7 @@ class Node(NamedTuple):
     incarnation: Seq
 
     def __str__(self) -> str:
-        if self.role == "standby":
-            return f"the standby of server {self.rank}"
-        return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
+        return member_title(self.role, self.rank)
 
 
 NodeField = Annotated[Node, f.Triple(Node)]

@@ -38,6 +38,13 @@ SegmentCounts = Annotated[list[int], f.integers(1, 1 << 20)]  # of how many segm
 Owners = Annotated[list[int], f.integers(0, 2**32)]  # of states: the segment of each, which may have several
 Names = Annotated[list[str], f.list_of(f.text(64))]
 
+# The fields of a rule that not every value of their type suits.
+Mode = Annotated[str, f.choice(*MODES)]
+Staleness = Annotated["int | None", f.optional(f.integer(0, MAX_STALENESS))]
+Quorum = Annotated["int | None", f.optional(f.integer(1, MAX_NODES))]
+Late = Annotated[str, f.choice(*LATE)]
+Aggregation = Annotated[str, f.choice(*AGGREGATE)]
+
 MAX_PRIORITY = 2**31
 Priority = Annotated["int | None", f.optional(f.integer(-MAX_PRIORITY, MAX_PRIORITY))]
 
@@ -58,13 +65,13 @@ class Open(Request):
     """I use ``store``, by this rule; see ``kvstore.rule``."""
 
     store: Store
-    mode: Annotated[str, f.choice(*MODES)]
-    staleness: Annotated[int | None, f.optional(f.integer(0, MAX_STALENESS))] = None
-    quorum: Annotated[int | None, f.optional(f.integer(1, MAX_NODES))] = None
-    late: Annotated[str, f.choice(*LATE)] = LATE[0]
+    mode: Mode
+    staleness: Staleness = None
+    quorum: Quorum = None
+    late: Late = LATE[0]
     compensation: Annotated[float, f.number] = 0.0
     finite: Annotated[bool, f.flag] = False
-    aggregate: Annotated[str, f.choice(*AGGREGATE)] = AGGREGATE[0]
+    aggregate: Aggregation = AGGREGATE[0]
 
 
 @message(41)

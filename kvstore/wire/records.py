@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from kvstore.job.settings import MAX_NODES
-from kvstore.rule import AGGREGATE, LATE, MAX_STALENESS, MODES
+from kvstore.rule import AGGREGATE, LATE
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
@@ -30,7 +30,18 @@ from kvstore.wire.messages import (
     require_known,
     same_length,
 )
-from kvstore.wire.parameters import Changes, CodecDescription, Names, Owners, SegmentCounts
+from kvstore.wire.parameters import (
+    Aggregation,
+    Changes,
+    CodecDescription,
+    Late,
+    Mode,
+    Names,
+    Owners,
+    Quorum,
+    SegmentCounts,
+    Staleness,
+)
 
 RankClocks = Annotated[
     list[list[int]], f.list_of(f.tuple_of(f.integer(0, MAX_NODES), f.integer(0, 2**62 - 1)), MAX_NODES + 1)
@@ -130,13 +141,13 @@ class StoreState(Message):
     store: Store
     opened_by: Ranks
     closed_by: Ranks
-    mode: Annotated[str, f.choice(*MODES)]
-    staleness: Annotated[int | None, f.optional(f.integer(0, MAX_STALENESS))] = None
-    quorum: Annotated[int | None, f.optional(f.integer(1, MAX_NODES))] = None
-    late: Annotated[str, f.choice(*LATE)] = LATE[0]
+    mode: Mode
+    staleness: Staleness = None
+    quorum: Quorum = None
+    late: Late = LATE[0]
     compensation: Annotated[float, f.number] = 0.0
     finite: Annotated[bool, f.flag] = False
-    aggregate: Annotated[str, f.choice(*AGGREGATE)] = AGGREGATE[0]
+    aggregate: Aggregation = AGGREGATE[0]
 
 
 @message(81)

@@ -31,6 +31,7 @@ import re
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstore.errors import JOB_FAILED_EXIT
 from kvstore.job.contract import member_name
@@ -93,6 +94,13 @@ class Interruption:
 UNNAMED = "ended because the job had failed"
 
 
+class _Death(NamedTuple):
+    """How a process has died, and when."""
+
+    how: Exit
+    at: float
+
+
 class Ending:
     """The state machine of one job's end.
 
@@ -123,8 +131,7 @@ class Ending:
         self._told: int | None = None  # the first process that has reported the failure of another
         self._restarts = Restarts(tasks, frozenset(), 0) if restarts is None else restarts
         self.finished = self._began = False
-        self._lost: dict[int, Exit] = {}  # how processes have died last whose death is none of the job's
-        self._lost_at: dict[int, float] = {}
+        self._lost: dict[int, _Death] = {}  # the last deaths of processes that are none of the job's
         self._waiting: dict[int, float] = {}  # those of them that are to be started again, and when
         self._because: dict[int, str] = {}  # what processes say that end because of another
 
@@ -161,7 +168,8 @@ class Ending:
         if self.phase not in (Phase.RUNNING, Phase.LINGER):
             return []
         if how.status and (culprit := self._culprit(index)) is not None:
-            return self._fail(culprit, str(self._lost[culprit]), self._lost[culprit].status, now)
+            death = self._lost[culprit].how
+            return self._fail(culprit, str(death), death.status, now)
         if self._restarts.survivable(index) and self._told is None:
             if self.finished or not self._left("worker"):
                 how = Exit()  # nobody needs it any more
@@ -249,8 +257,7 @@ class Ending:
         if self._early == index:
             self._early = self.deadline = None
         self._lost.pop(index, None)
-        self._lost[index] = how  # the latest is the last
-        self._lost_at[index] = now
+        self._lost[index] = _Death(how, now)  # the latest is the last
         self._because.pop(index, None)
         fate = self._restarts.dies(index, how, now, possible)
         if fate.at is not None:
@@ -269,9 +276,7 @@ class Ending:
         for index in due:
             del self._waiting[index]
         self._running.update(due)
-        return [
-            Restart(index, self._restarts.begins(index, now), self._lost[index], self._lost_at[index]) for index in due
-        ]
+        return [Restart(index, self._restarts.begins(index, now), *self._lost[index]) for index in due]
 
     def _culprit(self, index: int) -> int | None:
         """The process that has died, and because of which this one ends, as it says itself."""

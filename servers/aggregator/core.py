@@ -153,15 +153,7 @@ class Aggregator:
         raise UsageError(f"an aggregator does not handle a {type(message).__name__}; send it to the servers")
 
     def _open(self, message: Open) -> None:
-        rule = Rule(
-            message.mode,
-            message.staleness,
-            message.quorum,
-            message.late,
-            message.compensation,
-            message.finite,
-            message.aggregate,
-        )
+        rule = Rule.of(message)
         store = self.stores.get(message.store)
         others = self._opened_by.setdefault(message.store, set()) - {message.node.rank}
         # A worker that was interrupted while it made a store may make another with the same number.

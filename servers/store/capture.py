@@ -16,7 +16,6 @@ import torch
 
 from kvstore.checkpoint.reader import state_name, value_name
 from kvstore.checkpoint.tensors import TensorHeader
-from kvstore.values import spec_of
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.updates import Updates
@@ -100,10 +99,10 @@ class StoreCapture:
             self._on_complete(self)
 
     def _note(self, segment: int, name: str, tensor: torch.Tensor) -> None:
-        spec = spec_of(tensor)
-        source = tensor.contiguous().reshape(-1).view(torch.uint8).numpy() if spec.size else np.empty(0, np.uint8)
+        size = tensor.numel()
+        source = tensor.contiguous().reshape(-1).view(torch.uint8).numpy() if size else np.empty(0, np.uint8)
         target = np.empty(len(source), np.uint8)
-        self._tensors[name] = TensorHeader(name, spec.dtype, spec.shape), target
+        self._tensors[name] = TensorHeader.of(name, tensor), target
         if len(source) <= SMALL:
             np.copyto(target, source)
             return

@@ -58,7 +58,7 @@ class Recording:
 
     def grouped(self, buckets: Sequence[Bucket]) -> None:
         """Record that ``buckets`` are new: their segments were in others."""
-        self.note(Grouped(self._store, *_segments(buckets)))
+        self.note(grouped_record(self._store, buckets))
 
     def sums(
         self,
@@ -125,6 +125,11 @@ class Recording:
             buffers=buffers,
         )
         self.note(record)
+
+
+def grouped_record(store: int, buckets: Sequence[Bucket]) -> Grouped:
+    """Return a record that ``buckets`` are there, with these segments."""
+    return Grouped(store, *_segments(buckets))
 
 
 def states_record(store: int, states: StateTensors) -> StatesState:

@@ -40,7 +40,7 @@ from servers.requests.agreement import Agreement
 from servers.requests.replies import Answer, described_error, refuse
 from servers.requests.reply_links import NOWHERE
 from servers.store.hyperparameters import UpdateHyperparameters, changed
-from servers.store.recording import Recorder, Recording
+from servers.store.recording import Recorder, Recording, grouped_record
 from servers.store.snapshot import restore, snapshot
 from servers.store.table import Table
 
@@ -96,7 +96,7 @@ class Tables:
             WireError: its buffers do not fit.
         """
         if isinstance(message, StoreState):
-            table = self._new(message.store, _rule(message))
+            table = self._new(message.store, Rule.of(message))
             self._opened_by[message.store] = set(message.opened_by)
             self._closed_by[message.store] = set(message.closed_by)
             return []
@@ -125,26 +125,15 @@ class Tables:
         """Return the records that make this state of a server without one. See ``snapshot``."""
         yield Roster(0, sorted(self._departed))
         for store, table in self.open.items():
-            rule = table.rule
-            yield StoreState(
-                store,
-                sorted(self._opened_by[store]),
-                sorted(self._closed_by[store]),
-                rule.mode,
-                rule.staleness,
-                rule.quorum,
-                rule.late,
-                rule.compensation,
-                rule.finite,
-                rule.aggregate,
-            )
+            opened_by, closed_by = sorted(self._opened_by[store]), sorted(self._closed_by[store])
+            yield StoreState(store, opened_by, closed_by, **table.rule.described)
             agreement = self._agreements[store]
             yield self._calls(store, table, agreement)
             yield from snapshot(store, table)
             yield from table.pauses.requests
             # The pauses split there what has been merged here since.
             buckets = sorted(table.buckets.all(), key=lambda bucket: bucket.ids)
-            yield Grouped(store, [number for b in buckets for number in b.ids], [len(b.ids) for b in buckets])
+            yield grouped_record(store, buckets)
             for _, request in agreement.waiting:
                 yield request
 
@@ -186,6 +175,13 @@ class Tables:
         self._agreements[store] = Agreement("set_optimizer")
         return table
 
+    def require(self, store: int) -> Table:
+        """Return an open store; raise ``UsageError`` if it is not open."""
+        table = self.open.get(store)
+        if table is None:
+            raise UsageError(f"store {store} is not open; send Open first")
+        return table
+
     # ---- requests
 
     def serve(self, peer: bytes, message: Request) -> list[Answer]:
@@ -203,9 +199,7 @@ class Tables:
             return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
         if not isinstance(message, Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates):
             raise UsageError(f"servers do not handle a {type(message).__name__}")
-        table = self.open.get(message.store)
-        if table is None:
-            raise UsageError(f"store {message.store} is not open; send Open first")
+        table = self.require(message.store)
         if isinstance(message, Push):
             return table.push(peer, message)
         if isinstance(message, Pull):
@@ -225,7 +219,7 @@ class Tables:
         return [Answer(peer, message, Ack(message.seq))]
 
     def _open(self, message: Open) -> None:
-        rule = _rule(message)
+        rule = Rule.of(message)
         table = self.open.get(message.store)
         opened_by = self._opened_by.setdefault(message.store, set())
         # A worker that was interrupted while it made a store may make another with the same number.
@@ -319,15 +313,3 @@ FOLLOWED = (
     StatesState,
     EncoderState,
 )
-
-
-def _rule(message: Open | StoreState) -> Rule:
-    return Rule(
-        message.mode,
-        message.staleness,
-        message.quorum,
-        message.late,
-        message.compensation,
-        message.finite,
-        message.aggregate,
-    )

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from waiting import LONG
 
 from faults.plan import KINDS, Fault, Plan, pushed, total
 from faults.processes import WRONG_EXIT
+from faults.running import ran
 from faults.runs import judge
 
-TESTS = Path(__file__).parents[1]
 EACH_S = 5 * LONG  # a run has deadlines of its own
 
 
 def runs(*words: str) -> list[str]:
-    """What ``python -m faults`` says of each kind; in a process of its own, whose forks are the members of its jobs."""
-    done = subprocess.run(
-        [sys.executable, "-m", "faults", *words],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=EACH_S,
-    )
+    """What ``python -m faults`` says of each kind."""
+    done = ran("faults", *words, timeout=EACH_S)
     assert done.returncode == 0, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if re.match(r"\w+: \d+ exact, ", line)]
 
@@ -56,14 +45,7 @@ def test_signals_at_any_moment_of_a_call_change_nothing() -> None:
 def test_servers_with_standbys_and_the_scheduler_are_killed() -> None:
     """Each push counts once, and the bits are those of an undisturbed run."""
     what = ("--kills", "3", "--kinds", "curve", "--modes", "coded", "--whom", "server,scheduler")
-    done = subprocess.run(
-        [sys.executable, "-m", "faults", "0", *what],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=EACH_S,
-    )
+    done = ran("faults", "0", *what, timeout=EACH_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.match(r"curve coded 0: exact, \d+ rounds", done.stdout)
 

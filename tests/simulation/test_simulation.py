@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -20,14 +19,6 @@ from servers.store.bucket import Bucket
 from servers.store.rounds import Rounds
 
 ROUGH = Weather(delay_s=0.02, cut=0.02, repeat=0.1)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Crashes are what this is about: nobody needs to read of them."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def require(plan: Plan, *wanted: str) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -20,14 +19,6 @@ from servers.replication.replica import Replica
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Outbox
 from servers.store.rounds import Rounds
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Deaths are what this is about: nobody needs to read of them."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def require(plan: Plan, *wanted: str) -> None:
