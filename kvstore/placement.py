@@ -4,6 +4,9 @@ Arrays of at least ``bound`` elements are cut into near-equal contiguous ranges,
 whole to the server that holds the fewest bytes. Within one call arrays are placed from large to small and then by key,
 so the order in which a caller lists them does not matter. A range that is longer than one message should be is several
 segments, so that it can be sent, summed and answered one segment at a time.
+
+A table is one segment on each server, its stripe: see ``kvstore.rows.ids`` for which rows those are. Contiguous
+ranges of rows would give one server most of the work, since low ids are often the frequent ones.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import NamedTuple
 
 from kvstore.errors import UsageError
 from kvstore.spec import MAX_SEGMENTS, Key, Spec
+from kvstore.table import TableSpec
 
 WHOLE = 2**62  # as a bound or a length: never cut
 
@@ -54,6 +58,14 @@ def place(
     placed: dict[Key, tuple[ServerRange, ...]] = {}
     heap: list[tuple[int, int]] = []  # of the servers, by load
     for spec, keys in itertools.groupby(_ordered(specs), specs.__getitem__):
+        if isinstance(spec, TableSpec):
+            segments = _stripes(spec, len(loads))
+            for key in keys:
+                placed[key] = segments
+                for server, start, stop in segments:
+                    loads[server] += (stop - start) * spec.itemsize
+            heap = []
+            continue
         if _across(spec, len(loads), bound):
             segments = _cut(spec, list(enumerate(split(spec.size, len(loads)))), longest)
             for key in keys:
@@ -81,6 +93,13 @@ def _ordered(specs: Mapping[Key, Spec]) -> list[Key]:
     numbers = sorted(key for key in specs if not isinstance(key, str))
     names = sorted(key for key in specs if isinstance(key, str))
     return sorted([*numbers, *names], key=lambda key: specs[key].nbytes, reverse=True)
+
+
+def _stripes(spec: TableSpec, servers: int) -> tuple[ServerRange, ...]:
+    """Return a table's segments. Their ranges say how many elements each server has from the start, not which."""
+    counts = [spec.table.rows_of(server, servers) * spec.table.width for server in range(servers)]
+    edges = itertools.pairwise(itertools.accumulate(counts, initial=0))
+    return tuple(ServerRange(server, start, stop) for server, (start, stop) in enumerate(edges))
 
 
 def _cut(spec: Spec, ranges: Iterable[tuple[int, tuple[int, int]]], longest: int) -> tuple[ServerRange, ...]:
@@ -111,5 +130,7 @@ def _across(spec: Spec, servers: int, bound: int) -> bool:
 
 def _count(spec: Spec, servers: int, bound: int, longest: int) -> int:
     """Return how many segments an array will be, at most one too many for each server."""
+    if isinstance(spec, TableSpec):
+        return servers
     ranges = servers if _across(spec, servers, bound) else 1
     return ranges * max(1, -(-spec.size // (ranges * max(1, longest // spec.itemsize))))

@@ -19,6 +19,7 @@ from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.state_messages import SegmentState, pack_states, unpack_states
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
+from kvstore.table import TableSpec
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer
 from kvstore.values import Leaving
@@ -94,6 +95,7 @@ class Requests:
             dtypes=[spec.dtype for spec in specs],
             bound=bound,
             longest=longest,
+            tables=[spec.table.described if isinstance(spec, TableSpec) else None for spec in specs],
         )
         columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
         if self._session.aggregator is not None:

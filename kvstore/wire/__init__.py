@@ -2,6 +2,7 @@
 
 messages    what messages have in common: nodes, senders, requests, replies
 parameters  messages between workers, aggregators and servers: values, optimizers, states
+rows        messages between workers and servers about tables: rows by their ids
 rendezvous  messages between members and the scheduler: joining, beating, keys, barriers, leaving
 views       messages about which process serves a server's rank
 replication messages between a server and its standby
@@ -83,6 +84,21 @@ from kvstore.wire.rendezvous import (
     Welcome,
 )
 from kvstore.wire.replication import Record, Stored
+from kvstore.wire.rows import (
+    DescribeTable,
+    EvictRows,
+    FreezeTable,
+    Frozen,
+    FrozenPage,
+    InitTables,
+    PullRows,
+    PushRows,
+    PutRows,
+    ReadFrozen,
+    Rows,
+    TableCounts,
+    Thaw,
+)
 from kvstore.wire.views import Moved, Standing, View
 
 __all__ = [
@@ -107,17 +123,23 @@ __all__ = [
     "Counted",
     "Declare",
     "Describe",
+    "DescribeTable",
     "Drawn",
     "EncodedAnswer",
     "EncoderState",
+    "EvictRows",
     "Explain",
     "Explanation",
     "Failure",
     "Fault",
+    "FreezeTable",
+    "Frozen",
+    "FrozenPage",
     "GetStates",
     "Grouped",
     "Here",
     "Init",
+    "InitTables",
     "JobFailed",
     "Join",
     "Leave",
@@ -134,15 +156,20 @@ __all__ = [
     "Placed",
     "ProcessAlive",
     "Pull",
+    "PullRows",
     "Push",
+    "PushRows",
+    "PutRows",
     "PutStates",
     "ReadBy",
+    "ReadFrozen",
     "Ready",
     "Record",
     "Reply",
     "Request",
     "Resume",
     "Roster",
+    "Rows",
     "Sender",
     "SetOptimizer",
     "Standing",
@@ -151,6 +178,8 @@ __all__ = [
     "StoreOpened",
     "StoreState",
     "Stored",
+    "TableCounts",
+    "Thaw",
     "Values",
     "View",
     "Welcome",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from kvstore.errors import WireError
 from kvstore.job.curve_keys import LENGTH
@@ -30,6 +30,7 @@ from kvstore.wire.messages import (
     require_known,
     same_length,
 )
+from kvstore.wire.rows import table
 
 Elements = Annotated[list[int], f.integers(0, MAX_ELEMENTS)]
 PublicKeys = Annotated[list[str], f.list_of(f.text(LENGTH), MAX_NODES)]
@@ -130,6 +131,8 @@ class Declare(Request):
         kinds: the array of ``keys[i]`` has the ``kinds[i]``-th of ``shapes`` and ``dtypes``.
         bound: arrays of so many elements or more are divided over servers; rank 0's counts.
         longest: of a segment, in bytes; rank 0's counts.
+        tables: for each of ``shapes``, the table that it is; none, or no list at all, for an array. See
+            ``kvstore.table.Table.described``.
     """
 
     store: Store
@@ -139,10 +142,13 @@ class Declare(Request):
     dtypes: Dtypes
     bound: Annotated[int, f.integer(1)]
     longest: Annotated[int, f.integer(1)]
+    tables: Annotated[list[Any], f.list_of(f.optional(table))] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         same_length(self.keys, self.kinds)
         same_length(self.shapes, self.dtypes)
+        if self.tables:
+            same_length(self.shapes, self.tables)
         require_known(self.kinds, self.shapes)
 
 

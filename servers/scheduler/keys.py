@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from kvstore.errors import Mismatch, UsageError
 from kvstore.spec import Key, Spec, shorten
+from kvstore.table import Table, TableSpec
 from kvstore.wire import Declare
 from servers.scheduler.placements import Columns, Placements, first_other
 
@@ -142,7 +143,11 @@ class DeclaredKeys:
 
     def _known(self, request: Declare) -> tuple[Spec, ...]:
         """Return the specs of a declaration's kinds."""
-        specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(request.shapes, request.dtypes, strict=True)]
+        tables = request.tables or [None] * len(request.shapes)
+        specs = [
+            Spec(tuple(shape), dtype) if table is None else TableSpec.of(Table.of(table))
+            for shape, dtype, table in zip(request.shapes, request.dtypes, tables, strict=True)
+        ]
         return tuple(self._specs.setdefault(spec, spec) for spec in specs)
 
     def _waiting_for(self, keys: Collection[Key]) -> list[_DeclarationGroup]:

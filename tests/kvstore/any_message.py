@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kvstore import wire
 from kvstore.spec import ITEMSIZE
+from kvstore.table import CODECS, DTYPES, INITS, Capacity, MinCount, Probability, Table, Unseen
 from kvstore.wire import encode
 
 COUNT = 6
@@ -53,6 +54,18 @@ hyper = st.none() | st.booleans() | numbers | text | st.lists(st.none() | number
 
 
 named = st.tuples(text, hyper).map(list)
+
+
+tables = st.builds(
+    Table,
+    dim=st.integers(1, 20),
+    dtype=st.sampled_from(DTYPES),
+    init=st.sampled_from(INITS),
+    scale=st.floats(0, 1),
+    admit=st.none() | st.builds(MinCount, st.integers(1, 9)) | st.builds(Probability, st.floats(0.1, 1)),
+    evict=st.lists(st.builds(Unseen, st.integers(1, 9)) | st.builds(Capacity, st.integers(1, 9)), max_size=2),
+    codec=st.sampled_from(CODECS),
+).map(lambda table: table.described)
 
 
 def sender(role: Any = "worker", rank: Any = 0) -> wire.Sender:
@@ -136,6 +149,14 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "steps": some(st.integers(0, 2**62 - 1), size),
         "seqs": some(st.integers(0, 2**62 - 1), size),
         "priority": st.none() | st.integers(-(2**31), 2**31),
+        "tables": some(tables, size),
+        "wanted": some(st.integers(0, 1 << 32), size),
+        "codecs": some(st.sampled_from(CODECS), size),
+        "count": st.integers(0, 1 << 32),
+        "id": st.integers(0, 2**32 - 1),
+        "stripes": st.integers(1, 4096),
+        "since": st.none() | whole,
+        "version": whole if kind is int else st.none() | whole,
         "buffers": st.lists(st.binary(max_size=20), max_size=4),
     }
     if name in special:

@@ -1,0 +1,4 @@
+"""Tables of rows: their ids, their memory, how rows begin and go, and their files. No sockets.
+
+ids   checks of ids, and which server has which
+"""

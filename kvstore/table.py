@@ -1,0 +1,267 @@
+"""What a table of rows is: how wide a row is, how it begins, when it is made and when it goes. Needs no numpy.
+
+A table is a value whose rows are pushed and pulled by their ids. One with a shape has all its rows from the start. One
+with only a ``dim`` grows: the first admitted push of an id makes its row.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from kvstore.errors import UsageError, choices
+from kvstore.spec import ITEMSIZE, MAX_ELEMENTS, Spec, as_shape
+
+DTYPES = ("float32", "float64")
+INITS = ("zeros", "constant", "uniform", "normal")
+CODECS = ("none", "fp16", "bf16", "int8")
+CAPACITY_BY = ("age", "count")
+MAX_ROW = 1 << 20  # elements
+MAX_SEED = 2**63 - 1
+MAX_EVICTIONS = 8
+
+
+@dataclass(frozen=True)
+class MinCount:
+    """Admission: an id gets a row when it has been pushed in this many rounds (in async stores, by so many pushes).
+
+    Args:
+        count: at least 1.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        _require("MinCount(count)", self.count, 1, 1 << 31)
+
+
+@dataclass(frozen=True)
+class Probability:
+    """Admission: each push of an id without a row makes it with this probability; the draw is a hash, not a clock.
+
+    Args:
+        probability: above 0, and at most 1.
+    """
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.probability, int | float) or not 0 < self.probability <= 1:
+            raise UsageError(f"Probability(probability={self.probability!r}) must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Eviction: a row goes that no push has touched for more than this many rounds (in async stores, pushes).
+
+    Args:
+        rounds: at least 1.
+    """
+
+    rounds: int
+
+    def __post_init__(self) -> None:
+        _require("Unseen(rounds)", self.rounds, 1, 1 << 62)
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Eviction: a table has at most this many rows; those go that were touched longest ago, or least often.
+
+    The limit is of the whole table: each server keeps its part of it.
+
+    Args:
+        rows: at least 1.
+        by: ``age`` or ``count``.
+    """
+
+    rows: int
+    by: str = "age"
+
+    def __post_init__(self) -> None:
+        _require("Capacity(rows)", self.rows, 1, 1 << 48)
+        if self.by not in CAPACITY_BY:
+            raise UsageError(f"Capacity(by={self.by!r}) must be {choices(CAPACITY_BY)}")
+
+
+Admission: TypeAlias = "MinCount | Probability"
+Eviction: TypeAlias = "Unseen | Capacity"
+
+
+@dataclass(frozen=True, init=False)
+class Table:
+    """A table of rows, for ``init``; see the module.
+
+    Attributes:
+        rows: how many rows there are; None if the table grows.
+        row: the shape of one row.
+        dtype: of all rows: ``float32`` or ``float64``.
+        init: how a row begins: ``zeros``, ``constant`` (``scale``), ``uniform`` (from ``-scale`` to ``scale``) or
+            ``normal`` (of standard deviation ``scale``). It is a pure function of seed, id and column.
+        scale, seed: see ``init``.
+        admit: which ids of a growing table get rows; None for all.
+        evict: which rows of a growing table go, and when.
+        codec: how rows and gradients travel: ``none``, ``fp16``, ``bf16``, or ``int8`` with a scale for each row.
+    """
+
+    rows: int | None
+    row: tuple[int, ...]
+    dtype: str
+    init: str
+    scale: float
+    seed: int
+    admit: Admission | None
+    evict: tuple[Eviction, ...]
+    codec: str
+
+    def __init__(
+        self,
+        shape: Any = None,
+        dim: Any = None,
+        dtype: Any = "float32",
+        init: str = "zeros",
+        scale: float = 1.0,
+        seed: int = 0,
+        admit: Admission | None = None,
+        evict: Eviction | Iterable[Eviction] = (),
+        codec: str | None = None,
+    ) -> None:
+        """Describe a table.
+
+        Args:
+            shape: of a table whose rows are all there: the number of rows, then the shape of one row.
+            dim: of a table that grows: the length of a row, or its shape.
+            dtype, init, scale, seed, admit, evict, codec: see the attributes.
+
+        Raises:
+            UsageError: there can be no such table. The message says what is valid.
+        """
+        if (shape is None) == (dim is None):
+            raise UsageError("a table has a shape, (rows, columns), or grows and has a dim alone: give one of them")
+        rows: int | None = None
+        if shape is None:
+            row = as_shape(dim)
+        else:
+            whole = as_shape(shape)
+            if len(whole) < 2:
+                raise UsageError(f"the shape of a table is (rows, columns) at least, not {whole}")
+            rows, row = whole[0], whole[1:]
+        if not row or not 0 < math.prod(row) <= MAX_ROW:
+            raise UsageError(f"a row of shape {row} cannot be stored: it must have 1 to {MAX_ROW} elements")
+        dtype = str(dtype).rpartition(".")[2] if not isinstance(dtype, type) else dtype.__name__
+        if dtype not in DTYPES:
+            raise UsageError(f"dtype {dtype} of a table must be {choices(DTYPES)}")
+        if init not in INITS:
+            raise UsageError(f"init={init!r} of a table must be one of {choices(INITS)}")
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
+            raise UsageError(f"scale={scale!r} of a table must be a finite number")
+        evictions = (evict,) if isinstance(evict, Unseen | Capacity) else tuple(evict)
+        if not all(isinstance(each, Unseen | Capacity) for each in evictions) or len(evictions) > MAX_EVICTIONS:
+            raise UsageError(f"evict={evict!r} must be Unseen(rounds), Capacity(rows, by), or a short list of these")
+        if admit is not None and not isinstance(admit, MinCount | Probability):
+            raise UsageError(f"admit={admit!r} must be MinCount(count), Probability(probability) or None")
+        if rows is not None and (admit is not None or evictions):
+            raise UsageError("a table with a shape keeps all its rows: admit and evict are for one with a dim alone")
+        codec = "none" if codec is None else codec
+        if codec not in CODECS:
+            raise UsageError(f"codec={codec!r} of a table must be one of {choices(CODECS)}")
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise UsageError(f"seed={seed!r} of a table must be an integer") from None
+        _require("seed", seed, 0, MAX_SEED)
+        for name, value in (
+            ("rows", rows),
+            ("row", row),
+            ("dtype", dtype),
+            ("init", init),
+            ("scale", float(scale)),
+            ("seed", seed),
+            ("admit", admit),
+            ("evict", evictions),
+            ("codec", codec),
+        ):
+            object.__setattr__(self, name, value)
+
+    @property
+    def grows(self) -> bool:
+        """Whether pushes make rows."""
+        return self.rows is None
+
+    @property
+    def width(self) -> int:
+        """How many elements a row has."""
+        return math.prod(self.row)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.width * ITEMSIZE[self.dtype]
+
+    def rows_of(self, stripe: int, stripes: int) -> int:
+        """Return how many rows server ``stripe`` of ``stripes`` has from the start: those of its ids."""
+        return 0 if self.rows is None else max(0, -(-(self.rows - stripe) // stripes))
+
+    @property
+    def described(self) -> list[Any]:
+        """The table as messages carry it; see ``of``."""
+        admit: list[Any] = []
+        if isinstance(self.admit, MinCount):
+            admit = ["count", self.admit.count]
+        elif isinstance(self.admit, Probability):
+            admit = ["probability", float(self.admit.probability)]
+        evict = [
+            ["unseen", each.rounds, ""] if isinstance(each, Unseen) else ["capacity", each.rows, each.by]
+            for each in self.evict
+        ]
+        return [self.rows, list(self.row), self.dtype, self.init, self.scale, self.seed, admit, evict, self.codec]
+
+    @classmethod
+    def of(cls, described: Sequence[Any]) -> Table:
+        """Return the table that a message describes.
+
+        Raises:
+            UsageError: there can be no such table.
+        """
+        rows, row, dtype, init, scale, seed, admit, evict, codec = described
+        admission: Admission | None = None
+        if admit:
+            admission = MinCount(admit[1]) if admit[0] == "count" else Probability(admit[1])
+        evictions = [Unseen(number) if kind == "unseen" else Capacity(number, by) for kind, number, by in evict]
+        size = {"dim": tuple(row)} if rows is None else {"shape": (rows, *row)}
+        return cls(
+            **size, dtype=dtype, init=init, scale=scale, seed=seed, admit=admission, evict=evictions, codec=codec
+        )
+
+    def __str__(self) -> str:
+        rows = "*" if self.rows is None else str(self.rows)
+        return f"a table of {self.dtype}[{', '.join([rows, *map(str, self.row)])}]"
+
+
+@dataclass(frozen=True)
+class TableSpec(Spec):
+    """What a key is whose value is a table; see ``Spec``. The shape of one that grows has 0 rows."""
+
+    table: Table
+
+    @classmethod
+    def of(cls, table: Table) -> TableSpec:
+        """Return the spec of ``table``.
+
+        Raises:
+            UsageError: it has more elements than can be stored.
+        """
+        if (table.rows or 0) * table.width > MAX_ELEMENTS:
+            raise UsageError(f"{table} cannot be stored: it has more than 2^48 elements")
+        return cls((table.rows or 0, *table.row), table.dtype, table)
+
+    def __str__(self) -> str:
+        return str(self.table)
+
+
+def _require(what: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UsageError(f"{what}={value!r} must be an integer from {low} to {high}")

@@ -1,0 +1,262 @@
+"""The messages about tables: rows by their ids. Each server has one segment of a table: the rows of its stripe.
+
+Ids are in buffers: int64 where ``wide`` says so, else int32, in the machine's byte order, back to back for all tables
+of the message. Those of one table rise. Rows are in one buffer, table by table, each part as ``kvstore.rows.layout``
+lays it out. The receiver checks both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_SEED
+from kvstore.wire import fields as f
+from kvstore.wire.frames import Buffer, message
+from kvstore.wire.messages import Clocks, Ids, Keys, Number, Reply, Request, Seq, Store, same_length
+from kvstore.wire.parameters import Changes, Names, Priority
+
+MAX_ROWS = 1 << 32  # of one table in one message
+Counts = Annotated[list[int], f.integers(0, MAX_ROWS)]
+RowCodecs = Annotated[list[str], f.list_of(f.choice(*CODECS))]  # how each table's rows are encoded
+Wide = Annotated[bool, f.flag]
+
+
+def _admission(value: Any) -> None:
+    """No admission, or its kind and number."""
+    if value != []:
+        f.tuple_of(f.choice("count", "probability"), f.number)(value)
+
+
+table = f.tuple_of(
+    f.optional(f.integer(0, 2**48)),
+    f.shape,
+    f.choice(*DTYPES),
+    f.choice(*INITS),
+    f.number,
+    f.integer(0, MAX_SEED),
+    _admission,
+    f.list_of(f.tuple_of(f.choice("unseen", "capacity"), f.integer(1), f.choice("", *CAPACITY_BY)), MAX_EVICTIONS),
+    f.choice(*CODECS),
+)  # see ``kvstore.table.Table.described``
+TableList = Annotated[list[list[Any]], f.list_of(table)]
+
+
+@message(120)
+@dataclass(frozen=True)
+class InitTables(Request):
+    """From rank 0: new tables. Segment ``ids[i]`` is stripe ``stripe`` of ``stripes`` of ``tables[i]``, and empty."""
+
+    store: Store
+    ids: Ids
+    keys: Keys
+    tables: TableList
+    stripe: Annotated[int, f.integer()]
+    stripes: Annotated[int, f.integer(1)]
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.keys, self.tables)
+
+
+@message(121)
+@dataclass(frozen=True)
+class PushRows(Request):
+    """My contribution ``clocks[i]`` to table segment ``ids[i]``: ``counts[i]`` rows of it, perhaps none.
+
+    Attributes:
+        wanted: how many rows of each table the answer is to bring once the push has taken effect.
+        want: whether the answer is ``Rows``; else it is an ``Ack``.
+        union: the answer brings the rows that the round has changed, and their ids, in place of ``wanted``.
+        lr, rescale, changes: see ``Push``.
+        codecs: of each table's rows, here and in the answer.
+        priority: see ``Push``.
+        buffers: the ids, the rows, the ids of the rows that are wanted.
+    """
+
+    store: Store
+    ids: Ids
+    clocks: Clocks
+    counts: Counts
+    wanted: Counts
+    wide: Wide
+    want: Annotated[bool, f.flag]
+    union: Annotated[bool, f.flag]
+    lr: Number
+    rescale: Number
+    changes: Changes
+    codecs: RowCodecs
+    priority: Priority = None
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.clocks, self.counts, self.wanted, self.codecs)
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The rank of the worker whose contribution this is."""
+        return (self.sender.node.rank,)
+
+
+@message(122)
+@dataclass(frozen=True)
+class PullRows(Request):
+    """``wanted[i]`` rows of table segment ``ids[i]``, once they include contribution ``clocks[i]`` of every worker.
+
+    Attributes:
+        codecs: of each table's rows in the answer.
+        buffers: the ids of the rows.
+    """
+
+    store: Store
+    ids: Ids
+    clocks: Clocks
+    wanted: Counts
+    wide: Wide
+    codecs: RowCodecs
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.clocks, self.wanted, self.codecs)
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The rank of the worker that the rows are for."""
+        return (self.sender.node.rank,)
+
+
+@message(123)
+@dataclass(frozen=True)
+class Rows(Reply):
+    """The rows that were asked for, in the order of their ids.
+
+    Attributes:
+        counts: how many rows there are of each table.
+        clocks: the rounds of the tables, where these may be ahead of what was asked for; else empty.
+        ahead, missed, priority: see ``Values``.
+        wide: whether the ids in the buffers are int64.
+        buffers: the rows; after a push with ``union`` also their ids.
+    """
+
+    counts: Counts
+    clocks: Clocks = field(default_factory=list)
+    ahead: Annotated[int, f.integer()] = 0
+    missed: Annotated[int, f.integer()] = 0
+    wide: Wide = True
+    priority: Priority = None
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
+@message(124)
+@dataclass(frozen=True)
+class PutRows(Request):
+    """From rank 0: rows of table segment ``id``, with their states, replace those that are there. For loading.
+
+    Attributes:
+        count: how many rows.
+        version: how many updates the table has had; None leaves that as it is.
+        names: of the parts in the buffers that belong to each row beside the row itself; see
+            ``kvstore.rows.row_table.RowTable.put``.
+        buffers: the ids (int64), the rows, and each of ``names``.
+    """
+
+    store: Store
+    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    version: Annotated[int | None, f.optional(f.integer())]
+    names: Names
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
+@message(125)
+@dataclass(frozen=True)
+class FreezeTable(Request):
+    """Keep table segment ``id`` as it is once round ``clock`` is over, to be read page by page; training goes on.
+
+    Attributes:
+        since: only rows that have changed, or gone, since this version; None for all.
+    """
+
+    store: Store
+    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    clock: Seq
+    since: Annotated[int | None, f.optional(f.integer())]
+
+
+@message(126)
+@dataclass(frozen=True)
+class Frozen(Reply):
+    """The table is kept as number ``number``: ``rows`` rows, and the ids of ``gone`` others, after ``version`` updates.
+
+    Attributes:
+        steps: the counts that the optimizer keeps of the whole table, by name.
+        names: of what each row has beside its values; see ``PutRows``.
+    """
+
+    number: Seq
+    rows: Annotated[int, f.integer()]
+    gone: Annotated[int, f.integer()]
+    version: Annotated[int, f.integer()]
+    names: Names
+
+
+@message(127)
+@dataclass(frozen=True)
+class ReadFrozen(Request):
+    """Rows ``start`` to ``start + count`` of what was frozen as ``number``; or of the ids of those that are gone."""
+
+    store: Store
+    number: Seq
+    start: Annotated[int, f.integer()]
+    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    gone: Annotated[bool, f.flag]
+    state: Annotated[bool, f.flag]
+
+
+@message(128)
+@dataclass(frozen=True)
+class FrozenPage(Reply):
+    """``count`` rows: their ids (int64), values, and what else each has, in the order of ``Frozen.names``."""
+
+    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
+@message(129)
+@dataclass(frozen=True)
+class Thaw(Request):
+    """I do not need what was frozen as ``number`` any more."""
+
+    store: Store
+    number: Seq
+
+
+@message(130)
+@dataclass(frozen=True)
+class EvictRows(Request):
+    """From rank 0: let rows of table segment ``id`` go now, as its rules say, once round ``clock`` is over."""
+
+    store: Store
+    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    clock: Seq
+
+
+@message(131)
+@dataclass(frozen=True)
+class DescribeTable(Request):
+    """What are the statistics of table segment ``id``?"""
+
+    store: Store
+    id: Annotated[int, f.integer(0, 2**32 - 1)]
+
+
+@message(132)
+@dataclass(frozen=True)
+class TableCounts(Reply):
+    """Statistics of a table segment, by name."""
+
+    names: Names
+    counts: Annotated[list[int], f.integers()]
+
+    def __post_init__(self) -> None:
+        same_length(self.names, self.counts)
