@@ -1,4 +1,4 @@
-"""The core of a server: messages in, replies out; a ``Table`` holds each store. No I/O, no clock."""
+"""The core of a server: messages in, replies out; a ``ServedStore`` holds each store. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
 from servers.requests.speakers import Speakers
 from servers.store.capture import StoreCapture
 from servers.store.recording import Recorder
-from servers.store.table import Table
-from servers.store.tables import Tables
+from servers.store.served_store import ServedStore
+from servers.store.served_stores import ServedStores
 
 log = logging.getLogger(__name__)
 
@@ -82,22 +82,22 @@ class Shard:
     ) -> None:
         self.rank = rank
         self._speakers = Speakers(num_workers, keys, aggregated, aggregator_keys)
-        self._tables = Tables(rank, range(num_workers), memory or Heap())
-        self._tables.record(recorder)
+        self._stores = ServedStores(rank, range(num_workers), memory or Heap())
+        self._stores.record(recorder)
         self.ledger: Ledger[Reply | Pull] = Ledger()
         self.save: Callable[[StoreCapture], None] | None = None
         self._captures = CaptureDesk[StoreCapture]()
         self._reply_links = ReplyLinks(admission)
 
     @property
-    def tables(self) -> Mapping[int, Table]:
+    def stores(self) -> Mapping[int, ServedStore]:
         """The open stores, by number."""
-        return self._tables.open
+        return self._stores.open
 
     @property
     def rounds(self) -> int:
         """The highest number of rounds that are over of any segment."""
-        buckets = (bucket for table in self.tables.values() for bucket in table.buckets.all())
+        buckets = (bucket for served in self.stores.values() for bucket in served.buckets.all())
         return max((bucket.rounds.version for bucket in buckets), default=0)
 
     def handle(self, peer: bytes, message: Message) -> Outbox:
@@ -119,7 +119,7 @@ class Shard:
             if isinstance(message, Capture | AwaitCapture):
                 answers = self._capture(peer, message)
             else:
-                answers = self._tables.serve(peer, message)
+                answers = self._stores.serve(peer, message)
         except WeightsInDoubt:
             raise
         except Exception as exc:
@@ -142,11 +142,11 @@ class Shard:
 
     def depart(self, workers: Collection[int]) -> Outbox:
         """Note which workers have left in order; fail the requests that wait for them."""
-        return self._note(self._tables.depart(workers))
+        return self._note(self._stores.depart(workers))
 
     def record(self, recorder: Recorder | None) -> None:
         """Tell ``recorder`` of each change from now on; None tells nobody."""
-        self._tables.record(recorder)
+        self._stores.record(recorder)
 
     def apply(self, message: Message) -> None:
         """Make a change that a primary has recorded. Its answers, which the primary sends, are known here for repeats.
@@ -156,16 +156,16 @@ class Shard:
             WeightsInDoubt: see ``handle``.
         """
         if isinstance(message, Roster):
-            self._note(self._tables.depart(message.departed))
+            self._note(self._stores.depart(message.departed))
         elif isinstance(message, LedgerPage):
             self._restore_page(message)
         elif not isinstance(message, Request):
-            self._note(self._tables.follow(message))
+            self._note(self._stores.follow(message))
         elif isinstance(message, Push):
             self._apply_push(message)
         elif self.ledger.admit(message) is Verdict.NEW:
             try:
-                self._note(self._tables.serve(NOWHERE, message))
+                self._note(self._stores.serve(NOWHERE, message))
             except UsageError as exc:
                 raise ValueError(
                     f"a {type(message).__name__} of {message.node} was recorded, but fails: {exc}"
@@ -173,17 +173,17 @@ class Shard:
 
     def capture(self) -> Iterator[Message]:
         """Return the records that give this state, that of the call, to a new shard which applies them."""
-        return iter([*self._tables.capture(), *self._pages()])
+        return iter([*self._stores.capture(), *self._pages()])
 
     def _apply_push(self, message: Push) -> None:
         """Make a push that was recorded as it came: an update, or contributions that were late."""
-        table = self.tables.get(message.store)
-        if table is None:
+        served = self.stores.get(message.store)
+        if served is None:
             raise ValueError(f"a push to store {message.store}, which is not open")
-        if table.rule.mode == "sync":  # a repeat is told from others by its clock
-            table.follow_push(message)
+        if served.rule.mode == "sync":  # a repeat is told from others by its clock
+            served.follow_push(message)
         elif self.ledger.admit(message) is Verdict.NEW:
-            error = table.follow_push(message)
+            error = served.follow_push(message)
             answer = refuse(NOWHERE, message, error).reply if error is not None else Ack(message.seq)
             self.ledger.note(message, _values_of_now(message) if error is None and message.want else answer)
 
@@ -191,9 +191,9 @@ class Shard:
         """Return what a standby must know of requests that may be repeated, beside what follows from their clocks."""
         waiting = {
             request.sender[:2]: _values_of_now(request)
-            for table in self.tables.values()
-            if table.rule.mode == "async"
-            for request in table.parked  # pushes among them, and pulls in place of repeated pushes, have taken effect
+            for served in self.stores.values()
+            if served.rule.mode == "async"
+            for request in served.parked  # pushes among them, and pulls in place of repeated pushes, have taken effect
         }
         for node, done, answers in self.ledger.pages:
             known = {seq: waiting.get((node, seq)) if answer is None else answer for seq, answer in answers.items()}
@@ -212,12 +212,12 @@ class Shard:
         self.ledger.restore(message.node, message.done, answers)
 
     def _explain(self, message: Explain) -> str:
-        return self._captures.explain(message.node, message.about) or self._tables.explain(message)
+        return self._captures.explain(message.node, message.about) or self._stores.explain(message)
 
     def saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> Outbox:
         """Note that ``capture`` has been written to ``path``, or why not; answer who waits for that."""
-        if capture.store in self.tables:
-            self.tables[capture.store].captures.end(capture)
+        if capture.store in self.stores:
+            self.stores[capture.store].captures.end(capture)
         if isinstance(outcome, CheckpointError):
             return self._note(self._captures.ended(capture.store, capture.number, outcome))
         clocks = [capture.clocks[number] for number in capture.ids]
@@ -229,7 +229,7 @@ class Shard:
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
         if isinstance(message, AwaitCapture):
             return self._captures.wait(peer, message)
-        table = self._tables.require(message.store)
+        served = self._stores.require(message.store)
         if self.save is None:
             raise CheckpointError(
                 f"server {self.rank} has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all processes of "
@@ -238,7 +238,7 @@ class Shard:
         self._captures.begin(message.store, message.number)
         try:
             clocks = dict(zip(message.ids, message.clocks, strict=True))
-            table.captures.begin(message.store, message.number, clocks, self.save)
+            served.captures.begin(message.store, message.number, clocks, self.save)
         except BaseException:
             self._captures.forget(message.store, message.number)
             raise
@@ -254,7 +254,7 @@ class Shard:
             return [(peer, before)]
         self.ledger.note(message, None)  # it may wait: the server that answered it first was another one
         try:
-            answers = self._tables.serve(peer, before)
+            answers = self._stores.serve(peer, before)
         except UsageError as exc:
             answers = [refuse(peer, before, exc)]
         return self._note(answers)
@@ -273,8 +273,8 @@ class Shard:
         It costs no memory as long as a worker has its answer before its next push: then the answer is forgotten before
         the value changes. In an async store it would cost a copy of the value for each push of another worker.
         """
-        table = self.tables.get(store)
-        return table is not None and table.rule.mode == "sync"
+        served = self.stores.get(store)
+        return served is not None and served.rule.mode == "sync"
 
 
 def _values_of_now(request: Push | Pull) -> Pull:

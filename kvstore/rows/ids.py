@@ -37,4 +37,5 @@ def stripes_of(table: Table, ids: Ids, stripes: int) -> Stripes:
     if not table.grows:
         remainders: Stripes = ids % stripes
         return remainders
-    return ((mixed(ids) >> np.uint64(32)) % np.uint64(stripes)).astype(np.int64)
+    hashed: Stripes = ((mixed(ids) >> np.uint64(32)) % np.uint64(stripes)).astype(np.int64)
+    return hashed

@@ -1,7 +1,7 @@
 """The stores on one server. Pure: no I/O, no clock.
 
-tables           the open stores, and who has opened and closed them
-table            what requests do to one store
+served_stores    the open stores, and who has opened and closed them
+served_store     what requests do to one store
 buckets          the store's segments, grouped into buckets as workers push them
 contributions    what a push contributes to which buckets
 bucket           segments that are pushed together: one piece of memory, one set of rounds

@@ -79,7 +79,7 @@ class HeldSegment(NamedTuple):
 
 
 class HeldSegments(NamedTuple):
-    """The columns of a table of segments, so that thousands of them need no object each. See ``HeldSegment``."""
+    """The columns of a list of segments, so that thousands of them need no object each. See ``HeldSegment``."""
 
     ids: Sequence[int]
     keys: Sequence[Key]

@@ -1,4 +1,4 @@
-"""One store's state as records: applied to a new table, they give the same state, bit by bit. Pure.
+"""One store's state as records: applied to a new store, they give the same state, bit by bit. Pure.
 
 Contributions to rounds that are open are not part of it: workers repeat them, should the primary be lost. Those that
 came late and count in the next round are, for they have been answered.
@@ -19,26 +19,26 @@ from servers.store.bucket import Bucket, Contribution, HeldSegments
 from servers.store.compression import ReplyEncoder
 from servers.store.recording import states_record
 from servers.store.rounds import Rounds
-from servers.store.table import Table
+from servers.store.served_store import ServedStore
 
 
-def snapshot(store: int, table: Table) -> Iterator[Message]:
+def snapshot(store: int, served: ServedStore) -> Iterator[Message]:
     """Return the records of all values, their progress, and what is kept of them. The store has number ``store``.
 
     Take all of them before the next message is handled. They refer to the values, and have copies of the rest.
     """
-    buckets = table.buckets.all()
+    buckets = served.buckets.all()
     for bucket in buckets:
         yield _bucket(store, bucket)
         if isinstance(bucket.rounds, Rounds):
             for _, _, item in bucket.rounds.kept:
                 yield _late(store, bucket, item)
-    if table.updates.updater is not None:
-        states = table.updates.updater.states.of(sorted(table.buckets.ids))
+    if served.updates.updater is not None:
+        states = served.updates.updater.states.of(sorted(served.buckets.ids))
         if states:
             yield states_record(store, states)
         return  # weights are encoded without residuals
-    for compression, encoder in table.compressed_replies.encoders.items():
+    for compression, encoder in served.compressed_replies.encoders.items():
         tensors, plain = encoder.compressor.state()
         kept = dict(sorted(encoder.kept(buckets).items()))
         tensors |= {f"payload.{place}": payload for place, (_, payload) in enumerate(kept.values())}
@@ -58,7 +58,7 @@ def snapshot(store: int, table: Table) -> Iterator[Message]:
         )
 
 
-def restore(table: Table, message: BucketState | StatesState | EncoderState) -> None:
+def restore(served: ServedStore, message: BucketState | StatesState | EncoderState) -> None:
     """Take a part of another server's state.
 
     Raises:
@@ -66,17 +66,17 @@ def restore(table: Table, message: BucketState | StatesState | EncoderState) -> 
         WireError: the buffers do not fit.
     """
     if isinstance(message, BucketState):
-        _restore_bucket(table, message)
+        _restore_bucket(served, message)
     elif isinstance(message, StatesState):
-        if table.updates.updater is None:
+        if served.updates.updater is None:
             raise ValueError("the states of an optimizer, and there is none")
-        table.updates.regroup()
-        table.updates.updater.states.restore({(number, name): value for number, name, value in unpack_states(message)})
+        served.updates.regroup()
+        served.updates.updater.states.restore({(number, name): value for number, name, value in unpack_states(message)})
     else:
         compression = described(message.back)
         if compression is None:
             raise ValueError("what is kept for compressed answers, without a compression")
-        _restore_encoder(table, table.compressed_replies.encoder(compression), message)
+        _restore_encoder(served, served.compressed_replies.encoder(compression), message)
 
 
 def _bucket(store: int, bucket: Bucket) -> BucketState:
@@ -113,10 +113,10 @@ def _late(store: int, bucket: Bucket, item: Contribution) -> Push:
     )
 
 
-def _restore_bucket(table: Table, message: BucketState) -> None:
+def _restore_bucket(served: ServedStore, message: BucketState) -> None:
     kinds = [Spec(tuple(shape), message.dtype) for shape in message.shapes]
     segments = HeldSegments(message.ids, message.keys, [kinds[kind] for kind in message.kinds], message.splits)
-    bucket = table.buckets.restore(segments, message.dtype)
+    bucket = served.buckets.restore(segments, message.dtype)
     value, *read = message.buffers
     bucket.load(ranges_of([value], bucket.dtype, bucket.size))
     bucket.rounds.restore(message.version, {pair[0]: pair[1] for pair in message.pushed})
@@ -126,7 +126,7 @@ def _restore_bucket(table: Table, message: BucketState) -> None:
     }
 
 
-def _restore_encoder(table: Table, encoder: ReplyEncoder, message: EncoderState) -> None:
+def _restore_encoder(served: ServedStore, encoder: ReplyEncoder, message: EncoderState) -> None:
     specs = [Spec(tuple(shape), dtype) for shape, dtype in zip(message.shapes, message.dtypes, strict=True)]
     parts = unpack_arrays(message.buffers, [spec.nbytes for spec in specs])
     tensors = {
@@ -135,6 +135,6 @@ def _restore_encoder(table: Table, encoder: ReplyEncoder, message: EncoderState)
     }
     for place, (number, version) in enumerate(zip(message.encoded, message.versions, strict=True)):
         payload = tensors.pop(f"payload.{place}").clone()
-        encoder.restore(number, table.buckets.segment(number).spec.size, version, payload)
+        encoder.restore(number, served.buckets.segment(number).spec.size, version, payload)
     steps = [[key, step] for key, step in zip(message.residuals, message.steps, strict=True)]
     encoder.compressor.load_state(tensors, {"compression": encoder.compressor.compression.options(), "steps": steps})

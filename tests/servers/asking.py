@@ -232,7 +232,7 @@ class Desk:
 
     def segment(self, number: int, store: int = 0) -> HeldSegment:
         """Segment ``number`` as the shard holds it."""
-        return self.shard.tables[store].buckets.segment(number)
+        return self.shard.stores[store].buckets.segment(number)
 
     def value(self, number: int = 1, clock: int = 0, store: int = 0) -> torch.Tensor:
         """What worker 0 pulls."""

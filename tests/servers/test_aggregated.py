@@ -128,12 +128,12 @@ class Run:
 
     def values(self) -> list[list[float]]:
         """The value of each segment now."""
-        buckets = self.desk.shard.tables[0].buckets
+        buckets = self.desk.shard.stores[0].buckets
         return [buckets.value(number).tolist() for number in SIZES]
 
     def versions(self) -> list[int]:
         """How many rounds of each segment are over."""
-        return self.desk.shard.tables[0].buckets.versions(list(SIZES))
+        return self.desk.shard.stores[0].buckets.versions(list(SIZES))
 
 
 def play(case: Case, merged: bool, updated: bool, ending: str) -> Run:

@@ -117,7 +117,7 @@ def pauses(rush: Rush) -> Callable[[Worker], Any]:
 
 
 def opens_again(rush: Rush) -> Callable[[Worker], Any]:
-    return lambda worker: rush.say(worker, worker.open(rush.shard.tables[0].rule.mode))
+    return lambda worker: rush.say(worker, worker.open(rush.shard.stores[0].rule.mode))
 
 
 def closes(rush: Rush) -> Callable[[Worker], Any]:

@@ -336,7 +336,7 @@ def test_an_unexpected_error_is_answered_with_its_name_and_a_bounded_text(monkey
     def fail(*_args: Any) -> None:
         raise RuntimeError("x" * 10_000)
 
-    monkeypatch.setattr(desk.shard.tables[0], "pull", fail)
+    monkeypatch.setattr(desk.shard.stores[0], "pull", fail)
     reply = desk.reply(a, a.pull([1]))
     assert isinstance(reply, Failure)
     assert reply.kind == "ServerError"

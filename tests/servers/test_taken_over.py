@@ -139,7 +139,7 @@ class Servers:
             assert ready or not any(script.outstanding for script in self.scripts), "all wait for each other"
             for script in ready:
                 self.ask(script, script.next())
-        table = self.primary.tables[0]
+        table = self.primary.stores[0]
         ended: dict[Any, torch.Tensor] = {number: table.buckets.value(number) for number in SIZES}
         if table.updates.updater is not None:
             ended |= table.updates.updater.states.of(SIZES)

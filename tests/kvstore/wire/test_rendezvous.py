@@ -27,7 +27,7 @@ def test_lists_of_different_lengths_are_refused(cls: type[Any], field: str, data
 
 
 def test_what_lists_refer_to_must_be_there() -> None:
-    header = [VERSION, 15, ME, 0, ["a", "b"], [0, 1], [[1], [2]], ["int8"] * 2, 1, 1]
+    header = [VERSION, 15, ME, 0, ["a", "b"], [0, 1], [[1], [2]], ["int8"] * 2, 1, 1, []]
     decode([msgpack.packb(header)])
     header[5] = [0, 2]
     with pytest.raises(WireError, match="expected kinds below 2, got 2"):

@@ -41,15 +41,15 @@ from servers.requests.replies import Answer, described_error, refuse
 from servers.requests.reply_links import NOWHERE
 from servers.store.hyperparameters import UpdateHyperparameters, changed
 from servers.store.recording import Recorder, Recording, grouped_record
+from servers.store.served_store import ServedStore
 from servers.store.snapshot import restore, snapshot
-from servers.store.table import Table
 
 Asker = tuple[bytes, SetOptimizer]
 
 WHOLE = (Open, Close, Init, SetOptimizer, PutStates)  # what is recorded as it came, once it is done
 
 
-class Tables:
+class ServedStores:
     """The open stores.
 
     Args:
@@ -63,7 +63,7 @@ class Tables:
     """
 
     def __init__(self, rank: int, workers: Collection[int], memory: Memory) -> None:
-        self.open: dict[int, Table] = {}
+        self.open: dict[int, ServedStore] = {}
         self.recorder: Recorder | None = None
         self._rank = rank
         self._workers = workers
@@ -76,15 +76,15 @@ class Tables:
     def record(self, recorder: Recorder | None) -> None:
         """Tell ``recorder`` of each change from now on."""
         self.recorder = recorder
-        for table in self.open.values():
-            table.recording.use(recorder)
+        for served in self.open.values():
+            served.recording.use(recorder)
 
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note which workers have left in order; fail the requests that wait for them."""
         if self.recorder is not None:
             self.recorder(Roster(0, sorted(workers)))
         self._departed = workers
-        return [answer for table in self.open.values() for answer in table.depart(workers)] + self._abandoned()
+        return [answer for served in self.open.values() for answer in served.depart(workers)] + self._abandoned()
 
     # ---- as a standby
 
@@ -96,7 +96,7 @@ class Tables:
             WireError: its buffers do not fit.
         """
         if isinstance(message, StoreState):
-            table = self._new(message.store, Rule.of(message))
+            served = self._new(message.store, Rule.of(message))
             self._opened_by[message.store] = set(message.opened_by)
             self._closed_by[message.store] = set(message.closed_by)
             return []
@@ -104,43 +104,43 @@ class Tables:
             raise ValueError(f"a {type(message).__name__} is no change of a server's state")
         if message.store not in self.open:
             raise ValueError(f"a {type(message).__name__} of store {message.store}, which is not open")
-        table = self.open[message.store]
+        served = self.open[message.store]
         if isinstance(message, ClosedRounds):
-            return table.follow_rounds(message)
+            return served.follow_rounds(message)
         if isinstance(message, Grouped):
-            table.buckets.group(message.ids, message.sizes)
+            served.buckets.group(message.ids, message.sizes)
         elif isinstance(message, Drawn):
-            table.updates.follow_drawn(message)
+            served.updates.follow_drawn(message)
         elif isinstance(message, ReadBy):
-            table.remember(message.ids, message.ranks)
+            served.remember(message.ids, message.ranks)
         elif isinstance(message, EncodedAnswer):
-            table.follow_answer(message)
+            served.follow_answer(message)
         elif isinstance(message, OptimizerCalls):
-            self._restore_calls(table, message)
+            self._restore_calls(served, message)
         else:
-            restore(table, message)
+            restore(served, message)
         return []
 
     def capture(self) -> Iterator[Message]:
         """Return the records that make this state of a server without one. See ``snapshot``."""
         yield Roster(0, sorted(self._departed))
-        for store, table in self.open.items():
+        for store, served in self.open.items():
             opened_by, closed_by = sorted(self._opened_by[store]), sorted(self._closed_by[store])
-            yield StoreState(store, opened_by, closed_by, **table.rule.described)
+            yield StoreState(store, opened_by, closed_by, **served.rule.described)
             agreement = self._agreements[store]
-            yield self._calls(store, table, agreement)
-            yield from snapshot(store, table)
-            yield from table.pauses.requests
+            yield self._calls(store, served, agreement)
+            yield from snapshot(store, served)
+            yield from served.pauses.requests
             # The pauses split there what has been merged here since.
-            buckets = sorted(table.buckets.all(), key=lambda bucket: bucket.ids)
+            buckets = sorted(served.buckets.all(), key=lambda bucket: bucket.ids)
             yield grouped_record(store, buckets)
             for _, request in agreement.waiting:
                 yield request
 
-    def _calls(self, store: int, table: Table, agreement: Agreement[Optimizer, Asker]) -> OptimizerCalls:
-        updater = table.updates.updater
+    def _calls(self, store: int, served: ServedStore, agreement: Agreement[Optimizer, Asker]) -> OptimizerCalls:
+        updater = served.updates.updater
         last = UpdateHyperparameters()
-        if updater is not None and table.rule.mode == "async":  # else a round's own are all that matters
+        if updater is not None and served.rule.mode == "async":  # else a round's own are all that matters
             last = UpdateHyperparameters(updater.lr, updater.rescale_grad, tuple(updater.changes.items()))
         calls = agreement.decided
         return OptimizerCalls(
@@ -153,7 +153,7 @@ class Tables:
             [encode(request)[0] for _, (_, request), _ in calls],
         )
 
-    def _restore_calls(self, table: Table, message: OptimizerCalls) -> None:
+    def _restore_calls(self, served: ServedStore, message: OptimizerCalls) -> None:
         failures = {version: rebuild(kind, text) for version, kind, text in message.failures}
         agreement = self._agreements[message.store]
         optimizer: Optimizer | None = None
@@ -166,21 +166,21 @@ class Tables:
             optimizer = optimizer if version in failures else proposal
         if optimizer is not None:
             last = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
-            table.updates.restore(optimizer, last)
+            served.updates.restore(optimizer, last)
 
-    def _new(self, store: int, rule: Rule) -> Table:
-        table = self.open[store] = Table(rule, self._workers, self._memory, Recording(store, self.recorder))
-        table.depart(self._departed)
+    def _new(self, store: int, rule: Rule) -> ServedStore:
+        served = self.open[store] = ServedStore(rule, self._workers, self._memory, Recording(store, self.recorder))
+        served.depart(self._departed)
         self._closed_by[store] = set()
         self._agreements[store] = Agreement("set_optimizer")
-        return table
+        return served
 
-    def require(self, store: int) -> Table:
+    def require(self, store: int) -> ServedStore:
         """Return an open store; raise ``UsageError`` if it is not open."""
-        table = self.open.get(store)
-        if table is None:
+        served = self.open.get(store)
+        if served is None:
             raise UsageError(f"store {store} is not open; send Open first")
-        return table
+        return served
 
     # ---- requests
 
@@ -199,35 +199,35 @@ class Tables:
             return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
         if not isinstance(message, Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates):
             raise UsageError(f"servers do not handle a {type(message).__name__}")
-        table = self.require(message.store)
+        served = self.require(message.store)
         if isinstance(message, Push):
-            return table.push(peer, message)
+            return served.push(peer, message)
         if isinstance(message, Pull):
-            return table.pull(peer, message)
+            return served.pull(peer, message)
         if isinstance(message, Pause):
-            return table.pause(peer, message) + self._abandoned()
+            return served.pause(peer, message) + self._abandoned()
         if isinstance(message, GetStates):
-            return [Answer(peer, message, table.get_states(message))]
+            return [Answer(peer, message, served.get_states(message))]
         if isinstance(message, SetOptimizer):
-            return self._set_optimizer(peer, message, table)
+            return self._set_optimizer(peer, message, served)
         if message.node.rank != 0:
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
         if isinstance(message, Init):
-            table.init(message)
+            served.init(message)
         else:
-            table.put_states(message)
+            served.put_states(message)
         return [Answer(peer, message, Ack(message.seq))]
 
     def _open(self, message: Open) -> None:
         rule = Rule.of(message)
-        table = self.open.get(message.store)
+        served = self.open.get(message.store)
         opened_by = self._opened_by.setdefault(message.store, set())
         # A worker that was interrupted while it made a store may make another with the same number.
-        if table is None or (table.rule != rule and opened_by <= {message.node.rank}):
+        if served is None or (served.rule != rule and opened_by <= {message.node.rank}):
             self._new(message.store, rule)
-        elif table.rule != rule:
+        elif served.rule != rule:
             other = min(opened_by - {message.node.rank})
-            raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {table.rule} on worker {other}")
+            raise Mismatch(f"store {message.store} is {rule} on {message.node}, but {served.rule} on worker {other}")
         opened_by.add(message.node.rank)
 
     def _close(self, message: Close) -> list[Answer]:
@@ -239,15 +239,15 @@ class Tables:
         if len(closed_by) < len(self._workers):
             return []
         error = UsageError("this store has been closed by all workers")
-        table, agreement = self.open.pop(message.store), self._agreements.pop(message.store)
+        served, agreement = self.open.pop(message.store), self._agreements.pop(message.store)
         del self._opened_by[message.store], self._closed_by[message.store]
-        return table.close(error) + [refuse(*asker, error) for asker in agreement.abandon()]
+        return served.close(error) + [refuse(*asker, error) for asker in agreement.abandon()]
 
-    def _set_optimizer(self, peer: bytes, message: SetOptimizer, table: Table) -> list[Answer]:
+    def _set_optimizer(self, peer: bytes, message: SetOptimizer, served: ServedStore) -> list[Answer]:
         proposal = self._proposal(message)
         agreement = self._agreements[message.store]
         outcomes = (
-            agreement.decide(message.version, proposal, (peer, message), table.set_optimizer)
+            agreement.decide(message.version, proposal, (peer, message), served.set_optimizer)
             if message.node.rank == 0
             else agreement.propose(message.version, proposal, (peer, message))
         )
@@ -286,8 +286,8 @@ class Tables:
 
     def explain(self, message: Explain) -> str:
         """Say what a request waits for; empty if it does not wait."""
-        for table in self.open.values():
-            text = table.explain(message.node, message.about)
+        for served in self.open.values():
+            text = served.explain(message.node, message.about)
             if text:
                 return text + self._inside()
         for agreement in self._agreements.values():
@@ -298,7 +298,7 @@ class Tables:
 
     def _inside(self) -> str:
         """Say who is inside ``join`` of any store: waiting for such a worker may be in vain."""
-        ranks = sorted(frozenset().union(*(table.pauses.ranks for table in self.open.values())))
+        ranks = sorted(frozenset().union(*(served.pauses.ranks for served in self.open.values())))
         return "; inside join(): " + ", ".join(f"worker {rank}" for rank in ranks) if ranks else ""
 
 

@@ -50,7 +50,7 @@ from servers.store.updates import Update, Updates
 from servers.store.waiting import Waiting
 
 
-class Table:
+class ServedStore:
     """One store.
 
     Args:

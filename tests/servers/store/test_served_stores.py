@@ -15,7 +15,7 @@ def test_a_store_that_all_have_closed_is_gone_at_the_standby_too():
         pair.ask(worker, Close(worker.me(), 0))
         pair.catch_up()
         assert state(pair.standby) == state(pair.shard)
-    assert pair.standby.tables == {}
+    assert pair.standby.stores == {}
 
 
 @pytest.mark.parametrize("captured", [False, True])
