@@ -194,6 +194,7 @@ class Shard:
             for served in self.stores.values()
             if served.rule.mode == "async"
             for request in served.parked  # pushes among them, and pulls in place of repeated pushes, have taken effect
+            if isinstance(request, Push | Pull)
         }
         for node, done, answers in self.ledger.pages:
             known = {seq: waiting.get((node, seq)) if answer is None else answer for seq, answer in answers.items()}

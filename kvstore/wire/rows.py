@@ -182,6 +182,21 @@ class FreezeTable(Request):
     clock: Seq
     since: Annotated[int | None, f.optional(f.integer())]
 
+    @property
+    def ids(self) -> list[int]:
+        """The segment, as other requests that wait for rounds list theirs."""
+        return [self.id]
+
+    @property
+    def clocks(self) -> list[int]:
+        """The round, as other requests that wait for rounds list theirs."""
+        return [self.clock]
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The rank of the worker that asks."""
+        return (self.sender.node.rank,)
+
 
 @message(126)
 @dataclass(frozen=True)
@@ -239,6 +254,21 @@ class EvictRows(Request):
     store: Store
     id: Annotated[int, f.integer(0, 2**32 - 1)]
     clock: Seq
+
+    @property
+    def ids(self) -> list[int]:
+        """The segment, as other requests that wait for rounds list theirs."""
+        return [self.id]
+
+    @property
+    def clocks(self) -> list[int]:
+        """The round, as other requests that wait for rounds list theirs."""
+        return [self.clock]
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The rank of the worker that asks."""
+        return (self.sender.node.rank,)
 
 
 @message(131)

@@ -5,6 +5,7 @@ served_store     what requests do to one store
 buckets          the store's segments, grouped into buckets as workers push them
 contributions    what a push contributes to which buckets
 bucket           segments that are pushed together: one piece of memory, one set of rounds
+target           what contributions go to and requests wait for; a bucket is one
 rounds           who has contributed to which round, where pushes are summed in rounds
 clocks           how often each worker has pushed, where every push is an update
 updates          what contributions do to values: they are summed, or the optimizer steps with them

@@ -9,22 +9,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 from weakref import ref
 
 import torch
 
-from kvstore.cached import cached
-from kvstore.spec import ITEMSIZE, Key, Spec
+from kvstore.spec import ITEMSIZE
 from kvstore.transport.memory import Memory
 from kvstore.values import PayloadRange, copy_each, from_buffer, sum_ranges
-from kvstore.wire import Pull, Push
 from servers.names import workers
 from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
+from servers.store.target import HeldSegments, Target
 
-FAILURES = 16  # of rounds that another server has closed; workers have fewer pushes of one key under way
 MANY = 64  # so many messages that refer to a value are noted before those that are gone are forgotten
 
 
@@ -50,51 +48,10 @@ class Contribution:
         return workers(self.ranks)
 
 
-@dataclass
-class ParkedRequest:
-    """A push or pull that waits for rounds.
-
-    Attributes:
-        peer: the link that it came over.
-        request: the push or pull.
-        late: how many of its segments came after their round was over.
-        left: how many buckets it still waits for.
-        error: the first error among the rounds that it has waited for.
-    """
-
-    peer: bytes
-    request: Push | Pull
-    late: int = 0
-    left: int = 0
-    error: Exception | None = None
-
-
-class HeldSegment(NamedTuple):
-    """A segment that this server holds; ``splits`` is how often it has been taken out of a bucket."""
-
-    id: int
-    key: Key
-    spec: Spec
-    splits: int = 0
-
-
-class HeldSegments(NamedTuple):
-    """The columns of a list of segments, so that thousands of them need no object each. See ``HeldSegment``."""
-
-    ids: Sequence[int]
-    keys: Sequence[Key]
-    specs: Sequence[Spec]
-    splits: Sequence[int]
-
-    def segment(self, place: int) -> HeldSegment:
-        """Return the segment in row ``place``."""
-        return HeldSegment(self.ids[place], self.keys[place], self.specs[place], self.splits[place])
-
-
 Progress: TypeAlias = Rounds[Contribution] | WorkerClocks[Contribution]
 
 
-class Bucket:
+class Bucket(Target[Contribution]):
     """Segments of one dtype, back to back in memory that changes only while no message refers to it.
 
     Args:
@@ -106,25 +63,19 @@ class Bucket:
     Attributes:
         value: all elements, flat.
         state: another object whenever the value has changed.
-        parked: the requests that wait for a round, with its number.
         read_by: by rank, the value that a worker has read last, where delay compensation needs it.
-        failures: why the last rounds have failed that another server has closed, by number.
     """
 
     value: torch.Tensor
     _buffer: memoryview
 
     def __init__(self, segments: HeldSegments, dtype: str, rounds: Progress, memory: Memory) -> None:
-        self.segments = segments
-        self.ids = tuple(segments.ids)
+        super().__init__(segments, rounds)
         self.dtype = dtype
         self.sizes = [spec.size for spec in segments.specs]
         self.starts = list(itertools.accumulate(self.sizes, initial=0))
         self.size = self.starts.pop()
-        self.rounds = rounds
         self.read_by: dict[int, torch.Tensor] = {}
-        self.parked: list[tuple[int, ParkedRequest]] = []
-        self.failures: dict[int, Exception] = {}
         self._memory = memory
         self.state = object()
         self._sent = False
@@ -132,20 +83,10 @@ class Bucket:
         self._prune_at = MANY
         self._move()
 
-    @cached
-    def places(self) -> dict[int, int]:
-        """The place of each segment in the bucket, by its id."""
-        return {number: place for place, number in enumerate(self.ids)}
-
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """The shapes of the segments."""
         return [spec.shape for spec in self.segments.specs]
-
-    @property
-    def idle(self) -> bool:
-        """Whether no round is open and no request waits."""
-        return self.rounds.idle and not self.parked
 
     def load(self, ranges: Sequence[PayloadRange]) -> None:
         """Take the first values."""
@@ -198,27 +139,6 @@ class Bucket:
             self._messages = [other for other in self._messages if other() is not None]
             self._prune_at = MANY + 2 * len(self._messages)  # thousands that stay must not be looked at each time
         self._messages.append(ref(message))
-
-    def release(self, error: Exception | None) -> list[ParkedRequest]:
-        """Take the requests that waited for rounds that are over; return those that wait for no other bucket."""
-        ready: list[ParkedRequest] = []
-        waiting: list[tuple[int, ParkedRequest]] = []
-        for clock, parked in self.parked:
-            if clock > self.rounds.version:
-                waiting.append((clock, parked))
-                continue
-            parked.left -= 1
-            parked.error = parked.error or error
-            if not parked.left:
-                ready.append(parked)
-        self.parked = waiting
-        return ready
-
-    def fail(self, version: int, error: Exception) -> None:
-        """Note why round ``version`` has failed, for pushes that will be repeated."""
-        self.failures[version] = error
-        for old in sorted(self.failures)[:-FAILURES]:
-            del self.failures[old]
 
     def whole(self) -> memoryview:
         """Return the bytes of all elements. They do not change while what is returned exists; see ``readable``."""

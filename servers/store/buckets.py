@@ -15,8 +15,9 @@ from kvstore.errors import AlreadyInitialized, KeyNotInitialized, UsageError
 from kvstore.spec import Key, Spec, shorten
 from kvstore.transport.memory import Memory
 from kvstore.values import TensorRange, cut
-from servers.store.bucket import Bucket, Contribution, HeldSegment, HeldSegments, Progress
+from servers.store.bucket import Bucket, Contribution, Progress
 from servers.store.recording import Recording
+from servers.store.target import AnyTarget, HeldSegment, HeldSegments
 
 MAX_SPLITS = 2  # segments that were split more often are not merged again: workers push different lists
 
@@ -45,6 +46,18 @@ class Buckets:
     def all(self) -> list[Bucket]:
         """Return all buckets, each once."""
         return list(dict.fromkeys(self._at.values()))
+
+    def targets(self) -> list[AnyTarget]:
+        """Return all that contributions go to, each once."""
+        return [*self.all()]
+
+    def target(self, number: int) -> AnyTarget:
+        """Return what contributions to segment ``number`` go to."""
+        return self.holding(number)
+
+    def targets_of(self, ids: Sequence[int]) -> Sequence[AnyTarget]:
+        """Return what contributions to segments ``ids`` go to, each once."""
+        return self.of(ids)
 
     def add(
         self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[TensorRange]

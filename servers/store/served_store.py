@@ -36,7 +36,7 @@ from kvstore.wire import (
     Values,
 )
 from servers.requests.replies import Answer, refuse
-from servers.store.bucket import Bucket, ParkedRequest, Progress
+from servers.store.bucket import Bucket, Progress
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.clocks import WorkerClocks
@@ -46,6 +46,7 @@ from servers.store.joins import Pauses
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 from servers.store.states import get_states, put_states
+from servers.store.target import ParkedRequest, WaitingRequest
 from servers.store.updates import Update, Updates
 from servers.store.waiting import Waiting
 
@@ -92,7 +93,7 @@ class ServedStore:
         return self._waiting.pauses
 
     @property
-    def parked(self) -> list[Push | Pull]:
+    def parked(self) -> list[WaitingRequest]:
         """The requests that wait for rounds."""
         return self._waiting.parked
 
@@ -249,6 +250,8 @@ class ServedStore:
         if parked.error is not None:
             return refuse(parked.peer, parked.request, parked.error)
         try:
+            if not isinstance(parked.request, Push | Pull):
+                raise UsageError(f"servers do not answer a {type(parked.request).__name__}")
             return Answer(parked.peer, parked.request, self._reply(parked.request, parked.late))
         except UsageError as exc:
             return refuse(parked.peer, parked.request, exc)

@@ -15,11 +15,12 @@ from kvstore.spec import Spec
 from kvstore.values import from_buffer, ranges_of, spec_of, to_buffer
 from kvstore.wire import BucketState, EncoderState, Message, Node, Push, Sender, StatesState, pack_arrays, unpack_arrays
 from servers.requests.replies import described_error
-from servers.store.bucket import Bucket, Contribution, HeldSegments
+from servers.store.bucket import Bucket, Contribution
 from servers.store.compression import ReplyEncoder
 from servers.store.recording import states_record
 from servers.store.rounds import Rounds
 from servers.store.served_store import ServedStore
+from servers.store.target import HeldSegments
 
 
 def snapshot(store: int, served: ServedStore) -> Iterator[Message]:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvstore.errors import NodeLost, UsageError
 from kvstore.rule import Rule
 from kvstore.spec import Key, shorten
-from kvstore.wire import Node, Pause, Pull, Push
+from kvstore.wire import Node, Pause
 from servers.names import MOST, have, name, workers
-from servers.store.bucket import Bucket, ParkedRequest
 from servers.store.buckets import Buckets
 from servers.store.joins import Pauses
+from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingRequest
 
 Missing = dict[tuple[int, int], dict[Key, None]]  # by worker and number of its first missing push: the keys
 
@@ -58,33 +58,33 @@ class Waiting:
         self._parked: dict[tuple[Node, int], ParkedRequest] = {}  # by sender and number
 
     @property
-    def parked(self) -> list[Push | Pull]:
+    def parked(self) -> list[WaitingRequest]:
         """The requests that wait for rounds."""
         return [parked.request for parked in self._parked.values()]
 
-    def park(self, peer: bytes, message: Push | Pull, late: int = 0) -> list[ParkedRequest]:
+    def park(self, peer: bytes, message: WaitingRequest, late: int = 0) -> list[ParkedRequest]:
         """Keep ``message`` until the rounds that it needs are over; return it if it does not have to wait, or must not.
 
         Args:
             late: how many of its segments came when their round was over.
         """
         parked = ParkedRequest(peer, message, late)
-        for bucket, clock in self._needs(message):
-            if bucket.rounds.version < clock:
-                bucket.parked.append((clock, parked))
+        for target, clock in self._needs(message):
+            if target.rounds.version < clock:
+                target.parked.append((clock, parked))
                 parked.left += 1
-            elif bucket.failures and isinstance(message, Push):
-                parked.error = parked.error or bucket.failures.get(clock)
+            elif target.failures and isinstance(message, PushRequest):
+                parked.error = parked.error or target.failures.get(clock)
         if not parked.left:
             return [parked]
         self._parked[message.sender[:2]] = parked
         return [parked] if self._give_up_if_hopeless(parked) else []
 
-    def release(self, buckets: Sequence[Bucket], errors: Mapping[Bucket, Exception]) -> list[ParkedRequest]:
-        """Return who waits for nothing more, now that ``buckets`` are where they are, some through an error."""
+    def release(self, targets: Sequence[AnyTarget], errors: Mapping[Any, Exception]) -> list[ParkedRequest]:
+        """Return who waits for nothing more, now that ``targets`` are where they are, some through an error."""
         ready: list[ParkedRequest] = []
-        for bucket in buckets:
-            for parked in bucket.release(errors.get(bucket)) if bucket.parked else ():
+        for target in targets:
+            for parked in target.release(errors.get(target)) if target.parked else ():
                 del self._parked[parked.request.sender[:2]]
                 ready.append(parked)
         return ready
@@ -131,19 +131,19 @@ class Waiting:
         return f"waits for {_words(self._missing(parked.request, lambda *_: True))}"
 
     def _settled(self) -> bool:
-        return all(bucket.rounds.settled for bucket in self._buckets.all())
+        return all(target.rounds.settled for target in self._buckets.targets())
 
-    def _needs(self, message: Push | Pull) -> list[tuple[Bucket, int]]:
-        """Return the buckets of a request, each with the round that must be over before it is answered."""
-        if self._rule.mode == "async" and isinstance(message, Push) and not message.want:
+    def _needs(self, message: WaitingRequest) -> list[tuple[AnyTarget, int]]:
+        """Return what a request is about, each with the round that must be over before it is answered."""
+        if self._rule.mode == "async" and isinstance(message, PushRequest) and not message.want:
             return []  # the push has taken effect
-        buckets, clocks = self._buckets.of(message.ids), message.clocks
+        targets, clocks = self._buckets.targets_of(message.ids), message.clocks
         if clocks and clocks.count(clocks[0]) == len(clocks):  # the usual case
-            return [(bucket, self._rule.needs(clocks[0])) for bucket in buckets]
-        latest = dict.fromkeys(buckets, 0)
+            return [(target, self._rule.needs(clocks[0])) for target in targets]
+        latest = dict.fromkeys(targets, 0)
         for number, clock in zip(message.ids, clocks, strict=True):
-            bucket, _ = self._buckets.find(number)
-            latest[bucket] = max(latest[bucket], self._rule.needs(clock))
+            target = self._buckets.target(number)
+            latest[target] = max(latest[target], self._rule.needs(clock))
         return list(latest.items())
 
     def _give_up_if_hopeless(self, parked: ParkedRequest) -> bool:
@@ -156,12 +156,12 @@ class Waiting:
         if error is None:
             return False
         del self._parked[parked.request.sender[:2]]
-        for bucket in self._buckets.of(parked.request.ids):
-            bucket.parked = [entry for entry in bucket.parked if entry[1] is not parked]
+        for target in self._buckets.targets_of(parked.request.ids):
+            target.parked = [entry for entry in target.parked if entry[1] is not parked]
         parked.error = error
         return True
 
-    def _hopeless(self, message: Push | Pull) -> Exception | None:
+    def _hopeless(self, message: WaitingRequest) -> Exception | None:
         """Return why rounds that a request waits for will never be over; None if they may be."""
         if self.departed and self._needs_all:
             missing = self._missing(message, lambda rank, _: rank in self.departed)
@@ -176,17 +176,17 @@ class Waiting:
     def _ignorant(self, rank: int, segment: int) -> bool:
         return rank in self.pauses.ranks and not self.pauses.knows(rank, segment)
 
-    def _missing(self, message: Push | Pull, among: Callable[[int, int], bool]) -> Missing:
+    def _missing(self, message: WaitingRequest, among: Callable[[int, int], bool]) -> Missing:
         """Return the pushes that a request waits for, of the workers for which ``among(rank, segment)`` is true."""
         missing: Missing = {}
-        rounds: dict[tuple[Bucket, int], dict[int, int]] = {}
+        rounds: dict[tuple[AnyTarget, int], dict[int, int]] = {}
         for number, clock in zip(message.ids, message.clocks, strict=True):
-            bucket, place = self._buckets.find(number)
-            if (bucket, clock) not in rounds:
-                rounds[bucket, clock] = bucket.rounds.missing(self._rule.needs(clock))
-            for worker_and_push in rounds[bucket, clock].items():
+            target = self._buckets.target(number)
+            if (target, clock) not in rounds:
+                rounds[target, clock] = target.rounds.missing(self._rule.needs(clock))
+            for worker_and_push in rounds[target, clock].items():
                 if among(worker_and_push[0], number):
-                    missing.setdefault(worker_and_push, {})[bucket.segments.keys[place]] = None
+                    missing.setdefault(worker_and_push, {})[target.segments.keys[target.places[number]]] = None
         return missing
 
 

@@ -29,7 +29,7 @@ from kvstore.wire import (
     pack_arrays,
 )
 from servers.shard import Shard
-from servers.store.bucket import HeldSegment
+from servers.store.target import HeldSegment
 
 
 def floats(*values: float) -> torch.Tensor:

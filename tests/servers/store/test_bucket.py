@@ -11,8 +11,9 @@ from asking import floats
 from kvstore.spec import Spec
 from kvstore.transport.memory import Heap
 from kvstore.values import TensorRange, from_buffer
-from servers.store.bucket import Bucket, HeldSegments
+from servers.store.bucket import Bucket
 from servers.store.rounds import Rounds
+from servers.store.target import HeldSegments
 
 
 class Watched(Heap):
