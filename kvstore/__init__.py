@@ -18,6 +18,8 @@ transport  links: shared memory, sockets, ZeroMQ
 values     arrays of any kind as torch tensors
 wire       messages, and how they become bytes
 job        settings, keys, addresses and processes
+table      what a table of rows is
+rows       tables of rows: ids, memory, files
 spec       keys, shapes and dtypes
 placement  which server holds which segment of which key
 rule       what a store's updates and reads guarantee: rounds, quorum, staleness
@@ -27,6 +29,7 @@ cached     properties that are computed once
 rare_log   rate-limited logging
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
 from kvstore.errors import (
@@ -52,26 +55,36 @@ from kvstore.errors import (
 from kvstore.store.base import KVStore
 from kvstore.store.factory import create
 from kvstore.store.statistics import Statistics
+from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 from kvstore.ticket import Ticket
+
+if TYPE_CHECKING:
+    from kvstore.rows.row_sparse import RowSparse
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AlreadyInitialized",
+    "Capacity",
     "CheckpointError",
     "ConfigError",
     "DeadlineExceeded",
     "KVStore",
     "KVStoreError",
     "KeyNotInitialized",
+    "MinCount",
     "Mismatch",
     "NodeLost",
     "NotFinite",
     "PeerError",
+    "Probability",
+    "RowSparse",
     "ServerError",
     "Statistics",
+    "Table",
     "Ticket",
     "UnknownName",
+    "Unseen",
     "Unsupported",
     "UsageError",
     "WeightsInDoubt",
@@ -84,5 +97,16 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
+# Public names whose modules need numpy or torch, which ``import kvstore`` does not import.
+_LATER = {
+    "RowSparse": "kvstore.rows.row_sparse",
+}
+
 if not TYPE_CHECKING:  # type checkers would take every name for one of the module's
-    __getattr__ = renamed(__name__, OLD_NAMES)
+    _former = renamed(__name__, OLD_NAMES)
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATER:
+            return _former(name)
+        globals()[name] = value = getattr(importlib.import_module(_LATER[name]), name)
+        return value

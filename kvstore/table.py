@@ -93,7 +93,11 @@ Eviction: TypeAlias = "Unseen | Capacity"
 
 @dataclass(frozen=True, init=False)
 class Table:
-    """A table of rows, for ``init``; see the module.
+    """A table of rows, for ``init``: all its rows are there from the start, or pushes make them.
+
+    Args:
+        shape: of a table whose rows are all there: the number of rows, then the shape of one row.
+        dim: of a table that grows: the length of a row, or its shape.
 
     Attributes:
         rows: how many rows there are; None if the table grows.
@@ -101,7 +105,8 @@ class Table:
         dtype: of all rows: ``float32`` or ``float64``.
         init: how a row begins: ``zeros``, ``constant`` (``scale``), ``uniform`` (from ``-scale`` to ``scale``) or
             ``normal`` (of standard deviation ``scale``). It is a pure function of seed, id and column.
-        scale, seed: see ``init``.
+        scale: see ``init``.
+        seed: of random values, and of chance in admission.
         admit: which ids of a growing table get rows; None for all.
         evict: which rows of a growing table go, and when.
         codec: how rows and gradients travel: ``none``, ``fp16``, ``bf16``, or ``int8`` with a scale for each row.
@@ -129,12 +134,7 @@ class Table:
         evict: Eviction | Iterable[Eviction] = (),
         codec: str | None = None,
     ) -> None:
-        """Describe a table.
-
-        Args:
-            shape: of a table whose rows are all there: the number of rows, then the shape of one row.
-            dim: of a table that grows: the length of a row, or its shape.
-            dtype, init, scale, seed, admit, evict, codec: see the attributes.
+        """Describe a table; see the class for the arguments.
 
         Raises:
             UsageError: there can be no such table. The message says what is valid.

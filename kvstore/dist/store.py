@@ -157,7 +157,15 @@ class DistStore(KVStore):
         return Ticket(self._pushes.make("pull", self._prepare(key, out=out, copy=copy), priority, wait))
 
     def pushpull(
-        self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
+        self,
+        key: Any,
+        value: Any,
+        out: Any = None,
+        priority: int = 0,
+        *,
+        wait: bool = True,
+        copy: bool = True,
+        row_ids: Any = None,
     ) -> Ticket:
         """See ``KVStore``."""
         call = self._prepare(key, value, value if out is None else out, copy)

@@ -4,6 +4,9 @@ factory              ``create``: from a name to a store
 registry             the names of stores, built in and registered
 base                 ``KVStore``, the interface
 optimizer_interface  the part of it that is about updates
+table_interface      the part of it that is about tables of rows
+checkpoint_interface the part of it that is about checkpoints
+named                what these have in common
 arguments            (key, value) arguments in any of their forms, as keys with lists of values
 local                ``local`` and ``device``: sums and updates in this process
 statistics           what a store has done so far

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from kvstore.errors import UsageError
@@ -68,3 +69,93 @@ def _listed(key: Any, value: Any) -> list[Any]:
     if not value:
         raise UsageError(f"the list of values for key {key!r} is empty: pass one value per device")
     return list(value)
+
+
+@dataclass(eq=False)
+class RowRequest:
+    """One array of ids whose rows are wanted, and what they are written into.
+
+    Attributes:
+        ids: as given; None for the rows that the same call pushes, and for a key that has an array.
+        out: as given. None is to be replaced by a new tensor; where ``ids`` is None, by the value that is pushed.
+    """
+
+    ids: Any
+    out: Any
+
+
+@dataclass(frozen=True)
+class RowRequests:
+    """All rows that a call wants.
+
+    Attributes:
+        by_key: the requests of each key.
+        listed: the requests of each key that was listed, in that order; of one key or several.
+        single: whether the call was about one key, not about a list.
+        made: whether the call gave nothing to write into, so that it returns what is made for it.
+    """
+
+    by_key: dict[Key, list[RowRequest]]
+    listed: list[list[RowRequest]]
+    single: bool
+    made: bool
+
+    def result(self) -> Any:
+        """Return what the call returns: what was made for it, in the form of its arguments."""
+        if not self.made:
+            return None
+        outs = [each[0].out if len(each) == 1 else [request.out for request in each] for each in self.listed]
+        return outs[0] if self.single else outs
+
+
+def requests_of(key: Any, out: Any, row_ids: Any) -> RowRequests:
+    """Return which rows a call wants.
+
+    Args:
+        key: a key, or a list of them.
+        out: for a single key what is written into, or a list of that; for a list of keys a list with one such entry for
+            each. None for nothing.
+        row_ids: for a single key an array of ids, or a list of arrays, one for each of its outs or one for all; for a
+            list of keys a list with one such entry for each. An entry may be None; see ``RowRequest``.
+
+    Raises:
+        UsageError: they do not match, or there are no ``row_ids``.
+    """
+    if row_ids is None:
+        raise UsageError("row_ids is missing: pass the ids of the rows to pull; pull(key, out) is for whole arrays")
+    single = not isinstance(key, list | tuple)
+    keys = [key] if single else key
+    if not keys:
+        raise UsageError("the list of keys is empty: pass at least one key")
+    ids_of = _one_each(keys, single, row_ids, "row_ids")
+    outs_of = [None] * len(keys) if out is None else _one_each(keys, single, out, "outs")
+    by_key: dict[Key, list[RowRequest]] = {}
+    listed = []
+    for each_key, its_ids, its_outs in zip(keys, ids_of, outs_of, strict=True):
+        requests = _row_requests(check_key(each_key), its_ids, its_outs)
+        by_key.setdefault(each_key, []).extend(requests)
+        listed.append(requests)
+    return RowRequests(by_key, listed, single, out is None)
+
+
+def _one_each(keys: Any, single: bool, given: Any, what: str) -> list[Any]:
+    if single:
+        return [given]
+    if not isinstance(given, list | tuple) or len(given) != len(keys):
+        got = f"{len(given)}" if isinstance(given, list | tuple) else f"a single {type(given).__name__}"
+        raise UsageError(f"{len(keys)} keys need a list of {len(keys)} {what}, not {got}")
+    return list(given)
+
+
+def _row_requests(key: Key, ids: Any, out: Any) -> list[RowRequest]:
+    """Return the requests of one key; a list of arrays of ids has one for each of the outs."""
+    several = isinstance(ids, list | tuple) and any(getattr(each, "shape", ()) for each in ids)
+    all_ids = list(ids) if several else [ids]
+    if out is None:
+        return [RowRequest(each, None) for each in all_ids]
+    outs = _listed(key, out)
+    if len(all_ids) == 1:
+        all_ids *= len(outs)
+    if len(outs) != len(all_ids):
+        raise UsageError(f"key {key!r}: {len(outs)} outs need one row_ids or {len(outs)}, not {len(all_ids)}")
+    return [RowRequest(*each) for each in zip(all_ids, outs, strict=True)]

@@ -7,22 +7,27 @@ from typing import Any, TypeVar
 
 from kvstore.errors import Unsupported, UsageError
 from kvstore.spec import Key, as_shape
-from kvstore.store.arguments import group, one_kind
+from kvstore.store.arguments import group, one_kind, requests_of
+from kvstore.store.checkpoint_interface import CheckpointInterface
 from kvstore.store.optimizer_interface import OptimizerInterface
 from kvstore.store.registry import register
 from kvstore.store.statistics import Statistics
-from kvstore.ticket import Ticket, finish
+from kvstore.store.table_interface import TableInterface
+from kvstore.ticket import Ticket, claim, finish
 
 T = TypeVar("T", bound="type[KVStore]")
 
 
-class KVStore(OptimizerInterface):
+class KVStore(OptimizerInterface, TableInterface, CheckpointInterface):
     """Arrays by key: pushed values are summed, and assigned or handed to an optimizer; pulled ones are the result.
 
     A key is an ``int`` from ``-2**63`` to ``2**64 - 1`` or a ``str``; one store has keys of one kind. A value is a
     numpy array, a torch tensor on any device, a cupy array or anything with DLPack; a list of them holds one per
     device, whose sum counts. Numpy arrays of foreign byte order are converted; nothing can be written into them. Every
     method that takes a key also takes a list of keys, with a list of values.
+
+    A key may also have a table, whose rows are pushed and pulled by their ids; see ``Table`` and ``RowSparse``. Lists
+    of keys may have tables and arrays.
 
     ``create`` makes one. To add a store, subclass and register it (as MXNet's ``KVStoreBase.register``):
 
@@ -57,6 +62,8 @@ class KVStore(OptimizerInterface):
         Args:
             key: one new key or a list of them.
             value: for each key, an array. Its shape and dtype are the key's from now on. Of a list, the first counts.
+                Or a ``Table``, which stores make themselves, row by row: no worker need hold it. Or a ``RowSparse``
+                with a shape, or a ``torch.sparse_coo`` tensor: a table of that shape, of zeros beside these rows.
 
         Raises:
             AlreadyInitialized: a key was initialized before; nothing has changed.
@@ -72,7 +79,8 @@ class KVStore(OptimizerInterface):
 
         Args:
             key: one key or a list of them.
-            value: for each key, a value or a list of them (one per device).
+            value: for each key, a value or a list of them (one per device). For a table each is a ``RowSparse`` or a
+                ``torch.sparse_coo`` tensor: rows of one id are summed, and rows that no worker pushes stay as they are.
             priority: higher ones are served first where there is a choice.
             wait: return when the push has taken effect; if False, at once, when the values have been copied.
 
@@ -96,7 +104,8 @@ class KVStore(OptimizerInterface):
             key: one key or a list of them.
             out: for each key, an array of its shape and dtype, or a list of them, to write into.
             priority: higher ones are served first where there is a choice.
-            ignore_sparse: changes nothing: all values are dense.
+            ignore_sparse: leave tables out, with one warning, as MXNet does. If False, ``out`` of a table with a shape
+                is an array of that shape, or a ``RowSparse``, and gets all its rows.
             wait: return when ``out`` is written. If False, return at once; the ticket's ``wait`` writes ``out``. If the
                 same key is pushed again before that, the value may be that of the later round.
             copy: False lets each ``out`` *become* the value, if that needs no copy: in dist stores, where ``out`` is a
@@ -110,20 +119,34 @@ class KVStore(OptimizerInterface):
             Mismatch: an ``out`` has another shape or dtype than its key.
             DeadlineExceeded: the value did not come in time; the message names who is missing.
         """
-        return finish(self._pull(self._pairs(key, out), priority, copy), wait)
+        outs = self._pairs(key, out)
+        if ignore_sparse:
+            outs = self._arrays_of(outs)
+        return finish(self._pull(outs, priority, copy), wait)
 
     def pushpull(
-        self, key: Any, value: Any, out: Any = None, priority: int = 0, *, wait: bool = True, copy: bool = True
+        self,
+        key: Any,
+        value: Any,
+        out: Any = None,
+        priority: int = 0,
+        *,
+        wait: bool = True,
+        copy: bool = True,
+        row_ids: Any = None,
     ) -> Ticket:
         """``push`` and ``pull`` in one message; without an optimizer, an all-reduce.
 
         Args:
             key: one key or a list of them.
             value: as for ``push``.
-            out: as for ``pull``; None writes into ``value``.
+            out: as for ``pull``, and for tables as for ``row_sparse_pull``; None writes into ``value``. Without ``out``
+                and with ``row_ids``, the ticket's ``wait`` returns the rows.
             priority: higher ones are served first where there is a choice.
             wait: as for ``pull``.
             copy: as for ``pull``.
+            row_ids: for tables, which rows come back: as for ``row_sparse_pull``, by default those that are pushed. In
+                a list of keys, None for each that has an array.
 
         Returns:
             A ticket that is done when ``out`` is written.
@@ -135,6 +158,11 @@ class KVStore(OptimizerInterface):
             DeadlineExceeded: as for ``pull``.
         """
         values = self._pairs(key, value)
+        if row_ids is not None:
+            requests = requests_of(key, out, row_ids)
+            ticket = self._pushpull_rows(values, requests, priority, copy)
+            claim(ticket).result = requests.result()
+            return finish(ticket, wait)
         outs = values if out is None else self._pairs(key, out)
         return finish(self._pushpull(values, outs, priority, copy), wait)
 
@@ -149,20 +177,6 @@ class KVStore(OptimizerInterface):
         """
         self.init(key, value)
         self.pull(key, out, priority)
-
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """Unsupported: all values are dense. It is there for MXNet's scripts, and takes what MXNet's does.
-
-        Args:
-            key: one key or a list of them.
-            out: what would be written into.
-            priority: which would be served first.
-            row_ids: which rows would be pulled.
-
-        Raises:
-            Unsupported: always.
-        """
-        raise Unsupported("all values are dense: pull(key, out) writes all rows")
 
     def empty(self, shape: Any, dtype: Any = None) -> Any:
         """Return a new, uninitialized torch tensor on the CPU that is pushed without a copy where that is possible.
@@ -206,50 +220,6 @@ class KVStore(OptimizerInterface):
             Unsupported: this store sends nothing.
         """
         raise self._unsupported("set_gradient_compression")
-
-    # ---- checkpoints
-
-    def save_checkpoint(self, *, if_due: bool = False, wait: bool = False) -> int | None:
-        """Save a checkpoint of the job; on all workers, at the same point of the program.
-
-        It has the values and optimizer states of all stores of the job whose servers update, after exactly the pushes
-        that worker 0 has made, and what was attached. Servers write while training goes on. The job needs a directory:
-        ``launch.py --checkpoint-dir``. ``docs/checkpoints.md`` says more.
-
-        Args:
-            if_due: save only if ``--checkpoint-every`` says so. For the end of a step: without such calls, a checkpoint
-                that is due is made before the first push of the next step.
-            wait: return when the checkpoint is complete or has failed; else when servers have noted what to save.
-
-        Returns:
-            The number of the checkpoint that was begun, if any. What goes wrong later is logged on worker 0, and
-            counted in ``statistics``.
-
-        Raises:
-            UsageError: the job has no directory for checkpoints.
-            Unsupported: this is no dist store, and ``if_due`` is False.
-        """
-        if if_due:
-            return None
-        raise self._unsupported("save_checkpoint")
-
-    def attach(self, name: str, thing: Any, *, shared: bool = False) -> bool:
-        """Let checkpoints of the job save the state of ``thing``, too, and load it now if the job was resumed.
-
-        Every worker attaches the same names, before its first push. Where checkpoints are not supported, this does
-        nothing.
-
-        Args:
-            name: of the thing, within the job.
-            thing: an object with ``state_dict`` and ``load_state_dict``, whose state is built of dicts, lists, tensors,
-                numbers and texts: a sampler, a scheduler, an optimizer of torch's, a model with buffers.
-            shared: the state is the same on all workers, so that worker 0's is saved and all load it. Else each worker
-                has its own, which is left out when another number of workers resumes.
-
-        Returns:
-            Whether a state was loaded.
-        """
-        return False
 
     # ---- the job
 

@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kvstore.errors import UnknownName, Unsupported
+from kvstore.errors import UnknownName
+from kvstore.store.named import Named
 
 
-class OptimizerInterface:
+class OptimizerInterface(Named):
     """A store as what updates: its optimizer, the hyper-parameters of that, and its states."""
-
-    _name: str
 
     def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
         """Update with this optimizer from now on, instead of assigning.
@@ -127,6 +126,3 @@ class OptimizerInterface:
         if capability.lower() != "optimizer":
             raise UnknownName(f"there is no capability {capability!r}; choose from optimizer")
         return type(self).set_optimizer is not OptimizerInterface.set_optimizer
-
-    def _unsupported(self, what: str) -> Unsupported:
-        return Unsupported(f"a {self._name!r} store has no {what}")

@@ -161,7 +161,7 @@ def test_mxnets_names_for_these_work() -> None:
     store._barrier()
     with pytest.raises(kv.Unsupported, match="servers take no commands"):
         store._send_command_to_servers(0, "")
-    with pytest.raises(kv.Unsupported, match="all values are dense"):
+    with pytest.raises(kv.UsageError, match="row_ids is missing"):
         store.row_sparse_pull("a")
 
 

@@ -571,7 +571,7 @@ def test_mxnets_calls_for_sparse_values_and_commands(run: Run) -> None:
         store.init("w", torch.ones(3))
         out = torch.zeros(3)
         store.pull("w", out, 0, ignore_sparse=False)
-        with pytest.raises(kv.Unsupported, match=r"all values are dense: pull\(key, out\)"):
+        with pytest.raises(kv.UsageError):  # it is for tables
             store.row_sparse_pull("w", out=out, row_ids=torch.tensor([0]))
         with pytest.raises(kv.Unsupported, match="no commands; call set_optimizer"):
             store._send_command_to_servers(0, "")

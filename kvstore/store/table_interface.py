@@ -1,0 +1,128 @@
+"""The part of KVStore, the interface, that is about tables of rows."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from kvstore.spec import Key
+from kvstore.store.arguments import RowRequests, requests_of
+from kvstore.store.named import Named
+from kvstore.ticket import Ticket, claim
+
+
+class TableInterface(Named):
+    """A store as what holds tables: rows are pulled by their ids, and tables are saved and loaded."""
+
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, *, wait: bool = True
+    ) -> Any:
+        """Pull rows of tables by their ids; with ``dist_sync``, rows that include every push of this worker so far.
+
+        No row is made by this: what no push has made yet has the value that it would begin with, and in a table with an
+        admission rule zeros.
+
+        Args:
+            key: one key of a table, or a list of them.
+            out: for each key what to write into, or a list of these: an array of shape ``(*row_ids.shape, *row)``, or
+                a ``RowSparse``, which becomes the ids, each once and rising, and their rows. None: see below.
+            priority: higher ones are served first where there is a choice.
+            row_ids: for each key the ids of rows: an array of integers or a list of them, of any shape and order, with
+                duplicates. If ``out`` is a list, one such array is for all of it, or a list has one for each.
+            wait: return when the rows are there. If False, return a ticket at once.
+
+        Returns:
+            Without ``out``, a tensor of shape ``(*row_ids.shape, *row)``, for a list of keys a list of them. With
+            ``out`` or without ``wait`` a ticket, whose ``wait`` returns that.
+
+        Raises:
+            KeyNotInitialized: this worker has not passed a key to ``init``.
+            Mismatch: an ``out`` has another shape or dtype than the rows; or the key is of an array, not of a table.
+            UsageError: there is no ``row_ids``, or an id that cannot be in the table; the message says which.
+            DeadlineExceeded: the rows did not come in time; the message names who is missing.
+        """
+        requests = requests_of(key, out, row_ids)
+        ticket = self._pull_rows(requests, priority)
+        claim(ticket).result = requests.result()
+        result = ticket.wait() if wait else None
+        return result if wait and out is None else ticket
+
+    def evict(self, key: Any) -> None:
+        """Let rows of growing tables go now that their rules say may go, after all pushes so far; on all workers.
+
+        Args:
+            key: one key of a table, or a list of them.
+
+        Raises:
+            KeyNotInitialized: this worker has not passed a key to ``init``.
+            Mismatch: the key is of an array, not of a table.
+        """
+        raise self._unsupported("evict")
+
+    def table_statistics(self, key: Any) -> dict[str, int]:
+        """Return what a table has in it and has done, on all servers together.
+
+        Args:
+            key: of one table.
+
+        Returns:
+            Numbers by name: ``rows`` that are there, that were ``made`` and ``evicted`` so far; how often a gradient
+            was ``refused``, since its id was not admitted; ``bytes`` of memory; and the ``version``, how many updates
+            the table has had.
+        """
+        raise self._unsupported("table_statistics")
+
+    def save_table(
+        self,
+        key: Any,
+        dir: str | os.PathLike[str],
+        state: bool = True,
+        since: int | None = None,
+        *,
+        wait: bool = True,
+    ) -> Ticket:
+        """Write a table as it is now into a directory, while training goes on; one worker's call suffices.
+
+        ``load_table`` reads it, with any number of servers, and ``open_table`` without any. The directory is complete
+        when its manifest is there, which is written last.
+
+        Args:
+            key: of one table.
+            dir: a new directory; or with ``since`` the one that has the table as of that version.
+            state: save the optimizer's state of each row, too.
+            since: a version that ``dir`` has: save only what has changed since. None saves all.
+            wait: return when it is written.
+
+        Returns:
+            A ticket, whose ``wait`` returns the version that was saved: what a later ``since`` may be.
+
+        Raises:
+            UsageError: the directory has something else in it, or not that version.
+        """
+        raise self._unsupported("save_table")
+
+    def load_table(self, key: Any, dir: str | os.PathLike[str]) -> None:
+        """Take the rows of a table from a directory, and their states, if it has states of the store's optimizer.
+
+        Every worker may call it; rank 0's directory is the one that counts.
+
+        Args:
+            key: of one table, which ``init`` has been given; its rows are as wide as those that were saved.
+            dir: where ``save_table`` has written, with any number of workers and servers.
+
+        Raises:
+            UsageError: the directory has no whole table, is damaged, or has another table.
+        """
+        raise self._unsupported("load_table")
+
+    # ---- for subclasses: keys are checked and grouped
+
+    def _pull_rows(self, requests: RowRequests, priority: int) -> Ticket:
+        raise self._unsupported("row_sparse_pull")
+
+    def _pushpull_rows(self, values: dict[Key, list[Any]], requests: RowRequests, priority: int, copy: bool) -> Ticket:
+        raise self._unsupported("pushpull with row_ids")
+
+    def _arrays_of(self, outs: dict[Key, list[Any]]) -> dict[Key, list[Any]]:
+        """Return those of ``outs`` whose keys have arrays, no tables."""
+        return outs
