@@ -13,14 +13,16 @@ from kvstore.cached import cached
 from kvstore.errors import UnknownName, UsageError, choices
 from kvstore.optim.hyperparameters import finite, is_number, plain, positive
 from kvstore.optim.optimizer_class import OptimizerClass
-from kvstore.optim.registry import NOT_HERE, find, name_of, names
+from kvstore.optim.registry import NOT_HERE, SYNONYMS, find, name_of, names, names_for_rows
 from kvstore.spec import Key, Spec, check_key
+from kvstore.table import TableSpec
 from kvstore.wire.parameters import MAX_GROUPS
 
 log = logging.getLogger(__name__)
 
 # MXNet's names for what is always on here, and for other implementations of the same update.
-_IGNORED = frozenset({"multi_precision", "lazy_update", "aggregate_num", "use_fused_step"})
+_IGNORED = frozenset({"multi_precision", "aggregate_num", "use_fused_step"})
+LAZY = "lazy_update"  # MXNet's name for whether rows of tables without a gradient stay as they are
 
 Changes: TypeAlias = Mapping[tuple[int, str], Any]  # by number of the group and name; see ``Optimizer.changes``
 
@@ -90,11 +92,18 @@ class Optimizer:
 
     def hyper_of(self, number: int) -> dict[str, Any]:
         """Return the hyper-parameters of a group, with its learning rate, as torch's constructors take them."""
-        own = self.groups[number - 1].hyper if number else {}
         return {
             name: tuple(value) if isinstance(value, list) else value
-            for name, value in ({"lr": self.lr} | self.hyper | own).items()
+            for name, value in ({"lr": self.lr} | self.hyper | self._own(number)).items()
+            if name != LAZY
         }
+
+    def lazy(self, number: int) -> bool:
+        """Whether updates of a table in this group leave rows as they are that no push has a gradient for."""
+        return bool((self.hyper | self._own(number)).get(LAZY, True))
+
+    def _own(self, number: int) -> dict[str, Any]:
+        return self.groups[number - 1].hyper if number else {}
 
     def defaults(self, number: int) -> dict[str, Any]:
         """Return all hyper-parameters of a group, those that were not given too, by torch's names."""
@@ -113,6 +122,7 @@ class Optimizer:
             (number, name): plain(name, value)
             for number, given in enumerate([base, *groups])
             for name, value in _torch_names(self.name, given, self.hyper_of(number)).items()
+            if name != LAZY or value != self.lazy(number)
         }
         self.require_changes(changed)
         return changed
@@ -122,7 +132,7 @@ class Optimizer:
         for (number, name), value in changes.items():
             if number > len(self.groups):
                 raise UsageError(f"there is no group {number}: set_optimizer had {len(self.groups)}")
-            valid = self.found.hyperparameters | self.hyper_of(number)
+            valid = self.defaults(number) | ({LAZY: self.lazy(number)} if self.found.rows else {})
             if name not in valid:
                 raise UnknownName(f"{self.name} has no hyper-parameter {name!r}; choose from {choices(valid)}")
             before = valid[name]
@@ -151,8 +161,9 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
             made no step, whose hyper-parameters are taken.
         hyperparameters: torch's names or MXNet's (``learning_rate``, ``wd``, ``beta1``, ``beta2``, ``epsilon``), and
             ``rescale_grad``, ``clip_gradient``, ``lr_mult``, ``wd_mult``; and ``groups``: dicts with ``keys`` and
-            hyper-parameters that differ for these, among them ``lr_mult`` and ``wd_mult`` as numbers. MXNet's
-            ``multi_precision``, ``lazy_update``, ``aggregate_num`` and ``use_fused_step`` change nothing.
+            hyper-parameters that differ for these, among them ``lr_mult`` and ``wd_mult`` as numbers.
+            ``lazy_update=False``, of tables, updates all rows at each update, with gradients of 0 where there are none.
+            MXNet's ``multi_precision``, ``aggregate_num`` and ``use_fused_step`` change nothing.
 
     Raises:
         UnknownName: no such optimizer or hyper-parameter; the message lists those there are.
@@ -173,6 +184,8 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
         defaults |= taken
         given = taken | _torch_names(name, given, defaults)
     hyper = _torch_names(name, given, defaults)
+    if hyper.get(LAZY) is True:  # as it is without
+        del hyper[LAZY]
     if name == "nag":
         hyper = {"momentum": 0.9, "nesterov": True} | hyper
     lr = finite("learning_rate", hyper.pop("lr", valid["lr"]))
@@ -191,15 +204,38 @@ def describe(optimizer: Any, hyperparameters: Mapping[str, Any]) -> Optimizer:
 
 
 def require_shapes(optimizer: Optimizer | None, specs: Iterable[tuple[Key, Spec]]) -> None:
-    """Raise ``UsageError`` unless ``optimizer`` can update arrays like these."""
-    if optimizer is None or (dims := optimizer.found.dims) is None:
+    """Raise ``UsageError`` unless ``optimizer`` can update arrays, and tables, like these."""
+    if optimizer is None:
         return
+    dims = optimizer.found.dims
     for key, spec in specs:
-        if len(spec.shape) != dims:
+        if isinstance(spec, TableSpec):
+            require_rule(optimizer, key, spec.table.grows)
+        elif dims is not None and len(spec.shape) != dims:
             raise UsageError(
                 f"{optimizer.name} updates {'matrices' if dims == 2 else f'arrays of {dims} dimensions'} only, and key "
                 f"{key!r} is {spec}; put other arrays into another store, or another Trainer, with another optimizer"
             )
+
+
+def require_rule(optimizer: Optimizer, key: Key, grows: bool) -> None:
+    """Raise ``UsageError`` unless ``optimizer`` can update the rows of table ``key``.
+
+    Args:
+        optimizer: which.
+        key: of the table.
+        grows: whether pushes make its rows.
+    """
+    if optimizer.found.rows is None:
+        raise UsageError(
+            f"{optimizer.name} cannot update key {key!r}, a table: it has no rule for rows; choose from "
+            f"{', '.join(names_for_rows())}, or put the table into another store"
+        )
+    if grows and not optimizer.lazy(optimizer.number_of(key)):
+        raise UsageError(
+            f"{LAZY}=False updates all rows of a table, and key {key!r} is a table that grows: its other rows are not "
+            f"there; give its keys a group with {LAZY}=True, or the table a shape"
+        )
 
 
 def _groups(
@@ -209,6 +245,7 @@ def _groups(
     if isinstance(given, Mapping | str) or not isinstance(given, Sequence) or len(given) > MAX_GROUPS:
         raise UsageError(f"groups is a list of at most {MAX_GROUPS} dicts with 'keys' and hyper-parameters")
     found = find(name)
+    lazy = base.get(LAZY, True)
     groups: list[ParameterGroup] = []
     seen: set[Key] = set()
     for group in given:
@@ -226,6 +263,8 @@ def _groups(
                 mults.update({key: factor for key in keys if key not in mults})
         hyper = _torch_names(name, own, base)
         found.require(hyper)
+        if hyper.get(LAZY) == lazy:
+            del hyper[LAZY]
         for option in found.state_options:
             if hyper.get(option, base[option]) != base[option]:
                 raise UsageError(f"{option} is one for all keys; pass it to set_optimizer, not with a group")
@@ -239,6 +278,10 @@ def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any
     """Return ``given`` by torch's names; if only one beta is given, ``defaults`` has the other."""
     valid, aliases = find(name).hyperparameters, find(name).aliases
     named = {key: value for key, value in given.items() if key not in _IGNORED}
+    if find(name).rows is None:
+        named.pop(LAZY, None)
+    elif not isinstance(named.get(LAZY, True), bool):
+        raise UsageError(f"{LAZY}={named[LAZY]!r} must be True or False")
     for old, new in aliases.items():
         if old in named:
             if new in named:
@@ -249,7 +292,7 @@ def _torch_names(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any
         betas = tuple(named.get("betas", defaults.get("betas", valid["betas"])))
         named["betas"] = (named.pop("beta1", betas[0]), named.pop("beta2", betas[1]))
     for key in named:
-        if key not in valid:
+        if key not in valid and key != LAZY:
             extra = {"rescale_grad", "clip_gradient", "lr_mult", "wd_mult", *aliases, *pair}
             raise UnknownName(f"{name} has no hyper-parameter {key!r}; choose from {choices({*valid, *extra})}")
     return named
@@ -259,7 +302,7 @@ def _name_of(optimizer: Any, *, grouped: bool) -> str:
     if isinstance(optimizer, str):
         name = optimizer.lower()
         find(name)
-        return name
+        return SYNONYMS.get(name, name)
     cls = optimizer if isinstance(optimizer, type) else type(optimizer)
     named = name_of(cls)
     if named is None:

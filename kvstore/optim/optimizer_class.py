@@ -12,6 +12,7 @@ import torch
 from kvstore.errors import UsageError, choices
 from kvstore.optim.algorithms.momentum import MOMENTUM_STYLES, MxnetSGD
 from kvstore.optim.eager import eager
+from kvstore.optim.rows.rule import RowRule
 
 # Names that MXNet gives to what torch calls otherwise.
 ALIASES = {"learning_rate": "lr", "wd": "weight_decay", "epsilon": "eps"}
@@ -30,6 +31,7 @@ class OptimizerClass:
         dims: how many dimensions arrays must have; None for any number.
         own_aliases: other names of hyper-parameters, beside those that all optimizers have.
         state_options: hyper-parameters that decide what the state means.
+        rows: how it updates rows of tables; None: it cannot.
     """
 
     cls: type[torch.optim.Optimizer]
@@ -37,6 +39,7 @@ class OptimizerClass:
     dims: int | None = None
     own_aliases: Mapping[str, str] = field(default_factory=dict)
     state_options: tuple[str, ...] = ()
+    rows: RowRule | None = None
 
     @property
     def hyperparameters(self) -> dict[str, Any]:

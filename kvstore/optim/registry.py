@@ -3,38 +3,68 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import torch
 
 from kvstore.errors import UnknownName
-from kvstore.optim.algorithms.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad
+from kvstore.optim.algorithms.adaptive import (
+    FTML,
+    AdaBelief,
+    Ftrl,
+    GroupAdaGrad,
+    RowWiseAdagrad,
+    RowWiseAdam,
+)
 from kvstore.optim.algorithms.langevin import SGLD
 from kvstore.optim.algorithms.layerwise import LAMB, LANS, LARS
 from kvstore.optim.algorithms.momentum import DCASGD, Signum
 from kvstore.optim.algorithms.tensorwise import Tensorwise
 from kvstore.optim.allowed import allowed, load
 from kvstore.optim.optimizer_class import OptimizerClass, SGDClass, TorchClass
+from kvstore.optim.rows.adagrad import AdagradRows
+from kvstore.optim.rows.adam import AdamRows
+from kvstore.optim.rows.algorithms import TensorwiseRows
+from kvstore.optim.rows.rule import RowRule
+from kvstore.optim.rows.sgd import SGDRows
 
 NOT_HERE = {
     "lbfgs": "it evaluates the loss several times a step, through a closure, which cannot travel to a server",
-    "sparseadam": "it is for sparse gradients, and stores hold dense ones; adam takes those",
     "optimizer": "it is the base class",
 }
-_OURS = (AdaBelief, DCASGD, FTML, Ftrl, GroupAdaGrad, LAMB, LANS, LARS, SGLD, Signum)
+# Names of updates that another name has, too. On rows of tables, adam is torch's SparseAdam.
+SYNONYMS = {"sparseadam": "adam"}
+_OURS = (AdaBelief, DCASGD, FTML, Ftrl, GroupAdaGrad, LAMB, LANS, LARS, RowWiseAdagrad, RowWiseAdam, SGLD, Signum)
+_ROW_RULES: Mapping[str, RowRule] = {
+    "sgd": SGDRows(),
+    "adam": AdamRows(),
+    "adamw": AdamRows(decoupled=True),
+    "adagrad": AdagradRows(),
+    "adabelief": TensorwiseRows(AdaBelief, wide=("exp_avg", "exp_avg_var")),
+    "ftrl": TensorwiseRows(Ftrl, wide=("z", "n")),
+    "groupadagrad": TensorwiseRows(GroupAdaGrad, narrow=("sum",)),
+    "rowwiseadagrad": TensorwiseRows(RowWiseAdagrad, narrow=("sum",), initial="initial_accumulator_value"),
+    "rowwiseadam": TensorwiseRows(RowWiseAdam, wide=("exp_avg",), narrow=("exp_avg_sq",)),
+}
 
 
 def _of_torch(name: str, cls: type[torch.optim.Optimizer]) -> OptimizerClass:
     # Adafactor and Muon look at the shape of the whole tensor; Muon takes matrices only.
     if name == "sgd":
-        return SGDClass(cls, state_options=("momentum_style",))
+        return SGDClass(cls, state_options=("momentum_style",), rows=_ROW_RULES[name])
     aliases = {"rmsprop": {"gamma1": "alpha", "rho": "alpha"}, "nadam": {"schedule_decay": "momentum_decay"}}
     return TorchClass(
-        cls, name not in ("adafactor", "muon"), 2 if name == "muon" else None, own_aliases=aliases.get(name, {})
+        cls,
+        name not in ("adafactor", "muon"),
+        2 if name == "muon" else None,
+        own_aliases=aliases.get(name, {}),
+        rows=_ROW_RULES.get(name),
     )
 
 
 def _of_ours(cls: type[Tensorwise]) -> OptimizerClass:
-    return OptimizerClass(cls, cls.elementwise, cls.dims, cls.aliases, cls.state_options)
+    rows = _ROW_RULES.get(cls.__name__.lower())
+    return OptimizerClass(cls, cls.elementwise, cls.dims, cls.aliases, cls.state_options, rows)
 
 
 @functools.cache
@@ -43,7 +73,10 @@ def builtin() -> dict[str, OptimizerClass]:
     torchs = {
         name.lower(): _of_torch(name.lower(), cls)
         for name, cls in vars(torch.optim).items()
-        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name.lower() not in NOT_HERE
+        if isinstance(cls, type)
+        and issubclass(cls, torch.optim.Optimizer)
+        and name.lower() not in NOT_HERE
+        and name.lower() not in SYNONYMS
     }
     return torchs | {"nag": torchs["sgd"]} | {cls.__name__.lower(): _of_ours(cls) for cls in _OURS}
 
@@ -51,6 +84,11 @@ def builtin() -> dict[str, OptimizerClass]:
 def names() -> list[str]:
     """The optimizers that are always there."""
     return sorted(builtin())
+
+
+def names_for_rows() -> list[str]:
+    """The optimizers that can update rows of tables."""
+    return [name for name in names() if builtin()[name].rows is not None]
 
 
 def find(name: str) -> OptimizerClass:
@@ -61,7 +99,7 @@ def find(name: str) -> OptimizerClass:
         UsageError: it is allowed, but not there, or not usable.
         ConfigError: what is allowed contradicts itself.
     """
-    found = builtin().get(name)
+    found = builtin().get(SYNONYMS.get(name, name))
     if found is not None:
         return found
     others = allowed(builtin())
@@ -77,6 +115,8 @@ def find(name: str) -> OptimizerClass:
 def name_of(cls: type) -> str | None:
     """Return the name of a class, if it is that of an optimizer that can be set by name."""
     name = cls.__name__.lower()
+    if cls is torch.optim.SparseAdam:
+        return SYNONYMS[name]
     if name in builtin():
         return name if builtin()[name].cls is cls else None
     for name, reference in allowed(builtin()).items():

@@ -155,3 +155,79 @@ class GroupAdaGrad(Tensorwise):
             state["sum"] = weight.new_zeros((weight.shape[0], 1))
         state["sum"].add_(grad.square().mean(dim=1, keepdim=True))
         weight.addcdiv_(grad, (state["sum"] + group["eps"]).sqrt_(), value=-group["lr"])
+
+
+class RowWiseAdagrad(Tensorwise):
+    """Adagrad with one number for each row of a matrix, as DLRM, FBGEMM and TorchRec have it for embeddings.
+
+    ``s += mean(g²)`` of each row, then ``w -= lr·g/(√s + eps)``.
+
+    Args:
+        params: matrices.
+        lr, weight_decay, initial_accumulator_value, eps: see torch's Adagrad.
+    """
+
+    elementwise: ClassVar[bool] = False
+    dims: ClassVar[int | None] = 2
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 0.01,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+    ) -> None:
+        defaults = {
+            "lr": required("learning rate", lr),
+            "weight_decay": required("weight_decay", weight_decay),
+            "initial_accumulator_value": required("initial_accumulator_value", initial_accumulator_value),
+            "eps": required("eps", eps),
+        }
+        super().__init__(params, defaults)
+
+    def update(
+        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
+    ) -> None:
+        """See ``Tensorwise``."""
+        if "sum" not in state:
+            state["sum"] = weight.new_full((weight.shape[0], 1), group["initial_accumulator_value"])
+        grad = decayed(grad, weight, group["weight_decay"])
+        state["sum"].add_(grad.square().mean(dim=1, keepdim=True))
+        weight.addcdiv_(grad, state["sum"].sqrt().add_(group["eps"]), value=-group["lr"])
+
+
+class RowWiseAdam(Tensorwise):
+    """Adam with one second moment for each row of a matrix, as FBGEMM has it for embeddings (partial row-wise Adam).
+
+    ``v = beta2·v + (1 - beta2)·mean(g²)`` of each row, then ``w -= lr·(m̂/(√v̂ + eps) + weight_decay·w)``.
+
+    Args:
+        params: matrices.
+        lr, betas, eps: see torch's Adam.
+        weight_decay: added to Adam's step.
+    """
+
+    elementwise: ClassVar[bool] = False
+    dims: ClassVar[int | None] = 2
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, adams(lr, betas, eps, weight_decay))
+
+    def update(
+        self, weight: torch.Tensor, grad: torch.Tensor, state: dict[str, torch.Tensor], group: Mapping[str, Any]
+    ) -> None:
+        """See ``Tensorwise``."""
+        step = counted(state, "exp_avg", like=weight)
+        mean, square, (beta1, beta2) = state["exp_avg"], kept(state, "exp_avg_sq", weight[:, :1]), group["betas"]
+        square.mul_(beta2).add_(grad.square().mean(dim=1, keepdim=True), alpha=1 - beta2)
+        mean.mul_(beta1).add_(grad, alpha=1 - beta1)
+        divisor = (square / (1 - beta2**step)).sqrt_().add_(group["eps"]).mul_(1 - beta1**step)
+        weight.mul_(1 - group["lr"] * group["weight_decay"]).addcdiv_(mean, divisor, value=-group["lr"])

@@ -50,11 +50,18 @@ def test_mxnets_names_for_what_one_optimizer_has(name: str, given: dict[str, Any
 
 
 def test_what_mxnet_asks_for_that_is_always_so_changes_nothing() -> None:
-    given: dict[str, Any] = {"multi_precision": True, "lazy_update": False, "aggregate_num": 4, "use_fused_step": True}
+    given: dict[str, Any] = {"multi_precision": True, "lazy_update": True, "aggregate_num": 4, "use_fused_step": True}
     group = {"keys": ["w"], "lr": 0.5}
     described = describe("sgd", {"momentum": 0.9, **given, "groups": [{**group, **given}]})
     assert described == describe("sgd", {"momentum": 0.9, "groups": [group]})
     assert described.changes(given, [given]) == {}
+
+
+def test_whether_updates_are_lazy_cannot_change_with_a_push() -> None:
+    described = describe("sgd", {"momentum": 0.9, "lazy_update": False})
+    assert described.changes({"lazy_update": False}) == {}
+    with pytest.raises(UsageError, match="lazy_update cannot become True from False between updates"):
+        described.changes({"lazy_update": True})
 
 
 @pytest.mark.parametrize(("old", "new"), [("learning_rate", "lr"), ("wd", "weight_decay"), ("epsilon", "eps")])

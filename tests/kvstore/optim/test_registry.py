@@ -16,6 +16,7 @@ def test_mxnets_optimizers_are_there() -> None:
     mxnets |= {"lars", "lans", "ftrl", "ftml", "adabelief", "groupadagrad", "dcasgd", "sgld"}
     assert mxnets <= set(names())
     assert {"lbfgs", "sparseadam", "optimizer"}.isdisjoint(names())
+    assert find("sparseadam") is find("adam")
 
 
 def test_what_is_not_there_has_a_reason_or_a_list() -> None:
@@ -27,8 +28,22 @@ def test_what_is_not_there_has_a_reason_or_a_list() -> None:
 
 def test_those_that_need_whole_arrays_or_matrices() -> None:
     whole = {name for name, known in builtin().items() if not known.elementwise}
-    assert whole == {"adafactor", "groupadagrad", "lamb", "lans", "lars", "muon"} & set(names())
-    assert {name for name, known in builtin().items() if known.dims == 2} <= {"groupadagrad", "muon"}
+    assert whole == {
+        "adafactor",
+        "groupadagrad",
+        "lamb",
+        "lans",
+        "lars",
+        "muon",
+        "rowwiseadagrad",
+        "rowwiseadam",
+    } & set(names())
+    assert {name for name, known in builtin().items() if known.dims == 2} <= {
+        "groupadagrad",
+        "muon",
+        "rowwiseadagrad",
+        "rowwiseadam",
+    }
 
 
 def test_aliases_are_of_hyper_parameters_that_there_are() -> None:

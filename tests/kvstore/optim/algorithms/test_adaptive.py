@@ -1,4 +1,4 @@
-"""AdaBelief, FTML, FTRL and GroupAdaGrad beside their formulas; ``test_against_mxnet`` has MXNet's own results."""
+"""Optimizers with rates of elements or rows beside their formulas; ``test_against_mxnet`` has MXNet's own results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from formulas import require_formula
 
-from kvstore.optim.algorithms.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad
+from kvstore.optim.algorithms.adaptive import FTML, AdaBelief, Ftrl, GroupAdaGrad, RowWiseAdagrad, RowWiseAdam
 
 
 @pytest.mark.parametrize("corrected", [True, False])
@@ -69,3 +69,24 @@ def test_groupadagrad_has_a_rate_for_each_row() -> None:
         return weight - 0.1 * grad / np.sqrt(state["h"] + 1e-3)
 
     require_formula(lambda params: GroupAdaGrad(params, lr=0.1, eps=1e-3), formula, shapes=((3, 4), (2, 1)))
+
+
+def test_row_wise_adagrad_has_a_number_for_each_row() -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        grad = grad + 0.1 * weight
+        state["s"] = state.get("s", 0.5) + np.mean(grad**2, axis=1, keepdims=True)
+        return weight - 0.1 * grad / (np.sqrt(state["s"]) + 1e-3)
+
+    options = {"lr": 0.1, "eps": 1e-3, "initial_accumulator_value": 0.5, "weight_decay": 0.1}
+    require_formula(lambda params: RowWiseAdagrad(params, **options), formula, shapes=((3, 4), (2, 1)))
+
+
+def test_row_wise_adam_has_a_second_moment_for_each_row() -> None:
+    def formula(weight: np.ndarray, grad: np.ndarray, state: dict[str, Any], step: int) -> np.ndarray:
+        state["m"] = 0.8 * state.get("m", 0) + 0.2 * grad
+        state["v"] = 0.9 * state.get("v", 0) + 0.1 * np.mean(grad**2, axis=1, keepdims=True)
+        mean, square = state["m"] / (1 - 0.8**step), state["v"] / (1 - 0.9**step)
+        return weight - 0.01 * (mean / (np.sqrt(square) + 1e-4) + 0.1 * weight)
+
+    options = {"lr": 0.01, "betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 0.1}
+    require_formula(lambda params: RowWiseAdam(params, **options), formula, shapes=((3, 4), (2, 1)))

@@ -1,0 +1,122 @@
+"""The step of an optimizer on rows of one table: gradients change rows that have been gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+
+from kvstore.optim.optimizer import Changes, Optimizer, require_rule
+from kvstore.optim.param_groups import ParamGroups
+from kvstore.optim.rows.rule import RowRule, RowState
+from kvstore.spec import Key
+
+BLOCK = 1 << 18  # elements: rows are updated in blocks, so that scratch memory is small and stays in the cache
+
+NO_CHANGES: Changes = MappingProxyType({})
+
+
+class RowHyperparameters(NamedTuple):
+    """What an update uses in place of the optimizer's own; None, or no change: the optimizer's own.
+
+    Attributes:
+        lr: the learning rate of tables whose group has none of its own.
+        rescale: what gradients are multiplied by first.
+        changes: see ``Optimizer.changes``.
+    """
+
+    lr: float | None = None
+    rescale: float | None = None
+    changes: Changes = NO_CHANGES
+
+
+OWN = RowHyperparameters()
+
+
+class RowUpdater:
+    """Updates rows of one table.
+
+    Args:
+        optimizer: what to do.
+        key: of the table, by which ``optimizer`` knows it.
+        dtype: of the table.
+        width: how many elements a row has.
+        grows: whether the table grows.
+
+    Attributes:
+        rule: what states must have in common to be those of this updater.
+        states: what is kept of each row, by name. Updaters of one rule may differ in it: without momentum, there is no
+            ``momentum_buffer``.
+        lazy: whether rows stay as they are that have no gradient. If not, each step must be given all rows of the
+            table, with gradients of 0 where nothing was pushed.
+
+    Raises:
+        UsageError: the optimizer has no rule for rows of such a table.
+        ValueError: torch refuses the hyper-parameters (a negative learning rate, say).
+    """
+
+    def __init__(self, optimizer: Optimizer, key: Key, dtype: str, width: int, grows: bool) -> None:
+        require_rule(optimizer, key, grows)
+        self._rule: RowRule = optimizer.found.rows  # type: ignore[assignment]
+        self._optimizer = optimizer
+        self._groups = ParamGroups(optimizer)
+        (self._rates,) = self._groups.rates([key])
+        self._width = width
+        self._scratch = torch.empty(0, dtype=getattr(torch, dtype))
+        self._hyper = OWN
+        self._settings = self._settings_of(OWN)
+        self.rule = optimizer.rule
+        self.states: Mapping[str, RowState] = self._rule.states(self._settings, dtype)
+        self.lazy = optimizer.lazy(self._rates.group)
+
+    def step(
+        self,
+        count: int,
+        rows: torch.Tensor,
+        grads: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        hyper: RowHyperparameters = OWN,
+    ) -> None:
+        """Update rows and their states in place.
+
+        Args:
+            count: the number of this update of the table, from 1; updates without rows count, too.
+            rows: of shape (n, width), contiguous.
+            grads: of the same shape and dtype; overwritten.
+            states: of these rows, by the names of ``states``, each of shape (n, columns).
+            hyper: of this update.
+        """
+        if hyper is not self._hyper and hyper != self._hyper:
+            self._settings = self._settings_of(hyper)
+            self._hyper = hyper
+        number = len(rows)
+        block = max(1, min(number, BLOCK // self._width))
+        if self._scratch.numel() < block * self._width:
+            self._scratch = torch.empty(block * self._width, dtype=rows.dtype)
+        with torch.no_grad():
+            for start in range(0, number, block):
+                part = slice(start, min(start + block, number))
+                own = {name: states[name][part] for name in self.states}
+                self._update(count, rows[part], grads[part], own, hyper.rescale)
+
+    def _update(
+        self,
+        count: int,
+        rows: torch.Tensor,
+        grads: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        rescale: float | None,
+    ) -> None:
+        rescale = self._optimizer.rescale_grad if rescale is None else rescale
+        if rescale != 1.0:
+            grads.mul_(rescale)
+        if (bound := self._optimizer.clip_gradient) is not None:
+            grads.clamp_(-bound, bound)
+        scratch = self._scratch[: rows.numel()].view(rows.shape)
+        self._rule.step(rows, grads, states, self._settings, count, scratch)
+
+    def _settings_of(self, hyper: RowHyperparameters) -> dict[str, Any]:
+        lr = self._optimizer.lr if hyper.lr is None else hyper.lr
+        return self._groups.settings(self._rates, lr, hyper.changes)
