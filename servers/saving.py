@@ -15,6 +15,7 @@ from kvstore.checkpoint.folders import folder_of
 from kvstore.checkpoint.tensors import FileRecord, write_tensors
 from kvstore.errors import CheckpointError
 from servers.store.capture import StoreCapture
+from servers.store.capture_memory import CaptureMemory
 
 log = logging.getLogger(__name__)
 
@@ -25,19 +26,22 @@ class Saver:
     """Writes the captures of one server.
 
     Args:
+        memory: of the captures.
         directory: of all checkpoints of the job.
         rank: the server's.
-        done: called in the thread with a capture, and its file or the error.
+        done: called in the thread with a capture, the path of its file, and that file or the error.
         thread: makes threads, with the arguments of ``threading.Thread``.
     """
 
     def __init__(
         self,
+        memory: CaptureMemory,
         directory: Path,
         rank: int,
-        done: Callable[[StoreCapture, FileRecord | CheckpointError], None],
+        done: Callable[[StoreCapture, Path, FileRecord | CheckpointError], None],
         thread: Callable[..., threading.Thread] = threading.Thread,
     ) -> None:
+        self._memory = memory
         self._directory = directory
         self._rank = rank
         self._done = done
@@ -49,21 +53,32 @@ class Saver:
         try:
             self._thread(target=self._save, args=(capture,), name=name, daemon=True).start()
         except RuntimeError as exc:  # the system has no threads left
-            self._done(capture, CheckpointError(f"checkpoint {capture.number} failed: server {self._rank}: {exc}"))
+            error = CheckpointError(f"checkpoint {capture.number} failed: server {self._rank}: {exc}")
+            self._done(capture, self._path(capture), error)
 
-    def path(self, capture: StoreCapture) -> Path:
-        """Return the file of ``capture``."""
+    def prepare(self, nbytes: int) -> None:
+        """Begin to have memory for captures of so many bytes, long before the first: see ``CaptureMemory``."""
+        with contextlib.suppress(RuntimeError):
+            self._thread(target=self._prepare, args=(nbytes,), name="kvstore-checkpoint-memory", daemon=True).start()
+
+    def _prepare(self, nbytes: int) -> None:
+        _yield_to_others()
+        with contextlib.suppress(MemoryError):  # then captures do with new memory, or say that there is none
+            self._memory.reserve(nbytes)
+
+    def _path(self, capture: StoreCapture) -> Path:
         return folder_of(self._directory, capture.number) / f"store-{capture.store}.server-{self._rank}.safetensors"
 
     def _save(self, capture: StoreCapture) -> None:
         outcome = self._written(capture)
         if isinstance(outcome, CheckpointError):
             log.error("%s", outcome)
-        capture.drop()
-        self._done(capture, outcome)
+        wanted = capture.drop()
+        self._done(capture, self._path(capture), outcome)
+        self._prepare(wanted)
 
     def _written(self, capture: StoreCapture) -> FileRecord | CheckpointError:
-        path = self.path(capture)
+        path = self._path(capture)
         try:
             capture.copy()
             _yield_to_others()

@@ -38,6 +38,7 @@ from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
 from servers.requests.speakers import Speakers
 from servers.store.capture import StoreCapture
+from servers.store.capture_memory import CaptureMemory
 from servers.store.recording import Recorder
 from servers.store.served_store import ServedStore
 from servers.store.served_stores import ServedStores
@@ -67,6 +68,7 @@ class Shard:
         rank: this server's.
         ledger: the requests that may be repeated.
         save: writes a capture to its file, then has ``saved`` called; None if this server has no place for checkpoints.
+        capture_memory: what captures are copied to.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Shard:
         self._stores.record(recorder)
         self.ledger: Ledger[Reply | Pull] = Ledger()
         self.save: Callable[[StoreCapture], None] | None = None
+        self.capture_memory = CaptureMemory()
         self._captures = CaptureDesk[StoreCapture]()
         self._reply_links = ReplyLinks(admission)
 
@@ -99,6 +102,11 @@ class Shard:
         """The highest number of rounds that are over of any segment."""
         buckets = (bucket for served in self.stores.values() for bucket in served.buckets.all())
         return max((bucket.rounds.version for bucket in buckets), default=0)
+
+    @property
+    def capture_bytes(self) -> int:
+        """How many bytes a checkpoint of all stores copies."""
+        return sum(served.captures.nbytes for served in self.stores.values())
 
     def handle(self, peer: bytes, message: Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
@@ -239,7 +247,7 @@ class Shard:
         self._captures.begin(message.store, message.number)
         try:
             clocks = dict(zip(message.ids, message.clocks, strict=True))
-            served.captures.begin(message.store, message.number, clocks, self.save)
+            served.captures.begin(message.store, message.number, clocks, self.save, self.capture_memory)
         except BaseException:
             self._captures.forget(message.store, message.number)
             raise

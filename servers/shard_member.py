@@ -51,8 +51,11 @@ class ShardMember(ServingMember):
             self._session.aggregator_keys,
             recorder=recorder,
         )
+        self._saver: Saver | None = None
+        self._prepared = False
         if config.checkpoint_dir:
-            self._saver = Saver(Path(config.checkpoint_dir), self._session.rank, self._saved, thread)
+            memory, directory = self._shard.capture_memory, Path(config.checkpoint_dir)
+            self._saver = Saver(memory, directory, self._session.rank, self._saved, thread)
             self._shard.save = self._saver.save
 
     def _injecting(self, handle: Handle) -> Handle:
@@ -63,6 +66,12 @@ class ShardMember(ServingMember):
         """Return what may be sent now of answers that no message has asked for at this moment."""
         return outbox
 
-    def _saved(self, capture: StoreCapture, outcome: FileRecord | CheckpointError) -> None:
+    def _prepare(self) -> None:
+        """Once there are values and states, have memory for a checkpoint. Call it now and then."""
+        if self._saver is not None and not self._prepared and self._shard.rounds:
+            self._prepared = True
+            self._saver.prepare(self._shard.capture_bytes)
+
+    def _saved(self, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> None:
         with suppress(KVStoreError, OSError):  # the server may have ended meanwhile
-            self._service.post(lambda: self._answer(self._shard.saved(capture, self._saver.path(capture), outcome)))
+            self._service.post(lambda: self._answer(self._shard.saved(capture, path, outcome)))

@@ -129,6 +129,8 @@ class ReplicaProcess(ShardMember):
         if now >= self._stands_at:
             self._stands_at = now + self._interval_s
             self._replica.stand(now)
+            if self._replica.serves:
+                self._prepare()
         return []
 
     def _unless_replaced(self, action: Callable[[], Outbox]) -> Outbox:

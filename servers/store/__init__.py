@@ -14,6 +14,7 @@ joins            workers that have nothing more to contribute for now
 hyperparameters  the hyper-parameters that pushes bring
 compression      compressed contributions and replies
 capture          what checkpoints save: segments at chosen rounds
+capture_memory   what they are copied to: touched before it is needed
 states           the optimizer's states, out and in
 finite           ``check_finite``
 recording        what a standby is told of changes, so that it comes to the same state

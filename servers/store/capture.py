@@ -18,6 +18,7 @@ from kvstore.checkpoint.reader import state_name, value_name
 from kvstore.checkpoint.tensors import TensorHeader
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
+from servers.store.capture_memory import CaptureMemory
 from servers.store.updates import Updates
 
 PIECE = 4 << 20  # bytes: so much at most is being copied when an update has to wait for it
@@ -51,6 +52,7 @@ class StoreCapture:
         number: of the checkpoint.
         clocks: by segment: the round to capture it at, or the first one after that.
         on_complete: called when all segments have reached their rounds.
+        memory: to copy to; new memory by default.
 
     Attributes:
         store, number: see above.
@@ -61,8 +63,15 @@ class StoreCapture:
     """
 
     def __init__(
-        self, store: int, number: int, clocks: Mapping[int, int], on_complete: Callable[[StoreCapture], None]
+        self,
+        store: int,
+        number: int,
+        clocks: Mapping[int, int],
+        on_complete: Callable[[StoreCapture], None],
+        memory: CaptureMemory | None = None,
     ) -> None:
+        self._memory: CaptureMemory | None = memory or CaptureMemory()
+        self._memory.hold()
         self.store = store
         self.number = number
         self.ids = list(clocks)
@@ -101,7 +110,7 @@ class StoreCapture:
     def _note(self, segment: int, name: str, tensor: torch.Tensor) -> None:
         size = tensor.numel()
         source = tensor.contiguous().reshape(-1).view(torch.uint8).numpy() if size else np.empty(0, np.uint8)
-        target = np.empty(len(source), np.uint8)
+        target = np.empty(len(source), np.uint8) if self._memory is None else self._memory.take(len(source))
         self._tensors[name] = TensorHeader.of(name, tensor), target
         if len(source) <= SMALL:
             np.copyto(target, source)
@@ -134,11 +143,13 @@ class StoreCapture:
             _, target = self._tensors.pop(next(iter(self._tensors)))
             yield target.data
 
-    def drop(self) -> None:
-        """Let go of everything."""
+    def drop(self) -> int:
+        """Let go of everything; return how many bytes captures have needed, if no other is under way."""
         self._missing.clear()
         self._tensors.clear()
         self._pieces.clear()
+        memory, self._memory = self._memory, None
+        return 0 if memory is None else memory.release()
 
 
 class Captures:
@@ -156,8 +167,22 @@ class Captures:
     def __bool__(self) -> bool:
         return bool(self._active)
 
+    @property
+    def nbytes(self) -> int:
+        """How many bytes a capture of the whole store copies; 0 if it has no optimizer."""
+        updater = self._updates.updater
+        if updater is None:
+            return 0
+        states = updater.states.of(list(self._buckets.ids)).values()
+        return sum(value.nbytes for value in (*(bucket.value for bucket in self._buckets.all()), *states))
+
     def begin(
-        self, store: int, number: int, clocks: Mapping[int, int], on_complete: Callable[[StoreCapture], None]
+        self,
+        store: int,
+        number: int,
+        clocks: Mapping[int, int],
+        on_complete: Callable[[StoreCapture], None],
+        memory: CaptureMemory | None = None,
     ) -> StoreCapture:
         """Begin a capture; see ``StoreCapture``. Segments that are there already are noted at once.
 
@@ -165,13 +190,14 @@ class Captures:
             KeyNotInitialized: there is no such segment.
         """
         buckets = self._buckets.of(list(clocks))
-        capture = StoreCapture(store, number, clocks, on_complete)
+        capture = StoreCapture(store, number, clocks, on_complete, memory)
         self._active.append(capture)
         try:
             for bucket in buckets:
                 capture.reached(bucket, self._updates)
         except BaseException:
             self.end(capture)
+            capture.drop()
             raise
         if not clocks:
             on_complete(capture)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,6 @@ class CheckpointingJob:
         self._shards = [Shard(rank, 1) for rank in range(SERVERS)]
         self._replies: dict[int, object] = {}
         self._posted = threading.Condition()
-        self._savers = []
         whole = [folder for folder in listed(directory) if folder.whole]
         self.number = max((folder.number for folder in listed(directory)), default=0)
         value = torch.zeros(SIZE * SERVERS)
@@ -59,9 +59,13 @@ class CheckpointingJob:
             with CheckpointReader(whole[-1].path) as reader:
                 self.base, value = reader.manifest.rounds, reader.value(0, "w").clone()
         for rank, shard in enumerate(self._shards):
-            saver = Saver(directory, rank, lambda capture, outcome, rank=rank: self._saved(rank, capture, outcome))
+            saver = Saver(
+                shard.capture_memory,
+                directory,
+                rank,
+                partial(self._saved, rank),
+            )
             shard.save = saver.save
-            self._savers.append(saver)
             part = to_buffer(value[rank * SIZE : (rank + 1) * SIZE])
             self._ask(rank, Open(self._me(), 0, "sync"))
             self._ask(rank, Init(self._me(), 0, [rank], ["w"], [0], [[SIZE]], "float32", [part]))
@@ -121,9 +125,8 @@ class CheckpointingJob:
                 self._replies[reply.seq] = reply  # type: ignore[attr-defined]
             return self._replies.get(message.seq)
 
-    def _saved(self, rank: int, capture: StoreCapture, outcome: FileRecord | CheckpointError) -> None:
+    def _saved(self, rank: int, capture: StoreCapture, path: Path, outcome: FileRecord | CheckpointError) -> None:
         with self._posted:
-            path = self._savers[rank].path(capture)
             for _, reply in self._shards[rank].saved(capture, path, outcome):
                 self._replies[reply.seq] = reply  # type: ignore[attr-defined]
             self._posted.notify_all()

@@ -26,7 +26,7 @@ def saved(directory: Path) -> tuple[Desk, list[Any]]:
         outcomes.extend(outcome)
         ended.set()
 
-    saver = Saver(directory, 1, done)
+    saver = Saver(desk.shard.capture_memory, directory, 1, done)
     desk.shard.save = saver.save
     worker = desk.workers[0]
     desk.ask(worker, worker.push({3: torch.ones(4)}, 1))
@@ -34,13 +34,13 @@ def saved(directory: Path) -> tuple[Desk, list[Any]]:
     request = AwaitCapture(worker.me(), 0, 5)
     assert desk.reply(worker, request) is None
     assert ended.wait(20)
-    outcomes.extend(desk.named(desk.shard.saved(outcomes[0], saver.path(outcomes[0]), outcomes[1])).values())
+    outcomes.extend(desk.named(desk.shard.saved(outcomes[0], *outcomes[1:])).values())
     return desk, outcomes
 
 
 def test_a_file_is_written_and_reported(tmp_path: Path) -> None:
     folder = begin(tmp_path, 5)
-    _, (_, outcome, reply) = saved(tmp_path)
+    _, (_, _, outcome, reply) = saved(tmp_path)
     path = folder / "store-0.server-1.safetensors"
     assert isinstance(outcome, FileRecord)
     assert outcome == record_of(path)
@@ -51,7 +51,7 @@ def test_a_file_is_written_and_reported(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_shared_is_an_error_and_training_goes_on(tmp_path: Path) -> None:
-    desk, (_, outcome, reply) = saved(tmp_path)
+    desk, (_, _, outcome, reply) = saved(tmp_path)
     assert isinstance(outcome, CheckpointError)
     assert "must be on a file system that all hosts share" in reply.text
     worker = desk.workers[0]
@@ -67,7 +67,9 @@ def test_without_threads_the_error_is_reported(tmp_path: Path) -> None:
 
     outcomes: list[Any] = []
     desk = Desk(1, values={3: torch.arange(4.0)})
-    desk.shard.save = Saver(tmp_path, 1, lambda *given: outcomes.extend(given), NoThreads).save  # type: ignore[arg-type]
+    threads: Any = NoThreads
+    memory = desk.shard.capture_memory
+    desk.shard.save = Saver(memory, tmp_path, 1, lambda *given: outcomes.extend(given), threads).save
     worker = desk.workers[0]
     assert desk.reply(worker, Capture(worker.me(), 0, 5, [3], [0])) is not None
-    assert "can't start new thread" in str(outcomes[1])
+    assert "can't start new thread" in str(outcomes[2])
