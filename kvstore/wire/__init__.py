@@ -7,6 +7,7 @@ rendezvous  messages between members and the scheduler: joining, beating, keys, 
 views       messages about which process serves a server's rank
 replication messages between a server and its standby
 records     what a server tells its standby: changes of its state, and the whole of it
+row_records the same of tables
 frames      messages to frames of bytes and back
 fields      the check of each field
 arrays      several arrays in the frames of one message
@@ -84,6 +85,7 @@ from kvstore.wire.rendezvous import (
     Welcome,
 )
 from kvstore.wire.replication import Record, Stored
+from kvstore.wire.row_records import ClosedRowRounds, TablePage, TableRest, TableState
 from kvstore.wire.rows import (
     DescribeTable,
     EvictRows,
@@ -119,6 +121,7 @@ __all__ = [
     "Close",
     "CloseStore",
     "ClosedRounds",
+    "ClosedRowRounds",
     "CodecDescription",
     "Counted",
     "Declare",
@@ -179,6 +182,9 @@ __all__ = [
     "StoreState",
     "Stored",
     "TableCounts",
+    "TablePage",
+    "TableRest",
+    "TableState",
     "Thaw",
     "Values",
     "View",

@@ -1,0 +1,119 @@
+"""What a primary records of its tables, for its standby: see ``records``.
+
+What one worker's request changes is recorded as that request: new tables, pushes where each is an update, rows that are
+put, and evictions. The rest is here: rounds that have been closed, and, for a new standby, the whole state of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from kvstore.wire import fields as f
+from kvstore.wire.frames import Buffer, message
+from kvstore.wire.messages import Clocks, Dtypes, Ids, Message, Number, Seq, Store, same_length
+from kvstore.wire.parameters import Changes, Names
+from kvstore.wire.records import Failures, Members, RankClocks
+from kvstore.wire.rows import MAX_ROWS, Counts, table
+
+Columns = Annotated[list[int], f.integers(0, 2**20)]  # numbers of each row; 0: one, in an array of one dimension
+
+
+@message(75)
+@dataclass(frozen=True)
+class ClosedRowRounds(Message):
+    """The next round of each of these tables' segments is over.
+
+    Attributes:
+        versions: the number of each segment's round.
+        contributors: with a quorum, who has contributed to each; else empty.
+        lr, rescale, changes: what the optimizer updates with; see ``Push``.
+        failures: the places of the segments that the round has left unchanged, and why.
+        counts: how many rows each segment that did not fail is updated with.
+        buffers: for each of these segments, the ids (int64; they rise), and the sums of their rows.
+    """
+
+    store: Store
+    ids: Ids
+    versions: Clocks
+    contributors: Members
+    lr: Number
+    rescale: Number
+    changes: Changes
+    failures: Failures
+    counts: Counts
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.versions)
+        if self.contributors:
+            same_length(self.ids, self.contributors)
+
+
+@message(86)
+@dataclass(frozen=True)
+class TableState(Message):
+    """A table's segment, as in ``InitTables``, without its rows.
+
+    Attributes:
+        version: how many rounds are over; 0 where every push is an update.
+        pushed, failures: see ``BucketState``.
+        changed: the last rounds whose changed rows are known.
+        counts: how many rows each of them has changed.
+        buffers: for each of ``changed``, the ids of these rows (int64).
+    """
+
+    store: Store
+    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    key: Annotated[Any, f.key]
+    table: Annotated[list[Any], table]
+    stripe: Annotated[int, f.integer()]
+    stripes: Annotated[int, f.integer(1)]
+    version: Seq
+    pushed: RankClocks
+    failures: Failures
+    changed: Clocks
+    counts: Counts
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.changed, self.counts)
+
+
+@message(87)
+@dataclass(frozen=True)
+class TablePage(Message):
+    """Rows of a table's segment, with all that belongs to each; see ``PutRows``.
+
+    Attributes:
+        names, dtypes, columns: of what each row has beside its values.
+        buffers: the ids (int64), the rows, and each of ``names``.
+    """
+
+    store: Store
+    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    names: Names
+    dtypes: Dtypes
+    columns: Columns
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.names, self.dtypes, self.columns)
+
+
+@message(88)
+@dataclass(frozen=True)
+class TableRest(Message):
+    """All pages of a table's segment have come. This is what decides, beside its rows, how it goes on.
+
+    Attributes:
+        names: of arrays of int64, by ``kvstore.rows.row_table.RowTable.rest``.
+        buffers: each of ``names``.
+    """
+
+    store: Store
+    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    names: Names
+    buffers: Sequence[Buffer] = field(repr=False, default=())
