@@ -1,5 +1,16 @@
 """Tables of rows: their ids, their memory, how rows begin and go, and their files. No sockets.
 
-ids          checks of ids, and which server has which
+row_table    a table in memory: pulls, updates, loading
+frozen_rows  a table as it was at one moment, read page by page while it changes
+beginnings   the initial value of any row
+admission    which new ids get rows
+eviction     which rows go
+gone         the ids of rows that have gone, for saves of what has changed
+index        the slot of each id, in a table that grows
+fixed_slots  the same, in a table with a shape
+slabs        memory that grows without being copied
+sums         sums of rows with the same id
+layout       rows as bytes on the wire
 row_sparse   ``RowSparse``: rows with their ids, as users have them
+ids          checks of ids, their hash, and which server has which
 """

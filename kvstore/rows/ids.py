@@ -1,16 +1,62 @@
-"""The ids of rows: their hash, and which server has which of them. Pure."""
+"""The ids of rows: checks of what a user gives, their hash, and which server has which of them. Pure."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
+from kvstore.errors import UsageError
 from kvstore.table import Table
 
-Ids: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
-Hashes: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint64]]"
-Stripes: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+Ids: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Hashes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint64]]"
+Stripes: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+
+def require_ids(what: str, given: Any, table: Table) -> Ids:
+    """Return ``given`` as an int64 array of the same shape; over the same memory where it is one already.
+
+    Args:
+        what: names the ids in messages.
+        given: integers: an array of numpy or torch, or (nested) lists.
+        table: whose ids they are. One with a shape has ids from 0 to ``rows - 1``, one that grows has all of int64.
+
+    Raises:
+        UsageError: an id is no integer or can be none of the table's. The message has the first such, and its position.
+    """
+    if isinstance(given, torch.Tensor):
+        if given.dtype == torch.bool or given.is_floating_point() or given.is_complex() or given.is_sparse:
+            raise UsageError(f"{what} must be integers, not {_kind(given)}")
+        array: Any = given.detach().cpu().numpy()
+    else:
+        try:
+            array = np.asarray(given)
+        except (TypeError, ValueError) as exc:  # lists of unequal lengths
+            raise UsageError(f"{what} must be an array of integers: {exc}") from None
+        if not array.size and array.dtype == np.float64 and not hasattr(given, "dtype"):
+            array = array.astype(np.int64)  # an empty list
+    if array.dtype.kind not in "iu":
+        raise UsageError(f"{what} must be integers of at most 64 bits, not {_kind(array)}")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+        _require(what, array, array > np.uint64(2**63 - 1), "ids are int64: pass a uint64 hash as ids.view('int64')")
+    ids: Ids = array.astype(np.int64, copy=False)
+    if table.rows is not None and ids.size and (ids.min() < 0 or ids.max() >= table.rows):
+        _require(what, ids, (ids < 0) | (ids >= table.rows), f"{table} has the ids 0 to {table.rows - 1}")
+    return ids
+
+
+def _kind(array: Any) -> str:
+    return f"{type(array).__module__.partition('.')[0]}'s {str(array.dtype).removeprefix('torch.')}"
+
+
+def _require(what: str, ids: Any, wrong: Any, advice: str) -> None:
+    if not wrong.any():
+        return
+    position = tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(wrong)))
+    where = position[0] if len(position) == 1 else position
+    raise UsageError(f"{what}: id {int(np.atleast_1d(ids)[position])} at position {where} cannot be used: {advice}")
 
 
 def mixed(ids: Ids, seed: int = 0) -> Hashes:
@@ -20,10 +66,18 @@ def mixed(ids: Ids, seed: int = 0) -> Hashes:
     """
     x = ids.astype(np.uint64)  # a copy, which is changed in place
     x += np.uint64((seed * 0xD1342543DE82EF95 + 0x9E3779B97F4A7C15) % 2**64)
+    return mix(x)
+
+
+def mix(x: Hashes) -> Hashes:
+    """Spread each of ``x`` over all 64 bits, in place; return ``x``."""
+    shifted = np.empty_like(x)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        x ^= x >> np.uint64(shift)
+        np.right_shift(x, np.uint64(shift), out=shifted)
+        x ^= shifted
         x *= np.uint64(factor)
-    x ^= x >> np.uint64(31)
+    np.right_shift(x, np.uint64(31), out=shifted)
+    x ^= shifted
     return x
 
 

@@ -1,0 +1,150 @@
+"""A table as it was at one moment, read page by page while it changes. Pure.
+
+Nothing is copied at first. Before an update changes rows that have not been read yet, the table gives them to ``keep``,
+which puts them as they are into a log. Pages may be read in one thread while another updates the table.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from kvstore.errors import UsageError
+from kvstore.rows.ids import Ids
+from kvstore.rows.slabs import Array, Slab, Slots, gather
+
+SEEN = "seen"  # the name of 1 + the update that touched a row last; 0 where a slot has no row
+
+
+class Page(NamedTuple):
+    """Some rows of a table: ids, values of shape (n, width), and what else each row has, by name."""
+
+    ids: Ids
+    rows: Array
+    parts: dict[str, Array]
+
+
+class FrozenRows:
+    """See the module. Made by ``RowTable.freeze``.
+
+    Args:
+        table: how many ``rows``, ``slots``, updates (``version``) and ``steps`` the table has.
+        ids_of: the ids of slots.
+        slabs: the rows, under the name ``""``, and what else each row has.
+        changed: the least ``seen`` of the rows that are read; others are left out.
+        gone: ids of rows that have gone.
+        release: called by ``thaw``.
+
+    Attributes:
+        rows: how many rows there are at most.
+        slots: how many slots there are: pages are read up to there.
+        gone: how many ids of rows that have gone there are.
+        version: how many updates the table had had.
+        steps: how many of them its optimizer had made.
+        names: of what each row has beside its values.
+    """
+
+    def __init__(
+        self,
+        table: tuple[int, int, int, int],
+        ids_of: Callable[[Slots], Ids],
+        slabs: Mapping[str, Slab],
+        changed: int,
+        gone: Ids,
+        release: Callable[[FrozenRows], None],
+    ) -> None:
+        self.rows, self.slots, self.version, self.steps = table
+        self.gone = len(gone)
+        self.names = tuple(name for name in slabs if name)
+        self._ids_of, self._gone, self._slabs, self._changed = ids_of, gone, dict(slabs), changed
+        # 1 + where in the log a slot's row is. It is memory that the system adds page by page.
+        self._kept = np.zeros(self.slots, np.int32)
+        self._log = {name: Slab.like(slab) for name, slab in slabs.items()}
+        self._log_ids = Slab(None, np.int64)
+        self._logged = 0
+        self._passed = self._last = 0  # slots before it are not read again
+        self._release: Callable[[FrozenRows], None] | None = release
+        self._lock = threading.Lock()  # of the log and of what has been passed
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this takes, its log included."""
+        log: int = 8 + sum(slab.item_bytes for slab in self._log.values())
+        return log * self._logged + self._kept.nbytes + self._gone.nbytes
+
+    def page(self, start: int, count: int, state: bool = True) -> Page:
+        """Return the rows in slots ``start`` to ``start + count``, in new memory. There may be fewer, or none.
+
+        Pages are read in order. The last two that were read may be read again, for an answer may be lost; what is
+        before them may not.
+
+        Args:
+            start: from 0.
+            count: of slots.
+            state: whether to return what else each row has.
+
+        Raises:
+            UsageError: they have been passed, or the table has been thawed.
+        """
+        with self._lock:
+            if self._release is None:
+                raise UsageError("this frozen table has been thawed: freeze it again")
+            if start < self._passed:
+                raise UsageError(f"slots from {start} on have been passed: pages from {self._passed} on can be read")
+            if start > self._last:
+                self._passed, self._last = self._last, start
+            return self._read(start, min(start + count, self.slots), state)
+
+    def _read(self, start: int, stop: int, state: bool) -> Page:
+        kept = self._kept[start:stop]
+        seen = self._slabs[SEEN].items[start:stop].copy()
+        logged = np.flatnonzero(kept)
+        seen[logged] = gather(self._log[SEEN].items, kept[logged] - 1)
+        there = np.flatnonzero(seen >= self._changed)
+        slots = there + start
+        kept = kept[there]
+        logged = np.flatnonzero(kept)
+        kept = kept[logged] - 1
+        ids = self._ids_of(slots)
+        ids[logged] = gather(self._log_ids.items, kept)
+        values = {}
+        for name, slab in self._slabs.items():
+            if state or not name:
+                values[name] = gather(slab.items, slots)
+                values[name][logged] = gather(self._log[name].items, kept)
+        return Page(ids, values.pop(""), values)
+
+    def gone_page(self, start: int, count: int) -> Ids:
+        """Return the ids ``start`` to ``start + count`` of rows that have gone."""
+        ids: Ids = self._gone[start : start + count].copy()
+        return ids
+
+    def keep(self, slots: Slots) -> None:
+        """Put what is in ``slots``, which is about to change, into the log, if it is still to be read.
+
+        Slots that have no row yet are to be given, too, before they get one.
+        """
+        with self._lock:
+            slots = slots[(slots < self.slots) & (slots >= self._passed)]
+            slots = slots[self._kept.take(slots) == 0] if len(slots) else slots
+            if not len(slots):
+                return
+            start, stop = self._logged, self._logged + len(slots)
+            for name, slab in self._log.items():
+                slab.reserve(stop)
+                gather(self._slabs[name].items, slots, slab.items[start:stop])
+            self._log_ids.reserve(stop)
+            self._log_ids.items[start:stop] = self._ids_of(slots)
+            self._kept[slots] = np.arange(start + 1, stop + 1, dtype=np.int32)
+            self._logged = stop
+
+    def thaw(self) -> None:
+        """End it: the table keeps nothing for it any more."""
+        with self._lock:
+            release, self._release = self._release, None
+            if release is not None:
+                release(self)
+                self._log.clear()

@@ -1,0 +1,165 @@
+"""Which slot the row of an id has: a hash table in numpy, with open addressing. Pure.
+
+An entry is the number of a slot, and the ids lie in a slab by slot, so any id can be stored, and an entry has 4 bytes.
+Entries are found by linear probing, thousands of ids at a time: each step looks at the next entry of all that are left.
+Between a quarter and a half of the entries are used, but for a new or a shrunk index.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from kvstore.errors import UsageError
+from kvstore.rows.ids import Hashes, Ids, mixed
+from kvstore.rows.slabs import Slab
+
+Entries: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
+Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+
+FREE, DELETED, ABSENT = -1, -2, -1
+LEAST = 64  # entries
+CHUNK = 1 << 14  # ids that are looked up at a time: what is computed of them stays in the processor's cache
+MOST_SLOTS = 2**31 - 2
+
+
+class SlotIndex:
+    """See the module. Slots of ids that have been removed are used again, the last first.
+
+    Attributes:
+        ids: the id of each slot that has been used.
+        top: how many slots have been used; all slots are below.
+    """
+
+    def __init__(self) -> None:
+        self.ids = Slab(None, np.int64)
+        self.top = 0
+        self._entries: Entries = np.full(LEAST, FREE, np.int32)
+        self._deleted = 0  # entries of removed ids
+        self._released: list[Entries] = []  # slots of removed ids, in batches
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the entries and the ids."""
+        return self._entries.nbytes + self.top * 8 + sum(batch.nbytes for batch in self._released)
+
+    def find(self, ids: Ids) -> Entries:
+        """Return the slot of each id, ``ABSENT`` where there is none. The ids may repeat and have any order."""
+        slots = np.empty(len(ids), np.int32)
+        for start in range(0, len(ids), CHUNK):
+            self._find(ids[start : start + CHUNK], slots[start : start + CHUNK])
+        return slots
+
+    def _find(self, ids: Ids, out: Entries) -> None:
+        if not self._used:
+            out[:] = ABSENT
+            return
+        entries, known, mask = self._entries, self.ids.items, len(self._entries) - 1
+        at = _homes(ids, mask)
+        entries.take(at, out=out, mode="clip")
+        # A free entry is read as slot 0: no id of it counts, since the entry itself is looked at as well.
+        same = known.take(out, mode="clip") == ids
+        same &= out >= 0
+        left = np.flatnonzero(~same & (out != FREE))
+        while len(left):
+            at_left = at[left]
+            at_left += 1
+            at_left &= mask
+            at[left] = at_left
+            found = entries.take(at_left)
+            out[left] = found
+            same = known.take(found, mode="clip") == ids[left]
+            same &= found >= 0
+            left = left[~same & (found != FREE)]
+
+    def insert(self, ids: Ids) -> Entries:
+        """Give a slot to each of ``ids``, none of which has one or is there twice; return the slots.
+
+        Raises:
+            UsageError: there would be more than 2^31 rows. Nothing has changed.
+        """
+        count = len(ids)
+        if self._used + count > MOST_SLOTS:
+            raise UsageError(f"a server holds at most {MOST_SLOTS} rows of a table: start more servers, or evict rows")
+        if (self._used + self._deleted + count) * 2 > len(self._entries):
+            self._rebuild(self._used + count)
+        slots = self._take_slots(count)
+        self.ids.items[slots] = ids
+        self._used += count
+        for start in range(0, count, CHUNK):
+            self._place(ids[start : start + CHUNK], slots[start : start + CHUNK])
+        return slots
+
+    def _take_slots(self, count: int) -> Entries:
+        taken: list[Entries] = []
+        while count and self._released:
+            batch = self._released.pop()
+            taken.append(batch[max(0, len(batch) - count) :])
+            if len(batch) > count:
+                self._released.append(batch[: len(batch) - count])
+            count -= len(taken[-1])
+        if count or not taken:
+            taken.append(np.arange(self.top, self.top + count, dtype=np.int32))
+            self.top += count
+            self.ids.reserve(self.top)
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+
+    def _place(self, ids: Ids, slots: Entries) -> None:
+        entries, mask = self._entries, len(self._entries) - 1
+        at = _homes(ids, mask)
+        while len(slots):
+            there = entries.take(at)
+            open_ = there < 0
+            # Of ids that want the same entry, the last gets it; the others see that they have not, and go on.
+            entries[at[open_]] = slots[open_]
+            self._deleted -= int(np.count_nonzero((there == DELETED) & (entries.take(at) == slots)))
+            left = entries.take(at) != slots
+            at, slots = (at[left] + 1) & mask, slots[left]
+
+    def remove(self, slots: Entries) -> None:
+        """Take ids out, by their slots, each of which is in use and given once."""
+        entries, mask = self._entries, len(self._entries) - 1
+        at, left = _homes(self.ids.items[slots], mask), slots
+        while len(left):
+            here = entries.take(at) == left
+            entries[at[here]] = DELETED
+            at, left = (at[~here] + 1) & mask, left[~here]
+        self._deleted += len(slots)
+        self._used -= len(slots)
+        if len(slots):
+            self._released.append(np.array(slots, np.int32))
+
+    def ids_of(self, slots: Positions | Entries) -> Ids:
+        """Return the ids of ``slots``."""
+        return self.ids.items.take(slots)
+
+    def slots(self) -> Positions:
+        """Return all slots in use, rising."""
+        used = np.ones(self.top, bool)
+        for batch in self._released:
+            used[batch] = False
+        return np.flatnonzero(used)
+
+    def _rebuild(self, count: int) -> None:
+        """Make the entries anew, for ``count`` ids and half as many again."""
+        wanted = LEAST
+        while wanted < 2 * count + count // 2:
+            wanted *= 2
+        used = self.slots().astype(np.int32)
+        self._entries = np.full(wanted, FREE, np.int32)
+        self._deleted = 0
+        for start in range(0, len(used), CHUNK):
+            part = used[start : start + CHUNK]
+            self._place(self.ids.items[part], part)
+
+
+def _homes(ids: Ids, mask: int) -> Positions:
+    """Return the entry at which the search for each id begins."""
+    hashes: Hashes = mixed(ids)
+    hashes &= np.uint64(mask)
+    return hashes.view(np.int64)

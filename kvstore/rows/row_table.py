@@ -1,0 +1,476 @@
+"""A table of rows in memory: one server's stripe of it, or a whole one. No I/O, no clock: equal calls, equal bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kvstore.errors import Mismatch, UsageError
+from kvstore.optim.row_updater import OWN, RowHyperparameters, RowUpdater
+from kvstore.optim.rows.rule import RowState
+from kvstore.rows.admission import AdmissionRule
+from kvstore.rows.beginnings import write_beginnings
+from kvstore.rows.eviction import EvictionRule
+from kvstore.rows.fixed_slots import FixedSlots
+from kvstore.rows.frozen_rows import SEEN, FrozenRows
+from kvstore.rows.gone import GoneIds
+from kvstore.rows.ids import Ids, stripes_of
+from kvstore.rows.index import SlotIndex
+from kvstore.rows.slabs import Array, Slab, Slots, gather, scatter
+from kvstore.table import Table
+
+COUNT, STATE = "count", "state."  # names of what a row has beside ``SEEN``; states have a prefix
+_DENSE = 1 << 20  # elements that are updated at a time where all rows of a table are
+
+
+class PartSpec(NamedTuple):
+    """What else a row has, under one name: ``columns`` numbers of ``dtype``; 0 columns: one number, in a 1-D array."""
+
+    dtype: str
+    columns: int
+
+
+class RowTable:
+    """Stripe ``stripe`` of ``stripes`` of ``table``.
+
+    Args:
+        table: what it is.
+        stripe, stripes: which ids are here; see ``stripes_of``.
+        states: what an optimizer keeps of each row, by name; see ``use``.
+
+    Attributes:
+        version: how many updates it has had.
+        steps: how many of them the optimizer that is used now has made.
+    """
+
+    def __init__(
+        self, table: Table, stripe: int = 0, stripes: int = 1, states: Mapping[str, RowState] | None = None
+    ) -> None:
+        self.table, self.stripe, self.stripes = table, stripe, stripes
+        self.version = self.steps = 0
+        self._slots: SlotIndex | FixedSlots = (
+            SlotIndex() if table.rows is None else FixedSlots(table.rows, stripe, stripes)
+        )
+        self._most = None if table.rows is None else self._slots.top
+        self._admission, self._eviction = AdmissionRule(table), EvictionRule(table, stripes)
+        self._rows = Slab(table.width, table.dtype, self._most)
+        self._seen = Slab(None, np.int64, self._most)
+        self._counts = Slab(None, np.int64) if self._eviction.by_count else None
+        self._gone = GoneIds()
+        self._made = self._evicted = self._refused = 0
+        self._swept = 0  # the slot at which the next sweep begins
+        self._frozen: list[FrozenRows] = []
+        self._rule: str | None = None
+        self._columns: dict[str, RowState] = {}
+        self._states: dict[str, Slab] = {}
+        if states:
+            self._keep_states("", states)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def parts(self) -> dict[str, PartSpec]:
+        """What each row has beside its values, in the order of ``FrozenRows.names``.
+
+        ``seen`` is 1 + the update that touched it last; ``count``, where rows go by it, how often it was touched;
+        ``state.NAME`` what the optimizer keeps.
+        """
+        specs = {}
+        for name, slab in self._slabs().items():
+            if name:
+                specs[name] = PartSpec(slab.dtype.name, slab.items.shape[1] if slab.items.ndim > 1 else 0)
+        return specs
+
+    # --- what is asked
+
+    def require(self, ids: Ids) -> None:
+        """Check ids that have come from elsewhere.
+
+        Raises:
+            UsageError: one of them can have no row here.
+        """
+        rows = self.table.rows
+        wrong = np.zeros(len(ids), bool) if rows is None else (ids < 0) | (ids >= rows)
+        if not wrong.any() and self.stripes > 1:
+            wrong = stripes_of(self.table, ids, self.stripes) != self.stripe
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise UsageError(
+                f"id {int(ids[at])} at position {at} has no row in {self.table}, stripe {self.stripe} of {self.stripes}"
+            )
+
+    def pull(self, ids: Ids, out: Array) -> None:
+        """Write the rows of ``ids`` to ``out``, of shape (n, width), contiguous. Makes no rows.
+
+        An id without a row gives its initial value; zeros in a table with an admission rule. The ids must be of this
+        stripe; they may repeat and have any order.
+        """
+        slots = self._live(ids)
+        there = slots >= 0
+        if there.all():
+            gather(self._rows.items, slots, out)
+            return
+        if there.any():
+            gather(self._rows.items, np.maximum(slots, 0), out)
+        missing = np.flatnonzero(~there)
+        if self.table.admit is not None:
+            out[missing] = 0
+        else:
+            begun = np.empty((len(missing), self.table.width), self._rows.dtype)
+            write_beginnings(self.table, ids[missing], begun)
+            scatter(out, missing, begun)
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many rows there are, were made, evicted and refused, the bytes of all, and the version.
+
+        ``refused`` counts rows of pushes, not ids.
+        """
+        rows = len(self._slots)
+        if self._eviction.rounds is not None:
+            seen = self._seen.items[: self._slots.top]
+            rows -= int(np.count_nonzero((seen > 0) & (seen <= self._eviction.oldest(self.version))))
+        return {
+            "rows": rows,
+            "made": self._made,
+            "evicted": self._evicted + len(self._slots) - rows,
+            "refused": self._refused,
+            "bytes": self._nbytes(),
+            "version": self.version,
+        }
+
+    def _nbytes(self) -> int:
+        used = len(self._slots) if self.table.rows is not None else self._slots.top
+        row_bytes: int = sum(slab.item_bytes for slab in self._slabs().values())
+        others: int = self._slots.nbytes + self._admission.nbytes + self._gone.nbytes
+        return used * row_bytes + others + sum(frozen.nbytes for frozen in self._frozen)
+
+    # --- what changes it
+
+    def update(self, ids: Ids, sums: Array, updater: RowUpdater | None, hyper: RowHyperparameters = OWN) -> Ids:
+        """Make one update of the rows of ``ids``; return the ids whose rows are there now and have changed.
+
+        New ids get rows as the table admits them; what it does not is dropped. Then rows go as its rules say. If
+        ``updater`` fails, no row has changed, unless it updates all rows.
+
+        Args:
+            ids: unique, of this stripe.
+            sums: of the gradients, of shape (n, width), in the table's dtype; it may be overwritten.
+            updater: the optimizer; None assigns ``sums`` to the rows.
+            hyper: see ``RowUpdater.step``.
+        """
+        if updater is not None and not updater.lazy:
+            return self._update_all(ids, sums, updater, hyper)
+        slots = self._slots.find(ids)
+        self._release_stale(slots)
+        missing = slots < 0
+        if missing.any():
+            refused = np.zeros(len(ids), bool)
+            refused[missing] = ~self._admission.admit(ids[missing], self.version + 1)
+            if refused.any():
+                kept = ~refused
+                ids, sums, slots, missing = ids[kept], sums[kept], slots[kept], missing[kept]
+                self._refused += int(np.count_nonzero(refused))
+        states: dict[str, Array] = {}
+        if updater is None:
+            rows = sums
+        else:
+            rows, states = self._gathered(ids, slots, missing)
+            tensors = {name: torch.from_numpy(value) for name, value in states.items()}
+            updater.step(self.steps + 1, torch.from_numpy(rows), _tensor(sums), tensors, hyper)
+            self.steps += 1
+        self.version += 1
+        slots = self._claim(ids, slots, missing)
+        scatter(self._rows.items, slots, rows)
+        for name, value in states.items():
+            scatter(self._states[name].items, slots, value)
+        self._touch(slots, missing)
+        return self._evict_after(ids)
+
+    def put(
+        self, ids: Ids, rows: Array, parts: Mapping[str, Array], version: int | None, steps: int | None = None
+    ) -> None:
+        """Replace or make rows, for loading. It is no update: nothing is counted, and nothing goes before the next one.
+
+        Args:
+            ids: of this stripe, unique.
+            rows: of shape (n, width).
+            parts: what else each row has, as ``FrozenRows.page`` gives it. What is missing begins anew; ``seen`` and
+                ``count`` are ignored where the table does not need them.
+            version, steps: of the table from now on; None for as they are.
+
+        Raises:
+            UsageError: there is a state that this table's optimizer does not keep, or an id comes twice.
+            Mismatch: a part has another shape.
+        """
+        self._require_parts(ids, rows, parts)
+        self.version = self.version if version is None else version
+        self.steps = self.steps if steps is None else steps
+        slots = self._slots.find(ids)
+        slots = self._claim(ids, slots, slots < 0)
+        scatter(self._rows.items, slots, rows.astype(self._rows.dtype, copy=False))
+        for name, columns in self._columns.items():
+            value = parts.get(STATE + name)
+            self._states[name].items[slots] = columns.initial if value is None else value
+        seen = parts.get(SEEN)
+        self._seen.items[slots] = self.version + 1 if seen is None else seen
+        if self._counts is not None:
+            self._counts.items[slots] = parts.get(COUNT, 1)
+        self._gone.forget(self.version + 1)  # a row may have been replaced since any save of this version
+
+    def use(self, updater: RowUpdater | None) -> None:
+        """Keep the states of ``updater`` with each row. Those of another rule are dropped, and steps are counted anew.
+
+        An updater of the same rule may have other states: those of the same name stay. Rows that are there get the
+        initial values of new ones.
+        """
+        rule, states = (None, {}) if updater is None else (updater.rule, dict(updater.states))
+        if rule != self._rule:
+            self._keep_states(rule, states)
+        elif states != self._columns:
+            self._keep_states(rule, states, self._states)
+
+    def evict(self) -> int:
+        """Let rows go as the table's rules say, now; return how many."""
+        before = len(self._slots)
+        self._remove(self._stale_slots(0, self._slots.top), self.version + 1)
+        self._remove_surplus(self.version + 1)
+        return before - len(self._slots)
+
+    # --- reading it whole
+
+    def freeze(self, since: int | None = None) -> FrozenRows:
+        """Return the table as it is now, to be read page by page while it changes. ``thaw`` must follow.
+
+        Args:
+            since: only rows that have changed, and the ids of those that have gone, since this version.
+
+        Raises:
+            UsageError: what has changed since then is not known.
+        """
+        gone = np.empty(0, np.int64)
+        changed = max(1, self._eviction.oldest(self.version) + 1)
+        if since is not None:
+            if since > self.version:
+                raise UsageError(f"nothing can have changed since version {since}: the table is at {self.version}")
+            self._remove(self._stale_slots(0, self._slots.top), self.version)
+            gone = self._gone.since(since)
+            gone = gone[self._slots.find(gone) < 0]
+            changed = max(changed, since + 2)
+        counts = len(self._slots), self._slots.top, self.version, self.steps
+        for slab in self._slabs().values():  # a table that has no rows yet
+            slab.reserve(self._slots.top)
+        frozen = FrozenRows(counts, self._slots.ids_of, self._slabs(), changed, gone, self._frozen.remove)
+        self._frozen.append(frozen)
+        return frozen
+
+    def rest(self) -> dict[str, Array]:
+        """Return all that decides how the table goes on beside its rows, for ``restore`` of a copy that has these."""
+        numbers = np.array([self.version, self.steps, self._made, self._evicted, self._refused])
+        return {"numbers": numbers, **self._admission.parts()}
+
+    def restore(self, rest: Mapping[str, Array]) -> None:
+        """Go on as the table does whose ``rest`` this is, and whose rows have been ``put``.
+
+        Raises:
+            UsageError: it is of a table with another admission rule.
+        """
+        self._admission.restore({name: part for name, part in rest.items() if name != "numbers"})
+        self.version, self.steps, self._made, self._evicted, self._refused = map(int, rest["numbers"])
+        self._gone.forget(self.version + 1)
+
+    # --- inside
+
+    def _slabs(self) -> dict[str, Slab]:
+        slabs = {"": self._rows, SEEN: self._seen}
+        if self._counts is not None:
+            slabs[COUNT] = self._counts
+        return slabs | {STATE + name: slab for name, slab in self._states.items()}
+
+    def _keep_states(
+        self, rule: str | None, states: Mapping[str, RowState], old: Mapping[str, Slab] | None = None
+    ) -> None:
+        """Have a slab for each of ``states``: that of the same name in ``old``, which is of the same rule; else new."""
+        if old is None:
+            old, self.steps = {}, 0
+        self._rule, self._columns, self._states = rule, dict(states), {}
+        for name, columns in states.items():
+            width = self.table.width if columns.columns is None else columns.columns
+            slab = self._states[name] = Slab(width, columns.dtype, self._most)
+            if name in old and (old[name].dtype, old[name].item_bytes) == (slab.dtype, slab.item_bytes):
+                self._states[name] = old[name]
+                continue
+            slab.reserve(self._slots.top)
+            if columns.initial:
+                slab.items[self._slots.slots()] = columns.initial
+
+    def _live(self, ids: Ids) -> Slots:
+        """Return the slot of each id, below 0 where it has no row, or one that counts as gone."""
+        slots: Slots = self._slots.find(ids)
+        if self._eviction.rounds is not None:
+            there = np.flatnonzero(slots >= 0)
+            stale = self._seen.items[slots[there]] <= self._eviction.oldest(self.version)
+            slots[there[stale]] = -1
+        return slots
+
+    def _release_stale(self, slots: Slots) -> None:
+        """Free the rows among ``slots`` that count as gone, and mark them as absent there."""
+        if self._eviction.rounds is None:
+            return
+        there = np.flatnonzero(slots >= 0)
+        stale = there[self._seen.items[slots[there]] <= self._eviction.oldest(self.version)]
+        if len(stale):
+            self._remove(slots[stale], self.version)
+            slots[stale] = -1
+
+    def _gathered(self, ids: Ids, slots: Slots, missing: Array) -> tuple[Array, dict[str, Array]]:
+        """Return copies of the rows and their states; of rows that are to be made, as they begin."""
+        if not missing.any():
+            return gather(self._rows.items, slots), {
+                name: gather(slab.items, slots) for name, slab in self._states.items()
+            }
+        safe = np.maximum(slots, 0)
+        new = np.flatnonzero(missing)
+        rows = np.empty((len(ids), self.table.width), self._rows.dtype)
+        if len(new) < len(ids):
+            gather(self._rows.items, safe, rows)
+        begun = np.empty((len(new), self.table.width), self._rows.dtype)
+        write_beginnings(self.table, ids[new], begun)
+        scatter(rows, new, begun)
+        states = {}
+        for name, slab in self._states.items():
+            if len(new) == len(ids):
+                states[name] = np.empty((len(ids), *slab.items.shape[1:]), slab.dtype)
+            else:
+                states[name] = gather(slab.items, safe)
+            states[name][new] = self._columns[name].initial
+        return rows, states
+
+    def _claim(self, ids: Ids, slots: Slots, missing: Array) -> Slots:
+        """Return the slots of ``ids``, which are all about to change, with new ones where they are ``missing``."""
+        new = np.flatnonzero(missing)
+        if len(new):
+            slots[new] = self._slots.insert(ids[new])
+            for slab in self._slabs().values():
+                slab.reserve(self._slots.top)
+            self._made += len(new)
+        for frozen in self._frozen:
+            frozen.keep(slots)
+        return slots
+
+    def _touch(self, slots: Slots, missing: Array) -> None:
+        self._seen.items[slots] = self.version + 1
+        if self._counts is not None:
+            counts = self._counts.items.take(slots)
+            counts[missing] = 0
+            self._counts.items[slots] = counts + 1
+
+    def _evict_after(self, ids: Ids) -> Ids:
+        """Let rows go after an update; return those of ``ids`` that are still there."""
+        if not self.table.evict:
+            return ids
+        top, rounds = self._slots.top, self._eviction.rounds
+        if rounds is not None and top:
+            # All slots are swept in half of the rounds in which a row becomes stale: at most half too many are there.
+            start = self._swept if self._swept < top else 0
+            stop = min(top, start + -(-2 * top // rounds))
+            self._remove(self._stale_slots(start, stop), self.version)
+            self._swept = stop
+        if self._eviction.surplus(len(self._slots)):
+            self._remove(self._stale_slots(0, top), self.version)
+            if self._remove_surplus(self.version):
+                return ids[self._slots.find(ids) >= 0]
+        return ids
+
+    def _stale_slots(self, start: int, stop: int) -> Slots:
+        if self._eviction.rounds is None:
+            return np.empty(0, np.int64)
+        seen = self._seen.items[start:stop]
+        return start + np.flatnonzero((seen > 0) & (seen <= self._eviction.oldest(self.version)))
+
+    def _remove_surplus(self, version: int) -> int:
+        count = self._eviction.surplus(len(self._slots))
+        if count:
+            slots = self._slots.slots()
+            counts = None if self._counts is None else self._counts.items[slots]
+            chosen = self._eviction.chosen(count, self._slots.ids_of(slots), self._seen.items[slots], counts)
+            self._remove(slots[chosen], version)
+        return count
+
+    def _remove(self, slots: Slots, version: int) -> None:
+        """Free the rows of ``slots``; ``version`` is the update in which they have gone."""
+        if not len(slots):
+            return
+        for frozen in self._frozen:
+            frozen.keep(slots)
+        self._gone.add(self._slots.ids_of(slots), version, len(self._slots))
+        self._slots.remove(slots.astype(np.int32))
+        self._seen.items[slots] = 0
+        self._evicted += len(slots)
+
+    def _update_all(self, ids: Ids, sums: Array, updater: RowUpdater, hyper: RowHyperparameters) -> Ids:
+        """Update all rows of a table that has a shape; those that are not in ``ids`` have zero gradients."""
+        if self.table.rows is None:
+            raise UsageError(f"{self.table} grows: only rows that are pushed can be updated (lazy_update=True)")
+        self._make_all()
+        at = ids // self.stripes
+        order = np.argsort(at)
+        at = at[order]
+        count = max(1, _DENSE // self.table.width)
+        top = self._slots.top
+        for start in range(0, top, count):
+            stop = min(top, start + count)
+            part = slice(*np.searchsorted(at, [start, stop]))
+            grads = np.zeros((stop - start, self.table.width), sums.dtype)
+            scatter(grads, at[part] - start, sums[order[part]])
+            for frozen in self._frozen:
+                frozen.keep(np.arange(start, stop))
+            states = {name: torch.from_numpy(slab.items[start:stop]) for name, slab in self._states.items()}
+            rows = torch.from_numpy(self._rows.items[start:stop])
+            updater.step(self.steps + 1, rows, torch.from_numpy(grads), states, hyper)
+        self.version += 1
+        self.steps += 1
+        self._seen.items[:top] = self.version + 1
+        return self._slots.ids_of(np.arange(top))
+
+    def _make_all(self) -> None:
+        """Make all rows of a table that has a shape."""
+        if len(self._slots) == self._slots.top:
+            return
+        made = np.zeros(self._slots.top, bool)
+        made[self._slots.slots()] = True
+        missing = np.flatnonzero(~made)
+        count = max(1, _DENSE // self.table.width)
+        for start in range(0, len(missing), count):
+            part = missing[start : start + count]
+            ids = self._slots.ids_of(part)
+            slots = self._claim(ids, part, np.ones(len(part), bool))
+            rows = np.empty((len(part), self.table.width), self._rows.dtype)
+            write_beginnings(self.table, ids, rows)
+            scatter(self._rows.items, slots, rows)
+            for name, columns in self._columns.items():
+                self._states[name].items[slots] = columns.initial
+
+    def _require_parts(self, ids: Ids, rows: Array, parts: Mapping[str, Array]) -> None:
+        known = {COUNT: PartSpec("int64", 0), **self.parts}
+        for name, part in parts.items():
+            if name not in known:
+                raise UsageError(
+                    f"there is no place for {name!r} in {self.table}, whose rows have {', '.join(known)}: set the "
+                    f"optimizer that it is of first, or load without states"
+                )
+            columns = known[name].columns
+            if part.shape != ((len(ids), columns) if columns else (len(ids),)):
+                raise Mismatch(f"{name!r} of {len(ids)} rows of {self.table} has the shape {part.shape}")
+        if rows.shape != (len(ids), self.table.width):
+            raise Mismatch(f"{len(ids)} rows of {self.table} have the shape {rows.shape}")
+        if len(np.unique(ids)) < len(ids):
+            raise UsageError(f"an id comes twice among {len(ids)} rows of {self.table}")
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """Return ``array``, or a copy of one that must not be written to, as a tensor."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

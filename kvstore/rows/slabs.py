@@ -1,0 +1,91 @@
+"""Slabs: columns of a table in memory that grows without being copied.
+
+Virtual memory is reserved once; the system adds pages as they are first written. All slabs of a table are parallel: an
+item's number, its *slot*, is the same in each.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+Slots: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # of int64 or int32
+
+RESERVED = 1 << 36  # bytes of virtual memory for a slab whose final size is unknown
+# Not to be counted against the limit of memory that the system promises; Python names it from 3.13 on.
+_NORESERVE = 0x4000
+PAGE = mmap.PAGESIZE
+
+
+class Slab:
+    """``items[slot]`` for as many slots as are asked for; new ones are zero.
+
+    Args:
+        columns: how wide an item is; None for items that are numbers.
+        dtype: of the elements.
+        most: how many items there can be at most; None if nobody knows.
+
+    Attributes:
+        items: all items, of shape ``(capacity, columns)`` or ``(capacity,)``. It is another array after ``reserve``.
+    """
+
+    def __init__(self, columns: int | None, dtype: Any, most: int | None = None) -> None:
+        self._shape = () if columns is None else (columns,)
+        self.dtype = np.dtype(dtype)
+        self.item_bytes = self.dtype.itemsize * (1 if columns is None else columns)
+        self._most = most
+        self.items: Array = np.empty((0, *self._shape), self.dtype)
+
+    @classmethod
+    def like(cls, other: Slab) -> Slab:
+        """Return an empty slab of the same kind of items."""
+        return cls(other._shape[0] if other._shape else None, other.dtype)
+
+    def reserve(self, count: int) -> None:
+        """See to it that there are ``count`` items; what is there keeps its values."""
+        if count <= len(self.items):
+            return
+        old = self.items
+        if self._most is not None and count <= self._most:
+            wanted = self._most
+        else:
+            wanted = max(RESERVED // self.item_bytes, 2 * count)
+        self.items = self._reserved(wanted, count)
+        self.items[: len(old)] = old
+
+    def _reserved(self, wanted: int, least: int) -> Array:
+        while True:
+            try:
+                memory = mmap.mmap(
+                    -1, max(PAGE, wanted * self.item_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+                )
+                break
+            except OSError:  # a limit of address space: then it is copied when it grows
+                if wanted <= least:
+                    raise MemoryError(f"{least * self.item_bytes} bytes for the rows of a table") from None
+                wanted = max(least, wanted // 4)
+        return np.frombuffer(memory, self.dtype, wanted * (self._shape[0] if self._shape else 1)).reshape(
+            wanted, *self._shape
+        )
+
+
+def gather(items: Array, slots: Slots, out: Array | None = None) -> Array:
+    """Return ``items[slots]``, in ``out`` if given. The slots must be in range: they are not checked."""
+    return items.take(slots, axis=0, out=out, mode="clip")  # the mode that needs no second copy
+
+
+def scatter(items: Array, slots: Slots, values: Array) -> None:
+    """Set ``items[slots] = values``, a whole item at a time.
+
+    Args:
+        items, values: contiguous, of the same dtype.
+        slots: in range, none twice.
+    """
+    if items.ndim == 1:
+        items[slots] = values
+        return
+    whole = np.dtype((np.void, items.dtype.itemsize * items.shape[1]))
+    items.view(whole)[:, 0][slots] = np.ascontiguousarray(values).view(whole)[:, 0]

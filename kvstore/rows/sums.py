@@ -1,0 +1,101 @@
+"""Sums of rows with the same id, always in the same order, so that equal pushes give equal bits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from kvstore.rows.ids import Ids
+from kvstore.rows.slabs import scatter
+
+Rows: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # of shape (n, width)
+Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+LEVELS = 16  # up to so many rows of an id are summed with the others' in the same rank; the rest one id at a time
+
+
+def coalesce(ids: Ids, rows: Rows) -> tuple[Ids, Rows]:
+    """Return the unique ``ids``, sorted, and the sum of each one's rows, in the order of their positions.
+
+    Args:
+        ids: of shape (n,), in any order.
+        rows: of shape (n, width), contiguous; they are not changed.
+
+    Returns:
+        New ids and rows; ``ids`` and ``rows`` themselves where they rise already.
+    """
+    if len(ids) < 2 or bool((ids[1:] > ids[:-1]).all()):
+        return ids, rows
+    order = _order(ids)
+    ordered = ids[order]
+    new = np.empty(len(ids), bool)
+    new[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:])
+    if new.all():
+        return ordered, rows.take(order, axis=0)
+    starts = np.flatnonzero(new)
+    return ordered[starts], _summed(rows, order, starts)
+
+
+def _order(ids: Ids) -> Positions:
+    """Return a stable order that sorts ``ids``."""
+    if ids.min() >= 0 and ids.max() < 1 << 31 and len(ids) < 1 << 31:
+        keys = ids << 32  # the positions in the lower half make it stable, and numpy sorts integers faster than orders
+        keys |= np.arange(len(ids))
+        keys.sort()
+        keys &= 0xFFFFFFFF
+        return keys
+    order: Positions = np.argsort(ids, kind="stable")
+    return order
+
+
+def _summed(rows: Rows, order: Positions, starts: Positions) -> Rows:
+    counts = np.diff(starts, append=len(order))
+    sums: Rows = rows.take(order[starts], axis=0)
+    left = np.flatnonzero(counts > 1)
+    for rank in range(1, LEVELS):
+        if not len(left):
+            return sums
+        sums[left] += rows.take(order[starts[left] + rank], axis=0)
+        left = left[counts[left] > rank + 1]
+    for group in left.tolist():
+        start = starts[group]
+        rest = rows.take(order[start + LEVELS : start + counts[group]], axis=0)
+        # Along rows numpy adds one after the other, but not along a single column: there it adds pairwise.
+        rest = np.concatenate([sums[group : group + 1], rest])
+        sums[group] = np.add.accumulate(rest, axis=0)[-1] if rest.shape[1] < 2 else np.add.reduce(rest, axis=0)
+    return sums
+
+
+def sum_rows(parts: Sequence[tuple[Ids, Rows]]) -> tuple[Ids, Rows]:
+    """Return all ids of ``parts``, sorted, and for each the sum of its rows, in the order of the parts.
+
+    Args:
+        parts: at least one; in each the ids rise. They are not changed.
+
+    Returns:
+        Rows in new memory.
+    """
+    first_ids, first = parts[0]
+    if len(parts) == 1:
+        return first_ids, first.copy()
+    if all(len(ids) == len(first_ids) and np.array_equal(ids, first_ids) for ids, _ in parts[1:]):
+        sums = first + parts[1][1]
+        for _, rows in parts[2:]:
+            sums += rows
+        return first_ids, sums
+    union = np.unique(np.concatenate([ids for ids, _ in parts]))
+    sums = np.empty((len(union), first.shape[1]), first.dtype)
+    there = np.zeros(len(union), bool)
+    for ids, rows in parts:
+        at = np.searchsorted(union, ids)
+        again = there[at]
+        if again.any():
+            old, fresh = at[again], ~again
+            scatter(sums, old, sums.take(old, axis=0) + rows[again])
+            scatter(sums, at[fresh], rows[fresh])
+        else:
+            scatter(sums, at, rows)
+        there[at] = True
+    return union, sums

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import UsageError
+from kvstore.rows import index
+from kvstore.rows.index import ABSENT, SlotIndex
+
+EXTREMES = [0, -1, 1, -(2**63), 2**63 - 1, -2]
+IDS = st.integers(-8, 40) | st.sampled_from(EXTREMES)
+
+
+def _check(slots, known):
+    everything = np.array(sorted(known), np.int64)
+    found = slots.find(everything)
+    assert len(set(found.tolist())) == len(known)
+    assert all(found >= 0)
+    assert slots.ids_of(found).tolist() == everything.tolist()
+    assert sorted(found.tolist()) == slots.slots().tolist()
+    assert len(slots) == len(known)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sets(IDS, max_size=30)), max_size=25))
+def test_it_has_what_a_set_has(steps):
+    slots, known = SlotIndex(), set()
+    for insert, ids in steps:
+        if insert:
+            new = sorted(ids - known)
+            slots.insert(np.array(new, np.int64))
+            known |= ids
+        else:
+            old = np.array(sorted(ids & known), np.int64)
+            slots.remove(slots.find(old))
+            known -= ids
+        _check(slots, known)
+        absent = np.array(sorted(ids - known), np.int64)
+        assert (slots.find(absent) == ABSENT).all()
+
+
+def test_very_many_ids_in_any_pattern_and_more_than_once_in_a_search():
+    ids = np.concatenate([np.arange(20_000) << 40, -1 - np.arange(20_000), np.array([2**63 - 1])])
+    slots = SlotIndex()
+    placed = slots.insert(ids)
+    searched = np.random.default_rng(0).choice(len(ids), 100_000)
+    assert np.array_equal(slots.find(ids[searched]), placed[searched])
+    assert (slots.find(ids[searched] ^ (1 << 30)) == ABSENT).all()
+
+
+def test_slots_of_removed_ids_are_used_again_and_entries_do_not_pile_up():
+    slots = SlotIndex()
+    for start in range(0, 100_000, 1000):
+        placed = slots.insert(np.arange(start, start + 1000))
+        slots.remove(placed)
+    assert slots.top == 1000
+    assert slots.nbytes < 100_000
+
+
+def test_more_rows_than_slots_can_be_numbered_are_refused(monkeypatch):
+    monkeypatch.setattr(index, "MOST_SLOTS", 3)
+    slots = SlotIndex()
+    slots.insert(np.array([5, 6]))
+    with pytest.raises(UsageError, match="at most 3 rows"):
+        slots.insert(np.array([7, 8]))
+    _check(slots, {5, 6})

@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.rows.sums import coalesce, sum_rows
+
+
+def _rows(count, width, seed=0):
+    return np.random.default_rng(seed).standard_normal((count, width)).astype(np.float32)
+
+
+def _one_by_one(ids, rows):
+    sums = {}
+    for number, row in zip(ids.tolist(), rows, strict=True):
+        sums[number] = sums[number] + row if number in sums else row.copy()
+    return np.array(sorted(sums), np.int64), np.array([sums[number] for number in sorted(sums)])
+
+
+@given(
+    st.lists(st.integers(-3, 12) | st.integers(-(2**63), 2**63 - 1), max_size=60), st.sampled_from([1, 2, 5]), st.data()
+)
+def test_duplicates_are_summed_in_order_of_position(ids, width, data):
+    ids = np.array(ids * data.draw(st.integers(1, 3)), np.int64)
+    rows = _rows(len(ids), width)
+    got_ids, got = coalesce(ids, rows)
+    want_ids, want = _one_by_one(ids, rows)
+    assert got_ids.tolist() == want_ids.tolist()
+    assert got.tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("width", [1, 3, 64])
+def test_an_id_with_very_many_rows_is_summed_in_order_too(width):
+    ids = np.random.default_rng(1).integers(0, 3, 1000)
+    rows = _rows(1000, width)
+    assert coalesce(ids, rows)[1].tobytes() == _one_by_one(ids, rows)[1].tobytes()
+
+
+def test_ids_that_rise_are_returned_as_they_are():
+    ids, rows = np.array([-4, 2, 9]), _rows(3, 2)
+    assert coalesce(ids, rows)[0] is ids
+    assert coalesce(ids, rows)[1] is rows
+
+
+@given(st.lists(st.sets(st.integers(-4, 8), max_size=9).map(sorted), min_size=1, max_size=4))
+def test_parts_are_summed_in_their_order(parts):
+    parts = [(np.array(ids, np.int64), _rows(len(ids), 3, seed)) for seed, ids in enumerate(parts)]
+    before = [rows.copy() for _, rows in parts]
+    ids, sums = sum_rows(parts)
+    want_ids, want = _one_by_one(np.concatenate([i for i, _ in parts]), np.concatenate([r for _, r in parts]))
+    assert ids.tolist() == want_ids.tolist()
+    assert sums.tobytes() == want.tobytes()
+    assert all(np.array_equal(rows, old) for (_, rows), old in zip(parts, before, strict=True))
