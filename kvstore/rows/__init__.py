@@ -12,5 +12,9 @@ slabs        memory that grows without being copied
 sums         sums of rows with the same id
 layout       rows as bytes on the wire
 row_sparse   ``RowSparse``: rows with their ids, as users have them
+contribution what one worker pushes to a table: checked, and summed over its devices
+wanted       which rows a worker asks for, and where they are written
+first_rows   rows that a table begins with, or that are put into it
+row_states   an optimizer's states of all rows, as files have them
 ids          checks of ids, their hash, and which server has which
 """

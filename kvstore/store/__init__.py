@@ -8,6 +8,8 @@ table_interface      the part of it that is about tables of rows
 checkpoint_interface the part of it that is about checkpoints
 named                what these have in common
 arguments            (key, value) arguments in any of their forms, as keys with lists of values
+wanted_rows          which rows of one table a call wants
 local                ``local`` and ``device``: sums and updates in this process
+local_tables         their tables
 statistics           what a store has done so far
 """

@@ -71,13 +71,17 @@ def _listed(key: Any, value: Any) -> list[Any]:
     return list(value)
 
 
+ROUND = "round"  # in place of ids: those that any worker has pushed in the round
+
+
 @dataclass(eq=False)
 class RowRequest:
     """One array of ids whose rows are wanted, and what they are written into.
 
     Attributes:
-        ids: as given; None for the rows that the same call pushes, and for a key that has an array.
-        out: as given. None is to be replaced by a new tensor; where ``ids`` is None, by the value that is pushed.
+        ids: as given; None for the rows that the same call pushes, and for a key that has an array; ``ROUND`` for all
+            rows that the same round changes.
+        out: as given. None is to be replaced by a new tensor; where ``ids`` is None or ``ROUND``, by what is pushed.
     """
 
     ids: Any
@@ -136,6 +140,27 @@ def requests_of(key: Any, out: Any, row_ids: Any) -> RowRequests:
         by_key.setdefault(each_key, []).extend(requests)
         listed.append(requests)
     return RowRequests(by_key, listed, single, out is None)
+
+
+def array_outs(key: Key, requests: list[RowRequest], values: list[Any]) -> list[Any]:
+    """Return what the array of ``key`` is written into, in a call that may be about tables, too.
+
+    Args:
+        key: of an array.
+        requests: of the key.
+        values: what the call pushes to it, which is written into where there is nothing else.
+
+    Raises:
+        UsageError: rows are asked for.
+    """
+    for request in requests:
+        if request.ids is not None:
+            raise UsageError(f"key {key!r} has an array, and no rows: its row_ids must be None")
+    if all(request.out is None for request in requests):
+        for request in requests:
+            request.out = values[0]
+        return values
+    return [request.out for request in requests]
 
 
 def _one_each(keys: Any, single: bool, given: Any, what: str) -> list[Any]:

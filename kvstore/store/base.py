@@ -145,8 +145,9 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface):
             priority: higher ones are served first where there is a choice.
             wait: as for ``pull``.
             copy: as for ``pull``.
-            row_ids: for tables, which rows come back: as for ``row_sparse_pull``, by default those that are pushed. In
-                a list of keys, None for each that has an array.
+            row_ids: for tables, which rows come back: as for ``row_sparse_pull``, by default those that are pushed; or
+                ``"round"``, where ``out`` is a ``RowSparse`` and each round waits for all workers: those that any of
+                them has pushed. In a list of keys, None for each that has an array.
 
         Returns:
             A ticket that is done when ``out`` is written.

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from kvstore.errors import AlreadyInitialized, NotFinite, UsageError
+from kvstore.errors import AlreadyInitialized, Mismatch, NotFinite, UsageError
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import describe, log_replaced, require_shapes
+from kvstore.optim.row_updater import OWN, RowHyperparameters
 from kvstore.optim.updater import Updater, refusals
-from kvstore.spec import Key, Spec, require_floats, require_same, without_value
+from kvstore.rows.first_rows import is_table
+from kvstore.rows.ids import Ids
+from kvstore.rows.row_sparse import RowSparse, is_row_sparse
+from kvstore.rows.row_states import split
+from kvstore.rows.wanted import Wanted
+from kvstore.spec import Key, Spec, check_key, require_floats, require_same, shorten, without_value
+from kvstore.store.arguments import RowRequest, RowRequests, array_outs, one_kind
 from kvstore.store.base import KVStore
+from kvstore.store.local_tables import LocalTables
 from kvstore.store.registry import flag, require_options
 from kvstore.store.statistics import Statistics
+from kvstore.store.wanted_rows import wanted_rows
 from kvstore.ticket import Ticket
 from kvstore.values import all_finite, as_output, as_tensors, reduce_to, spec_of
 
@@ -34,6 +44,8 @@ class LocalStore(KVStore):
         self._specs: dict[Key, Spec] = {}
         self._updater: Updater | None = None
         self._function: Callable[[Key, Any, Any], None] | None = None
+        self._tables = LocalTables(check_finite)
+        self._warned = False
         self._pushes = self._pulls = 0
         self._closed = False
 
@@ -47,49 +59,120 @@ class LocalStore(KVStore):
         self._check()
         if len(values) < len(listed):
             raise UsageError("a key is listed twice: pass each key to init once")
-        firsts = {key: as_tensors(arrays)[0] for key, arrays in values.items()}
+        for key in values:
+            if key in self._stored or key in self._tables:
+                raise AlreadyInitialized(f"key {key!r} is already initialized; push a new value instead")
+        tables = {key: arrays[0] for key, arrays in values.items() if is_table(arrays[0])}
+        firsts = {key: as_tensors(arrays)[0] for key, arrays in values.items() if key not in tables}
         if self._updater is not None:
             require_shapes(self._updater.optimizer, ((key, spec_of(first)) for key, first in firsts.items()))
-        for key in firsts:
-            if key in self._stored:
-                raise AlreadyInitialized(f"key {key!r} is already initialized; push a new value instead")
+        self._tables.add(tables)
         for key, first in firsts.items():
             self._stored[key] = first.to(self._home(key, [first]), copy=True).contiguous()
             self._specs[key] = spec_of(first)
 
     def _push(self, values: dict[Key, list[Any]], priority: int) -> Ticket:
-        given = {key: self._checked(key, as_tensors(arrays)) for key, arrays in values.items()}
+        self._update(values)
+        return Ticket("push", list(values))
+
+    def _update(self, values: dict[Key, list[Any]]) -> dict[Key, Ids]:
+        """Make one update of each key; return the ids of each table's rows that have changed."""
+        self._check()
+        arrays = {key: its_arrays for key, its_arrays in values.items() if key not in self._tables}
+        given = {key: self._checked(key, self._dense(key, its_arrays)) for key, its_arrays in arrays.items()}
+        rows = {key: self._tables.contribution(key, each) for key, each in values.items() if key not in arrays}
         if self._updater is not None:
             require_floats((key, self._specs[key]) for key in given)
         merged = {key: self._reduce(key, tensors) for key, tensors in given.items()}
         if self._check_finite:
             self._require_finite(merged)
-        self._pushes += len(merged)
+        self._pushes += len(values)
+        changed = {
+            key: self._tables.update(key, ids, sums, self._row_hyperparameters(), self._function)
+            for key, (ids, sums) in rows.items()
+        }
         if self._updater is not None:
             # The gradient is overwritten, so one that still is the caller's memory is copied first.
             fresh = {k: m.clone() if m.data_ptr() == given[k][0].data_ptr() else m for k, m in merged.items()}
-            self._updater.update([(key, self._stored[key], grad) for key, grad in fresh.items()])
+            if fresh:
+                self._updater.update([(key, self._stored[key], grad) for key, grad in fresh.items()])
         elif self._function is not None:
             for key, total in merged.items():
                 self._function(key, total, self._stored[key])
         else:
             for key, total in merged.items():
                 self._stored[key].copy_(total)
-        return Ticket("push", list(values))
+        return changed
 
     def _pull(self, outs: dict[Key, list[Any]], priority: int, copy: bool = True) -> Ticket:
-        targets = {key: self._checked(key, [as_output(out) for out in arrays]) for key, arrays in outs.items()}
-        self._pulls += len(targets)
+        self._check()
+        tables = [self._tables.whole(key, its_outs) for key, its_outs in outs.items() if key in self._tables]
+        targets = {
+            key: self._checked(key, [as_output(out) for out in its_outs])
+            for key, its_outs in outs.items()
+            if key not in self._tables
+        }
+        self._pulls += len(outs)
         for key, tensors in targets.items():
             for tensor in tensors:
                 tensor.copy_(self._stored[key])
+        for write in tables:
+            write()
         return Ticket("pull", list(outs))
 
+    def _pull_rows(self, requests: RowRequests, priority: int) -> Ticket:
+        wanted = {
+            self._table(key): wanted_rows("row_sparse_pull", key, 0, self._tables.specs[key], each)
+            for key, each in requests.by_key.items()
+        }
+        self._pulls += len(wanted)
+        for key, each in wanted.items():
+            self._tables.pull(key, each)
+        return Ticket("row_sparse_pull", list(wanted))
+
     def _pushpull(self, values: dict[Key, list[Any]], outs: dict[Key, list[Any]], priority: int, copy: bool) -> Ticket:
-        for key, arrays in outs.items():
-            self._checked(key, [as_output(out) for out in arrays])
-        self._push(values, priority)
-        return self._pull(outs, priority)
+        in_place = outs is values
+        by_key = {
+            key: [RowRequest(None, None if in_place else out) for out in its_outs] for key, its_outs in outs.items()
+        }
+        return self._push_and_pull(values, by_key)
+
+    def _pushpull_rows(self, values: dict[Key, list[Any]], requests: RowRequests, priority: int, copy: bool) -> Ticket:
+        return self._push_and_pull(values, requests.by_key)
+
+    def _push_and_pull(self, values: dict[Key, list[Any]], requests: dict[Key, list[RowRequest]]) -> Ticket:
+        self._check()
+        outs: dict[Key, list[Any]] = {}
+        wanted: dict[Key, Wanted] = {}
+        for key, its_requests in requests.items():
+            if key in self._tables:
+                wanted[key] = wanted_rows("pushpull", key, 0, self._tables.specs[key], its_requests, values[key])
+                continue
+            outs[key] = array_outs(key, its_requests, values[key])
+            self._checked(key, [as_output(out) for out in outs[key]])
+        changed = self._update(values)
+        self._pull(outs, 0)
+        self._pulls += len(wanted)
+        for key, each in wanted.items():
+            self._tables.pull(key, each, changed[key])
+        return Ticket("pushpull", list(values))
+
+    def put_rows(self, key: Any, value: Any) -> None:
+        """See ``KVStore``."""
+        self._tables.put(self._table(key), value)
+
+    def table_rows(self, key: Any) -> Iterator[RowSparse]:
+        """See ``KVStore``."""
+        return self._tables.pages(self._table(key))
+
+    def evict(self, key: Any) -> None:
+        """See ``KVStore``."""
+        for each in [self._table(each) for each in (key if isinstance(key, list | tuple) else [key])]:
+            self._tables.evict(each)
+
+    def table_statistics(self, key: Any) -> dict[str, int]:
+        """See ``KVStore``."""
+        return self._tables.statistics(self._table(key))
 
     def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
         """See ``KVStore``."""
@@ -98,16 +181,19 @@ class LocalStore(KVStore):
         require_shapes(new, self._specs.items())
         old = self._updater.optimizer if self._updater is not None else None
         with refusals(new):
+            self._tables.require(new)
             if self._updater is not None and new.same_rule(old):
                 self._updater.configure(new)
             else:
                 self._updater = Updater(new)
                 log_replaced(old, new)
+        self._tables.use(new)
         self._function = None
 
     def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
         """See ``KVStore``."""
         self._check()
+        self._tables.use(None)
         self._function, self._updater = updater, None
 
     @property
@@ -134,15 +220,19 @@ class LocalStore(KVStore):
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
-        states_file.write(path, updater.optimizer.rule, updater.states.of(self._stored), note=note)
+        states = updater.states.of(self._stored) | self._tables.states()
+        states_file.write(path, updater.optimizer.rule, states, note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""
         updater = self._require_updater()
         optimizer, loaded = states_file.read(path)
         states_file.require_optimizer(optimizer, updater.optimizer.rule, path)
-        states_file.require_keys(loaded, self._specs, path)
-        updater.states.load(loaded, self._stored)
+        arrays, tables = split(loaded, path)
+        states_file.require_keys(arrays, self._specs, path)
+        self._tables.require_keys(tables, path)
+        updater.states.load(arrays, self._stored)
+        self._tables.load_states(tables)
 
     def companion(self) -> KVStore:
         """See ``KVStore``."""
@@ -155,7 +245,7 @@ class LocalStore(KVStore):
 
     def statistics(self) -> Statistics:
         """See ``KVStore``."""
-        return Statistics(keys=len(self._stored), pushes=self._pushes, pulls=self._pulls)
+        return Statistics(keys=len(self._stored) + len(self._tables), pushes=self._pushes, pulls=self._pulls)
 
     def close(self) -> None:
         """See ``KVStore``."""
@@ -187,10 +277,40 @@ class LocalStore(KVStore):
         self._check()
         spec = self._specs.get(key)
         if spec is None:
-            raise without_value(key, self._specs)
+            raise without_value(key, [*self._specs, *self._tables.specs])
         for tensor in tensors:
             require_same(key, spec, spec_of(tensor), "this call has")
         return tensors
+
+    def _dense(self, key: Key, arrays: list[Any]) -> list[torch.Tensor]:
+        if key in self._specs and any(map(is_row_sparse, arrays)):
+            raise Mismatch(f"key {key!r} is {self._specs[key]}, an array: push a dense one (to_dense), or init a table")
+        return as_tensors(arrays)
+
+    def _table(self, key: Any) -> Key:
+        """Return ``key`` if it is a table's."""
+        self._check()
+        known: Key = check_key(key)
+        one_kind([known], self._kind)
+        if known in self._specs:
+            raise Mismatch(f"key {key!r} is {self._specs[known]}, an array, and no table: use pull")
+        if known not in self._tables:
+            raise without_value(known, [*self._specs, *self._tables.specs])
+        return known
+
+    def _arrays_of(self, outs: dict[Key, list[Any]]) -> dict[Key, list[Any]]:
+        tables = [key for key in outs if key in self._tables]
+        if tables and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"pull leaves out tables ({shorten(tables)}): use row_sparse_pull, or ignore_sparse=False for all rows",
+                stacklevel=3,
+            )
+        return {key: its_outs for key, its_outs in outs.items() if key not in self._tables} if tables else outs
+
+    def _row_hyperparameters(self) -> RowHyperparameters:
+        updater = self._updater
+        return OWN if updater is None else RowHyperparameters(updater.lr, updater.rescale_grad, updater.changes)
 
     def _require_updater(self) -> Updater:
         self._check()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from kvstore.spec import Key
 from kvstore.store.arguments import RowRequests, requests_of
 from kvstore.store.named import Named
 from kvstore.ticket import Ticket, claim
+
+if TYPE_CHECKING:
+    from kvstore.rows.row_sparse import RowSparse
 
 
 class TableInterface(Named):
@@ -46,6 +50,33 @@ class TableInterface(Named):
         claim(ticket).result = requests.result()
         result = ticket.wait() if wait else None
         return result if wait and out is None else ticket
+
+    def put_rows(self, key: Any, value: Any) -> None:
+        """Replace rows of a table by these, between pushes; rank 0's are the ones that count.
+
+        The optimizer's states of these rows begin anew. Whoever pulls afterwards gets the new rows; a worker that must
+        not pull earlier waits at a ``barrier``.
+
+        Args:
+            key: of one table.
+            value: a ``RowSparse`` or a ``torch.sparse_coo`` tensor, with each id once.
+
+        Raises:
+            Mismatch: the rows are not those of the table; or the key is of an array.
+            UsageError: an id cannot be in the table, or comes twice.
+        """
+        raise self._unsupported("put_rows")
+
+    def table_rows(self, key: Any) -> Iterator[RowSparse]:
+        """Yield all rows of a table as it is at this call, after all pushes so far, some thousands at a time.
+
+        Of a table with a shape these are rows that a push or ``put_rows`` has changed, and perhaps others: what is not
+        there is as the table's ``init`` says.
+
+        Args:
+            key: of one table.
+        """
+        raise self._unsupported("table_rows")
 
     def evict(self, key: Any) -> None:
         """Let rows of growing tables go now that their rules say may go, after all pushes so far; on all workers.

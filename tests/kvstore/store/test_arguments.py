@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore.errors import UsageError
-from kvstore.store.arguments import group, one_kind
+from kvstore.store.arguments import RowRequest, array_outs, group, one_kind, requests_of
 
 
 @pytest.mark.parametrize(
@@ -67,3 +67,77 @@ def test_a_subclass_is_of_the_kind_it_refines() -> None:
 
     assert one_kind([Layer.FIRST, 2], None) is int
     assert one_kind([np.str_("a"), "b"], None) is str
+
+
+# ---- rows that are wanted
+
+A, B = np.array([1, 2]), np.array([3])
+
+
+@pytest.mark.parametrize(
+    ("key", "out", "row_ids", "pairs"),
+    [
+        ("w", None, A, {"w": [(A, None)]}),
+        ("w", "out", A, {"w": [(A, "out")]}),
+        ("w", ["x", "y"], A, {"w": [(A, "x"), (A, "y")]}),
+        ("w", ["x", "y"], [A], {"w": [(A, "x"), (A, "y")]}),
+        ("w", ["x", "y"], [A, B], {"w": [(A, "x"), (B, "y")]}),
+        ("w", None, [A, B], {"w": [(A, None), (B, None)]}),
+        (["w", "v"], None, [A, B], {"w": [(A, None)], "v": [(B, None)]}),
+        (["w", "v"], ["x", ["y", "z"]], [A, B], {"w": [(A, "x")], "v": [(B, "y"), (B, "z")]}),
+        (["w", "w"], ["x", "y"], [A, B], {"w": [(A, "x"), (B, "y")]}),
+        (["w", "v"], None, [None, "round"], {"w": [(None, None)], "v": [("round", None)]}),
+    ],
+)
+def test_row_ids_are_grouped_with_their_outs(key: Any, out: Any, row_ids: Any, pairs: Any) -> None:
+    requests = requests_of(key, out, row_ids)
+    grouped = {key: [(each.ids, each.out) for each in its] for key, its in requests.by_key.items()}
+    assert list(grouped) == list(pairs)
+    for key, its in grouped.items():
+        assert all(ids is a and out == b for (ids, out), (a, b) in zip(its, pairs[key], strict=True))
+
+
+@pytest.mark.parametrize("row_ids", [[1, 2], [[1, 2], [3, 4]], [np.int64(1), np.int64(2)], (1, 2), 5])
+def test_a_list_of_numbers_is_one_array_of_ids(row_ids: Any) -> None:
+    ((request,),) = requests_of("w", None, row_ids).by_key.values()
+    assert request.ids is row_ids
+
+
+def test_what_is_made_is_returned_in_the_form_of_the_arguments() -> None:
+    for key, row_ids, expected in (
+        ("w", A, 0),
+        ("w", [A, B], [0, 1]),
+        (["w"], [A], [0]),
+        (["w", "v", "w"], [A, [A, B], B], [0, [2, 3], 1]),
+    ):
+        requests = requests_of(key, None, row_ids)
+        for number, request in enumerate(each for its in requests.by_key.values() for each in its):
+            request.out = number
+        assert requests.result() == expected
+    assert requests_of("w", "out", A).result() is None
+
+
+@pytest.mark.parametrize(
+    ("key", "out", "row_ids", "text"),
+    [
+        ("w", "out", None, "row_ids is missing"),
+        ([], None, [], "the list of keys is empty"),
+        (["w", "v"], None, A, "2 keys need a list of 2 row_ids, not a single ndarray"),
+        (["w", "v"], None, [A], "2 keys need a list of 2 row_ids, not 1"),
+        (["w", "v"], "out", [A, B], "2 keys need a list of 2 outs, not a single str"),
+        ("w", ["x", "y", "z"], [A, B], "key 'w': 3 outs need one row_ids or 3, not 2"),
+        ("w", [], A, "the list of values for key 'w' is empty"),
+        (1.5, None, A, "a key is an int or a str"),
+    ],
+)
+def test_row_ids_that_do_not_match(key: Any, out: Any, row_ids: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        requests_of(key, out, row_ids)
+
+
+def test_arrays_beside_tables_have_no_row_ids() -> None:
+    (requests,) = requests_of(["w"], None, [None]).by_key.values()
+    assert array_outs("w", requests, ["value"]) == ["value"]
+    with pytest.raises(UsageError, match="its row_ids must be None"):
+        array_outs("w", [RowRequest(A, None)], ["value"])
+    assert array_outs("w", [RowRequest(None, "x"), RowRequest(None, "y")], ["value"]) == ["x", "y"]

@@ -1,0 +1,74 @@
+"""What a worker pushes to one table: checked, and summed over duplicates and devices before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from kvstore.errors import Mismatch, NotFinite, UsageError
+from kvstore.rows.ids import Ids, require_ids
+from kvstore.rows.row_sparse import RowSparse, is_row_sparse
+from kvstore.rows.sums import Rows, coalesce, sum_rows
+from kvstore.table import Table
+from kvstore.values import all_finite, as_dtype
+
+
+def contribution(what: str, table: Table, values: Sequence[Any], finite: bool = False) -> tuple[Ids, Rows]:
+    """Return the ids that ``values`` have, rising, and for each the sum of its rows.
+
+    The rows of one id are summed in the order of their positions, then over the values, in their order.
+
+    Args:
+        what: the push, with its key and worker, for messages.
+        table: what is pushed to.
+        values: one for each device: a ``RowSparse``, or a ``torch.sparse_coo`` tensor.
+        finite: refuse rows with NaN or infinite elements.
+
+    Returns:
+        Ids, and rows of shape (ids, width) on the CPU; perhaps over the caller's memory.
+
+    Raises:
+        Mismatch: a value is not row-sparse, or its rows are not those of the table.
+        NotFinite: see ``finite``.
+        UsageError: an id cannot be in the table. The message has the first such, and its position.
+    """
+    parts = [_part(what, table, value, finite) for value in values]
+    return parts[0] if len(parts) == 1 else sum_rows(parts)
+
+
+def row_sparse(what: str, value: Any, table: Table) -> RowSparse:
+    """Return ``value`` as a ``RowSparse`` whose rows are of ``table``'s shape and dtype; its ids may be any.
+
+    Raises:
+        Mismatch, UsageError: it cannot be one.
+    """
+    if not is_row_sparse(value):
+        raise Mismatch(
+            f"{what} is of {table}, which takes a RowSparse or a torch.sparse_coo tensor, not {type(value).__name__}"
+        )
+    try:
+        given = RowSparse.of(value)
+    except UsageError as exc:
+        raise UsageError(f"{what}: {exc}") from None
+    if given.row != table.row or given.rows.dtype != as_dtype(table.dtype):
+        raise Mismatch(f"{what} is of {table}, but this call has {given!r}")
+    if given.shape is not None and not table.grows and given.shape[0] != table.rows:
+        raise Mismatch(f"{what} is of {table}, but this call has {given!r}")
+    if given.ids.dim() != 1 or len(given.ids) != len(given.rows):
+        raise UsageError(f"{what}: {len(given.ids)} ids need as many rows, not {len(given.rows)}")
+    return given
+
+
+def _part(what: str, table: Table, value: Any, finite: bool) -> tuple[Ids, Rows]:
+    given = row_sparse(what, value, table)
+    ids = require_ids(what, given.ids, table)
+    rows = given.rows.detach().cpu().reshape(len(ids), table.width).contiguous()
+    if finite and not all_finite(rows):
+        position = int(torch.nonzero(~torch.isfinite(rows).all(1))[0])
+        raise NotFinite(
+            f"{what}: the row of id {int(ids[position])} at position {position} has NaN or infinite elements; "
+            "nothing has been updated"
+        )
+    return coalesce(ids, rows.numpy())

@@ -1,0 +1,214 @@
+"""The tables of a store in this process: each is one stripe of one, with the updater of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore.errors import UsageError
+from kvstore.optim.optimizer import Optimizer
+from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
+from kvstore.rows.contribution import contribution, row_sparse
+from kvstore.rows.first_rows import first_rows, given_rows
+from kvstore.rows.frozen_rows import FrozenRows
+from kvstore.rows.ids import Ids
+from kvstore.rows.row_sparse import RowSparse
+from kvstore.rows.row_states import RowStates
+from kvstore.rows.row_table import RowTable
+from kvstore.rows.sums import Rows
+from kvstore.rows.wanted import Wanted
+from kvstore.spec import Key
+from kvstore.store.wanted_rows import described
+from kvstore.table import Table
+
+PAGE_ROWS = 1 << 14
+
+Function = Callable[[Key, Any, Any], None]
+
+
+class LocalTables:
+    """All tables of one store.
+
+    Args:
+        finite: refuse rows that are not finite.
+    """
+
+    def __init__(self, finite: bool) -> None:
+        self._finite = finite
+        self._tables: dict[Key, RowTable] = {}
+        self._updaters: dict[Key, RowUpdater] = {}
+        self._optimizer: Optimizer | None = None
+        self.specs: dict[Key, Table] = {}  # what each table is
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.specs
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    def add(self, values: Mapping[Key, Any]) -> None:
+        """Make tables: all, or none if an exception is raised.
+
+        Args:
+            values: by key a ``Table``, or a row-sparse value with a shape, which has its first rows.
+        """
+        firsts = {key: first_rows(described("init", key, 0), value) for key, value in values.items()}
+        specs = {key: table for key, (table, _) in firsts.items()}
+        updaters = {} if self._optimizer is None else row_updaters(self._optimizer, specs)
+        made = {key: RowTable(table) for key, table in specs.items()}
+        for key, rows in made.items():
+            rows.use(updaters.get(key))
+            if (first := firsts[key][1]) is not None:
+                rows.put(*first, {}, None)
+        self.specs |= specs
+        self._tables |= made
+        self._updaters |= updaters
+
+    def require(self, optimizer: Optimizer) -> None:
+        """Raise ``UsageError`` unless ``optimizer`` can update the rows of all tables."""
+        row_updaters(optimizer, self.specs)
+
+    def use(self, optimizer: Optimizer | None) -> None:
+        """Update with ``optimizer`` from now on; states of another rule are dropped. None assigns."""
+        updaters = {} if optimizer is None else row_updaters(optimizer, self.specs)
+        self._optimizer = optimizer
+        self._updaters = updaters
+        for key, rows in self._tables.items():
+            rows.use(updaters.get(key))
+
+    def contribution(self, key: Key, values: list[Any]) -> tuple[Ids, Rows]:
+        """Return what a push of ``values`` contributes; see ``kvstore.rows.contribution``."""
+        return contribution(described("push", key, 0), self.specs[key], values, self._finite)
+
+    def update(self, key: Key, ids: Ids, sums: Rows, hyper: RowHyperparameters, function: Function | None) -> Ids:
+        """Make one update of a table; return the ids of the rows that have changed.
+
+        Args:
+            key: of the table.
+            ids: rising.
+            sums: the gradients of these rows; they stay as they are.
+            hyper: of this update.
+            function: the user's updater, in place of an optimizer.
+        """
+        rows = self._tables[key]
+        if function is not None:
+            return rows.update(ids, self._called(function, key, ids, sums), None)
+        updater = self._updaters.get(key)
+        if updater is not None and sums.base is not None:  # perhaps the caller's memory
+            sums = sums.copy()
+        return rows.update(ids, sums, updater, hyper)
+
+    def pull(self, key: Key, wanted: Wanted, changed: Ids | None = None) -> None:
+        """Write the rows that are wanted.
+
+        Args:
+            key: of the table.
+            wanted: which, and where to.
+            changed: the ids of the rows that the push of the same call has changed.
+        """
+        wanted.write(self.rows(key, wanted.ids))
+        if wanted.changed and changed is not None:
+            wanted.write_changed(changed, self.rows(key, changed))
+
+    def rows(self, key: Key, ids: Ids) -> Rows:
+        """Return the rows of ``ids``, in new memory."""
+        table = self.specs[key]
+        out: Rows = np.empty((len(ids), table.width), table.dtype)
+        self._tables[key].pull(ids, out)
+        return out
+
+    def whole(self, key: Key, targets: list[Any]) -> Callable[[], None]:
+        """Return what writes all rows of a table with a shape into each of ``targets``, arrays or ``RowSparse``."""
+        table = self.specs[key]
+        if table.rows is None:
+            raise UsageError(f"key {key!r} is {table}, which has no last row; use row_sparse_pull, or table_rows")
+        wanted = Wanted(described("pull", key, 0), table)
+        ids = np.arange(table.rows)
+        for target in targets:
+            wanted.add(ids, target)
+        return lambda: self.pull(key, wanted)
+
+    def put(self, key: Key, value: Any) -> None:
+        """See ``KVStore.put_rows``."""
+        table = self.specs[key]
+        self._tables[key].put(*given_rows(described("put_rows", key, 0), table, value), {}, None)
+
+    def pages(self, key: Key) -> Iterator[RowSparse]:
+        """See ``KVStore.table_rows``."""
+        return self._pages(key, self._tables[key].freeze())
+
+    def states(self) -> dict[tuple[Key, str], torch.Tensor]:
+        """Return the optimizer's states of all rows, as files have them."""
+        states: dict[tuple[Key, str], torch.Tensor] = {}
+        for key, rows in self._tables.items():
+            frozen = rows.freeze()
+            pages = [frozen.page(start, PAGE_ROWS) for start in range(0, frozen.rows, PAGE_ROWS)]
+            frozen.thaw()
+            of_key = RowStates.of(pages, frozen.steps).tensors()
+            states |= {(key, name): value for name, value in of_key.items()}
+        return states
+
+    def require_keys(self, states: Mapping[Key, RowStates], where: object) -> None:
+        """Raise ``UsageError`` unless all keys with ``states``, which come from ``where``, have tables."""
+        for key in states:
+            if key not in self.specs:
+                raise UsageError(f"{where} holds states of table {key!r}, which has not been initialized")
+
+    def load_states(self, states: Mapping[Key, RowStates]) -> None:
+        """Take the states of rows. In tables that grow, only rows that are there take them."""
+        for key, of_key in states.items():
+            self._load_states(key, of_key)
+
+    def _load_states(self, key: Key, states: RowStates) -> None:
+        rows = self._tables[key]
+        missing = np.ones(len(states.ids), bool)
+        frozen = rows.freeze()
+        pages = [frozen.page(start, PAGE_ROWS) for start in range(0, frozen.rows, PAGE_ROWS)]
+        frozen.thaw()
+        for page in pages:
+            (ids, values, parts), places = states.replacing(page)
+            missing[places] = False
+            rows.put(ids, values, parts, None, states.steps)
+        if not self.specs[key].grows:
+            ids = states.ids[missing]
+            rows.put(ids, self.rows(key, ids), {name: part[missing] for name, part in states.parts.items()}, None)
+
+    def evict(self, key: Key) -> None:
+        """See ``KVStore``."""
+        self._tables[key].evict()
+
+    def statistics(self, key: Key) -> dict[str, int]:
+        """See ``KVStore.table_statistics``."""
+        return self._tables[key].statistics()
+
+    def _called(self, function: Function, key: Key, ids: Ids, sums: Rows) -> Rows:
+        """Return the rows of ``ids`` as the user's updater leaves them."""
+        table = self.specs[key]
+        shape = None if table.rows is None else (table.rows, *table.row)
+        pushed, stored = (
+            RowSparse(ids, rows.reshape(len(ids), *table.row), shape) for rows in (sums, self.rows(key, ids))
+        )
+        function(key, pushed, stored)
+        return row_sparse(f"the updater's rows of key {key!r}", stored, table).rows.reshape(sums.shape).numpy()
+
+    def _pages(self, key: Key, frozen: FrozenRows) -> Iterator[RowSparse]:
+        table = self.specs[key]
+        shape = None if table.rows is None else (table.rows, *table.row)
+        try:
+            for start in range(0, frozen.rows, PAGE_ROWS):
+                page = frozen.page(start, PAGE_ROWS, state=False)
+                yield RowSparse(page.ids, page.rows.reshape(len(page.ids), *table.row), shape)
+        finally:
+            frozen.thaw()
+
+
+def row_updaters(optimizer: Optimizer, tables: Mapping[Key, Table]) -> dict[Key, RowUpdater]:
+    """Return what updates the rows of each of ``tables`` with ``optimizer``.
+
+    Raises:
+        Unsupported, UsageError: it cannot.
+    """
+    return {key: RowUpdater(optimizer, key, table.dtype, table.width, table.grows) for key, table in tables.items()}
