@@ -140,7 +140,7 @@ def carry_out(plan: Plan) -> Outcome:
     elif plan.program == "bits":
         training = Bits(plan.seed, plan.compression, min(plan.rounds, 3))
     else:
-        training = Training(plan.seed, plan.mode, plan.compression, plan.uneven)
+        training = Training(plan.seed, plan.mode, plan.compression, plan.uneven, later=bool(plan.replicas))
     due: defaultdict[int, list[Action]] = defaultdict(list)
     for member, at in plan.crashes:
         due[at].append(partial(job.kill, member))

@@ -106,13 +106,25 @@ def _reasons(plan: Plan) -> set[str]:
     if plan.pause is not None and plan.pause[2] > 0.8 * plan.limit_s:
         lost[plan.pause[0]] += 1
     for one, other, _, last_s in plan.partings:
-        if last_s > 0.8 * plan.limit_s and "scheduler" in (one, other):
-            lost[other if one == "scheduler" else one] += 1
+        if last_s > 0.8 * plan.limit_s:
+            lost.update(_given_up({one, other}))
     reasons = {member for member in lost if member.startswith(("worker", "aggregator"))}
+    if reasons and any("scheduler" in pair for pair in plan.partings):
+        reasons.add("scheduler")  # which is what the one that was cut off says
     for rank in range(2):
         if lost[f"server {rank}"] + lost[f"standby {rank}"] > 1:
             reasons.add(f"server {rank}")
     return reasons
+
+
+def _given_up(parted: set[str]) -> list[str]:
+    """Return whom the job gives up when these two members have not reached each other for too long."""
+    if "scheduler" in parted:
+        return list(parted - {"scheduler"})
+    for rank in range(2):
+        if parted == {f"server {rank}", f"standby {rank}"}:
+            return [f"standby {rank}"]  # the server gets another
+    return []
 
 
 def _undisturbed(plan: Plan) -> list[object]:
