@@ -171,10 +171,11 @@ class LocalTables:
         for page in pages:
             (ids, values, parts), places = states.replacing(page)
             missing[places] = False
-            rows.put(ids, values, parts, None, states.steps)
+            rows.put(ids, values, parts, None)
         if not self.specs[key].grows:
             ids = states.ids[missing]
             rows.put(ids, self.rows(key, ids), {name: part[missing] for name, part in states.parts.items()}, None)
+        rows.put(np.empty(0, np.int64), self.rows(key, np.empty(0, np.int64)), {}, None, states.steps)
 
     def evict(self, key: Key) -> None:
         """See ``KVStore``."""

@@ -1,0 +1,15 @@
+"""The checkpoints' part of the interface, for a store without a job."""
+
+from __future__ import annotations
+
+import pytest
+
+import kvstore as kv
+
+
+def test_a_store_without_a_job_saves_no_checkpoints() -> None:
+    store = kv.create()
+    assert store.save_checkpoint(if_due=True) is None
+    assert not store.attach("name", object())
+    with pytest.raises(kv.Unsupported, match="a 'local' store has no save_checkpoint"):
+        store.save_checkpoint()
