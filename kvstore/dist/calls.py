@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from kvstore.dist.incoming import Writer
 from kvstore.dist.plans.plan import Plan, Plans
+from kvstore.dist.rows.arguments import RowArguments
+from kvstore.dist.rows.call import RowCall
+from kvstore.errors import UsageError
 from kvstore.spec import Key, require_same
-from kvstore.store.arguments import group, one_kind
+from kvstore.store.arguments import RowRequest, RowRequests, group, one_kind
 from kvstore.values import Arrays, as_output, as_tensors, reduce_to, spec_of, tensors_of
+from kvstore.values.addresses import Column
 
 ABSENT: Any = object()  # for an argument that a call does not have
 CPU = torch.device("cpu")
@@ -21,14 +26,37 @@ class StoreCall(NamedTuple):
     """A push, a pull, or both at once.
 
     Attributes:
-        plan: of the keys.
-        values: what to push, for each key an array, contiguous; None to push nothing.
+        plan: of the keys that have arrays; None if there are none.
+        values: what to push, for each of these an array, contiguous; None to push nothing.
         writer: writes the new values; None if they are not wanted.
+        rows: what the call has of tables.
     """
 
-    plan: Plan
+    plan: Plan | None
     values: Arrays | Sequence[torch.Tensor] | None
     writer: Writer | None
+    rows: Sequence[RowCall] = ()
+
+    @property
+    def pushes(self) -> bool:
+        """Whether something is pushed."""
+        return self.values is not None or any(call.contribution is not None for call in self.rows)
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """All keys; a table of which several parts are wanted is listed once."""
+        arrays = () if self.plan is None else self.plan.keys
+        if not self.rows:
+            return arrays
+        return tuple(dict.fromkeys([*arrays, *(key for call in self.rows for key in call.plan.keys)]))
+
+    @property
+    def places(self) -> Column:
+        """Of all keys, among those of the store."""
+        parts = [call.plan.places for call in self.rows]
+        if self.plan is not None:
+            parts.append(self.plan.places)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class Arguments:
@@ -36,20 +64,102 @@ class Arguments:
 
     Args:
         plans: of the store.
+        tables: checks what calls have of tables.
         on_device: sum the values of several devices on the first one's device, not on the CPU.
     """
 
-    def __init__(self, plans: Plans, on_device: bool) -> None:
+    def __init__(self, plans: Plans, tables: RowArguments, on_device: bool) -> None:
         self._plans = plans
+        self._tables = tables
         self._on_device = on_device
 
     def check(self, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True) -> StoreCall:
         """Return the call that pushes ``value`` and pulls into ``out``, as ``KVStore`` takes them.
 
+        Args:
+            key, value: see ``KVStore``.
+            out: None pulls into ``value``.
+            copy: see ``KVStore``.
+
         Raises:
             KeyNotInitialized, Mismatch, UsageError: there can be no such call.
         """
         known = self._plans.known(key)
+        if known is None and self._has_tables(key):
+            return self._mixed(key, value, out, copy)
+        return self._arrays(known, key, value, value if out is None else out, copy)
+
+    def check_rows(self, key: Any, requests: RowRequests, value: Any = ABSENT, copy: bool = True) -> StoreCall:
+        """Return the call that pulls the rows of ``requests``, and pushes ``value``, if that is given.
+
+        Raises:
+            KeyNotInitialized, Mismatch, UsageError: there can be no such call.
+        """
+        one_kind(requests.by_key, self._plans.entries.kind)
+        if value is ABSENT:
+            return StoreCall(None, None, None, self._tables.pull(requests.by_key))
+        return self._split(self._grouped(key, value), requests.by_key, copy)
+
+    def arrays_of(self, key: Any, out: Any) -> dict[Key, Any]:
+        """Return those of ``out``, by key, whose keys have no tables."""
+        return {each: outs for each, outs in self._grouped(key, out).items() if each not in self._plans.entries.tables}
+
+    def _has_tables(self, key: Any) -> bool:
+        tables = self._plans.entries.tables
+        if not tables:
+            return False
+        if isinstance(key, list | tuple):
+            return any(isinstance(each, int | str) and each in tables for each in key)
+        return isinstance(key, int | str) and key in tables
+
+    def _mixed(self, key: Any, value: Any, out: Any, copy: bool) -> StoreCall:
+        """``check``, for keys some of which have tables."""
+        tables = self._plans.entries.tables
+        if out is ABSENT:
+            return self._split(self._grouped(key, value), None, copy)
+        if value is ABSENT:
+            outs = self._grouped(key, out)
+            whole = [call for each, of in outs.items() if each in tables for call in self._tables.pull_whole(each, of)]
+            arrays = {each: of for each, of in outs.items() if each not in tables}
+            if not arrays:
+                return StoreCall(None, None, None, whole)
+            return self._arrays(None, list(arrays), out=list(arrays.values()), copy=copy)._replace(rows=whole)
+        values = self._grouped(key, value)
+        if out is None:
+            requests = {each: [RowRequest(None, None) for _ in of] for each, of in values.items()}
+        else:
+            outs = self._grouped(key, out)
+            requests = {each: [RowRequest(None, one) for one in of] for each, of in outs.items()}
+        return self._split(values, requests, copy)
+
+    def _split(
+        self, values: Mapping[Key, list[Any]], requests: Mapping[Key, list[RowRequest]] | None, copy: bool
+    ) -> StoreCall:
+        """Return the call that pushes ``values``, and reads what ``requests`` say, if there are any."""
+        tables = self._plans.entries.tables
+        sparse = {key: of for key, of in values.items() if key in tables}
+        arrays = {key: of for key, of in values.items() if key not in tables}
+        rows: Sequence[RowCall] = ()
+        if sparse and requests is None:
+            rows = self._tables.push(sparse)
+        elif sparse and requests is not None:
+            rows = self._tables.pushpull(sparse, {key: requests[key] for key in sparse})
+        if not arrays:
+            return StoreCall(None, None, None, rows)
+        keys, listed = list(arrays), list(arrays.values())
+        if requests is None:
+            return self._arrays(None, keys, listed)._replace(rows=rows)
+        outs = []
+        for each, of in arrays.items():
+            if any(request.ids is not None for request in requests[each]):
+                raise UsageError(f"key {each!r} has an array, which comes as a whole: give None for its row_ids")
+            given = [request.out for request in requests[each] if request.out is not None]
+            outs.append(given or of)
+        return self._arrays(None, keys, listed, outs, copy)._replace(rows=rows)
+
+    def _arrays(
+        self, known: Plan | None, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True
+    ) -> StoreCall:
         if out is ABSENT:
             plan, values = self._values(known, key, value)
             return StoreCall(plan, values, None)

@@ -26,7 +26,6 @@ from kvstore.checkpoint.verify import verify
 from kvstore.dist.captures import Answers, ask
 from kvstore.dist.meetings import Meetings, MeetingStore, told
 from kvstore.dist.plans.entries import Entries
-from kvstore.dist.plans.plan import Plan
 from kvstore.dist.resuming import Resumed
 from kvstore.dist.saving import CheckpointInProgress
 from kvstore.dist.trained import TrainedStore
@@ -35,6 +34,7 @@ from kvstore.errors import CheckpointError, KVStoreError, NodeLost, UsageError
 from kvstore.job.valid_values import Interval
 from kvstore.member.session import Session
 from kvstore.spec import Key, Spec
+from kvstore.values.addresses import Column
 
 log = logging.getLogger(__name__)
 
@@ -137,11 +137,11 @@ class Checkpointing:
 
     # ---- moments
 
-    def before(self, store: TrainedStore, plan: Plan) -> None:
-        """Save if a checkpoint is due, and this push begins the next round."""
+    def before(self, store: TrainedStore, places: Column) -> None:
+        """Save if a checkpoint is due, and this push, of the keys at ``places``, begins the next round."""
         if self.resumed is not None and not store.has_residuals:
             store.give_residuals(self.resumed)
-        clock = int(store.clocks.pushed[plan.places].max(initial=0)) + 1
+        clock = int(store.clocks.pushed[places].max(initial=0)) + 1
         if clock <= store.begun:
             return
         if clock > 1 and self._directory is not None and store.trains:

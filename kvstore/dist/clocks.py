@@ -6,12 +6,31 @@ They are numpy columns: a push of thousands of keys changes two arrays, each in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from kvstore.dist.plans.entries import Entry
-from kvstore.dist.plans.parcels import Parcel
+from kvstore.dist.plans.entries import Entry, Segment
 from kvstore.values.addresses import Column
+
+
+class Carried(Protocol):
+    """The segments of one message: of arrays (``Parcel``), or of tables (``RowParcel``)."""
+
+    @property
+    def places(self) -> Column:
+        """Of the segments' keys, among those of the store."""
+        ...
+
+    @property
+    def segments(self) -> list[Segment]:
+        """See ``Segment``."""
+        ...
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What is known of the key of each segment."""
+        ...
 
 
 class PushClocks:
@@ -32,12 +51,12 @@ class PushClocks:
         self.pushed = _grown(self.pushed, size)
         self.last = _grown(self.last, size)
 
-    def of(self, parcel: Parcel) -> list[int]:
+    def of(self, parcel: Carried) -> list[int]:
         """Return how often the key of each segment of ``parcel`` has been pushed."""
         clocks: list[int] = self.pushed[parcel.places].tolist()
         return clocks
 
-    def after(self, parcel: Parcel) -> list[int]:
+    def after(self, parcel: Carried) -> list[int]:
         """Return how often the key of each segment will have been pushed with the next push."""
         clocks: list[int] = (self.pushed[parcel.places] + 1).tolist()
         return clocks
@@ -47,7 +66,7 @@ class PushClocks:
         self.pushed[places] = clocks
         self.last[places] = push
 
-    def advance(self, parcel: Parcel, versions: Sequence[int]) -> None:
+    def advance(self, parcel: Carried, versions: Sequence[int]) -> None:
         """Note the rounds of values that have come; a clock that is behind them moves up to them. May be repeated.
 
         Segments of one key may be at different rounds. The earliest counts: otherwise its round would wait for a push

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from kvstore.dist.clocks import PushClocks
-from kvstore.dist.plans.entries import Entry, Segment
+from kvstore.dist.plans.entries import Entries, Entry, Segment
 from kvstore.dist.requests import Requests
 from kvstore.errors import DeadlineExceeded, KVStoreError
 from kvstore.spec import Key
@@ -37,11 +37,13 @@ class Joining:
         """Whether this worker pauses."""
         return self._operation is not None
 
-    def begin(self, entries: Mapping[Key, Entry]) -> None:
+    def begin(self, entries: Entries) -> None:
         """Announce a pause to the scheduler, then to the servers. Nothing may be pushed from here to ``end``."""
         number = self._number + 1
         self._requests.announce_pause(number)
-        self._requests.pause(number, partial(self._pushed, entries), self._take, partial(self._begun, number))
+        self._requests.pause(
+            number, partial(self._pushed, entries), entries.tables, self._take, partial(self._begun, number)
+        )
 
     def _pushed(self, entries: Mapping[Key, Entry]) -> Mapping[Segment, int]:
         """Return how often each segment has been pushed."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any, NamedTuple, cast
 
 from kvstore.dist.calls import StoreCall
-from kvstore.dist.clocks import PushClocks
+from kvstore.dist.clocks import Carried, PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.counts import Counts
 from kvstore.dist.delegation import Delegated
@@ -22,17 +20,17 @@ from kvstore.dist.join import Joining
 from kvstore.dist.optimizer import Optimizing, PushHyperparameters
 from kvstore.dist.outgoing import Load, Plain
 from kvstore.dist.plans.parcels import Parcel
-from kvstore.dist.plans.plan import Plan
 from kvstore.dist.requests import Requests
+from kvstore.dist.rows.pending import PushOfRows, RowAsker, RowNumbers, pulls_of_rows, pushes_of_rows
 from kvstore.errors import UsageError
 from kvstore.member.outstanding import Effect, PendingRequest, Turn
 from kvstore.member.session import Session
 from kvstore.rule import Rule
 from kvstore.spec import require_floats
 from kvstore.ticket import Operation
-from kvstore.values import Arrays, Leaving
+from kvstore.values import Leaving
 from kvstore.values.addresses import Column
-from kvstore.wire import MAX_PRIORITY, Ack, CodecDescription, Pull, Push, Sender, Values
+from kvstore.wire import MAX_PRIORITY, Ack, CodecDescription, Pull, Push, Rows, Sender, Values
 
 
 class Pushes:
@@ -49,7 +47,7 @@ class Pushes:
     Attributes:
         compressing: how values are encoded, here or by the aggregator; None leaves them as they are.
         counts: the counters.
-        before: called with the plan of a push before anything of the push is made; None for nothing.
+        before: called with the places of a push's keys before anything of the push is made; None for nothing.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class Pushes:
     ) -> None:
         self.compressing: Compressing | Delegated | None = None
         self.counts = Counts()
-        self.before: Callable[[Plan], None] | None = None
+        self.before: Callable[[Column], None] | None = None
         self.session = session
         self.store = requests.store
         self.rule = rule
@@ -75,6 +73,7 @@ class Pushes:
         self._number = 0  # of the last push
         self._pushed: dict[int, Operation] = {}  # by number, those that may not have taken effect yet
         self._failed: dict[Operation, None] = {}
+        self._rows = RowAsker(self.store, session.servers, clocks, session.client, self.noted)
 
     @property
     def outstanding(self) -> int:
@@ -84,9 +83,9 @@ class Pushes:
     @property
     def bytes_pushed(self) -> int:
         """Bytes of gradients that have been sent."""
-        return self.counts.bytes_pushed + sum(
-            request.sent for request in self._client.of(_Push) if request.pushes is self
-        )
+        arrays = sum(request.sent for request in self._client.of(_Push) if request.pushes is self)
+        rows = sum(request.sent for request in self._client.of(PushOfRows) if request.asker is self._rows)
+        return self.counts.bytes_pushed + arrays + rows
 
     def make(self, what: str, call: StoreCall, priority: int, wait: bool) -> Operation:
         """Make ``call``: send this worker's next contribution, ask for the values after it, or both.
@@ -97,22 +96,25 @@ class Pushes:
             wait: return when it has taken effect. Until then messages may wait for their turn, and read the values when
                 they leave.
         """
-        if self.before is not None and call.values is not None:
-            self.before(call.plan)
-        load = None if call.values is None else self._load(call.plan, call.values)
-        operation = Operation(what, call.plan.keys, self._client, self._fail, self._requests.limits)
+        if self.before is not None and call.pushes:
+            self.before(call.places)
+        load = self._load(call) if call.pushes else None
+        operation = Operation(what, call.keys, self._client, self._fail, self._requests.limits)
         send = self._client.exchange if wait else self._client.submit
         send(operation, self._prepare, call, load, priority, wait)
         return operation
 
-    def _load(self, plan: Plan, values: Arrays | Sequence[torch.Tensor]) -> Load:
-        """Return the contents of a push's messages.
+    def _load(self, call: StoreCall) -> Load | None:
+        """Return the contents of the messages of a push, as far as they are of arrays.
 
         Raises:
             Mismatch, UsageError: it cannot be pushed.
         """
         if self.rule.mode == "async":
             self._optimizing.require("push")
+        plan, values = call.plan, call.values
+        if plan is None or values is None:
+            return None
         if not plan.floats and self._optimizing.optimizer is not None:
             require_floats(zip(plan.keys, plan.specs, strict=True))
         if self.compressing is None:
@@ -138,29 +140,44 @@ class Pushes:
         self, operation: Operation, call: StoreCall, load: Load | None, priority: int, wait: bool
     ) -> tuple[Sequence[PendingRequest], Effect]:
         """Return the requests of ``call``, and what is to change when they are made."""
-        plan, writer = call.plan, call.writer
         priority = max(-MAX_PRIORITY, min(int(priority), MAX_PRIORITY))
-        if load is None:
-            pulls: list[PendingRequest] = [
-                _Pull(self, operation, parcel, self._incoming(parcel, writer, priority)) for parcel in plan.parcels
-            ]
-            return pulls, partial(self._count, self.counts.called(0, len(plan.keys)))
+        if not call.pushes:
+            return self._pulls(operation, call, priority), partial(self._count, self.counts.called(0, len(call.keys)))
         if self._joining.under_way:
             raise UsageError("this worker has joined, and others have not yet: call join() again, which waits on")
         self._forget()
+        places = call.places
         # The pushes of a key stay in order, and so do their answers, which may go into the same array.
-        order = None if self._on_way(plan) else priority
-        outgoing = _Contribution(load, self._optimizing.hyper(), order)
+        order = None if self._on_way(places) else priority
+        hyper = self._optimizing.hyper()
         turn = priority if wait else None
-        pushes = [
-            _Push(self, operation, parcel, self._incoming(parcel, writer, turn), outgoing) for parcel in plan.parcels
-        ]
-        counts = self.counts.called(len(plan.keys), 0 if writer is None else len(plan.keys))
-        clocks = self.clocks.pushed[plan.places] + 1
-        return pushes, partial(self._made, self._number + 1, operation, plan, clocks, counts)
+        pushes: list[PendingRequest] = []
+        if call.plan is not None and load is not None:
+            outgoing = _Contribution(load, hyper, order)
+            pushes += [
+                _Push(self, operation, parcel, self._incoming(parcel, call.writer, turn), outgoing)
+                for parcel in call.plan.parcels
+            ]
+        numbers = RowNumbers(hyper.lr, hyper.rescale, hyper.changes, order)
+        pushes += pushes_of_rows(self._rows, operation, call.rows, numbers, turn)
+        read = sum(len(rows.plan.keys) for rows in call.rows if rows.reader is not None)
+        if call.plan is not None and call.writer is not None:
+            read += len(call.plan.keys)
+        counts = self.counts.called(len(places), read)
+        return pushes, partial(self._made, self._number + 1, operation, places, self.clocks.pushed[places] + 1, counts)
 
-    def _made(self, number: int, operation: Operation, plan: Plan, clocks: Column, counts: Counts) -> None:
-        self.clocks.note(plan.places, clocks, number)
+    def _pulls(self, operation: Operation, call: StoreCall, priority: int) -> list[PendingRequest]:
+        pulls: list[PendingRequest] = []
+        if call.plan is not None:
+            pulls += [
+                _Pull(self, operation, parcel, self._incoming(parcel, call.writer, priority))
+                for parcel in call.plan.parcels
+            ]
+        pulls += pulls_of_rows(self._rows, operation, call.rows, priority)
+        return pulls
+
+    def _made(self, number: int, operation: Operation, places: Column, clocks: Column, counts: Counts) -> None:
+        self.clocks.note(places, clocks, number)
         self._pushed[number] = operation
         self._number = number
         self.counts = counts
@@ -168,11 +185,11 @@ class Pushes:
     def _count(self, counts: Counts) -> None:
         self.counts = counts
 
-    def _on_way(self, plan: Plan) -> bool:
-        """Whether the last push of one of the plan's keys has not taken effect yet."""
+    def _on_way(self, places: Column) -> bool:
+        """Whether the last push of one of the keys at ``places`` has not taken effect yet."""
         if not self._pushed:
             return False
-        numbers = set(self.clocks.last[plan.places].tolist())
+        numbers = set(self.clocks.last[places].tolist())
         return any(number in self._pushed and self._pushed[number].open for number in numbers)
 
     def _forget(self) -> None:
@@ -199,7 +216,7 @@ class Pushes:
             decode, codec, nbytes = how.decoder(parcel), how.asked(parcel), parcel.nbytes // how.fold
         return _Incoming(writer, decode, codec, None if priority is None else Turn(nbytes, priority))
 
-    def noted(self, parcel: Parcel, reply: Ack | Values, pushed: int, pulled: bool) -> Effect:
+    def noted(self, parcel: Carried, reply: Ack | Rows | Values, pushed: int, pulled: bool) -> Effect:
         """Return the effect of an answer on the counters and clocks.
 
         Args:
@@ -209,13 +226,16 @@ class Pushes:
         """
         counts = self.counts.sent(pushed, reply, self.rule.quorum is not None)
         versions: Sequence[int] = ()
-        if pulled and isinstance(reply, Values):
-            nbytes = sum(reply.lengths) or parcel.nbytes
+        if pulled and not isinstance(reply, Ack):
+            if isinstance(reply, Rows):
+                nbytes = sum(map(len, reply.buffers))
+            else:
+                nbytes = sum(reply.lengths) or cast("Parcel", parcel).nbytes
             counts = counts.received(nbytes, reply.ahead if self.rule.mode == "async" else None)
             versions = reply.clocks
         return partial(self._noted, counts, parcel, versions)
 
-    def _noted(self, counts: Counts, parcel: Parcel, versions: Sequence[int]) -> None:
+    def _noted(self, counts: Counts, parcel: Carried, versions: Sequence[int]) -> None:
         if versions:
             self.clocks.advance(parcel, versions)
         self.counts = counts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -65,14 +65,14 @@ class Requests:
         self._client = session.client
         self.limits = limits
         self.packer = Packer(session.client)
-        opened: StoreOpened = self._one(session.scheduler, "opening the store", (), OpenStore, ordinal=ordinal)
+        opened: StoreOpened = self.one(session.scheduler, "opening the store", (), OpenStore, ordinal=ordinal)
         self.store = opened.store
         self._all("opening the store", Open, store=self.store, **rule.described)
 
     def close(self) -> None:
         """Tell the servers and the aggregator, then the scheduler, that this worker does not use the store any more."""
         self._all("closing the store", Close, store=self.store)
-        self._one(self._session.scheduler, "closing the store", (), CloseStore, store=self.store)
+        self.one(self._session.scheduler, "closing the store", (), CloseStore, store=self.store)
 
     def declare(
         self, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], bound: int, longest: int
@@ -83,7 +83,7 @@ class Requests:
             keys, kinds, specs: the array of ``keys[i]`` is one of ``specs[kinds[i]]``.
             bound, longest: see ``Declare``.
         """
-        placed: Placed = self._one(
+        placed: Placed = self.one(
             self._session.scheduler,
             "init",
             keys,
@@ -98,47 +98,53 @@ class Requests:
             tables=[spec.table.described if isinstance(spec, TableSpec) else None for spec in specs],
         )
         columns = (placed.counts, placed.ids, placed.servers, placed.starts, placed.stops)
+        segments = SegmentColumns(*(np.array(column, np.int64) for column in columns))
         if self._session.aggregator is not None:
-            self._describe(self._session.aggregator, keys, kinds, specs, placed)
-        return Entries.of(keys, kinds, specs, SegmentColumns(*(np.array(column, np.int64) for column in columns)))
+            self._describe(self._session.aggregator, keys, kinds, specs, segments)
+        return Entries.of(keys, kinds, specs, segments)
 
     def _describe(
-        self, aggregator: Peer, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], placed: Placed
+        self, aggregator: Peer, keys: Sequence[Key], kinds: Sequence[int], specs: Sequence[Spec], placed: SegmentColumns
     ) -> None:
-        """Tell the aggregator where keys are, before it is given anything of them."""
-        self._one(
+        """Tell the aggregator where arrays are, before it is given anything of them. It takes no part in tables."""
+        tables = np.array([isinstance(spec, TableSpec) for spec in specs], bool)
+        arrays = ~tables[np.array(kinds, np.int64)]
+        if not arrays.any():
+            return
+        of_arrays = np.repeat(arrays, placed.counts)
+        fields = {
+            "keys": [key for key, is_array in zip(keys, arrays.tolist(), strict=True) if is_array],
+            "kinds": np.array(kinds, np.int64)[arrays].tolist(),
+            "counts": placed.counts[arrays].tolist(),
+            "ids": placed.ids[of_arrays].tolist(),
+            "servers": placed.servers[of_arrays].tolist(),
+            "sizes": (placed.stops - placed.starts)[of_arrays].tolist(),
+        }
+        self.one(
             aggregator,
             "init",
             keys,
             Describe,
             store=self.store,
-            keys=list(keys),
-            kinds=list(kinds),
             shapes=[list(spec.shape) for spec in specs],
             dtypes=[spec.dtype for spec in specs],
-            counts=placed.counts,
-            ids=placed.ids,
-            servers=placed.servers,
-            sizes=[stop - start for start, stop in zip(placed.starts, placed.stops, strict=True)],
+            **fields,
         )
 
-    def put_values(self, plan: Plan, values: Leaving, effect: Effect, then: Callable[[], None] | None = None) -> None:
-        """Send the first values of a plan's keys to the servers, then report them ready, which has ``effect``.
-
-        Args:
-            then: called before they are reported ready: no other worker uses them yet.
-        """
-        operation = self._operation("init", plan.keys)
+    def put_values(self, plan: Plan, values: Leaving) -> None:
+        """Send the first values of a plan's keys to the servers, and wait until they are there."""
+        operation = self.operation("init", plan.keys)
         for parcel in plan.parcels:
             peer = self._session.servers[parcel.server]
             self._client.submit(
                 operation, ready, [_FirstValues(peer, operation, self.store, parcel, values, self.packer)]
             )
         operation.wait()
-        if then is not None:
-            then()
-        operation = self._operation("init", plan.keys)
-        fields = {"store": self.store, "keys": list(plan.keys)}
+
+    def ready(self, keys: Sequence[Key], effect: Effect) -> None:
+        """Report keys ready, which other workers may use from then on; this has ``effect``."""
+        operation = self.operation("init", keys)
+        fields = {"store": self.store, "keys": list(keys)}
         question = Question(self._session.scheduler, operation, Ready, fields)
         self._client.exchange(operation, ready, [question], effect)
 
@@ -156,13 +162,13 @@ class Requests:
             "rescale": optimizer.rescale_grad,
             "groups": [[list(group.keys), [[*pair] for pair in group.hyper.items()]] for group in optimizer.groups],
         }
-        operation = self._operation("set_optimizer")
+        operation = self.operation("set_optimizer")
         questions = [_Last(peer, operation, SetOptimizer, fields, effect) for peer in self._session.servers]
         self._client.exchange(operation, ready, questions)
 
     def optimizer(self) -> str | None:
         """Return the name of the optimizer that the servers have, or None."""
-        reply: OptimizerStates = self._one(
+        reply: OptimizerStates = self.one(
             self._session.servers[0], "asking for the optimizer", (), GetStates, store=self.store, ids=[]
         )
         return reply.optimizer
@@ -174,7 +180,7 @@ class Requests:
             parcel: of which segments.
             aggregator: asked for the residuals of its compression instead.
         """
-        reply: OptimizerStates = self._one(
+        reply: OptimizerStates = self.one(
             aggregator or self._session.servers[parcel.server],
             "save_optimizer_states",
             (),
@@ -190,7 +196,7 @@ class Requests:
     ) -> None:
         """Send a server the optimizer's states of segments that it holds; see ``get_states``."""
         by_id = (SegmentState(segment.id, name, value) for (segment, name), value in states.items())
-        self._one(
+        self.one(
             aggregator or self._session.servers[server],
             "load_optimizer_states",
             (),
@@ -205,14 +211,14 @@ class Requests:
         Args:
             begun: gets the operation that is done when all workers have come.
         """
-        operation = self._operation("barrier")
+        operation = self.operation("barrier")
         fields = {"store": self.store, "number": number}
         question = Question(self._session.scheduler, operation, Barrier, fields)
         self._client.submit(operation, ready, [question], partial(begun, operation))
 
     def announce_pause(self, number: int) -> None:
         """Announce this worker's pause ``number`` to the scheduler, before any server lets others go on."""
-        self._one(
+        self.one(
             self._session.scheduler,
             "join",
             (),
@@ -228,6 +234,7 @@ class Requests:
         self,
         number: int,
         clocks: Callable[[], Mapping[Segment, int]],
+        tables: Collection[Key],
         take: Callable[[Sequence[int], Resume], None],
         begun: Callable[[Operation], None],
     ) -> None:
@@ -235,24 +242,29 @@ class Requests:
 
         Args:
             clocks: returns how often each segment has been pushed.
+            tables: the keys that have tables, of which the aggregator knows nothing.
             take: is given each server's answer, with the segments that it is about.
             begun: gets the operation that is done when the servers let this worker go on.
         """
-        self._client.submit(self._operation("join"), self._pauses, number, clocks, take, begun)
+        self._client.submit(self.operation("join"), self._pauses, number, clocks, tables, take, begun)
 
     def _pauses(
         self,
         operation: Operation,
         number: int,
         clocks: Callable[[], Mapping[Segment, int]],
+        tables: Collection[Key],
         take: Callable[[Sequence[int], Resume], None],
         begun: Callable[[Operation], None],
     ) -> tuple[Sequence[PendingRequest], Effect]:
         by_server: list[dict[int, int]] = [{} for _ in self._session.servers]
         pushes: dict[Key, int] = {}
+        every: dict[int, int] = {}
         for segment, clock in clocks().items():
             by_server[segment.server][segment.id] = clock
             pushes[segment.key] = clock
+            if segment.key not in tables:
+                every[segment.id] = clock
         questions = []
         for peer, pushed in zip(self._session.servers, by_server, strict=True):
             ids = list(pushed)
@@ -260,25 +272,31 @@ class Requests:
             fields["clocks"] = list(pushed.values())
             questions.append(Question(peer, operation, Pause, fields, partial(take, ids)))
         if self._session.aggregator is not None:
-            every = {number: clock for pushed in by_server for number, clock in pushed.items()}
             fields = {"store": self.store, "number": number, "pushes": sum(pushes.values()), "ids": list(every)}
             fields["clocks"] = list(every.values())
             questions.append(Question(self._session.aggregator, operation, Pause, fields))
         return questions, partial(begun, operation)
 
-    def _one(self, peer: bytes, what: str, keys: Iterable[Key], kind: type[Request], /, **fields: Any) -> Any:
-        """Ask ``peer``, and return the reply."""
-        operation = self._operation(what, keys)
+    def one(self, peer: bytes, what: str, keys: Iterable[Key], kind: type[Request], /, **fields: Any) -> Any:
+        """Ask ``peer``, and return the reply.
+
+        Args:
+            what: the call, for messages.
+            keys: it is about.
+            kind, fields: the request.
+        """
+        operation = self.operation(what, keys)
         return self._client.exchange(operation, ready, [Question(peer, operation, kind, fields, operation.take)])
 
     def _all(self, what: str, kind: type[Request], /, **fields: Any) -> None:
         """Ask all servers, and the aggregator, and wait for their answers."""
-        operation = self._operation(what)
+        operation = self.operation(what)
         peers = [*self._session.servers, *([self._session.aggregator] if self._session.aggregator is not None else [])]
         questions = [Question(peer, operation, kind, fields) for peer in peers]
         self._client.exchange(operation, ready, questions)
 
-    def _operation(self, what: str, keys: Iterable[Key] = ()) -> Operation:
+    def operation(self, what: str, keys: Iterable[Key] = ()) -> Operation:
+        """Return a new operation for requests of the store; ``what`` names the call in messages."""
         return Operation(what, list(keys), self._client, limits=self.limits)
 
 

@@ -17,7 +17,7 @@ from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.compression import describe as describe_compression
 from kvstore.dist.delegation import Delegated, compressing
-from kvstore.dist.first_values import distinct, new_arrays
+from kvstore.dist.first_values import distinct, new_arrays, tables_among
 from kvstore.dist.join import Joining
 from kvstore.dist.momentum import advice, warn
 from kvstore.dist.optimizer import Optimizing, described
@@ -26,6 +26,10 @@ from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.plan import Plan, Plans
 from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
+from kvstore.dist.rows.arguments import RowArguments
+from kvstore.dist.rows.plan import RowPlan, RowPlans
+from kvstore.dist.rows.stored import StoredTables
+from kvstore.dist.table_calls import TableCalls
 from kvstore.dist.trained import TrainedStore
 from kvstore.dist.worker_part import Stateful
 from kvstore.errors import Unsupported, UsageError
@@ -37,6 +41,7 @@ from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
 from kvstore.rule import Rule
 from kvstore.spec import Key, as_shape
+from kvstore.store.arguments import requests_of
 from kvstore.store.base import KVStore
 from kvstore.store.statistics import Statistics
 from kvstore.ticket import Ticket, WaitLimits
@@ -47,7 +52,7 @@ from kvstore.values import (
 )
 
 
-class DistStore(KVStore):
+class DistStore(TableCalls, KVStore):
     """One worker's end of a store; see ``KVStore``. Workers that make their stores in the same order share them.
 
     Args:
@@ -83,7 +88,9 @@ class DistStore(KVStore):
         self._bound = session.config.bigarray_bound if bound is None else bound
         self._plans = Plans(session.config.piece_bytes)
         self._entries = self._plans.entries
-        self._arguments = Arguments(self._plans, on_device)
+        self._row_plans = RowPlans(self._entries)
+        tables = RowArguments(self._row_plans, self.rule, session.rank)
+        self._arguments = Arguments(self._plans, tables, on_device)
         self._clocks = PushClocks()
         self._closed = False
         self._checkpoints = (
@@ -91,6 +98,7 @@ class DistStore(KVStore):
         )
         ordinal = session.stores + 1
         self._requests = Requests(session, ordinal, self.rule, limits)
+        self._stored = StoredTables(session, self._requests, self._entries.tables)
         self._barriers = WorkerBarriers(self._requests)
         self._optimizing = Optimizing(self._requests, name)
         self._joining = Joining(self._requests, self._clocks)
@@ -122,22 +130,29 @@ class DistStore(KVStore):
         """See ``KVStore``."""
         self._check()
         keys, arrays, kind = new_arrays(key, value, self._entries, self._kind)
-        kinds, specs, values = distinct(arrays)
-        firsts = ((keys[kinds.index(number)], spec) for number, spec in enumerate(specs))
+        first = tables_among(keys, arrays, self.rank)
+        places = [place for place in range(len(keys)) if place not in first.specs]
+        array_keys = [keys[place] for place in places]
+        kinds, specs, values = distinct([arrays[place] for place in places])
+        all_kinds, all_specs = first.among(len(keys), kinds, specs)
+        firsts = ((keys[all_kinds.index(number)], spec) for number, spec in enumerate(all_specs))
         require_shapes(self._optimizing.optimizer, firsts)
         whole = self._optimizing.whole
         piece_bytes = self._session.config.piece_bytes
-        entries = self._requests.declare(
-            keys, kinds, specs, WHOLE if whole else self._bound, WHOLE if whole else piece_bytes
-        )
+        bounds = (WHOLE, WHOLE) if whole else (self._bound, piece_bytes)
+        entries = self._requests.declare(keys, all_kinds, all_specs, *bounds)
         if self.rank == 0:
-            plan = Plan(entries, keys, piece_bytes)
-            then = None
-            if self._checkpoints is not None and self._checkpoints.resumed is not None:
-                all_specs = list(map(specs.__getitem__, kinds))
-                values = self._checkpoints.values(self._trained, keys, all_specs, tensors_of(values))
-                then = partial(self._checkpoints.give_states, self._trained, entries)
-            self._requests.put_values(plan, Leaving(values), partial(self._add, entries), then)
+            resumed = None if self._checkpoints is None else self._checkpoints.resumed
+            if self._checkpoints is not None and resumed is not None:
+                of_arrays = list(map(specs.__getitem__, kinds))
+                values = self._checkpoints.values(self._trained, array_keys, of_arrays, tensors_of(values))
+            if array_keys:
+                self._requests.put_values(Plan(entries, array_keys, piece_bytes), Leaving(values))
+            if first.specs:
+                self._stored.make(RowPlan(entries, entries.tables), first.rows)
+            if self._checkpoints is not None and resumed is not None:
+                self._checkpoints.give_states(self._trained, entries)
+            self._requests.ready(keys, partial(self._add, entries))
         else:
             self._session.client.alone(self._add, entries)
         self._kind = kind
@@ -154,6 +169,12 @@ class DistStore(KVStore):
         self, key: Any, out: Any, priority: int = 0, ignore_sparse: bool = True, *, wait: bool = True, copy: bool = True
     ) -> Ticket:
         """See ``KVStore``."""
+        self._check()
+        if ignore_sparse and self._entries.tables:
+            arrays = self._arguments.arrays_of(key, out)
+            if not arrays:
+                return Ticket("pull")
+            key, out = list(arrays), list(arrays.values())
         return Ticket(self._pushes.make("pull", self._prepare(key, out=out, copy=copy), priority, wait))
 
     def pushpull(
@@ -168,8 +189,14 @@ class DistStore(KVStore):
         row_ids: Any = None,
     ) -> Ticket:
         """See ``KVStore``."""
-        call = self._prepare(key, value, value if out is None else out, copy)
-        return Ticket(self._pushes.make("pushpull", call, priority, wait))
+        if row_ids is not None:
+            self._check()
+            requests = requests_of(key, out, row_ids)
+            call = self._arguments.check_rows(key, requests, value, copy)
+            operation = self._pushes.make("pushpull", call, priority, wait)
+            operation.result = requests.result()
+            return Ticket(operation)
+        return Ticket(self._pushes.make("pushpull", self._prepare(key, value, out, copy), priority, wait))
 
     def empty(self, shape: Any, dtype: Any = None) -> torch.Tensor:
         """See ``KVStore``."""

@@ -24,6 +24,9 @@ class Wanted:
     Args:
         what: the call, with its key and worker, for messages.
         table: whose rows they are.
+
+    Attributes:
+        targets: the outputs that are arrays.
     """
 
     def __init__(self, what: str, table: Table) -> None:
@@ -32,6 +35,8 @@ class Wanted:
         self._given: list[Ids] = []
         self._writes: list[Callable[[Rows], None]] = []
         self._changed: list[RowSparse] = []
+        self.targets: list[torch.Tensor] = []
+        self._direct: Rows | None = None
 
     @property
     def changed(self) -> bool:
@@ -72,8 +77,20 @@ class Wanted:
         spec = spec_of(target)
         if spec.shape != shape or spec.dtype != self._table.dtype:
             raise Mismatch(f"{self._what}: rows of {self._table} need an out of {list(shape)}, but this is {spec}")
+        self.targets.append(target)
         self._note(flat, lambda rows: _copy(rows, target))
         return out
+
+    def destination(self) -> Rows:
+        """Return memory for the rows of ``ids``: an output where they are what that is to have, else new memory."""
+        _, places = self._all
+        if places is None and len(self._given) == 1 and self.targets:
+            (target,) = self.targets
+            if target.device.type == "cpu" and target.is_contiguous():
+                self._direct = target.view(-1, self._table.width).numpy()
+                return self._direct
+        rows: Rows = np.empty((len(self.ids), self._table.width), self._table.dtype)
+        return rows
 
     @cached
     def ids(self) -> Ids:
@@ -87,6 +104,8 @@ class Wanted:
         Args:
             rows: of shape (len(ids), width).
         """
+        if rows is self._direct:
+            return
         _, places = self._all
         start = 0
         for given, write in zip(self._given, self._writes, strict=True):

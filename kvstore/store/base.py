@@ -44,9 +44,10 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface):
     def __init_subclass__(cls, **options: Any) -> None:
         """Give methods that say no more than "See ``KVStore``." what is said there: a user asks a store for help."""
         super().__init_subclass__(**options)
-        for name, member in vars(cls).items():
-            if getattr(member, "__doc__", None) == "See ``KVStore``.":
-                member.__doc__ = getattr(KVStore, name).__doc__
+        for owner in cls.__mro__[: cls.__mro__.index(KVStore)]:
+            for name, member in vars(owner).items():
+                if getattr(member, "__doc__", None) == "See ``KVStore``.":
+                    member.__doc__ = getattr(KVStore, name).__doc__
 
     def __init__(self, name: str = "") -> None:
         self._name = name or type(self).__name__.lower()

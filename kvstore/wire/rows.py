@@ -11,16 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_SEED
+from kvstore.table import CAPACITY_BY, CODECS, DTYPES, INITS, MAX_EVICTIONS, MAX_ROW, MAX_SEED
 from kvstore.wire import fields as f
 from kvstore.wire.frames import Buffer, message
-from kvstore.wire.messages import Clocks, Ids, Keys, Number, Reply, Request, Seq, Store, same_length
+from kvstore.wire.messages import Clocks, Dtypes, Ids, Keys, Number, Reply, Request, Seq, Store, same_length
 from kvstore.wire.parameters import Changes, Names, Priority
 
 MAX_ROWS = 1 << 32  # of one table in one message
 Counts = Annotated[list[int], f.integers(0, MAX_ROWS)]
 RowCodecs = Annotated[list[str], f.list_of(f.choice(*CODECS))]  # how each table's rows are encoded
 Wide = Annotated[bool, f.flag]
+Version = Annotated[int, f.integer(0, 1 << 61)]  # how many updates a table has had
+MaybeVersion = Annotated["int | None", f.optional(f.integer(0, 1 << 61))]
+Columns = Annotated[list[int], f.integers(0, MAX_ROW)]  # numbers that a row has of each of its parts
 
 
 def _admission(value: Any) -> None:
@@ -155,17 +158,26 @@ class PutRows(Request):
     Attributes:
         count: how many rows.
         version: how many updates the table has had; None leaves that as it is.
+        steps: how many of them its optimizer has made; None leaves that as it is.
         names: of the parts in the buffers that belong to each row beside the row itself; see
             ``kvstore.rows.row_table.RowTable.put``.
+        dtypes: of these parts.
+        columns: how many numbers of each part a row has; 0: one, in an array of one dimension.
         buffers: the ids (int64), the rows, and each of ``names``.
     """
 
     store: Store
     id: Annotated[int, f.integer(0, 2**32 - 1)]
     count: Annotated[int, f.integer(0, MAX_ROWS)]
-    version: Annotated[int | None, f.optional(f.integer())]
+    version: MaybeVersion
+    steps: MaybeVersion
     names: Names
+    dtypes: Dtypes
+    columns: Columns
     buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.names, self.dtypes, self.columns)
 
 
 @message(125)
@@ -180,7 +192,7 @@ class FreezeTable(Request):
     store: Store
     id: Annotated[int, f.integer(0, 2**32 - 1)]
     clock: Seq
-    since: Annotated[int | None, f.optional(f.integer())]
+    since: MaybeVersion
 
     @property
     def ids(self) -> list[int]:
@@ -204,15 +216,23 @@ class Frozen(Reply):
     """The table is kept as number ``number``: ``rows`` rows, and the ids of ``gone`` others, after ``version`` updates.
 
     Attributes:
-        steps: the counts that the optimizer keeps of the whole table, by name.
-        names: of what each row has beside its values; see ``PutRows``.
+        slots: pages are read up to here; some of what is before may have no rows.
+        steps: how many of these updates the optimizer has made.
+        names, dtypes, columns: of what each row has beside its values; see ``PutRows``.
     """
 
     number: Seq
+    slots: Annotated[int, f.integer()]
     rows: Annotated[int, f.integer()]
     gone: Annotated[int, f.integer()]
-    version: Annotated[int, f.integer()]
+    version: Version
+    steps: Version
     names: Names
+    dtypes: Dtypes
+    columns: Columns
+
+    def __post_init__(self) -> None:
+        same_length(self.names, self.dtypes, self.columns)
 
 
 @message(127)

@@ -146,7 +146,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "read_by": some(st.integers(0, 4096), size, unique=True).map(sorted),
         "residuals": some(st.integers(0, 2**32), size),
         "encoded": some(st.integers(0, 2**32), size),
-        "steps": some(st.integers(0, 2**62 - 1), size),
+        "steps": some(st.integers(0, 2**62 - 1), size) if get_origin(kind) is list else st.integers(0, 2**61),
         "seqs": some(st.integers(0, 2**62 - 1), size),
         "priority": st.none() | st.integers(-(2**31), 2**31),
         "tables": some(tables, size),
@@ -156,11 +156,11 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "wanted": some(st.integers(0, 1 << 32), size),
         "codecs": some(st.sampled_from(CODECS), size),
         "count": st.integers(0, 1 << 32),
-        "columns": some(st.integers(0, 64), size),
         "id": st.integers(0, 2**32 - 1),
         "stripes": st.integers(1, 4096),
-        "since": st.none() | whole,
-        "version": whole if kind is int else st.none() | whole,
+        "since": st.none() | st.integers(0, 2**61),
+        "version": st.integers(0, 2**61) | (st.none() if kind is not int else st.nothing()),
+        "columns": some(st.integers(0, 1 << 20), size),
         "buffers": st.lists(st.binary(max_size=20), max_size=4),
     }
     if name in special:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.spec import ITEMSIZE, Key, Spec
+from kvstore.table import Table, TableSpec
 from kvstore.values.addresses import Column
 
 DTYPES = tuple(ITEMSIZE)  # by the code that columns have
@@ -62,10 +63,12 @@ class Entries(Mapping[Key, Entry]):
         kinds: by place, which of ``specs`` the array has.
         firsts, counts: by place, the first of its segments, and how many they are.
         ids, servers, starts, stops: by segment; see ``Segment``.
+        tables: by key, what the tables are; other keys have arrays.
     """
 
     def __init__(self) -> None:
         self.places: dict[Key, int] = {}
+        self.tables: dict[Key, Table] = {}
         self.specs: list[Spec] = []
         self.kinds, self.firsts, self.counts = _NONE, _NONE, _NONE
         self.ids, self.servers, self.starts, self.stops = _NONE, _NONE, _NONE, _NONE
@@ -104,6 +107,9 @@ class Entries(Mapping[Key, Entry]):
                 self.specs[len(self._codes) :] = [spec]
                 self._codes[spec] = len(self._codes)
         codes = np.array([self._codes[spec] for spec in specs], np.int64)
+        for number, spec in enumerate(specs):
+            if isinstance(spec, TableSpec):
+                self.tables |= {keys[at]: spec.table for at in np.flatnonzero(kinds == number).tolist()}
         self.kinds = _written(self.kinds, place, codes[kinds])
         self.firsts = _written(self.firsts, place, segment + np.cumsum(segments.counts) - segments.counts)
         self.counts = _written(self.counts, place, segments.counts)

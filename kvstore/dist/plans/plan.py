@@ -10,6 +10,7 @@ import torch
 from kvstore.cached import cached
 from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.parcels import Parcel, SegmentTable, pack
+from kvstore.errors import Mismatch
 from kvstore.spec import FLOATS, Key, Spec, without_value
 from kvstore.values import Arrays, Layout, outputs_of, values_of
 
@@ -97,6 +98,7 @@ class Plans:
 
         Raises:
             KeyNotInitialized: this worker does not know one of them.
+            Mismatch: one of them is a table.
         """
         listed = tuple(keys)
         plan = self._made.get(listed)
@@ -104,11 +106,13 @@ class Plans:
             for key in listed:
                 if key not in self.entries:
                     raise without_value(key, self.entries, " on this worker")
+                if key in self.entries.tables:
+                    raise Mismatch(f"key {key!r} is {self.entries.tables[key]}: push and pull its rows by their ids")
             plan = self._make(listed)
         return plan
 
     def known(self, key: Any) -> Plan | None:
-        """Return the plan for ``key``, or a list of keys, if all are known and each is listed once.
+        """Return the plan for ``key``, or a list of keys, if all are of known arrays and each is listed once.
 
         None: not on the fast path; validate fully.
         """
@@ -117,7 +121,8 @@ class Plans:
             return None
         plan = self._made.get(listed)
         if plan is None and listed and self.entries.places.keys() >= (distinct := set(listed)):
-            plan = self._make(listed) if len(distinct) == len(listed) else None
+            arrays = self.entries.tables.keys().isdisjoint(distinct)
+            plan = self._make(listed) if arrays and len(distinct) == len(listed) else None
         return plan
 
     def _make(self, listed: tuple[Key, ...]) -> Plan:

@@ -100,7 +100,9 @@ def test_first_values_are_on_the_servers_before_the_scheduler_hears_of_them() ->
 
     session, notes = PlayedSession(), []
     plan = Plan(entries_for(SPECS, servers=2, bound=5), list(SPECS), 1 << 20)
-    made(session).put_values(plan, Leaving([torch.arange(6.0), torch.tensor([8.0, 9.0])]), note)
+    requests = made(session)
+    requests.put_values(plan, Leaving([torch.arange(6.0), torch.tensor([8.0, 9.0])]))
+    requests.ready(plan.keys, note)
     assert kinds(session)[-1] == (SCHEDULER, Ready)
     assert session.asked[-1][1].keys == ["cut", "w"]
     assert notes == ["ready"]
@@ -205,7 +207,7 @@ def test_an_aggregator_hears_of_a_pause_of_all_segments() -> None:
     entries = entries_for(SPECS, servers=2, bound=5)
     clocks = {segment: 3 for entry in entries.values() for segment in entry.segments}
     answers: list[Any] = []
-    requests.pause(2, lambda: clocks, lambda ids, reply: answers.append((ids, reply)), paused.append)
+    requests.pause(2, lambda: clocks, (), lambda ids, reply: answers.append((ids, reply)), paused.append)
     assert kinds(session) == [(b"server 0", Pause), (b"server 1", Pause), (AGGREGATOR, Pause)]
     messages = [message for _, message in session.asked]
     assert sorted(messages[2].ids) == sorted([*messages[0].ids, *messages[1].ids])

@@ -1,0 +1,11 @@
+"""Tables of rows, a worker's side: what a call has of them, split over the servers, and what comes back.
+
+plan          what a list of tables is, and which segments of it each server has
+striped       ids of several tables, split over the servers that have them
+contribution  the rows that a push carries
+wanted        the rows that come back, until all are there
+call          what one call has of tables
+arguments     the arguments of calls, checked
+pending       the requests that push and pull rows
+stored        a whole table: read while training goes on, replaced, evicted from, counted
+"""

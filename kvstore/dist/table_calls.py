@@ -1,0 +1,92 @@
+"""The calls of a store that are about tables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvstore.dist.calls import Arguments
+from kvstore.dist.clocks import PushClocks
+from kvstore.dist.plans.entries import Entries, Entry
+from kvstore.dist.pushes import Pushes
+from kvstore.dist.rows.plan import RowPlans
+from kvstore.dist.rows.reading import TableReading
+from kvstore.dist.rows.stored import StoredRows, StoredTables
+from kvstore.rows.first_rows import given_rows
+from kvstore.rows.row_sparse import RowSparse
+from kvstore.spec import check_key
+from kvstore.store.arguments import requests_of
+from kvstore.store.table_interface import TableInterface
+from kvstore.store.wanted_rows import described
+from kvstore.ticket import Ticket
+
+
+class TableCalls(TableInterface):
+    """Has these calls; what they need is a ``DistStore``'s."""
+
+    _arguments: Arguments
+    _clocks: PushClocks
+    _entries: Entries
+    _pushes: Pushes
+    _row_plans: RowPlans
+    _stored: StoredTables
+
+    def row_sparse_pull(
+        self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, *, wait: bool = True
+    ) -> Any:
+        """See ``KVStore``."""
+        self._check()
+        requests = requests_of(key, out, row_ids)
+        operation = self._pushes.make("row_sparse_pull", self._arguments.check_rows(key, requests), priority, wait)
+        operation.result = requests.result()
+        return operation.result if wait and out is None else Ticket(operation)
+
+    def put_rows(self, key: Any, value: Any) -> None:
+        """See ``KVStore``."""
+        self._table(key)
+        ids, rows = given_rows(described("put_rows", key, self.rank), self._row_plans.require(key), value)
+        self._pushes.flush()
+        if self.rank == 0:
+            self._stored.put("put_rows", self._row_plans.of([key]), key, StoredRows(ids, rows))
+
+    def table_rows(self, key: Any) -> Iterator[RowSparse]:
+        """See ``KVStore``."""
+        entry = self._table(key)
+        return self._rows_of(key, self._stored.freeze(entry.segments, self._clock(entry)))
+
+    def _rows_of(self, key: Any, reading: TableReading) -> Iterator[RowSparse]:
+        table = self._row_plans.require(key)
+        shape = None if table.rows is None else (table.rows, *table.row)
+        with reading:
+            for page in reading.pages(state=False):
+                yield RowSparse(page.ids, page.rows.reshape(len(page.ids), *table.row), shape)
+
+    def evict(self, key: Any) -> None:
+        """See ``KVStore``."""
+        entries = [self._table(each) for each in (key if isinstance(key, list | tuple) else [key])]
+        self._pushes.flush()
+        for entry in entries if self.rank == 0 else ():
+            self._stored.evict(entry.segments, self._clock(entry))
+
+    def table_statistics(self, key: Any) -> dict[str, int]:
+        """See ``KVStore``."""
+        return self._stored.statistics(self._table(key).segments)
+
+    # ---- helpers
+
+    def _table(self, key: Any) -> Entry:
+        """Return what is known of the table of ``key``; raise what has gone wrong since the last call."""
+        self._check()
+        self._row_plans.require(check_key(key))
+        return self._entries[key]
+
+    def _clock(self, entry: Entry) -> int:
+        return int(self._clocks.pushed[entry.place])
+
+    @property
+    def rank(self) -> int:
+        """See ``KVStore``."""
+        raise NotImplementedError
+
+    def _check(self) -> None:
+        raise NotImplementedError
