@@ -1,9 +1,10 @@
-"""MXNet's own unit tests of KVStore (unittest/test_kvstore.py, test_kvstore_custom.py), dense arrays."""
+"""MXNet's own unit tests of KVStore (unittest/test_kvstore.py, test_kvstore_custom.py)."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -135,6 +136,65 @@ def test_pushpull(key: Any, keys: list[Any], kind: str) -> None:
     store.pushpull(keys, in_place)
     for values in in_place:
         check(values, 4)
+
+
+# ---- row-sparse values
+
+
+def rsp_ones() -> kv.RowSparse:
+    return kv.RowSparse(torch.arange(4), torch.ones(SHAPE), SHAPE)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("kind", ["local", "device"])
+def test_row_sparse_pull(kind: str, count: int) -> None:
+    store = init_kv(3, KEYS, kind)
+    store.init(9, rsp_ones())
+    rng = np.random.default_rng(count)
+    values = [kv.RowSparse.zeros(SHAPE) for _ in range(count)]
+    row_ids = [torch.from_numpy(rng.integers(4, size=4)).reshape(2, 2) for _ in range(count)]
+    store.row_sparse_pull(9, out=values if count > 1 else values[0], row_ids=row_ids if count > 1 else row_ids[0])
+    for value, ids in zip(values, row_ids, strict=True):
+        expected = torch.zeros(SHAPE)
+        expected[ids.reshape(-1)] = 1
+        assert torch.equal(value.to_dense(), expected)
+
+
+@pytest.mark.parametrize("kind", ["local", "device"])
+@BOTH
+def test_sparse_aggregator(key: Any, keys: list[Any], kind: str) -> None:
+    store = kv.create(kind)
+    store.init([key, *keys], [kv.RowSparse.zeros(SHAPE)] * (1 + len(keys)))
+    generator = torch.Generator().manual_seed(4)
+
+    def on_each_device() -> list[kv.RowSparse]:
+        rows = torch.randn(4, *SHAPE, generator=generator).relu_()
+        return [kv.RowSparse(torch.arange(4), each, SHAPE) for each in rows]
+
+    values = on_each_device()
+    total = sum(value.to_dense() for value in values)
+    store.push(key, values)
+    store.row_sparse_pull(key, out=values, row_ids=[torch.arange(4)] * 4)
+    assert all(torch.equal(value.to_dense(), total) for value in values)
+    lists = [on_each_device() for _ in keys]
+    totals = [sum(value.to_dense() for value in values) for values in lists]
+    store.push(keys, lists)
+    store.row_sparse_pull(keys, out=lists, row_ids=[[torch.arange(4)] * 4] * len(keys))
+    for values, total in zip(lists, totals, strict=True):
+        assert all(torch.equal(value.to_dense(), total) for value in values)
+
+
+def test_sparse_pull_is_ignored_and_dense_row_sparse_pull_is_refused() -> None:
+    store = init_kv("a", STR_KEYS)
+    store.init("rsp", rsp_ones())
+    out = kv.RowSparse.zeros(SHAPE)
+    with pytest.warns(UserWarning, match="pull leaves out tables"):
+        store.pull("rsp", out=out, ignore_sparse=True)
+    assert len(out) == 0
+    store.pull("rsp", out=out, ignore_sparse=False)
+    check(out.to_dense(), 1)
+    with pytest.raises(kv.KVStoreError, match=r"'a' is .* and no table"):
+        store.row_sparse_pull("a", out=torch.empty(SHAPE), row_ids=torch.arange(4))
 
 
 @pytest.fixture
