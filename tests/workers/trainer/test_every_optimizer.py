@@ -41,6 +41,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lamb": ("LAMB", {"lr": 0.01, "weight_decay": 0.01}),
     "lans": ("LANS", {"lr": 0.01, "weight_decay": 0.01}),
     "lars": ("LARS", {"lr": 0.1, "momentum": 0.9, "eta": 0.1, "weight_decay": 0.01}),
+    "rowwiseadagrad": ("RowWiseAdagrad", {"lr": 0.1}),
+    "rowwiseadam": ("RowWiseAdam", {"lr": 0.01, "weight_decay": 0.01}),
     "signum": ("Signum", {"lr": 0.003}),
 }
 HERE = {case: its for case, its in CASES.items() if its[0].lower() in names()}
@@ -284,7 +286,7 @@ def test_groups_that_are_none(groups: Any, error: type[Exception], text: str) ->
 
 @pytest.mark.parametrize(
     ("optimizer", "text"),
-    [("LBFGS", "evaluates the loss several times"), ("SparseAdam", "for sparse gradients"), ("sdg", "choose from")],
+    [("LBFGS", "evaluates the loss several times"), ("sdg", "choose from")],
 )
 def test_optimizers_that_there_are_not(optimizer: str, text: str) -> None:
     with pytest.raises(kv.UnknownName, match=text):
