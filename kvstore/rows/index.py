@@ -30,12 +30,13 @@ class SlotIndex:
     Attributes:
         ids: the id of each slot that has been used.
         top: how many slots have been used; all slots are below.
+        entries: see ``probe``.
     """
 
     def __init__(self) -> None:
         self.ids = Slab(None, np.int64)
         self.top = 0
-        self._entries: Entries = np.full(LEAST, FREE, np.int32)
+        self.entries: Entries = np.full(LEAST, FREE, np.int32)
         self._deleted = 0  # entries of removed ids
         self._released: list[Entries] = []  # slots of removed ids, in batches
         self._used = 0
@@ -46,36 +47,11 @@ class SlotIndex:
     @property
     def nbytes(self) -> int:
         """Bytes of the entries and the ids."""
-        return self._entries.nbytes + self.top * 8 + sum(batch.nbytes for batch in self._released)
+        return self.entries.nbytes + self.top * 8 + sum(batch.nbytes for batch in self._released)
 
     def find(self, ids: Ids) -> Entries:
         """Return the slot of each id, ``ABSENT`` where there is none. The ids may repeat and have any order."""
-        slots = np.empty(len(ids), np.int32)
-        for start in range(0, len(ids), CHUNK):
-            self._find(ids[start : start + CHUNK], slots[start : start + CHUNK])
-        return slots
-
-    def _find(self, ids: Ids, out: Entries) -> None:
-        if not self._used:
-            out[:] = ABSENT
-            return
-        entries, known, mask = self._entries, self.ids.items, len(self._entries) - 1
-        at = _homes(ids, mask)
-        entries.take(at, out=out, mode="clip")
-        # A free entry is read as slot 0: no id of it counts, since the entry itself is looked at as well.
-        same = known.take(out, mode="clip") == ids
-        same &= out >= 0
-        left = np.flatnonzero(~same & (out != FREE))
-        while len(left):
-            at_left = at[left]
-            at_left += 1
-            at_left &= mask
-            at[left] = at_left
-            found = entries.take(at_left)
-            out[left] = found
-            same = known.take(found, mode="clip") == ids[left]
-            same &= found >= 0
-            left = left[~same & (found != FREE)]
+        return probe(self.entries, self.ids.items, ids)
 
     def insert(self, ids: Ids) -> Entries:
         """Give a slot to each of ``ids``, none of which has one or is there twice; return the slots.
@@ -86,7 +62,7 @@ class SlotIndex:
         count = len(ids)
         if self._used + count > MOST_SLOTS:
             raise UsageError(f"a server holds at most {MOST_SLOTS} rows of a table: start more servers, or evict rows")
-        if (self._used + self._deleted + count) * 2 > len(self._entries):
+        if (self._used + self._deleted + count) * 2 > len(self.entries):
             self._rebuild(self._used + count)
         slots = self._take_slots(count)
         self.ids.items[slots] = ids
@@ -110,7 +86,7 @@ class SlotIndex:
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     def _place(self, ids: Ids, slots: Entries) -> None:
-        entries, mask = self._entries, len(self._entries) - 1
+        entries, mask = self.entries, len(self.entries) - 1
         at = _homes(ids, mask)
         while len(slots):
             there = entries.take(at)
@@ -123,7 +99,7 @@ class SlotIndex:
 
     def remove(self, slots: Entries) -> None:
         """Take ids out, by their slots, each of which is in use and given once."""
-        entries, mask = self._entries, len(self._entries) - 1
+        entries, mask = self.entries, len(self.entries) - 1
         at, left = _homes(self.ids.items[slots], mask), slots
         while len(left):
             here = entries.take(at) == left
@@ -151,7 +127,7 @@ class SlotIndex:
         while wanted < 2 * count + count // 2:
             wanted *= 2
         used = self.slots().astype(np.int32)
-        self._entries = np.full(wanted, FREE, np.int32)
+        self.entries = np.full(wanted, FREE, np.int32)
         self._deleted = 0
         for start in range(0, len(used), CHUNK):
             part = used[start : start + CHUNK]
@@ -163,3 +139,42 @@ def _homes(ids: Ids, mask: int) -> Positions:
     hashes: Hashes = mixed(ids)
     hashes &= np.uint64(mask)
     return hashes.view(np.int64)
+
+
+def probe(entries: Entries, known: Ids, ids: Ids) -> Entries:
+    """Return the slot of each of ``ids``, which may repeat and have any order; ``ABSENT`` where there is none.
+
+    Args:
+        entries: a power of two of slots, ``FREE`` or ``DELETED``. The search for an id begins at the entry of its hash,
+            modulo their number, and ends at a free one.
+        known: the id of each slot.
+        ids: of shape (n,).
+    """
+    slots = np.full(len(ids), ABSENT, np.int32)
+    if len(known):
+        for start in range(0, len(ids), CHUNK):
+            _probe(entries, known, ids[start : start + CHUNK], slots[start : start + CHUNK])
+    return slots
+
+
+def _probe(entries: Entries, known: Ids, ids: Ids, out: Entries) -> None:
+    mask = len(entries) - 1
+    at = _homes(ids, mask)
+    entries.take(at, out=out, mode="clip")
+    # A free entry is read as slot 0; the id of that does not count, since the entry itself is looked at as well.
+    same = known.take(out, mode="clip") == ids
+    same &= out >= 0
+    left = np.flatnonzero(~same & (out != FREE))
+    for _ in range(mask):  # in a damaged file, no entry may be free
+        if not len(left):
+            return
+        at_left = at[left]
+        at_left += 1
+        at_left &= mask
+        at[left] = at_left
+        found = entries.take(at_left)
+        out[left] = found
+        same = known.take(found, mode="clip") == ids[left]
+        same &= found >= 0
+        left = left[~same & (found != FREE)]
+    out[left] = ABSENT

@@ -25,7 +25,7 @@ def _content(pages):
 PUSH = st.sets(st.integers(0, 20), max_size=9).map(sorted)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(PUSH, max_size=6), st.lists(PUSH, max_size=12), st.integers(1, 6), st.booleans())
 def test_pages_show_the_table_as_it_was_while_rows_change_go_and_come(before, during, count, grows):
     table = RowTable(Table(dim=2, evict=Capacity(8)) if grows else Table(shape=(21, 2), init="normal"))
@@ -50,6 +50,7 @@ def test_pages_show_the_table_as_it_was_while_rows_change_go_and_come(before, du
     assert _content(pages) == want
 
 
+@settings(max_examples=25)
 @given(st.lists(PUSH, max_size=5), st.lists(PUSH, max_size=5))
 def test_what_has_changed_since_a_version_makes_the_old_table_the_new_one(before, after):
     table = RowTable(Table(dim=2, evict=Capacity(8)))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.errors import UsageError
@@ -21,6 +21,7 @@ def _check(slots, known):
     assert len(slots) == len(known)
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.sets(IDS, max_size=30)), max_size=25))
 def test_it_has_what_a_set_has(steps):
     slots, known = SlotIndex(), set()

@@ -80,7 +80,7 @@ class _Model:
         ).reshape(-1, WIDTH)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     PUSHES,
     st.sampled_from([None, MinCount(1), MinCount(3)]),
@@ -106,7 +106,7 @@ def test_a_growing_table_has_the_rows_that_a_dict_has(pushes, admit, unseen, wan
         assert np.array_equal(moment, model.moments[number])
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(PUSHES, st.integers(1, 3), st.booleans())
 def test_stripes_have_together_what_one_table_has(pushes, stripes, grows):
     described = Table(dim=WIDTH, init="normal", seed=1) if grows else Table(shape=(10, WIDTH), init="normal", seed=1)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.rows.sums import coalesce, sum_rows
@@ -17,6 +17,7 @@ def _one_by_one(ids, rows):
     return np.array(sorted(sums), np.int64), np.array([sums[number] for number in sorted(sums)])
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(-3, 12) | st.integers(-(2**63), 2**63 - 1), max_size=60), st.sampled_from([1, 2, 5]), st.data()
 )
@@ -42,6 +43,7 @@ def test_ids_that_rise_are_returned_as_they_are():
     assert coalesce(ids, rows)[1] is rows
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sets(st.integers(-4, 8), max_size=9).map(sorted), min_size=1, max_size=4))
 def test_parts_are_summed_in_their_order(parts):
     parts = [(np.array(ids, np.int64), _rows(len(ids), 3, seed)) for seed, ids in enumerate(parts)]

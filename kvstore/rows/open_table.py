@@ -1,0 +1,242 @@
+"""A saved table, read without servers: rows by id, for serving, and page by page. Files are mapped into memory.
+
+Several processes on a host share the memory. Nothing in the files is trusted: a damaged one gives an error, or wrong
+rows; ``verify`` finds either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore.errors import CheckpointError, UsageError
+from kvstore.rows.beginnings import write_beginnings
+from kvstore.rows.frozen_rows import Page
+from kvstore.rows.ids import Ids, require_ids
+from kvstore.rows.index import Entries, probe
+from kvstore.rows.slabs import Array, scatter
+from kvstore.rows.table_files import Save, newest
+from kvstore.rows.table_manifest import GONE, IDS, INDEX, ROWS, TableManifest, load_manifest
+from kvstore.spec import Key
+from kvstore.table import Table
+
+PAGE = 1 << 14  # rows that are read at a time
+MAX_CHAIN = 10_000  # deltas that continue each other
+
+
+def open_table(directory: str | os.PathLike[str], verify: bool = False) -> OpenTable:
+    """Open the last save of a table in ``directory``, which ``save_table`` wrote: deltas with all that they continue.
+
+    Args:
+        directory: the same as for ``save_table``; or the folder of one save in it.
+        verify: read all files, and compare them with their sha256.
+
+    Raises:
+        CheckpointError: there is no whole save, or a file is missing or damaged.
+    """
+    path = Path(directory)
+    save = Save(path, *load_manifest(path)) if path.name.startswith("save-") else newest(path)
+    chain = [SavedRows(save)]
+    while (base := chain[-1].manifest.base) is not None:
+        folder = save.folder.parent / base.folder
+        older = Save(folder, *load_manifest(folder))
+        if older.sha256 != base.sha256 or older.manifest.table != save.manifest.table:
+            raise CheckpointError(f"{folder} is not the save that {chain[-1].folder} continues")
+        if len(chain) == MAX_CHAIN or folder.name >= chain[-1].folder.name:
+            raise CheckpointError(f"{save.folder}: the saves that it continues do not end")
+        chain.append(SavedRows(older))
+    opened = OpenTable(chain)
+    if verify:
+        opened.verify()
+    return opened
+
+
+class OpenTable:
+    """A saved table; see the module. Made by ``open_table``.
+
+    Attributes:
+        key: of the table.
+        table: what it is.
+        version: how many updates it had had.
+        manifest: of the last save.
+    """
+
+    def __init__(self, chain: list[SavedRows]) -> None:
+        self._chain = chain  # the last save first
+        self.manifest: TableManifest = chain[0].manifest
+        self.key: Key = self.manifest.key
+        self.table: Table = self.manifest.table
+        self.version = self.manifest.version
+
+    def lookup(self, ids: Any) -> torch.Tensor:
+        """Return the rows of ``ids``.
+
+        An id without a row, or whose row has gone, gives what a pull would have given: its initial value, or zeros in a
+        table with an admission rule.
+
+        Args:
+            ids: integers of any shape, in any order; they may repeat.
+
+        Returns:
+            A new tensor, of shape ``(*ids.shape, *row)``.
+
+        Raises:
+            UsageError: the ids are not integers, or the table can have no such row.
+        """
+        wanted = require_ids(f"ids of table {self.key!r}", ids, self.table)
+        flat = wanted.reshape(-1)
+        out = np.empty((len(flat), self.table.width), self.table.dtype)
+        left = np.arange(len(flat))  # positions of ids that have not been found
+        absent = []
+        for saved in self._chain:
+            found = saved.find(flat[left])
+            there = found >= 0
+            if len(left) == len(flat) and there.all():
+                saved.rows.take(found, axis=0, out=out, mode="clip")
+                left = left[:0]
+                break
+            scatter(out, left[there], saved.rows.take(found[there], axis=0, mode="clip"))
+            left = left[~there]
+            gone = saved.has_gone(flat[left])
+            absent.append(left[gone])
+            left = left[~gone]
+        missing = np.concatenate([left, *absent])
+        if len(missing) and self.table.admit is not None:
+            out[missing] = 0
+        elif len(missing):
+            begun = np.empty((len(missing), self.table.width), out.dtype)
+            write_beginnings(self.table, flat[missing], begun)
+            scatter(out, missing, begun)
+        return torch.from_numpy(out).view(*wanted.shape, *self.table.row)
+
+    def has(self, ids: Any) -> torch.Tensor:
+        """Return for each of ``ids`` whether it has a row that was saved, as a tensor of bool of the same shape."""
+        wanted = require_ids(f"ids of table {self.key!r}", ids, self.table)
+        left, there = wanted.reshape(-1), np.zeros(wanted.size, bool)
+        undecided = np.arange(wanted.size)
+        for saved in self._chain:
+            found = saved.find(left) >= 0
+            there[undecided[found]] = True
+            undecided, left = undecided[~found], left[~found]
+            gone = saved.has_gone(left)
+            undecided, left = undecided[~gone], left[~gone]
+        return torch.from_numpy(there.reshape(wanted.shape))
+
+    def pages(self, count: int = PAGE, state: bool = True) -> Iterator[Page]:
+        """Yield all rows, each once, up to ``count`` at a time, with their states.
+
+        Args:
+            count: of rows.
+            state: whether to read states. A row that an older save has under other names of states has none.
+        """
+        for depth, saved in enumerate(self._chain):
+            names = [
+                name for name in saved.parts if state and self.manifest.parts.get(name) == saved.manifest.parts[name]
+            ]
+            for start in range(0, saved.manifest.rows, count):
+                part = slice(start, start + count)
+                ids = np.array(saved.ids[part])
+                kept = np.ones(len(ids), bool)
+                for newer in self._chain[:depth]:
+                    kept &= (newer.find(ids) < 0) & ~newer.has_gone(ids)
+                rows = np.flatnonzero(kept)
+                if len(rows):
+                    parts = {name: np.array(saved.parts[name][part][rows]) for name in names}
+                    yield Page(ids[rows], np.array(saved.rows[part][rows]), parts)
+
+    def verify(self) -> None:
+        """Compare all files with their sha256.
+
+        Raises:
+            CheckpointError: one is damaged; the message names it.
+        """
+        for saved in self._chain:
+            saved.verify()
+
+    def __len__(self) -> int:
+        """How many rows there are; of a chain of deltas, they are counted."""
+        if len(self._chain) == 1:
+            return self.manifest.rows
+        return sum(len(page.ids) for page in self.pages(state=False))
+
+
+class SavedRows:
+    """The files of one save, mapped into memory.
+
+    Attributes:
+        folder: of the save.
+        manifest: its manifest.
+        ids, rows, parts: what it holds.
+
+    Raises:
+        CheckpointError: a file is missing, or has another size than the manifest says.
+    """
+
+    def __init__(self, save: Save) -> None:
+        self.folder, self.manifest = save.folder, save.manifest
+        count, table = save.manifest.rows, save.manifest.table
+        self._sizes = {file.name: file.nbytes for file in save.manifest.files}
+        self.ids: Ids = self._mapped(f"{IDS}.int64", (count,))
+        self.rows: Array = self._mapped(f"{ROWS}.{table.dtype}", (count, table.width))
+        self._entries: Entries = self._mapped(f"{INDEX}.int32", (self._sizes[f"{INDEX}.int32"] // 4,))
+        self._gone: Ids = self._mapped(f"{GONE}.int64", (save.manifest.gone,))
+        self.parts = {
+            name: self._mapped(f"{name}.{dtype}", (count, columns) if columns else (count,))
+            for name, (dtype, columns) in save.manifest.parts.items()
+        }
+
+    def find(self, ids: Ids) -> Entries:
+        """Return the row number of each id, below 0 where this save has none."""
+        return probe(self._entries, self.ids, ids)
+
+    def has_gone(self, ids: Ids) -> Array:
+        """Return for each id whether this save says that its row has gone."""
+        if not len(self._gone):
+            return np.zeros(len(ids), bool)
+        gone: Array = self._gone.take(np.searchsorted(self._gone, ids), mode="clip") == ids
+        return gone
+
+    def verify(self) -> None:
+        """Compare the files with their sha256; see ``OpenTable.verify``."""
+        for file in self.manifest.files:
+            path, digest = self.folder / file.name, hashlib.sha256()
+            with path.open("rb") as stream:
+                while piece := stream.read(4 << 20):
+                    digest.update(piece)
+            if digest.hexdigest() != file.sha256:
+                raise CheckpointError(f"{path}: damaged: its sha256 is not that of the manifest")
+        if not np.array_equal(self.find(self.ids), np.arange(self.manifest.rows)):
+            raise CheckpointError(f"{self.folder}: damaged: the index does not lead to each row")
+        if (self._gone[1:] <= self._gone[:-1]).any():
+            raise CheckpointError(f"{self.folder}: damaged: the ids of rows that have gone do not rise")
+
+    def _mapped(self, name: str, shape: tuple[int, ...]) -> Array:
+        path = self.folder / name
+        dtype = np.dtype(name.rpartition(".")[2]).newbyteorder("<")
+        try:
+            size = path.stat().st_size
+            if size != self._sizes[name]:
+                raise CheckpointError(f"{path}: damaged: it has {size} bytes, the manifest says {self._sizes[name]}")
+            if not size:
+                return np.empty(shape, dtype)
+            # A plain array over the mapping: numpy's memmap does much with every slice.
+            return np.asarray(np.memmap(path, dtype, "r", shape=shape))
+        except OSError as exc:
+            raise CheckpointError(f"{path}: missing or unreadable ({exc.strerror})") from None
+
+
+def require_known(opened: OpenTable, key: Key, table: Table) -> None:
+    """Check that what is loaded into ``key`` was saved from such a table: of the same row, dtype and kind.
+
+    Raises:
+        UsageError: it was not.
+    """
+    saved = opened.table
+    if (saved.rows, saved.row, saved.dtype) != (table.rows, table.row, table.dtype):
+        raise UsageError(f"key {key!r} is {table}, but what is loaded is {saved}")

@@ -1,0 +1,216 @@
+"""The manifest of a saved table: what its files are. To JSON, and back with every field checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvstore.errors import CheckpointError, UsageError
+from kvstore.job.files import replacing
+from kvstore.rows.row_table import PartSpec
+from kvstore.spec import ITEMSIZE, Key, check_key
+from kvstore.table import DTYPES, Table
+
+MANIFEST, FORMAT = "manifest.json", "kvstore table 1"
+MAX_MANIFEST = 1 << 20  # bytes
+MAX_PARTS = 64
+IDS, INDEX, ROWS, GONE = "ids", "index", "rows", "gone"  # the files that each save has, by name without ending
+_SAVE = re.compile(r"save-\d{8,18}")
+_PART = re.compile(r"(?!\.)[A-Za-z0-9_.-]{1,80}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TABLE = ("rows", "row", "dtype", "init", "scale", "seed", "admit", "evict", "codec")  # as ``Table.described``
+
+
+class SavedFile(NamedTuple):
+    """A file of a save, by its name in the folder."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+class Base(NamedTuple):
+    """The save that a delta continues: its folder, beside the delta's, and the sha256 of its manifest."""
+
+    folder: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TableManifest:
+    """What a save of a table consists of.
+
+    Attributes:
+        key: of the table.
+        table: what it is.
+        parts: what is saved of each row beside its values.
+        rows, gone: how many rows are saved, and how many ids of rows that have gone.
+        versions: by stripe, how many updates it had had.
+        steps: by stripe, how many of them the optimizer had made.
+        rule: of the optimizer whose states are saved; None for none.
+        base: what a delta continues; None for a whole table.
+        written: when, in UTC.
+        files: the files.
+    """
+
+    key: Key
+    table: Table
+    parts: Mapping[str, PartSpec]
+    rows: int
+    gone: int
+    versions: tuple[int, ...]
+    steps: tuple[int, ...]
+    rule: str | None
+    base: Base | None
+    written: str
+    files: tuple[SavedFile, ...]
+
+    @property
+    def version(self) -> int:
+        """The most updates that a stripe had had."""
+        return max(self.versions)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.nbytes for file in self.files)
+
+
+def file_sizes(manifest: TableManifest) -> dict[str, int | None]:
+    """Return the names of the files that a save must have, each with its bytes; None for the index."""
+    sizes: dict[str, int | None] = {
+        f"{IDS}.int64": manifest.rows * 8,
+        f"{INDEX}.int32": None,
+        f"{ROWS}.{manifest.table.dtype}": manifest.rows * manifest.table.row_bytes,
+        f"{GONE}.int64": manifest.gone * 8,
+    }
+    for name, (dtype, columns) in manifest.parts.items():
+        sizes[f"{name}.{dtype}"] = manifest.rows * max(1, columns) * ITEMSIZE[dtype]
+    return sizes
+
+
+def save_manifest(folder: Path, manifest: TableManifest) -> None:
+    """Write the manifest, which makes the files in ``folder`` a save."""
+    with replacing(folder / MANIFEST) as draft:
+        draft.write_text(to_json(manifest))
+
+
+def load_manifest(folder: Path) -> tuple[TableManifest, str]:
+    """Return the manifest in ``folder``, and its sha256.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > MAX_MANIFEST:
+            raise CheckpointError(f"{path}: damaged: a manifest has at most {MAX_MANIFEST} bytes")
+        raw = path.read_bytes()
+    except OSError as exc:
+        raise CheckpointError(f"{path}: missing or unreadable ({exc.strerror}): {folder} is no saved table") from None
+    try:
+        return from_json(raw.decode()), hashlib.sha256(raw).hexdigest()
+    except (CheckpointError, UnicodeDecodeError) as exc:
+        raise CheckpointError(f"{path}: damaged: {exc}") from None
+
+
+def to_json(manifest: TableManifest) -> str:
+    """Return the manifest as JSON."""
+    fields = {
+        "format": FORMAT,
+        "key": manifest.key,
+        "table": dict(zip(_TABLE, manifest.table.described, strict=True)),
+        "parts": {name: list(part) for name, part in manifest.parts.items()},
+        "rows": manifest.rows,
+        "gone": manifest.gone,
+        "versions": manifest.versions,
+        "steps": manifest.steps,
+        "rule": manifest.rule,
+        "base": None if manifest.base is None else manifest.base._asdict(),
+        "written": manifest.written,
+        "files": [file._asdict() for file in manifest.files],
+    }
+    return json.dumps(fields, indent=1) + "\n"
+
+
+def from_json(text: str) -> TableManifest:
+    """Return the manifest that ``to_json`` wrote.
+
+    Raises:
+        CheckpointError: it is something else, or a field cannot be right.
+    """
+    try:
+        fields = json.loads(text)
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise CheckpointError(f"expected a manifest of the format {FORMAT!r}")
+        return _checked(fields)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, RecursionError) as exc:
+        raise CheckpointError(f"a field is missing or of the wrong type: {type(exc).__name__}: {exc}") from None
+    except UsageError as exc:  # of the table, or the key
+        raise CheckpointError(str(exc)) from None
+
+
+def _checked(fields: Mapping[str, Any]) -> TableManifest:
+    parts = {}
+    for name, (dtype, columns) in fields["parts"].items():
+        if not _PART.fullmatch(name) or name in (IDS, INDEX, ROWS, GONE) or dtype not in (*DTYPES, "int64"):
+            raise CheckpointError(f"part {name!r} of {dtype!r} is not valid")
+        parts[name] = PartSpec(dtype, _count(columns))
+    base = fields["base"]
+    if base is not None:
+        base = Base(_text(base["folder"], _SAVE), _text(base["sha256"], _SHA256))
+    rule = fields["rule"]
+    if (rule is not None and not isinstance(rule, str)) or not isinstance(fields["written"], str):
+        raise CheckpointError("rule and written must be texts")
+    table = Table.of([fields["table"][name] for name in _TABLE])
+    manifest = TableManifest(
+        key=check_key(fields["key"]),
+        table=table,
+        parts=parts,
+        rows=_count(fields["rows"]),
+        gone=_count(fields["gone"]),
+        versions=tuple(map(_count, fields["versions"])),
+        steps=tuple(map(_count, fields["steps"])),
+        rule=rule,
+        base=base,
+        written=fields["written"],
+        files=tuple(
+            SavedFile(str(file["name"]), _count(file["nbytes"]), _text(file["sha256"], _SHA256))
+            for file in fields["files"]
+        ),
+    )
+    if not manifest.versions or len(manifest.versions) != len(manifest.steps) or len(parts) > MAX_PARTS:
+        raise CheckpointError("versions and steps must be as many as stripes, and parts few")
+    _require_files(manifest)
+    return manifest
+
+
+def _require_files(manifest: TableManifest) -> None:
+    sizes, listed = file_sizes(manifest), {file.name: file.nbytes for file in manifest.files}
+    if len(listed) != len(manifest.files) or listed.keys() != sizes.keys():
+        raise CheckpointError(f"expected the files {sorted(sizes)}, it lists {sorted(listed)}")
+    for name, nbytes in listed.items():
+        wanted = sizes[name]
+        if wanted is None:
+            entries = nbytes // 4
+            if nbytes % 4 or entries & (entries - 1) or entries <= manifest.rows:
+                raise CheckpointError(f"{name} cannot have {nbytes} bytes for {manifest.rows} rows")
+        elif nbytes != wanted:
+            raise CheckpointError(f"{name} must have {wanted} bytes, it lists {nbytes}")
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise CheckpointError(f"expected an integer from 0, got {value!r}")
+    return value
+
+
+def _text(value: Any, pattern: re.Pattern[str]) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise CheckpointError(f"expected a text like {pattern.pattern}, got {value!r}")
+    return value
