@@ -2,6 +2,8 @@
 
 store        DistStore: the calls
 calls        their arguments, checked
+table_calls  the calls that are about tables alone
+rows         tables: their rows out and in, by their ids
 first_values the arguments of init, checked
 plans        what a list of keys means: checks of its arrays, and the messages it takes
 pushes       contributions out, values in, and who waits for which

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from kvstore.dist.plans.entries import Entries, Entry, Segment
-from kvstore.dist.plans.parcels import parcels
+from kvstore.dist.plans.parcels import Parcel, parcels
 from kvstore.dist.requests import Requests
+from kvstore.dist.rows.stored_states import StoredStates
 from kvstore.dist.states import AT_ONCE, assemble, cut
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.optim import states_file
@@ -19,7 +20,9 @@ from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import Changes, Optimizer, describe, log_replaced, require_shapes
 from kvstore.optim.param_groups import ParamGroups
 from kvstore.optim.states import StateStore, StateTensors
+from kvstore.rows.row_states import split
 from kvstore.spec import Key
+from kvstore.table import TableSpec
 
 
 class PushHyperparameters(NamedTuple):
@@ -45,11 +48,13 @@ class Optimizing:
 
     Args:
         requests: to the servers.
+        tables: the states of the store's tables.
         store: the name of the store, for messages.
     """
 
-    def __init__(self, requests: Requests, store: str) -> None:
+    def __init__(self, requests: Requests, tables: StoredStates, store: str) -> None:
         self._requests = requests
+        self._tables = tables
         self._store = store
         self._set = _Set()  # replaced as a whole: an exception leaves the old or the new one
         self._theirs: str | None = None  # the servers' optimizer, if another worker has set it
@@ -147,9 +152,9 @@ class Optimizing:
         self._theirs = None  # it may be another by now
         optimizer = self.require("save_optimizer_states")
         segments: dict[tuple[Segment, str], torch.Tensor] = {}
-        for parcel in parcels(entries, list(entries), AT_ONCE):
+        for parcel in _parcels(entries):
             segments |= self._requests.get_states(parcel)
-        states_file.write(path, optimizer, assemble(segments, entries), residuals, note)
+        states_file.write(path, optimizer, assemble(segments, entries) | self._tables.read(), residuals, note)
 
     def load(self, path: str | os.PathLike[str], entries: Entries) -> None:
         """Give the servers the states in ``path``, if they are of this optimizer and of these keys."""
@@ -159,20 +164,29 @@ class Optimizing:
     def restore(self, optimizer: str, loaded: StateTensors, entries: Entries, where: str | os.PathLike[str]) -> None:
         """Give the servers states that were saved in ``where``, if they are of this optimizer and of these keys."""
         states_file.require_optimizer(optimizer, self.require("load_optimizer_states"), where)
-        specs = {key: entry.spec for key, entry in entries.items()}
+        loaded, tables = split(loaded, where)
+        specs = {key: entry.spec for key, entry in entries.items() if key not in entries.tables}
         states_file.require_keys(loaded, specs, where)
+        self._tables.require(tables, where)
         if self.optimizer is not None:  # servers look too, but each at its own: others would have taken theirs
             weights = {key: torch.empty(spec.shape, dtype=getattr(torch, spec.dtype)) for key, spec in specs.items()}
             StateStore(ParamGroups(self.optimizer)).require(loaded, weights)
         by_segment: dict[Segment, dict[tuple[Segment, str], torch.Tensor]] = {}
         for (segment, state), value in cut(loaded, entries).items():
             by_segment.setdefault(segment, {})[segment, state] = value
-        for parcel in parcels(entries, list(entries), AT_ONCE):
+        for parcel in _parcels(entries):
             of_parcel: dict[tuple[Segment, str], torch.Tensor] = {}
             for segment in parcel.segments:
                 of_parcel |= by_segment.get(segment, {})
             if of_parcel:
                 self._requests.put_states(parcel.server, of_parcel)
+        self._tables.replace(tables)
+
+
+def _parcels(entries: Entries) -> list[Parcel]:
+    """Return the messages that the states of all arrays take."""
+    arrays = [key for key in entries if key not in entries.tables]
+    return parcels(entries, arrays, AT_ONCE) if arrays else []
 
 
 def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mapping[Key, Entry]) -> Optimizer:
@@ -183,7 +197,7 @@ def described(optimizer: Any, hyperparameters: Mapping[str, Any], entries: Mappi
     """
     new = describe(optimizer, hyperparameters)
     for key, entry in entries.items() if new.whole else ():
-        if entry.cut:
+        if entry.cut and not isinstance(entry.spec, TableSpec):
             raise UsageError(
                 f"{new.name} needs whole tensors, but key {key!r} is cut over {entry.servers} servers, in "
                 f"{len(entry.segments)} segments; set the optimizer before init, or raise KVSTORE_BIGARRAY_BOUND "

@@ -29,6 +29,7 @@ from kvstore.dist.requests import Requests
 from kvstore.dist.rows.arguments import RowArguments
 from kvstore.dist.rows.plan import RowPlan, RowPlans
 from kvstore.dist.rows.stored import StoredTables
+from kvstore.dist.rows.stored_states import StoredStates
 from kvstore.dist.table_calls import TableCalls
 from kvstore.dist.trained import TrainedStore
 from kvstore.dist.worker_part import Stateful
@@ -100,7 +101,8 @@ class DistStore(TableCalls, KVStore):
         self._requests = Requests(session, ordinal, self.rule, limits)
         self._stored = StoredTables(session, self._requests, self._entries.tables)
         self._barriers = WorkerBarriers(self._requests)
-        self._optimizing = Optimizing(self._requests, name)
+        states = StoredStates(self._stored, self._entries, self._row_plans, self._clocks, self._row_array)
+        self._optimizing = Optimizing(self._requests, states, name)
         self._joining = Joining(self._requests, self._clocks)
         self._pushes = Pushes(session, self._requests, self.rule, self._clocks, self._optimizing, self._joining)
         self._trained = TrainedStore(
@@ -131,6 +133,10 @@ class DistStore(TableCalls, KVStore):
         self._check()
         keys, arrays, kind = new_arrays(key, value, self._entries, self._kind)
         first = tables_among(keys, arrays, self.rank)
+        if first.specs and self.rule.compensation:
+            raise UsageError(
+                "delay_compensation is for arrays: make another store for tables, with kv.create(...) without it"
+            )
         places = [place for place in range(len(keys)) if place not in first.specs]
         array_keys = [keys[place] for place in places]
         kinds, specs, values = distinct([arrays[place] for place in places])
@@ -289,7 +295,8 @@ class DistStore(TableCalls, KVStore):
             residuals = states_file.read_residuals(path)
             if residuals is not None and residuals.rank == self.rank:
                 self._pushes.flush()
-                shapes = {key: entry.spec.shape for key, entry in self._entries.items()}
+                tables = self._entries.tables
+                shapes = {key: entry.spec.shape for key, entry in self._entries.items() if key not in tables}
                 self._pushes.compressing.load_state(residuals.tensors, residuals.plain, shapes)
         if self.rank != 0:
             return

@@ -13,8 +13,10 @@ from kvstore.dist.rows.plan import RowPlans
 from kvstore.dist.rows.reading import TableReading
 from kvstore.dist.rows.stored import StoredRows, StoredTables
 from kvstore.rows.first_rows import given_rows
+from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import RowSparse
-from kvstore.spec import check_key
+from kvstore.rows.sums import Rows
+from kvstore.spec import Key, check_key
 from kvstore.store.arguments import requests_of
 from kvstore.store.table_interface import TableInterface
 from kvstore.store.wanted_rows import described
@@ -79,6 +81,11 @@ class TableCalls(TableInterface):
         self._check()
         self._row_plans.require(check_key(key))
         return self._entries[key]
+
+    def _row_array(self, key: Key, ids: Ids) -> Rows:
+        """Return rows of a table, of shape (ids, width)."""
+        rows: Rows = self.row_sparse_pull(key, row_ids=ids).view(len(ids), self._row_plans.require(key).width).numpy()
+        return rows
 
     def _clock(self, entry: Entry) -> int:
         return int(self._clocks.pushed[entry.place])

@@ -7,5 +7,7 @@ wanted        the rows that come back, until all are there
 call          what one call has of tables
 arguments     the arguments of calls, checked
 pending       the requests that push and pull rows
-stored        a whole table: read while training goes on, replaced, evicted from, counted
+stored        a whole table: made, replaced, kept to be read, evicted from, counted
+reading       a whole table read page by page while training goes on
+stored_states the optimizer's states of rows, as files have them
 """

@@ -96,7 +96,8 @@ class StoredTables:
         table = plan.tables[number]
         parts = sum(part.dtype.itemsize * int(np.prod(part.shape[1:])) for part in given.parts.values())
         stripes = stripes_of(table, given.ids, plan.servers)
-        for page in self._pages(stripes, plan.servers, max(1, PAGE // (table.row_bytes + 8 + parts))):
+        everywhere = given.version is not None or given.steps is not None
+        for page in self._pages(stripes, plan.servers, max(1, PAGE // (table.row_bytes + 8 + parts)), everywhere):
             operation = self._requests.operation(what, [key])
             pages: list[PendingRequest] = [
                 _PutOfRows(
@@ -113,11 +114,23 @@ class StoredTables:
             self._session.client.exchange(operation, ready, pages)
 
     @staticmethod
-    def _pages(stripes: Positions, servers: int, most: int) -> Iterator[Sequence[tuple[int, Positions]]]:
-        """Yield for one message to each server where its next rows are, as long as some server has more."""
+    def _pages(
+        stripes: Positions, servers: int, most: int, everywhere: bool
+    ) -> Iterator[Sequence[tuple[int, Positions]]]:
+        """Yield for one message to each server where its next rows are, as long as some server has more.
+
+        Args:
+            stripes: the server of each row.
+            servers: how many there are.
+            most: rows of one message.
+            everywhere: have a first message for each server, even without rows.
+        """
         of = [np.flatnonzero(stripes == server) for server in range(servers)]
-        for start in range(0, max(map(len, of)), most):
-            yield [(server, all_of[start : start + most]) for server, all_of in enumerate(of) if len(all_of) > start]
+        if everywhere:
+            yield [(server, positions[:most]) for server, positions in enumerate(of)]
+        for start in range(most if everywhere else 0, max(map(len, of)), most):
+            page = [positions[start : start + most] for positions in of]
+            yield [(server, positions) for server, positions in enumerate(page) if len(positions)]
 
     def statistics(self, segments: Sequence[Segment]) -> dict[str, int]:
         """Return the sums of the servers' statistics of a table; ``version`` is the highest."""

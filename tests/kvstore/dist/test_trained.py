@@ -19,6 +19,9 @@ from kvstore.dist.optimizer import Optimizing, described
 from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
 from kvstore.dist.resuming import Resumed
+from kvstore.dist.rows.plan import RowPlans
+from kvstore.dist.rows.stored import StoredTables
+from kvstore.dist.rows.stored_states import StoredStates
 from kvstore.dist.trained import TrainedStore
 from kvstore.rule import Rule
 from kvstore.spec import Spec
@@ -35,9 +38,12 @@ def trained(rule: Rule | None = None) -> TrainedStore:
     clocks.grow(2)
     clocks.note(np.array([1]), np.array([2]), push=1)
     requests = Requests(session, 1, rule, WaitLimits(1.0, 1.0))
-    optimizing = Optimizing(requests, "dist_sync")
+    entries = entries_for({"w": SPEC, "v": SPEC}, 2, 100)
+    tables = StoredTables(session, requests, entries.tables)
+    states = StoredStates(tables, entries, RowPlans(entries), clocks, lambda _, ids: np.empty((len(ids), 0)))
+    optimizing = Optimizing(requests, states, "dist_sync")
     pushes = Pushes(session, requests, rule, clocks, optimizing, Joining(requests, clocks))
-    return TrainedStore(1, rule, requests, entries_for({"w": SPEC, "v": SPEC}, 2, 100), clocks, optimizing, pushes)
+    return TrainedStore(1, rule, requests, entries, clocks, optimizing, pushes)
 
 
 def compressing(threshold: float) -> Compressing:
