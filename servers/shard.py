@@ -23,11 +23,14 @@ from kvstore.wire import (
     LedgerPage,
     Message,
     Pull,
+    PullRows,
     Push,
+    PushRows,
     Reply,
     Request,
     Resume,
     Roster,
+    Rows,
     Values,
     decode,
     encode,
@@ -45,7 +48,8 @@ from servers.store.served_stores import ServedStores
 
 log = logging.getLogger(__name__)
 
-KEPT = (Ack, Failure, Resume, Pull)  # what a new standby is told of answers; values follow from clocks
+KEPT = (Ack, Failure, Resume, Pull, PullRows)  # what a new standby is told of answers; values follow from clocks
+VALUED = (Push, Pull, PushRows, PullRows)  # what is answered with values
 PAGE = 1 << 14  # answers in one message
 
 
@@ -86,7 +90,7 @@ class Shard:
         self._speakers = Speakers(num_workers, keys, aggregated, aggregator_keys)
         self._stores = ServedStores(rank, range(num_workers), memory or Heap())
         self._stores.record(recorder)
-        self.ledger: Ledger[Reply | Pull] = Ledger()
+        self.ledger: Ledger[Reply | Pull | PullRows] = Ledger()
         self.save: Callable[[StoreCapture], None] | None = None
         self.capture_memory = CaptureMemory()
         self._captures = CaptureDesk[StoreCapture]()
@@ -100,8 +104,8 @@ class Shard:
     @property
     def rounds(self) -> int:
         """The highest number of rounds that are over of any segment."""
-        buckets = (bucket for served in self.stores.values() for bucket in served.buckets.all())
-        return max((bucket.rounds.version for bucket in buckets), default=0)
+        targets = (target for served in self.stores.values() for target in served.buckets.targets())
+        return max((target.rounds.version for target in targets), default=0)
 
     @property
     def capture_bytes(self) -> int:
@@ -202,7 +206,7 @@ class Shard:
             for served in self.stores.values()
             if served.rule.mode == "async"
             for request in served.parked  # pushes among them, and pulls in place of repeated pushes, have taken effect
-            if isinstance(request, Push | Pull)
+            if isinstance(request, VALUED)
         }
         for node, done, answers in self.ledger.pages:
             known = {seq: waiting.get((node, seq)) if answer is None else answer for seq, answer in answers.items()}
@@ -212,7 +216,7 @@ class Shard:
                 yield LedgerPage(node, done, seqs, [encode(short[seq])[0] for seq in seqs])
 
     def _restore_page(self, message: LedgerPage) -> None:
-        answers: dict[int, Reply | Pull] = {}
+        answers: dict[int, Reply | Pull | PullRows] = {}
         for seq, frame in zip(message.seqs, message.buffers, strict=True):
             answer = decode([frame])
             if not isinstance(answer, KEPT):
@@ -259,8 +263,12 @@ class Shard:
         if before is None:
             self._reply_links.repeat(peer, message)
             return []
-        if not isinstance(before, Pull):
+        if not isinstance(before, Pull | PullRows):
             return [(peer, before)]
+        if isinstance(before, PullRows):
+            if not isinstance(message, PushRows | PullRows):
+                return []  # no repeat: another request with its number
+            before = _rows_of_now(message)
         self.ledger.note(message, None)  # it may wait: the server that answered it first was another one
         try:
             answers = self._stores.serve(peer, before)
@@ -270,8 +278,8 @@ class Shard:
 
     def _note(self, answers: list[Answer]) -> Outbox:
         for _, request, reply in answers:
-            remembered: Reply | Pull = reply
-            if isinstance(reply, Values) and isinstance(request, Push | Pull) and not self._keeps(request.store):
+            remembered: Reply | Pull | PullRows = reply
+            if isinstance(reply, Values | Rows) and isinstance(request, VALUED) and not self._keeps(request.store):
                 remembered = _values_of_now(request)
             self.ledger.note(request, remembered)
         return self._reply_links.outbox(answers)
@@ -286,6 +294,25 @@ class Shard:
         return served is not None and served.rule.mode == "sync"
 
 
-def _values_of_now(request: Push | Pull) -> Pull:
-    """Return what the ledger remembers of ``request`` where the answer to a repeat has current values."""
+def _values_of_now(request: Push | Pull | PushRows | PullRows) -> Pull | PullRows:
+    """Return what the ledger remembers of ``request`` where the answer to a repeat has current values.
+
+    Of rows it is that and no more: which ones are wanted, the repeat says.
+    """
+    if isinstance(request, PushRows | PullRows):
+        return PullRows(request.sender, request.store, [], [], [], request.wide, [])
     return Pull(request.sender, request.store, request.ids, request.clocks, request.back, request.ranks)
+
+
+def _rows_of_now(repeat: PushRows | PullRows) -> PullRows:
+    """Return a request for the rows that ``repeat`` wants, of an async store, as they are now."""
+    return PullRows(
+        repeat.sender,
+        repeat.store,
+        repeat.ids,
+        repeat.clocks,
+        repeat.wanted,
+        repeat.wide,
+        repeat.codecs,
+        repeat.buffers[-1:],
+    )

@@ -3,12 +3,17 @@
 served_stores    the open stores, and who has opened and closed them
 served_store     what requests do to one store
 buckets          the store's segments, grouped into buckets as workers push them
+served_tables    what requests do to its tables
 contributions    what a push contributes to which buckets
 bucket           segments that are pushed together: one piece of memory, one set of rounds
 target           what contributions go to and requests wait for; a bucket is one
 rounds           who has contributed to which round, where pushes are summed in rounds
 clocks           how often each worker has pushed, where every push is an update
 updates          what contributions do to values: they are summed, or the optimizer steps with them
+row_target       the stripe of a table that is here, and its rounds
+row_requests     pushes and pulls of rows, checked; rows as answers
+row_updates      what contributions do to tables: the optimizer steps with the sum of each row
+row_freezes      tables as they were, for workers that read them while training goes on
 waiting          requests that wait, for what, and when that is over
 joins            workers that have nothing more to contribute for now
 hyperparameters  the hyper-parameters that pushes bring

@@ -1,4 +1,4 @@
-"""The buckets of one store: its segments, grouped as workers push them.
+"""The buckets of one store: its segments, grouped as workers push them; and its tables.
 
 Pushing several whole buckets merges them, if none has an open round. Pushing part of a bucket splits it. Neither
 changes a bit of the values, nor the rounds, nor which requests wait for them.
@@ -17,6 +17,7 @@ from kvstore.transport.memory import Memory
 from kvstore.values import TensorRange, cut
 from servers.store.bucket import Bucket, Contribution, Progress
 from servers.store.recording import Recording
+from servers.store.row_target import RowTarget
 from servers.store.target import AnyTarget, HeldSegment, HeldSegments
 
 MAX_SPLITS = 2  # segments that were split more often are not merged again: workers push different lists
@@ -36,12 +37,18 @@ class Buckets:
         self._memory = memory
         self._recording = recording or Recording()
         self._at: dict[int, Bucket] = {}  # by segment
+        self._tables: dict[int, RowTarget] = {}  # by segment, each of which is a stripe
         self._lists: dict[tuple[int, ...], list[Bucket]] = {}
 
     @property
     def ids(self) -> Collection[int]:
-        """All segments."""
-        return self._at.keys()
+        """All segments, those of tables, too."""
+        return self._at.keys() | self._tables.keys() if self._tables else self._at.keys()
+
+    @property
+    def tables(self) -> Collection[RowTarget]:
+        """All tables."""
+        return self._tables.values()
 
     def all(self) -> list[Bucket]:
         """Return all buckets, each once."""
@@ -49,15 +56,45 @@ class Buckets:
 
     def targets(self) -> list[AnyTarget]:
         """Return all that contributions go to, each once."""
-        return [*self.all()]
+        return [*self.all(), *self._tables.values()]
 
     def target(self, number: int) -> AnyTarget:
         """Return what contributions to segment ``number`` go to."""
-        return self.holding(number)
+        return self._tables.get(number) or self.holding(number)
 
     def targets_of(self, ids: Sequence[int]) -> Sequence[AnyTarget]:
         """Return what contributions to segments ``ids`` go to, each once."""
+        if self._tables and not self._tables.keys().isdisjoint(ids):
+            return list(dict.fromkeys(map(self.target, ids)))
         return self.of(ids)
+
+    def table(self, number: int) -> RowTarget:
+        """Return the table that segment ``number`` is of.
+
+        Raises:
+            UsageError: it is of an array, or there is none.
+        """
+        target = self._tables.get(number)
+        if target is not None:
+            return target
+        raise UsageError(
+            f"key {self.segment(number).key!r} is an array: it has no rows that are pushed or pulled by ids"
+        )
+
+    def tables_of(self, ids: Sequence[int]) -> list[RowTarget]:
+        """Return the tables that segments ``ids`` are of; see ``table``."""
+        return list(map(self.table, ids))
+
+    def require_new_tables(self, ids: Sequence[int]) -> None:
+        """Raise ``AlreadyInitialized`` if one of ``ids`` has a value that may have been used."""
+        for number in ids:
+            known = self._tables.get(number)
+            if number in self._at or (known is not None and not known.rounds.untouched):
+                raise _initialized(self.target(number), number)
+
+    def add_table(self, target: RowTarget) -> None:
+        """Take a new table, perhaps in place of one that an init has made which was interrupted."""
+        self._tables[target.number] = target
 
     def add(
         self, ids: Sequence[int], keys: Sequence[Key], specs: Sequence[Spec], ranges: Sequence[TensorRange]
@@ -69,14 +106,15 @@ class Buckets:
         """
         if not ids:
             return
+        for number in ids if self._tables else ():
+            if number in self._tables:
+                raise _initialized(self._tables[number], number)
         if not self._at.keys().isdisjoint(ids):
             known = next(number for number in ids if number in self._at)
             bucket = self._at[known]
             same = bucket.ids == tuple(ids) and list(bucket.segments.specs) == list(specs)
             if not same or not bucket.rounds.untouched:
-                raise AlreadyInitialized(
-                    f"key {self.segment(known).key!r} is already initialized; push a new value instead"
-                )
+                raise _initialized(bucket, known)
             bucket.assign([ranges])  # an earlier init was interrupted before any worker knew of it
             return
         segments = HeldSegments(ids, keys, specs, [0] * len(ids))
@@ -105,6 +143,11 @@ class Buckets:
         try:
             return self._at[number]
         except KeyError:
+            if number in self._tables:
+                target = self._tables[number]
+                raise UsageError(
+                    f"key {target.key!r} is {target.description}: its rows are pushed and pulled by their ids"
+                ) from None
             raise KeyNotInitialized(f"segment {number} has no value on this server; call init first") from None
 
     def of(self, ids: Sequence[int]) -> list[Bucket]:
@@ -137,7 +180,7 @@ class Buckets:
 
     def versions(self, ids: Sequence[int]) -> list[int]:
         """Return, for each of segments ``ids``, how many of its rounds are over."""
-        return [self.holding(number).rounds.version for number in ids]
+        return [self.target(number).rounds.version for number in ids]
 
     def pushed(self, ids: Sequence[int], clocks: Sequence[int]) -> list[Bucket]:
         """Split and merge buckets so that ``ids`` are whole buckets, each with one clock; return them in order."""
@@ -251,3 +294,8 @@ class Buckets:
     def _put(self, bucket: Bucket) -> None:
         self._at.update(dict.fromkeys(bucket.ids, bucket))
         self._lists.clear()
+
+
+def _initialized(target: AnyTarget, number: int) -> AlreadyInitialized:
+    key = target.segments.keys[target.places[number]]
+    return AlreadyInitialized(f"key {key!r} is already initialized; push a new value instead")

@@ -91,6 +91,10 @@ class WorkerClocks(Generic[T]):
         """Return None: there are no rounds to close."""
         return None
 
+    def factor(self, contributors: int) -> float:
+        """Return 1: each push is an update of its own."""
+        return 1.0
+
     def missing(self, clock: int) -> dict[int, int]:
         """Return who has pushed less often than ``clock``: by rank, the first push that is missing."""
         return {rank: pushed + 1 for rank, pushed in self._clocks.items() if pushed < clock}

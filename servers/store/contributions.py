@@ -14,7 +14,7 @@ from servers.names import workers
 from servers.store.bucket import Bucket, Contribution
 from servers.store.compression import contribution
 from servers.store.hyperparameters import asked
-from servers.store.updates import Update
+from servers.store.updates import Update, is_late
 
 
 def require_mergeable(message: Push, rule: Rule) -> None:
@@ -48,7 +48,7 @@ def updates_of(message: Push, buckets: Sequence[Bucket], rule: Rule, optimizer: 
         clock = message.clocks[place]  # the number of the push among each worker's pushes to the bucket
         part = Contribution(ranks, clock, cut(ranges, start, start + bucket.size), hyper)
         rounds = bucket.rounds
-        if not (rounds.expects(ranks, clock) or is_late(bucket, part, rule) or rounds.counts(ranks, clock)):
+        if not (rounds.expects(ranks, clock) or is_late(bucket, ranks, clock, rule) or rounds.counts(ranks, clock)):
             raise UsageError(
                 f"push {clock} of {bucket.segments.keys[0]!r} by {workers(ranks)} belongs to no open round: "
                 f"{rounds.version} rounds are over, and no push may come twice"
@@ -57,12 +57,6 @@ def updates_of(message: Push, buckets: Sequence[Bucket], rule: Rule, optimizer: 
         place += len(bucket.ids)
         start += bucket.size
     return updates
-
-
-def is_late(bucket: Bucket, part: Contribution, rule: Rule) -> bool:
-    """Return whether a quorum has closed the round of ``part`` of ``bucket`` without it."""
-    rounds = bucket.rounds
-    return rule.quorum is not None and part.clock <= rounds.version and not rounds.counts(part.ranks, part.clock)
 
 
 def contribute(message: Push, bucket: Bucket, part: Contribution) -> None:

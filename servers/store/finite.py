@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from kvstore.errors import NotFinite
+from kvstore.spec import Key
 from kvstore.values import PayloadRange, all_finite
 from servers.store.bucket import Bucket, Contribution
+from servers.store.row_target import RowContribution
 
 
 def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.Tensor) -> None:
@@ -30,6 +33,22 @@ def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.T
     raise NotFinite(
         f"push {items[0].clock} of {keys}: each worker's values are finite, their sum is not in {bucket.dtype}; "
         "its segment has not been updated"
+    )
+
+
+def require_finite_rows(key: Key, items: Sequence[RowContribution]) -> None:
+    """Raise ``NotFinite``, with key, row, worker and push, for a sum of ``items`` that is not finite."""
+    for item in items:
+        finite = np.isfinite(item.rows).all(axis=1)
+        if not finite.all():
+            position = int(np.flatnonzero(~finite)[0])
+            raise NotFinite(
+                f"push {item.clock} of {key!r} by {item.who} has NaN or infinite elements in row {item.ids[position]} "
+                f"(position {position}); no row of this update has been changed"
+            )
+    raise NotFinite(
+        f"push {items[0].clock} of {key!r}: each worker's rows are finite, their sum is not in {items[0].rows.dtype}; "
+        "no row of this update has been changed"
     )
 
 

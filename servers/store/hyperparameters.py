@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from kvstore.errors import Mismatch, UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.spec import Key, shorten
-from kvstore.wire import Push
+from kvstore.wire import Push, PushRows
 
 
 class UpdateHyperparameters(NamedTuple):
@@ -33,7 +33,7 @@ def changed(changes: Sequence[Sequence[Any]]) -> dict[tuple[int, str], Any]:
     return {(number, name): tuple(value) if isinstance(value, list) else value for number, name, value in changes}
 
 
-def asked(message: Push, optimizer: Optimizer | None) -> UpdateHyperparameters:
+def asked(message: Push | PushRows, optimizer: Optimizer | None) -> UpdateHyperparameters:
     """Return the hyper-parameters of a push.
 
     Raises:
@@ -46,6 +46,24 @@ def asked(message: Push, optimizer: Optimizer | None) -> UpdateHyperparameters:
         raise UsageError("hyper-parameters for a store without an optimizer; call set_optimizer first")
     optimizer.require_changes(changes)
     return UpdateHyperparameters(message.lr, message.rescale, tuple(sorted(changes.items())))
+
+
+class Contributed(Protocol):
+    """A contribution to a round, whoever sums it."""
+
+    hyper: UpdateHyperparameters
+
+    @property
+    def who(self) -> str:
+        """The workers, for messages."""
+        ...
+
+
+def agreed_by(items: Sequence[Contributed], keys: Iterable[Key]) -> UpdateHyperparameters:
+    """Return the hyper-parameters of the round of ``items``; see ``agreed``."""
+    if all(item.hyper == items[0].hyper for item in items):
+        return items[0].hyper
+    return agreed({item.who: item.hyper for item in items}, dict.fromkeys(keys))
 
 
 def agreed(given: Mapping[str, UpdateHyperparameters], keys: Mapping[Key, None]) -> UpdateHyperparameters:

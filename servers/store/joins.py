@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
 from kvstore.errors import UsageError
-from kvstore.wire import Node, Pause, Push
+from kvstore.wire import Node, Pause, Push, PushRows
 from servers.names import name
 
 
@@ -67,7 +67,7 @@ class Pauses:
         everyone = len(self._paused)
         return all(self._known[number] == everyone for number in segments)
 
-    def require_before(self, push: Push) -> None:
+    def require_before(self, push: Push | PushRows) -> None:
         """Raise ``UsageError`` if ``push`` comes after the pause of one of its workers."""
         if not self._paused:
             return
@@ -75,7 +75,8 @@ class Pauses:
             paused = self._paused.get(rank)
             if paused is None:
                 continue
-            clocks = [push.rank_clocks[place]] * len(push.ids) if push.rank_clocks else push.clocks
+            own = push.rank_clocks if isinstance(push, Push) else ()
+            clocks = [own[place]] * len(push.ids) if own else push.clocks
             if any(clock > paused.clocks.get(number, 0) for number, clock in zip(push.ids, clocks, strict=True)):
                 raise UsageError(f"worker {rank} is inside join(), and must not push before all workers are")
 

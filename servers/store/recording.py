@@ -12,6 +12,8 @@ import torch
 
 from kvstore.optim.state_messages import SegmentState, pack_states
 from kvstore.optim.states import StateTensors
+from kvstore.rows.ids import Ids
+from kvstore.rows.sums import Rows
 from kvstore.values import to_buffer
 from kvstore.wire import (
     ClosedRounds,
@@ -27,6 +29,7 @@ from servers.requests.replies import described_error
 from servers.store.bucket import Bucket
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
+from servers.store.row_target import RowTarget
 
 Recorder = Callable[[Message], None]
 
@@ -84,6 +87,22 @@ class Recording:
         """Record closed rounds whose sums are the new values of ``buckets``; see ``sums``."""
         buffers = [bucket.whole() for bucket in buckets]
         self._rounds(buckets, buffers, failures, UpdateHyperparameters(), [], assigned=True)
+
+    def row_sums(
+        self,
+        targets: Sequence[RowTarget],
+        sums: Sequence[tuple[Ids, Rows]],
+        hyper: UpdateHyperparameters,
+        failures: Mapping[RowTarget, Exception],
+    ) -> None:
+        """Record closed rounds of tables; see ``sums``.
+
+        Args:
+            targets: those that are updated.
+            sums: the ids and rows for each, which may change after this call.
+            hyper: what to update with.
+            failures: the tables whose round has failed, and why.
+        """
 
     def drawn(self, buckets: Sequence[Bucket], states: StateTensors) -> None:
         """Record the values, and the states, that a random update has made."""

@@ -159,6 +159,14 @@ class Rounds(Generic[T]):
         self._late.clear()
         return [item for rank, (ranks, item) in sorted(contributions.items(), key=_RANK) if rank == ranks[0]] + late
 
+    def factor(self, contributors: int) -> float:
+        """Return the factor for the sum of the last round: with a quorum, as if each worker of it had contributed.
+
+        Args:
+            contributors: the workers that have.
+        """
+        return 1.0 if self._quorum is None else self.share / contributors
+
     def follow(self, version: int, contributors: Collection[int] = ()) -> None:
         """Close the next round, which is ``version``, as another server has.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from kvstore.codecs.description import described
 from kvstore.errors import UsageError
@@ -23,31 +24,37 @@ from kvstore.wire import (
     Buffer,
     ClosedRounds,
     EncodedAnswer,
+    EvictRows,
+    FreezeTable,
     GetStates,
     Init,
     Node,
     OptimizerStates,
     Pause,
     Pull,
+    PullRows,
     Push,
+    PushRows,
     PutStates,
     Reply,
     Resume,
     Values,
 )
 from servers.requests.replies import Answer, refuse
-from servers.store.bucket import Bucket, Progress
+from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.clocks import WorkerClocks
 from servers.store.compression import CompressedReplies
-from servers.store.contributions import contribute, is_late, require_mergeable, updates_of
+from servers.store.contributions import contribute, require_mergeable, updates_of
 from servers.store.joins import Pauses
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
+from servers.store.row_target import RowTarget
+from servers.store.served_tables import ServedTables
 from servers.store.states import get_states, put_states
-from servers.store.target import ParkedRequest, WaitingRequest
-from servers.store.updates import Update, Updates
+from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingRequest
+from servers.store.updates import Update, Updates, is_late
 from servers.store.waiting import Waiting
 
 
@@ -65,6 +72,7 @@ class ServedStore:
         buckets: its segments.
         captures: those for checkpoints that are under way.
         updates: what contributions do to them.
+        tables: those of its segments that are of tables, and what requests do to these.
         compressed_replies: what is kept for answers that are compressed.
         recording: tells a standby, if there is one.
     """
@@ -82,6 +90,7 @@ class ServedStore:
         self.recording = recording or Recording()
         self.buckets = Buckets(self._progress, memory, self.recording)
         self.updates = Updates(rule, self.buckets, memory, self.recording)
+        self.tables = ServedTables(rule, self.buckets, self.updates, memory, self.recording, self._progress)
         self.captures = Captures(self.buckets, self.updates)
         self.compressed_replies = CompressedReplies(lambda number: self.buckets.segment(number).key, self.recording)
         self._workers = frozenset(workers)
@@ -111,7 +120,7 @@ class ServedStore:
         self.pauses.require_before(message)
         updates = self._updates_of(message, self.buckets.pushed(message.ids, message.clocks))
         buckets = [update.bucket for update in updates]
-        late = sum(len(bucket.ids) for bucket, (part,), *_ in updates if is_late(bucket, part, self.rule))
+        late = sum(len(b.ids) for b, (part,), *_ in updates if is_late(b, part.ranks, part.clock, self.rule))
         if self.recording.on and (self.rule.mode == "async" or (late and self.rule.late == "keep")):
             self.recording.note(message)
         for bucket, (part,), *_ in updates:
@@ -120,12 +129,41 @@ class ServedStore:
         if self.captures and self.rule.mode == "async":
             self.captures.secure(buckets)
         errors = self.updates.make(updates) if self.rule.mode == "async" else {}
-        if errors:
-            answers = [refuse(peer, message, next(iter(errors.values())))]
+        return self._pushed(peer, message, buckets, late, next(iter(errors.values()), None))
+
+    def push_rows(self, peer: bytes, message: PushRows) -> list[Answer]:
+        """Take a worker's contributions to tables, and answer the requests that need not wait any more."""
+        self.pauses.require_before(message)
+        updates = self.tables.contributions(message)
+        late = sum(is_late(target, part.ranks, part.clock, self.rule) for target, (part,), *_ in updates)
+        if self.recording.on and (self.rule.mode == "async" or (late and self.rule.late == "keep")):
+            self.recording.note(message)
+        for target, (part,), *_ in updates:
+            if not target.rounds.counts(part.ranks, part.clock):
+                target.rounds.contribute(part.ranks, part.clock, part)
+        errors = self.tables.updates.make(updates) if self.rule.mode == "async" else {}
+        targets = [update.target for update in updates]
+        return self._pushed(peer, message, targets, late, next(iter(errors.values()), None))
+
+    def _pushed(
+        self, peer: bytes, message: PushRequest, targets: Sequence[AnyTarget], late: int, error: Exception | None
+    ) -> list[Answer]:
+        """Answer a push, or let it wait, and close the rounds of ``targets`` that it completes."""
+        if error is not None:
+            answers = [refuse(peer, message, error)]
         else:
             # Parked before rounds are closed, so that it learns of their errors.
             answers = self._answer(self._waiting.park(peer, message, late))
-        return answers + self._advance(buckets) + self._resume()
+        return answers + self._advance(targets) + self._resume()
+
+    def follow_push_rows(self, message: PushRows) -> Exception | None:
+        """Take contributions to tables that another server has recorded; see ``follow_push``."""
+        updates = self.tables.contributions(message)
+        for target, (part,), *_ in updates:
+            if self.rule.mode == "async" or part.clock <= target.rounds.version:
+                target.rounds.contribute(part.ranks, part.clock, part)
+        errors = self.tables.updates.make(updates) if self.rule.mode == "async" else {}
+        return next(iter(errors.values()), None)
 
     def follow_push(self, message: Push) -> Exception | None:
         """Take contributions that another server has recorded: an update, or those of them that are late.
@@ -156,9 +194,25 @@ class ServedStore:
         """Answer with values now, or when the rounds that they must include are over."""
         return self._answer(self._waiting.park(peer, message))
 
+    def pull_rows(self, peer: bytes, message: PullRows) -> list[Answer]:
+        """Answer with rows now, or when the rounds that they must include are over."""
+        self.tables.require_wanted(message)
+        return self._answer(self._waiting.park(peer, message))
+
+    def when_due(self, peer: bytes, message: FreezeTable | EvictRows) -> list[Answer]:
+        """Do to a table what ``message`` asks now, or when the round is over that it names."""
+        self.buckets.table(message.id)
+        return self._answer(self._waiting.park(peer, message))
+
     def set_optimizer(self, optimizer: Optimizer) -> None:
-        """Update with ``optimizer`` from now on; its state stays if the update rule is the same."""
+        """Update with ``optimizer`` from now on; its state stays if the update rule is the same.
+
+        Raises:
+            UsageError: it cannot update an array or a table that is here; nothing has changed.
+        """
+        use = self.tables.updaters(optimizer)
         self.updates.set_optimizer(optimizer)
+        use()
 
     def get_states(self, message: GetStates) -> OptimizerStates:
         """Return the optimizer's states of the message's segments."""
@@ -170,6 +224,7 @@ class ServedStore:
 
     def close(self, error: Exception) -> list[Answer]:
         """Fail all requests that wait: the store is closed."""
+        self.tables.freezes.close()
         parked, inside_join = self._waiting.close()
         waiters = [(waiter.peer, waiter.request) for waiter in parked] + inside_join
         return [refuse(peer, request, error) for peer, request in waiters]
@@ -177,23 +232,25 @@ class ServedStore:
     def depart(self, workers: Collection[int]) -> list[Answer]:
         """Note which workers have left in order; fail or answer the requests that wait for them, as the rule says."""
         self._waiting.depart(workers)
-        buckets = self.buckets.all()
-        for bucket in buckets:
-            bucket.rounds.leave(self._waiting.departed)
-        return self._advance(buckets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
+        self.tables.freezes.depart(workers)
+        targets = self.buckets.targets()
+        for target in targets:
+            target.rounds.leave(self._waiting.departed)
+        return self._advance(targets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
 
     def pause(self, peer: bytes, message: Pause) -> list[Answer]:
         """Take a worker out of the rounds after its last push. It is answered when all workers are inside ``join``."""
         for number in message.ids:
-            self.buckets.find(number)
+            self.buckets.target(number)
         clocks = self.pauses.add(peer, message)
         if self.recording.on:
             self.recording.note(message)
-        buckets = self.buckets.apart(clocks)
-        for bucket in buckets:
-            if bucket.ids[0] in clocks:
-                bucket.rounds.pause(message.node.rank, clocks[bucket.ids[0]])
-        return self._advance(buckets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
+        self.buckets.apart(clocks)
+        targets = self.buckets.targets()
+        for target in targets:
+            if target.ids[0] in clocks:
+                target.rounds.pause(message.node.rank, clocks[target.ids[0]])
+        return self._advance(targets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
 
     def remember(self, ids: Sequence[int], ranks: Sequence[int]) -> None:
         """Keep the values of segments ``ids``, which workers ``ranks`` read now, for delay compensation."""
@@ -219,8 +276,8 @@ class ServedStore:
         self.updates.require(buckets)
         return updates_of(message, buckets, self.rule, self.updates.optimizer)
 
-    def _progress(self) -> Progress:
-        made: Progress
+    def _progress(self) -> Rounds[Any] | WorkerClocks[Any]:
+        made: Rounds[Any] | WorkerClocks[Any]
         if self.rule.mode == "async":
             made = WorkerClocks(self._workers)
         else:
@@ -228,18 +285,24 @@ class ServedStore:
         made.leave(self._waiting.departed)
         return made
 
-    def _advance(self, touched: Sequence[Bucket]) -> list[Answer]:
+    def _advance(self, touched: Sequence[AnyTarget]) -> list[Answer]:
         """Close the rounds of ``touched`` that are complete, and answer the requests that waited for them."""
         if self.rule.mode == "async":
             return self._answer(self._waiting.release(touched, {}))
         answers: list[Answer] = []
-        while wave := [(bucket, items) for bucket in touched if (items := bucket.rounds.complete()) is not None]:
+        while wave := [(target, items) for target in touched if (items := target.rounds.complete()) is not None]:
+            whole = [(target, items) for target, items in wave if isinstance(target, Bucket)]
+            striped = [(target, items) for target, items in wave if isinstance(target, RowTarget)]
             if self.captures:
-                self.captures.secure([bucket for bucket, _ in wave])
-            errors = self.updates.close(wave)
+                self.captures.secure([bucket for bucket, _ in whole])
+            errors: dict[Any, Exception] = {}
+            if whole:
+                errors.update(self.updates.close(whole))
+            if striped:
+                errors.update(self.tables.updates.close(striped))
             if self.captures:
-                self.captures.reached([bucket for bucket, _ in wave])
-            answers += self._answer(self._waiting.release([bucket for bucket, _ in wave], errors))
+                self.captures.reached([bucket for bucket, _ in whole])
+            answers += self._answer(self._waiting.release([target for target, _ in wave], errors))
         return answers
 
     def _answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
@@ -250,8 +313,6 @@ class ServedStore:
         if parked.error is not None:
             return refuse(parked.peer, parked.request, parked.error)
         try:
-            if not isinstance(parked.request, Push | Pull):
-                raise UsageError(f"servers do not answer a {type(parked.request).__name__}")
             return Answer(parked.peer, parked.request, self._reply(parked.request, parked.late))
         except UsageError as exc:
             return refuse(parked.peer, parked.request, exc)
@@ -263,14 +324,24 @@ class ServedStore:
             return []
         if ended.error is not None:
             return [refuse(peer, request, ended.error) for peer, request in ended.waiters]
-        for bucket in self.buckets.all():
-            bucket.rounds.resume()
+        for target in self.buckets.targets():
+            target.rounds.resume()
         return [
             Answer(peer, request, Resume(request.seq, ended.last, self.buckets.versions(request.ids)))
             for peer, request in ended.waiters
         ]
 
-    def _reply(self, message: Push | Pull, late: int = 0) -> Reply:
+    def _reply(self, message: WaitingRequest, late: int = 0) -> Reply:
+        if isinstance(message, PushRows | PullRows):
+            return self.tables.reply(message, late, self._ahead(message) if self.rule.mode == "async" else 0)
+        if isinstance(message, FreezeTable):
+            return self.tables.freezes.freeze(message, self.buckets.table(message.id))
+        if isinstance(message, EvictRows):
+            self.tables.evict(message)
+            return Ack(message.seq)
+        return self._values(message, late)
+
+    def _values(self, message: Push | Pull, late: int) -> Reply:
         if isinstance(message, Push) and not message.want:
             return Ack(message.seq, late)
         if self.rule.compensation:
@@ -300,9 +371,9 @@ class ServedStore:
             bucket.lend(reply)
         return reply
 
-    def _ahead(self, message: Push | Pull) -> int:
+    def _ahead(self, message: WaitingRequest) -> int:
         """Return how many pushes the asker is ahead of the slowest worker."""
         if not message.ids:
             return 0
         clock = max(message.clocks)
-        return max(0, clock - min(bucket.rounds.version for bucket in self.buckets.of(message.ids)))
+        return max(0, clock - min(target.rounds.version for target in self.buckets.targets_of(message.ids)))

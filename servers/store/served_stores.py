@@ -13,26 +13,35 @@ from kvstore.wire import (
     BucketState,
     Close,
     ClosedRounds,
+    DescribeTable,
     Drawn,
     EncodedAnswer,
     EncoderState,
+    EvictRows,
     Explain,
+    FreezeTable,
     GetStates,
     Grouped,
     Init,
+    InitTables,
     Message,
     Open,
     OptimizerCalls,
     Pause,
     Pull,
+    PullRows,
     Push,
+    PushRows,
+    PutRows,
     PutStates,
     ReadBy,
+    ReadFrozen,
     Request,
     Roster,
     SetOptimizer,
     StatesState,
     StoreState,
+    Thaw,
     decode,
     encode,
 )
@@ -46,7 +55,15 @@ from servers.store.snapshot import restore, snapshot
 
 Asker = tuple[bytes, SetOptimizer]
 
-WHOLE = (Open, Close, Init, SetOptimizer, PutStates)  # what is recorded as it came, once it is done
+WHOLE = (
+    Open,
+    Close,
+    Init,
+    InitTables,
+    PutRows,
+    SetOptimizer,
+    PutStates,
+)  # what is recorded as it came, once it is done
 
 
 class ServedStores:
@@ -197,11 +214,24 @@ class ServedStores:
             return [Answer(peer, message, Ack(message.seq))]
         if isinstance(message, Close):
             return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
-        if not isinstance(message, Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates):
+        if not isinstance(message, SERVED):
             raise UsageError(f"servers do not handle a {type(message).__name__}")
         served = self.require(message.store)
         if isinstance(message, Push):
             return served.push(peer, message)
+        if isinstance(message, PushRows):
+            return served.push_rows(peer, message)
+        if isinstance(message, PullRows):
+            return served.pull_rows(peer, message)
+        if isinstance(message, FreezeTable):
+            return served.when_due(peer, message)
+        if isinstance(message, ReadFrozen):
+            return [Answer(peer, message, served.tables.freezes.read(message))]
+        if isinstance(message, DescribeTable):
+            return [Answer(peer, message, served.tables.describe(message))]
+        if isinstance(message, Thaw):
+            served.tables.freezes.thaw(message.node, message.number)
+            return [Answer(peer, message, Ack(message.seq))]
         if isinstance(message, Pull):
             return served.pull(peer, message)
         if isinstance(message, Pause):
@@ -212,8 +242,14 @@ class ServedStores:
             return self._set_optimizer(peer, message, served)
         if message.node.rank != 0:
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
+        if isinstance(message, EvictRows):
+            return served.when_due(peer, message)
         if isinstance(message, Init):
             served.init(message)
+        elif isinstance(message, InitTables):
+            served.tables.init(message)
+        elif isinstance(message, PutRows):
+            served.tables.put(message)
         else:
             served.put_states(message)
         return [Answer(peer, message, Ack(message.seq))]
@@ -312,4 +348,23 @@ FOLLOWED = (
     BucketState,
     StatesState,
     EncoderState,
+)
+
+SERVED = (
+    Init,
+    InitTables,
+    Push,
+    PushRows,
+    Pull,
+    PullRows,
+    Pause,
+    SetOptimizer,
+    GetStates,
+    PutStates,
+    PutRows,
+    EvictRows,
+    DescribeTable,
+    FreezeTable,
+    ReadFrozen,
+    Thaw,
 )

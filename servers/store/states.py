@@ -13,9 +13,9 @@ from servers.store.updates import Updates
 
 
 def get_states(message: GetStates, buckets: Buckets, updates: Updates) -> OptimizerStates:
-    """Return copies of the states that ``message`` asks for: updates change them in place."""
+    """Return copies of the states that ``message`` asks for: updates change them in place. Rows' go with the rows."""
     for number in message.ids:
-        buckets.find(number)
+        buckets.target(number)
     updater = updates.updater
     states = updater.states.of(message.ids) if updater is not None else {}
     copies = [SegmentState(int(number), name, value.detach().clone()) for (number, name), value in states.items()]

@@ -21,9 +21,10 @@ from kvstore.wire import ClosedRounds, Drawn
 from servers.store.bucket import Bucket, Contribution
 from servers.store.buckets import Buckets
 from servers.store.finite import require_finite
-from servers.store.hyperparameters import UpdateHyperparameters, agreed, changed
+from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
+from servers.store.target import AnyTarget
 
 
 class Update(NamedTuple):
@@ -96,7 +97,7 @@ class Updates:
         updates: list[Update] = []
         for bucket, items in wave:
             try:
-                updates.append(Update(bucket, items, _agreed(bucket, items), self._scale(bucket, items)))
+                updates.append(Update(bucket, items, agreed_by(items, bucket.segments.keys), _scale(bucket, items)))
             except Mismatch as exc:
                 errors[bucket] = exc
         recording = self._recording if self._recording.on else None
@@ -119,18 +120,24 @@ class Updates:
         """
         if self.updater is None:
             return self._assign(updates, recording)
-        # A round's hyper-parameters come from its own contributions, not from whichever round was closed before it.
-        default = self.updater.optimizer if self._rule.mode == "sync" else self.updater
         by_hyper: dict[UpdateHyperparameters, list[Update]] = {}
         for update in updates:
             by_hyper.setdefault(update.hyper, []).append(update)
         errors: dict[Bucket, Exception] = {}
         for hyper, members in by_hyper.items():
-            self.updater.lr = default.lr if hyper.lr is None else hyper.lr
-            self.updater.rescale_grad = default.rescale_grad if hyper.rescale is None else hyper.rescale
-            self.updater.changes = dict(hyper.changes)
+            self.take(hyper)
             errors |= self._step(self.updater, members, recording)
         return errors
+
+    def take(self, hyper: UpdateHyperparameters) -> None:
+        """Update with ``hyper`` next: what it does not say is the optimizer's own, or in an async store as it was."""
+        if self.updater is None:
+            return
+        # A round's hyper-parameters come from its own contributions, not from whichever round was closed before it.
+        default = self.updater.optimizer if self._rule.mode == "sync" else self.updater
+        self.updater.lr = default.lr if hyper.lr is None else hyper.lr
+        self.updater.rescale_grad = default.rescale_grad if hyper.rescale is None else hyper.rescale
+        self.updater.changes = dict(hyper.changes)
 
     def follow(self, message: ClosedRounds) -> None:
         """Close rounds as another server has, which has recorded them.
@@ -242,13 +249,6 @@ class Updates:
         drift = bucket.value.to(total.dtype) - before.to(total.dtype)
         return total + self._rule.compensation * updater.rescale_grad * total * total * drift
 
-    def _scale(self, bucket: Bucket, items: Sequence[Contribution]) -> float:
-        """Return the factor for the sum of a quorum's contributions: as if each worker of the round had contributed."""
-        rounds = bucket.rounds
-        if self._rule.quorum is None or not isinstance(rounds, Rounds):
-            return 1.0
-        return rounds.share / sum(len(item.ranks) for item in items)
-
     def _total(self, updater: Updater, update: Update) -> torch.Tensor:
         """Return the sum of contributions, in memory to be overwritten; or a single one's own memory, if only read."""
         bucket, items = update.bucket, update.items
@@ -271,7 +271,11 @@ def _none_made(exc: Exception, buckets: Collection[Bucket]) -> ServerError:
     return error
 
 
-def _agreed(bucket: Bucket, items: Sequence[Contribution]) -> UpdateHyperparameters:
-    if all(item.hyper == items[0].hyper for item in items):
-        return items[0].hyper
-    return agreed({item.who: item.hyper for item in items}, dict.fromkeys(bucket.segments.keys))
+def _scale(bucket: Bucket, items: Sequence[Contribution]) -> float:
+    return bucket.rounds.factor(sum(len(item.ranks) for item in items))
+
+
+def is_late(target: AnyTarget, ranks: Sequence[int], clock: int, rule: Rule) -> bool:
+    """Return whether a quorum has closed round ``clock`` of ``target`` without push ``clock`` of ``ranks``."""
+    rounds = target.rounds
+    return rule.quorum is not None and clock <= rounds.version and not rounds.counts(ranks, clock)

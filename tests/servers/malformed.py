@@ -8,9 +8,11 @@ from typing import Any
 import msgpack
 import torch
 from asking import Worker, floats
+from asking_rows import evict, freeze, init_tables, pull_rows, push_rows, put_rows, read_frozen
 from hypothesis import strategies as st
 from junk import JUNK
 
+from kvstore.table import Capacity, MinCount, Table
 from kvstore.wire import VERSION, Barrier, Beat, Declare, Node, Ready, encode
 from kvstore.wire.frames import MESSAGES, field_names
 from kvstore.wire.messages import Message
@@ -79,7 +81,26 @@ _SPECS = {
     "address": st.text(max_size=10),
     "error": st.none() | st.text(max_size=10),
     "how": st.text(max_size=10),
+    "counts": st.lists(st.sampled_from([0, 1, 2, 4, BIG]), max_size=3),
+    "wanted": st.lists(st.sampled_from([0, 1, 2, 4, BIG]), max_size=3),
+    "wide": st.booleans(),
+    "union": st.booleans(),
+    "codecs": st.lists(st.sampled_from(["none", "fp16", "bf16", "int8"]), max_size=3),
+    "tables": st.lists(st.deferred(lambda: _TABLE).map(lambda table: table.described), max_size=3),
+    "stripe": st.integers(0, 3),
+    "stripes": st.integers(1, 3),
+    "id": st.integers(0, 5),
+    "clock": st.sampled_from([0, 0, 1, BIG]),
+    "count": st.sampled_from([0, 1, 2, 1 << 32]),
+    "since": st.none() | st.integers(0, 3),
+    "steps": st.none() | st.integers(0, 3),
+    "columns": st.lists(st.integers(0, 3), max_size=3),
+    "start": st.integers(0, 3),
 }
+_TABLE = st.builds(
+    Table, dim=st.just(2), admit=st.none() | st.just(MinCount(2)), evict=st.just(()) | st.just(Capacity(1))
+)
+_TABLE |= st.just(Table(shape=(3, 2))) | st.just(Table(shape=(3, 2), dtype="float64", codec="fp16"))
 _BUFFERS = st.lists(st.sampled_from([0, 4, 8, 16, 32, 48, 65536]).map(bytes), max_size=3)
 
 
@@ -106,6 +127,9 @@ def good(worker: Worker) -> list[Message]:
         worker.set_optimizer("adam", betas=[0.9, 0.99]),
         worker.get_states([1]),
         worker.put_states({(1, "momentum_buffer"): floats(1, 2)}),
+        init_tables(worker, {5: Table(dim=2)}),
+        push_rows(worker, {4: {0: (1, 2), 2: (1, 2)}}, wanted={4: [1]}),
+        pull_rows(worker, {4: [0, 1]}),
         worker.explain(3),
     ]
 
@@ -141,6 +165,35 @@ def _some_ranks(draw: st.DrawFn, member: Worker) -> list[int]:
     return list(draw(st.sampled_from([*usual, [], [0], [1, 3]])))
 
 
+def _about_rows(draw: st.DrawFn, member: Worker, what: str, clock: int) -> Message:
+    """A message about tables, of which a shard has that of segment 4."""
+    segments = draw(st.lists(st.sampled_from([4, 4, 4, 5, 1, 9]), min_size=1, max_size=2, unique=True))
+    ids = st.lists(st.sampled_from([0, 1, 2, 2, 3, -1, 2**31 - 1]), max_size=3)
+    if what == "tables":
+        return init_tables(member, {number: draw(_TABLE) for number in segments}, draw(st.integers(0, 1)), 1)
+    if what == "push rows":
+        width = draw(st.sampled_from([2, 2, 2, 1]))
+        gradients = {number: {each: [1.0] * width for each in draw(ids)} for number in segments}
+        options = {name: draw(st.booleans()) for name in ("wide", "union")}
+        codec = draw(st.sampled_from(["none", "none", "fp16", "int8"]))
+        wanted = {number: draw(ids) for number in segments}
+        return push_rows(member, gradients, clock, wanted, lr=draw(_NUMBER), codec=codec, **options)
+    if what == "pull rows":
+        return pull_rows(member, {number: draw(ids) for number in segments}, clock, wide=draw(st.booleans()))
+    if what == "put rows":
+        rows = {each: [1.0] * draw(st.sampled_from([2, 2, 1])) for each in draw(ids)[:1]}
+        return put_rows(member, segments[0], rows, version=draw(st.none() | st.just(3)))
+    if what == "evict":
+        return evict(member, segments[0], clock)
+    if what == "freeze":
+        return freeze(member, segments[0], clock, draw(st.none() | st.integers(0, 2)))
+    flags = {name: draw(st.booleans()) for name in ("gone", "state")}
+    return read_frozen(member, draw(st.integers(0, 40)), draw(st.integers(0, 3)), **flags)
+
+
+ROWS = ["tables", "push rows", "push rows", "pull rows", "put rows", "evict", "freeze", "read"]
+
+
 @st.composite
 def _well_formed(draw: st.DrawFn) -> list[Any]:
     """What a member could send, but would not: a message whose parts fit together, with strange contents."""
@@ -149,7 +202,11 @@ def _well_formed(draw: st.DrawFn) -> list[Any]:
     ids = draw(st.lists(st.sampled_from([1, 1, 2, 3, 9]), min_size=1, max_size=3, unique=True))
     clocks = draw(st.lists(st.sampled_from([0, 1, 1, 2, BIG]), min_size=len(ids), max_size=len(ids)))
     store = draw(st.integers(0, 2))
-    what = draw(st.sampled_from(["push", "push", "pull", "init", "set", "get", "put", "explain", "open", *KEYED]))
+    what = draw(
+        st.sampled_from(["push", "push", "pull", "init", "set", "get", "put", "explain", "open", *KEYED, *ROWS])
+    )
+    if what in ROWS:
+        return encode(_about_rows(draw, member, what, clocks[0]))
     if what == "push":
         values = {number: _tensor(draw) for number in ids}
         numbers = {"lr": draw(_NUMBER), "rescale": draw(_NUMBER), "ranks": _some_ranks(draw, member)}

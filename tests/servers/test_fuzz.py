@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from asking import Desk, floats, sent, values_in
+from asking_rows import init_tables
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from malformed import anything, flood
@@ -14,6 +15,7 @@ from rendezvous import Job
 
 from kvstore.errors import WireError
 from kvstore.spec import Spec
+from kvstore.table import Table
 from kvstore.wire import Ack, Census, Counted, Leave, Lost, Message, Placed, Ready, Request, decode, encode
 
 SPARE = 9  # a store that the good worker alone uses
@@ -40,6 +42,7 @@ def test_a_shard_survives_anything(thrown: list[Any]):
         (a, a.open("async", store=SPARE)),
         (a, a.init({1: floats(0)}, store=SPARE)),
         (a, a.set_optimizer("sgd", 1.0, store=SPARE)),
+        (a, init_tables(a, {4: Table(shape=(3, 2))})),
         (a, a.open("async", store=1)),
         (a, a.init({1: floats(0, 0)}, store=1)),
         (a, a.set_optimizer("sgd", 1.0, store=1, momentum=0.5)),

@@ -27,7 +27,7 @@ def test_a_push_of_a_round_that_is_over_is_late_with_a_quorum_and_refused_withou
     (bucket,) = desk.shard.stores[0].buckets.all()
     push = b.push({1: floats(2)})
     (update,) = updates_of(push, [bucket], Rule(quorum=1), None)
-    assert is_late(bucket, update.items[0], Rule(quorum=1))
+    assert is_late(bucket, update.items[0].ranks, update.items[0].clock, Rule(quorum=1))
     with pytest.raises(UsageError, match="belongs to no open round"):
         updates_of(push, [bucket], Rule(), None)
 

@@ -1,0 +1,204 @@
+"""Requests for rows of tables: what comes is checked, rows are gathered into memory that can be sent. No I/O.
+
+A message brings ids and rows of many tables in a few buffers. They are decoded and checked as a whole as far as that is
+possible: a message of 26 small tables costs little more than one of the same bytes about one table.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from kvstore.errors import UsageError, WireError
+from kvstore.rows.ids import Ids, stripes_of
+from kvstore.rows.layout import part_bytes, read_rows, write_rows
+from kvstore.rows.sums import Rows
+from kvstore.transport.memory import SMALL, Memory, space
+from kvstore.wire import Buffer, PullRows, PushRows
+from servers.store.row_target import RowTarget
+
+_PUSH_BUFFERS = 3  # ids, rows, wanted ids
+_PULL_BUFFERS = 1  # wanted ids
+_PADDING = bytes(16)
+
+
+class RowPart(NamedTuple):
+    """The rows of one table in a message."""
+
+    ids: Ids
+    rows: Rows
+
+
+def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> list[RowPart]:
+    """Return what ``message`` contributes to each of ``targets``. Nothing is copied that need not be converted.
+
+    Raises:
+        UsageError: ids that do not rise, or are not of the tables and stripes that are here.
+        WireError: the buffers have not the lengths that the message says.
+    """
+    if len(message.buffers) != _PUSH_BUFFERS:
+        raise WireError(f"a push of rows has {_PUSH_BUFFERS} buffers, not {len(message.buffers)}")
+    ids = _checked(message, targets, message.buffers[0], message.counts, "pushed")
+    _checked(message, targets, message.buffers[2], message.wanted, "wanted")
+    view = memoryview(message.buffers[1]).cast("B")
+    sizes = _part_sizes(targets, message.counts, message.codecs)
+    if sum(sizes) != len(view):
+        raise WireError(
+            f"{message.node} sent {len(view)} bytes of rows; {_described(targets, message.counts, message.codecs)} "
+            f"are {sum(sizes)}"
+        )
+    starts = itertools.accumulate(sizes, initial=0)
+    return [
+        RowPart(own, read_rows(view[start : start + size], len(own), table.width, table.dtype, codec))
+        for target, own, codec, start, size in zip(targets, ids, message.codecs, starts, sizes, strict=False)
+        for table in (target.description,)
+    ]
+
+
+def require_wanted(message: PullRows, targets: Sequence[RowTarget]) -> None:
+    """Raise as ``pushed_rows`` does, unless ``message`` wants rows that ``targets`` can have."""
+    if len(message.buffers) != _PULL_BUFFERS:
+        raise WireError(f"a pull of rows has {_PULL_BUFFERS} buffer, not {len(message.buffers)}")
+    _checked(message, targets, message.buffers[0], message.wanted, "wanted")
+
+
+def wanted_ids(message: PushRows | PullRows) -> list[Ids]:
+    """Return the ids of the rows of each table that the answer brings; the message has been checked."""
+    return _divided(_decoded(message, message.buffers[-1], message.wanted), message.wanted)
+
+
+def gathered(targets: Sequence[RowTarget], ids: Sequence[Ids], codecs: Sequence[str], memory: Memory) -> Buffer:
+    """Return the rows ``ids`` of each of ``targets`` as they are now, encoded, in one buffer that can be sent."""
+    counts = list(map(len, ids))
+    sizes = _part_sizes(targets, counts, codecs)
+    nbytes = sum(sizes)
+    buffer = memory.allocate(nbytes) if nbytes >= SMALL else space(nbytes)
+    stop = 0
+    for target, own, codec, size in zip(targets, ids, codecs, sizes, strict=True):
+        if not size:
+            continue
+        start, stop = stop, stop + size
+        buffer[stop - len(_PADDING) : stop] = _PADDING  # what memory held before is nobody's business
+        table = target.description
+        count = len(own)
+        if codec == "none":
+            out = np.frombuffer(buffer, table.dtype, count * table.width, start).reshape(count, table.width)
+            target.table.pull(own, out)
+        else:
+            rows = np.empty((count, table.width), table.dtype)
+            target.table.pull(own, rows)
+            write_rows(rows, codec, buffer[start:stop])
+    return buffer
+
+
+def packed(ids: Sequence[Ids], wide: bool) -> Buffer:
+    """Return the ids of all tables as messages carry them."""
+    whole = np.concatenate(ids) if ids else np.empty(0, np.int64)
+    return whole.astype(_dtype(wide), copy=False).data.cast("B")
+
+
+def _checked(
+    message: PushRows | PullRows, targets: Sequence[RowTarget], buffer: Buffer, counts: Sequence[int], what: str
+) -> list[Ids]:
+    """Return the ids of each table in ``buffer``, once they have been checked."""
+    whole = _decoded(message, buffer, counts)
+    divided = _divided(whole, counts)
+    if len(whole):
+        _require_rising(message, targets, whole, divided, what)
+        _require_here(message, targets, whole, divided, what)
+    return divided
+
+
+def _decoded(message: PushRows | PullRows, buffer: Buffer, counts: Sequence[int]) -> Ids:
+    dtype, count = _dtype(message.wide), sum(counts)
+    view = memoryview(buffer)
+    if view.nbytes != count * dtype.itemsize:
+        raise WireError(f"{message.node} sent {view.nbytes} bytes of ids; {count} are {count * dtype.itemsize}")
+    if not count:
+        return np.empty(0, np.int64)
+    return np.frombuffer(view, dtype).astype(np.int64, copy=False)
+
+
+def _dtype(wide: bool) -> np.dtype[np.signedinteger]:
+    return np.dtype(np.int64 if wide else np.int32)
+
+
+def _divided(whole: Ids, counts: Sequence[int]) -> list[Ids]:
+    if len(counts) == 1:
+        return [whole]
+    stops = itertools.accumulate(counts)
+    return [whole[stop - count : stop] for count, stop in zip(counts, stops, strict=True)]
+
+
+def _require_rising(
+    message: PushRows | PullRows, targets: Sequence[RowTarget], whole: Ids, divided: Sequence[Ids], what: str
+) -> None:
+    falls = whole[1:] <= whole[:-1]
+    if len(divided) > 1:
+        firsts = [stop - 1 for stop in itertools.accumulate(map(len, divided)) if 0 < stop < len(whole)]
+        falls[firsts] = False  # where one table's end and the next one's begin
+    if not falls.any():
+        return
+    for target, ids in zip(targets, divided, strict=True):
+        falling = np.flatnonzero(ids[1:] <= ids[:-1])
+        if len(falling):
+            position = int(falling[0]) + 1
+            raise UsageError(
+                f"{message.node} {_VERBS[what]} rows of {target.key!r} whose ids do not rise: {ids[position]} "
+                f"at position {position} follows {ids[position - 1]}"
+            )
+
+
+def _require_here(
+    message: PushRows | PullRows, targets: Sequence[RowTarget], whole: Ids, divided: Sequence[Ids], what: str
+) -> None:
+    """Raise ``UsageError`` unless all ids, which rise, are in range, and of the stripes that are here."""
+    for target, ids in zip(targets, divided, strict=True):
+        rows = target.description.rows
+        if rows is not None and len(ids) and (ids[0] < 0 or ids[-1] >= rows):
+            position = 0 if ids[0] < 0 else int(np.searchsorted(ids, rows))
+            raise UsageError(
+                f"{message.node} {_VERBS[what]} row {ids[position]} (position {position}) of {target.key!r}, "
+                f"whose rows are 0 to {rows - 1}"
+            )
+    likeness = {(target.description.grows, target.stripe, target.stripes) for target in targets}
+    if len(likeness) == 1 and _all_in_stripe(targets[0], whole):
+        return
+    for target, ids in zip(targets, divided, strict=True):
+        if not _all_in_stripe(target, ids):
+            position = int(np.flatnonzero(stripes_of(target.description, ids, target.stripes) != target.stripe)[0])
+            raise UsageError(
+                f"{message.node} {_VERBS[what]} row {ids[position]} (position {position}) of {target.key!r}, which is "
+                f"not on this server: it has stripe {target.stripe} of {target.stripes}"
+            )
+
+
+_VERBS = {"pushed": "pushed", "wanted": "asked for"}
+
+
+def _all_in_stripe(target: RowTarget, ids: Ids) -> bool:
+    if target.stripes == 1 or not len(ids):
+        return True
+    mask = target.stripes - 1
+    if not target.description.grows and not target.stripes & mask:  # a remainder costs ten times as much
+        return bool(((ids & mask) == target.stripe).all())
+    return bool((stripes_of(target.description, ids, target.stripes) == target.stripe).all())
+
+
+def _part_sizes(targets: Sequence[RowTarget], counts: Sequence[int], codecs: Sequence[str]) -> list[int]:
+    return [
+        part_bytes(count, target.description.width, target.description.dtype, codec)
+        for target, count, codec in zip(targets, counts, codecs, strict=True)
+    ]
+
+
+def _described(targets: Sequence[RowTarget], counts: Sequence[int], codecs: Sequence[str]) -> str:
+    """Say what the rows of a message are, for messages."""
+    parts = [
+        f"{count} rows of {target.key!r} as {codec}"
+        for target, count, codec in zip(targets, counts, codecs, strict=True)
+    ]
+    return ", ".join(parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")

@@ -1,0 +1,159 @@
+"""What contributions do to one store's tables: the optimizer steps with the sum of each row. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt
+from kvstore.optim.optimizer import Optimizer
+from kvstore.optim.row_updater import NO_CHANGES, RowHyperparameters, RowUpdater
+from kvstore.optim.updater import refusals
+from kvstore.rows.ids import Ids
+from kvstore.rows.sums import Rows, sum_rows
+from kvstore.rule import Rule
+from kvstore.values import all_finite
+from servers.store.finite import require_finite_rows
+from servers.store.hyperparameters import UpdateHyperparameters, agreed_by
+from servers.store.recording import Recording
+from servers.store.row_target import RowContribution, RowTarget
+from servers.store.updates import Updates
+
+
+class RowUpdate(NamedTuple):
+    """Which table to update, with the sum of which contributions times ``scale``, and with which numbers."""
+
+    target: RowTarget
+    items: Sequence[RowContribution]
+    hyper: UpdateHyperparameters
+    scale: float = 1.0
+
+
+class RowUpdates:
+    """The updates of the tables of one store.
+
+    Args:
+        rule: of the store.
+        updates: those of its arrays, which have the same optimizer.
+        recording: of the store.
+    """
+
+    def __init__(self, rule: Rule, updates: Updates, recording: Recording) -> None:
+        self._rule = rule
+        self._updates = updates
+        self._recording = recording
+
+    def updaters(self, optimizer: Optimizer | None, targets: Iterable[RowTarget]) -> list[RowUpdater | None]:
+        """Return what steps with sums of rows of each of ``targets``, should ``optimizer`` be that of the store.
+
+        Raises:
+            UsageError: it has no rule for rows of such a table.
+        """
+        if optimizer is None:
+            return [None for _ in targets]
+        with refusals(optimizer):
+            return [
+                RowUpdater(optimizer, target.key, table.dtype, table.width, table.grows)
+                for target in targets
+                for table in (target.description,)
+            ]
+
+    def require(self, targets: Sequence[RowTarget]) -> None:
+        """Raise ``UsageError`` unless pushes to ``targets`` can be applied."""
+        if targets and self._updates.updater is None and self._rule.mode == "async":
+            raise UsageError("a push to an async store needs an optimizer: call set_optimizer(name, ...) first")
+
+    def close(self, wave: Sequence[tuple[RowTarget, list[RowContribution]]]) -> dict[RowTarget, Exception]:
+        """Sum the contributions of rounds and update; return the errors. A round that fails is over, too."""
+        errors: dict[RowTarget, Exception] = {}
+        updates: list[RowUpdate] = []
+        for target, items in wave:
+            try:
+                hyper = agreed_by(items, target.segments.keys)
+            except Mismatch as exc:
+                errors[target] = exc
+            else:
+                updates.append(RowUpdate(target, items, hyper, target.rounds.factor(sum(len(i.ranks) for i in items))))
+        if errors and self._recording.on:
+            self._recording.row_sums([], [], UpdateHyperparameters(), errors)
+        return errors | self.make(updates, self._recording if self._recording.on else None)
+
+    def make(self, updates: Sequence[RowUpdate], recording: Recording | None = None) -> dict[RowTarget, Exception]:
+        """Make ``updates``.
+
+        Args:
+            updates: what to make.
+            recording: records the sums, which are those of closed rounds; None if nobody does.
+
+        Returns:
+            The errors, by table; such a table is unchanged.
+
+        Raises:
+            WeightsInDoubt: an optimizer has failed in the middle of an update.
+        """
+        by_hyper: dict[UpdateHyperparameters, list[RowUpdate]] = {}
+        for update in updates:
+            by_hyper.setdefault(update.hyper, []).append(update)
+        errors: dict[RowTarget, Exception] = {}
+        for hyper, members in by_hyper.items():
+            errors |= self._make(hyper, members, recording)
+        return errors
+
+    def step(self, target: RowTarget, ids: Ids, sums: Rows, hyper: UpdateHyperparameters) -> None:
+        """Make one update of ``target`` with ``sums``, which may be overwritten: as when a round is closed.
+
+        Raises:
+            WeightsInDoubt: see ``make``.
+        """
+        self._step(target, ids, sums, self._numbers(hyper))
+
+    def _make(
+        self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
+    ) -> Mapping[RowTarget, Exception]:
+        errors: dict[RowTarget, Exception] = {}
+        sums: list[tuple[RowTarget, Ids, Rows]] = []
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for below
+            for update in members:
+                ids, rows = sum_rows([(item.ids, item.rows) for item in update.items])
+                if update.scale != 1:
+                    rows *= update.scale
+                try:
+                    if self._rule.finite and not all_finite(torch.from_numpy(rows)):
+                        require_finite_rows(update.target.key, update.items)
+                except UsageError as exc:
+                    errors[update.target] = exc
+                    continue
+                sums.append((update.target, ids, rows))
+        if recording is not None:
+            recording.row_sums([target for target, _, _ in sums], [(ids, rows) for _, ids, rows in sums], hyper, errors)
+        numbers = self._numbers(hyper)
+        for target, ids, rows in sums:
+            version = target.table.version
+            try:
+                self._step(target, ids, rows, numbers)
+            except WeightsInDoubt:
+                raise
+            except Exception as exc:
+                if target.table.version != version or not (target.updater is None or target.updater.lazy):
+                    raise WeightsInDoubt(
+                        f"{type(exc).__name__}: {exc}, in the middle of an update of {target.key!r}"
+                    ) from exc
+                error = ServerError(f"{type(exc).__name__}: {exc}; no row of this update of {target.key!r} has changed")
+                error.__cause__ = exc
+                errors[target] = error
+        return errors
+
+    def _step(self, target: RowTarget, ids: Ids, sums: Rows, numbers: RowHyperparameters) -> None:
+        target.note_changed(target.table.update(ids, sums, target.updater, numbers))
+
+    def _numbers(self, hyper: UpdateHyperparameters) -> RowHyperparameters:
+        """Return the hyper-parameters of an update. In an async store, None takes the last ones that were given."""
+        changes = dict(hyper.changes) if hyper.changes else NO_CHANGES
+        updater = self._updates.updater
+        if self._rule.mode == "sync" or updater is None:
+            return RowHyperparameters(hyper.lr, hyper.rescale, changes)
+        self._updates.take(hyper)
+        return RowHyperparameters(updater.lr, updater.rescale_grad, changes)

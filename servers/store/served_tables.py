@@ -1,0 +1,234 @@
+"""The tables of one store on one server: what requests do to their rows. No I/O, no clock.
+
+``ServedStore`` knows which requests wait for rounds, of tables as of arrays; here is what is particular to rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvstore.errors import Mismatch, UsageError, WireError
+from kvstore.optim.optimizer import Optimizer
+from kvstore.rule import Rule
+from kvstore.spec import ITEMSIZE
+from kvstore.table import Table
+from kvstore.transport.memory import Memory
+from kvstore.wire import (
+    Ack,
+    Buffer,
+    DescribeTable,
+    EvictRows,
+    InitTables,
+    PullRows,
+    PushRows,
+    PutRows,
+    Rows,
+    TableCounts,
+)
+from servers.names import workers
+from servers.store.buckets import Buckets
+from servers.store.clocks import WorkerClocks
+from servers.store.hyperparameters import asked
+from servers.store.recording import Recording
+from servers.store.rounds import Rounds
+from servers.store.row_freezes import RowFreezes
+from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids
+from servers.store.row_target import RowContribution, RowTarget
+from servers.store.row_updates import RowUpdate, RowUpdates
+from servers.store.updates import Updates, is_late
+
+
+class ServedTables:
+    """The tables of one store.
+
+    Args:
+        rule: of the store.
+        buckets: of the store, which have the tables' segments, too.
+        updates: those of the store's arrays.
+        memory: for rows that are sent.
+        recording: tells a standby, if there is one.
+        rounds: makes the rounds of a new table.
+
+    Attributes:
+        updates: what contributions do to rows.
+        freezes: what workers read while training goes on.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        buckets: Buckets,
+        updates: Updates,
+        memory: Memory,
+        recording: Recording,
+        rounds: Callable[[], Rounds[Any] | WorkerClocks[Any]],
+    ) -> None:
+        self.updates = RowUpdates(rule, updates, recording)
+        self.freezes = RowFreezes()
+        self._rule = rule
+        self._buckets = buckets
+        self._arrays = updates
+        self._memory = memory
+        self._recording = recording
+        self._rounds = rounds
+
+    def init(self, message: InitTables) -> None:
+        """Take new tables.
+
+        Raises:
+            AlreadyInitialized: one of them may have been used.
+            UsageError: there can be no such table, or not in this store.
+        """
+        if message.stripe >= message.stripes:
+            raise UsageError(f"stripe {message.stripe} of {message.stripes}: stripes count from 0")
+        if self._rule.compensation and message.ids:
+            raise UsageError(
+                f"key {message.keys[0]!r} is a table: delay_compensation would need the rows that each worker has read "
+                "last; use a store without it"
+            )
+        self._buckets.require_new_tables(message.ids)
+        targets = [
+            RowTarget(number, key, Table.of(described), message.stripe, message.stripes, self._rounds())
+            for number, key, described in zip(message.ids, message.keys, message.tables, strict=True)
+        ]
+        updaters = self.updates.updaters(self._arrays.optimizer, targets)
+        for target, updater in zip(targets, updaters, strict=True):
+            target.use(updater)
+            self._buckets.add_table(target)
+
+    def contributions(self, message: PushRows) -> list[RowUpdate]:
+        """Return what a push contributes to each of its tables. Nothing has changed yet.
+
+        Raises:
+            UsageError: it must not contribute this; the message names key, position and worker.
+            WireError: its buffers do not fit.
+        """
+        targets = self._buckets.tables_of(message.ids)
+        self.updates.require(targets)
+        if message.union:
+            self._require_union(message)
+        parts = pushed_rows(message, targets)
+        hyper = asked(message, self._arrays.optimizer)
+        ranks = message.workers
+        updates: list[RowUpdate] = []
+        for target, clock, (ids, rows) in zip(targets, message.clocks, parts, strict=True):
+            rounds = target.rounds
+            if not (
+                rounds.expects(ranks, clock) or is_late(target, ranks, clock, self._rule) or rounds.counts(ranks, clock)
+            ):
+                raise UsageError(
+                    f"push {clock} of {target.key!r} by {workers(ranks)} belongs to no open round: "
+                    f"{rounds.version} rounds are over, and no push may come twice"
+                )
+            updates.append(RowUpdate(target, [RowContribution(ranks, clock, ids, rows, hyper)], hyper))
+        return updates
+
+    def require_wanted(self, message: PullRows) -> None:
+        """Raise as ``contributions`` does, unless there can be the rows that ``message`` wants."""
+        require_wanted(message, self._buckets.tables_of(message.ids))
+
+    def reply(self, message: PushRows | PullRows, late: int, ahead: int) -> Rows | Ack:
+        """Return the answer to a request that need not wait."""
+        if isinstance(message, PushRows) and not message.want:
+            return Ack(message.seq, late)
+        targets = self._buckets.tables_of(message.ids)
+        union = isinstance(message, PushRows) and message.union
+        if union:
+            ids = [_changed(target, clock) for target, clock in zip(targets, message.clocks, strict=True)]
+        else:
+            ids = wanted_ids(message)
+        buffers: list[Buffer] = [gathered(targets, ids, message.codecs, self._memory)]
+        if union:
+            buffers.append(packed(ids, message.wide))
+        return Rows(
+            message.seq,
+            list(map(len, ids)),
+            clocks=[target.rounds.version for target in targets] if self._rule.quorum is not None else [],
+            ahead=ahead,
+            missed=late,
+            priority=message.priority if isinstance(message, PushRows) else None,
+            wide=message.wide,
+            buffers=buffers,
+        )
+
+    def put(self, message: PutRows) -> None:
+        """Replace rows by those that ``message`` brings.
+
+        Raises:
+            UsageError: they cannot be of this table and stripe; nothing has changed.
+            WireError: the buffers do not fit.
+        """
+        target = self._buckets.table(message.id)
+        table = target.table
+        if len(message.buffers) != 2 + len(message.names):
+            raise WireError(f"{len(message.buffers)} buffers for ids, rows and {len(message.names)} parts")
+        ids_buffer, rows_buffer, *others = message.buffers
+        described = target.description
+        ids = _array(ids_buffer, message.count, 0, "int64", "ids")
+        rows = _array(rows_buffer, message.count, described.width, described.dtype, "rows")
+        table.require(ids)
+        parts: dict[str, Any] = {}
+        for name, dtype, columns, buffer in zip(message.names, message.dtypes, message.columns, others, strict=True):
+            known = table.parts.get(name)
+            if known is not None and (known.dtype, known.columns) != (dtype, columns):
+                raise Mismatch(
+                    f"{name!r} of the rows of {target.key!r} is {known.columns or 1} {known.dtype} a row here, "
+                    f"not {columns or 1} {dtype}"
+                )
+            parts[name] = _array(buffer, message.count, columns, dtype, f"{name} of rows")
+        table.put(ids, rows, parts, message.version, message.steps)
+
+    def evict(self, message: EvictRows) -> None:
+        """Let rows go now, as the rules of their table say."""
+        self._buckets.table(message.id).table.evict()
+        if self._recording.on:
+            self._recording.note(message)
+
+    def describe(self, message: DescribeTable) -> TableCounts:
+        """Return the statistics of a table."""
+        counts = self._buckets.table(message.id).table.statistics()
+        return TableCounts(message.seq, list(counts), list(counts.values()))
+
+    def updaters(self, optimizer: Optimizer) -> Callable[[], None]:
+        """Return a function that makes ``optimizer`` that of all tables; raise ``UsageError`` if it cannot be."""
+        targets = list(self._buckets.tables)
+        updaters = self.updates.updaters(optimizer, targets)
+
+        def use() -> None:
+            for target, updater in zip(targets, updaters, strict=True):
+                target.use(updater)
+
+        return use
+
+    def _require_union(self, message: PushRows) -> None:
+        if self._rule.mode != "sync" or self._rule.quorum is not None:
+            raise UsageError(
+                f"{message.node} asked for all rows of a round, which only a store has whose rounds are of all "
+                f"workers: this one is {self._rule}"
+            )
+        if any(message.wanted):
+            raise UsageError(
+                f"{message.node} asked for all rows of a round, and for rows by their ids: one or the other"
+            )
+
+
+def _changed(target: RowTarget, clock: int) -> Any:
+    try:
+        return target.changed[clock]
+    except KeyError:
+        raise UsageError(
+            f"which rows round {clock} of {target.key!r} has changed is not known any more: "
+            f"{target.rounds.version} rounds are over"
+        ) from None
+
+
+def _array(buffer: Buffer, count: int, columns: int, dtype: str, what: str) -> Any:
+    view = memoryview(buffer).cast("B")
+    nbytes = count * (columns or 1) * ITEMSIZE[dtype]
+    if len(view) != nbytes:
+        raise WireError(f"{count} {what} are {nbytes} bytes, not {len(view)}")
+    shape = (count, columns) if columns else (count,)
+    return np.frombuffer(view, dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
