@@ -5,6 +5,7 @@ fitting    ``fit``, after MXNet's ``Module.fit``: epochs, metrics, callbacks and
 callbacks  what ``fit`` calls after batches and epochs
 ddp        ``DistributedOptimizer``, after Horovod's: any torch optimizer with averaged gradients
 dist_opt   ``DistOpt``, after SINGA's: a backward pass, a way to send gradients, and an update
+embedding  ``Embedding``, ``EmbeddingBag``, ``lookahead``: torch's modules, with their rows in a store
 averaging  ``DiLoCo``, ``PeriodicAveraging`` and ``PartialSync``: synchronize weights every few steps, not gradients
 group      the workers of a job as one process sees them: ``init``, ``rank``, ``size``
 reducer    ``Reducer``: sums and averages of what is not trained
@@ -37,6 +38,7 @@ from workers.ddp import (
     partition_dataset,
 )
 from workers.dist_opt import DistOpt
+from workers.embedding import Embedding, EmbeddingBag, lookahead
 from workers.fitting import Checkpoint, CheckpointError
 from workers.fitting.fit import fit
 from workers.group import RankAndDevice, init, is_initialized, local_rank, local_size, rank, shutdown, size
@@ -51,6 +53,8 @@ __all__ = [
     "DiLoCo",
     "DistOpt",
     "DistributedOptimizer",
+    "Embedding",
+    "EmbeddingBag",
     "PartialSync",
     "PeriodicAveraging",
     "RankAndDevice",
@@ -68,6 +72,7 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
+    "lookahead",
     "metrics",
     "partition_dataset",
     "rank",

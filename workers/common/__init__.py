@@ -3,6 +3,7 @@
 stores           the argument ``kvstore``: which store ``auto`` is
 gather           a few integers of every worker, for all: do they mean the same?
 buckets          which gradients travel in one message, and when
+row_steps        what a store's trainer and the modules whose tables it has tell each other
 hooks            tell of each gradient during backward
 chunks           values cut into chunks of bounded size
 values           an optimizer's parameters and a model's buffers, by name

@@ -51,6 +51,21 @@ def after_backward(act: Callable[[], None]) -> None:
     queue(act)
 
 
+def current_backward() -> int:
+    """Return a number of the backward pass that runs in this thread; -1 if none does.
+
+    Raises:
+        Unsupported: this version of torch does not tell.
+    """
+    try:
+        return int(torch._C._current_graph_task_id())
+    except AttributeError:
+        raise Unsupported(
+            f"torch {torch.__version__} does not tell which backward pass runs, which workers.Embedding needs to push "
+            "once in each; use a version that does"
+        ) from None
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``torch.compile``, ``Module.compile`` or ``torch.jit`` has compiled ``module`` with all its parts."""
     compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

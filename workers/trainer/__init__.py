@@ -1,16 +1,18 @@
 """``Trainer``, after ``gluon.Trainer``: sums gradients over all workers and devices, and updates with the sums.
 
-trainer          ``Trainer``: steps, and the state of the optimizer
-decision         where updates happen, and whether gradients are pushed during backward
-overlap          pushes gradients during backward, once the first steps have shown that this is right
-arrivals         makes forward passes wait for new values
-clipping         clips by the norm of all workers' gradients together
-rates            learning rates and other hyper-parameters, as torch's ``param_groups``
-updates          updates in the worker
-peers            what workers ask each other before a step
-optimizer        a trainer as torch's schedulers and GradScaler know an optimizer
-parameter_lists  keys, weights and gradients, as a store takes them
-parameters       what a model gives, as one list of parameters by key
+trainer            ``Trainer``: steps, and the state of the optimizer
+gradient_sync      how gradients get to the store, and weights or sums come back
+decision           where updates happen, and whether gradients are pushed during backward
+overlap            pushes gradients during backward, once the first steps have shown that this is right
+arrivals           makes forward passes wait for new values
+clipping           clips by the norm of all workers' gradients together
+rates              learning rates and other hyper-parameters, as torch's ``param_groups``
+updates            updates in the worker
+peers              what workers ask each other before a step
+optimizer          a trainer as torch's schedulers and GradScaler know an optimizer
+parameter_lists    keys, weights and gradients, as a store takes them
+sparse_parameters  parameters with sparse gradients, whose rows are pushed and pulled
+parameters         what a model gives, as one list of parameters by key
 """
 
 from workers.trainer.trainer import Trainer

@@ -91,9 +91,21 @@ def take(store: KVStore, keys: Sequence[Any], weights: Any, *, updates: bool) ->
         _updating.add(store)
 
 
+def require_alone(overlap: bool | None, forward: nn.Module | None) -> None:
+    """Raise ``UsageError`` if a trainer without a store is given what needs one.
+
+    Args:
+        overlap, forward: the arguments ``overlap`` and ``wait_in_forward``.
+    """
+    if overlap:
+        raise UsageError("overlap=True needs a store, and one device per process")
+    if forward is not None:
+        require_waiting(forward, list(forward.parameters()), updates_there=False)
+
+
 def overlapping(
     params: Sequence[Parameter],
-    store: KVStore | None,
+    store: KVStore,
     rates: TrainerRates | None,
     *,
     wanted: bool | None,
@@ -105,7 +117,7 @@ def overlapping(
 
     Args:
         params: the parameters.
-        store: the trainer's store, or None.
+        store: the trainer's store.
         rates: the hyper-parameters, if the store updates.
         wanted: the argument ``overlap``; None decides by store and model.
         share_weights, share_gradients: see ``Trainer``.
@@ -116,8 +128,8 @@ def overlapping(
     """
     firsts = [param.tensors[0] for param in params]
     one_device = len(params[0].tensors) == 1
-    dist = store is not None and store.type.startswith("dist") and one_device
-    if wanted and (store is None or not one_device):
+    dist = store.type.startswith("dist") and one_device
+    if wanted and not one_device:
         raise UsageError("overlap=True needs a store, and one device per process")
     if forward is not None:
         require_waiting(forward, firsts, updates_there=dist and rates is not None)
@@ -125,7 +137,7 @@ def overlapping(
             raise UsageError("wait_in_forward works neither with overlap=False nor with share_gradients=True")
     # Modules wait for whole buckets, so these are small with ``forward``.
     buckets = divide([first.numel() * first.element_size() for first in firsts], small=forward is not None)
-    if store is None or not one_device or (len(buckets) == 1 and forward is None):
+    if not one_device or (len(buckets) == 1 and forward is None):
         return None
     if not (dist and all(first.is_leaf for first in firsts) if wanted is None else wanted):
         return None

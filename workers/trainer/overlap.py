@@ -107,11 +107,16 @@ class Overlap:
         self._asked = asked
         self._to_watch = 1 if asked else WATCHED_STEPS  # how many steps are still to be watched
         self._progress = Progress(buckets)
+        self._excluded: set[int] = set()
         self._rescale: float | None = None  # the factor of the watched steps
         self._lock = threading.Lock()  # hooks of parameters on different devices run in different threads
         self._step = Step()
         self._hooks = Hooks(self, self._tensors)
         self._arrivals = None if forward is None else Arrivals(forward, self._tensors, self._share)
+
+    def exclude(self, positions: Collection[int]) -> None:
+        """Leave the parameters at ``positions`` to others from now on: their gradients are sparse."""
+        self._excluded.update(positions)
 
     def paused(self) -> AbstractContextManager[None]:
         """Push nothing from hooks in this block."""
@@ -144,8 +149,12 @@ class Overlap:
             if self._watching and self._hooks.active:
                 self._judge(rescale)
         finally:
-            self._progress.restart()
-            self._step = Step()
+            self.restart()
+
+    def restart(self) -> None:
+        """Begin a new step. What has been pushed stays pushed."""
+        self._progress.restart()
+        self._step = Step()
 
     @property
     def begun(self) -> bool:
@@ -194,20 +203,21 @@ class Overlap:
         for stream in self._step.streams:
             torch.cuda.current_stream(stream.device).wait_stream(stream)
         grads: list[torch.Tensor] = []
-        for position in bucket:
+        positions = [position for position in bucket if position not in self._excluded]
+        for position in positions:
             grad = self._tensors[position].grad
             if grad is None:
                 self._object(f"the gradient of {self._params[position].key!r} was dropped between two backward()")
                 return
             grads.append(grad)
-        for position, grad in zip(bucket, grads, strict=True):
+        for position, grad in zip(positions, grads, strict=True):
             self._step.seen[position] = GradientRecord(grad, write_count(grad), _norm(grad) if self._watching else None)
         if self._rates is not None and self._step.rates is None:
             self._step.rates = self._rates.apply()
-        if self._watching or self._step.refused is not None:
+        if self._watching or self._step.refused is not None or not positions:
             return
         try:
-            self._push(bucket, grads, self._rescale)
+            self._push(positions, grads, self._rescale)
         except KVStoreError as exc:  # raised by step(), whose caller expects it
             self._step.refused = exc
 

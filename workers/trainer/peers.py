@@ -9,6 +9,7 @@ import torch
 
 from kvstore import DeadlineExceeded, KVStore
 from workers.trainer.parameters import Parameter, stale
+from workers.trainer.sparse_parameters import is_sparse, no_rows
 
 
 class Peers:
@@ -43,12 +44,14 @@ class Peers:
     def left_out(self, params: Sequence[Parameter]) -> list[int]:
         """Return the positions of parameters without a gradient on any worker; zeros where another has one."""
         without = set(stale(params))
-        counts = self.count("gradients", [position not in without for position in range(len(params))])
-        for param, count in zip(params, counts, strict=True):
+        flags = [position not in without for position in range(len(params))]
+        counts = self.count("gradients", [*flags, *map(is_sparse, params)])
+        sparse = counts[len(params) :]
+        for param, count, rows_only in zip(params, counts, sparse, strict=False):
             for tensor in param.tensors if count else ():
                 if tensor.grad is None:
-                    tensor.grad = torch.zeros_like(tensor)
-        return [position for position, count in enumerate(counts) if not count]
+                    tensor.grad = no_rows(tensor) if rows_only else torch.zeros_like(tensor)
+        return [position for position in range(len(params)) if not counts[position]]
 
     def norm(self, grads: Sequence[Sequence[torch.Tensor]], norm_type: float) -> torch.Tensor:
         """Return the norm of the sum of gradients over all devices and workers.

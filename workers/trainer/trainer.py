@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ from kvstore.optim.optimizer import describe
 from workers.common.checks import on_off_auto
 from workers.common.torch_internals import note_step
 from workers.trainer.clipping import SummedGradients, clip
-from workers.trainer.decision import decide, opened, overlapping, require_free, take
+from workers.trainer.decision import decide, opened, require_alone, require_free
+from workers.trainer.gradient_sync import GradientSync
 from workers.trainer.optimizer import TrainerOptimizer
-from workers.trainer.parameter_lists import ParameterLists
 from workers.trainer.parameters import collect, grouped, stale
 from workers.trainer.peers import Peers
 from workers.trainer.rates import TrainerRates, param_groups, settings
@@ -108,7 +108,6 @@ class Trainer:
         if isinstance(optimizer, torch.optim.Optimizer) and len(optimizer.param_groups) > 1:
             collected = grouped(collected, optimizer)
         self._params = collected.params
-        self._share = {"copy": False} if share_weights else {}
         update_wanted = on_off_auto("update_on_kvstore", update_on_kvstore)
         self._store, on_store = decide(store, update_wanted, one_device=len(self._params[0].tensors) == 1)
         if compression_params is not None:
@@ -128,22 +127,20 @@ class Trainer:
         self._rates = TrainerRates(param_groups(described, self._params), described, self._where, schedule, begun)
         self._optimizer: TrainerOptimizer | None = None
         self._peers, self._summed = Peers(self._store), SummedGradients()
-        self._lists = ParameterLists(self._params, self._store if share_gradients else None)
-        if self._store is not None:
-            take(self._store, self._lists.keys(), self._lists.weights(), updates=on_store)
-        if self._store is not None and on_store:  # the rates belong to the states that a resumed job's servers have
-            self._store.attach(f"trainer of {self._lists.keys()[0]}", self._rates, shared=True)
-        self._overlap = overlapping(
-            self._params,
-            self._store,
-            self._rates if on_store else None,
-            wanted=on_off_auto("overlap", overlap),
-            share_weights=share_weights,
-            share_gradients=share_gradients,
-            forward=wait_in_forward,
-        )
-        if share_gradients and self._store is not None:
-            self.zero_grad()
+        overlap_wanted = on_off_auto("overlap", overlap)
+        self._sync: GradientSync | None = None
+        if self._store is None:
+            require_alone(overlap_wanted, wait_in_forward)
+        else:
+            self._sync = GradientSync(
+                self._params,
+                self._store,
+                self._rates if on_store else None,
+                share_weights=share_weights,
+                share_gradients=share_gradients,
+                overlap=overlap_wanted,
+                forward=wait_in_forward,
+            )
 
     def step(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
         """Make one step: sum the gradients of all devices and workers, and update all parameters.
@@ -158,23 +155,14 @@ class Trainer:
         Raises:
             UsageError: a parameter has no gradient, or a gradient has changed after its push during backward.
         """
-        if self._local is not None or self._store is None:
+        if self._local is not None or self._sync is None:
             self.allreduce_grads(ignore_stale_grad)
             self.update(batch_size, ignore_stale_grad)
             return
         scale, left_out = self._scale(batch_size), self._left_out(ignore_stale_grad)
-        if self._overlap is not None:
-            self._overlap.finish(scale, lasting=batch_size is None, left_out=left_out)
-        else:
-            grads = self._lists.gradients(left_out)
-            self._rates.apply()
-            self._store.set_hyperparameters(rescale_grad=scale)
-            if grads:
-                keys, weights = self._lists.keys(left_out), self._lists.weights(left_out)
-                self._store.pushpull(keys, grads, weights, **self._share)
+        self._sync.step(scale, lasting=batch_size is None, left_out=left_out)
         if left_out and self._peers.alone:  # other workers' updates may have changed them
-            keys, weights = self._lists.keys(), self._lists.weights()
-            self._store.pull([keys[i] for i in left_out], [weights[i] for i in left_out])
+            self._sync.pull(left_out)
         self._updated()
 
     def allreduce_grads(self, ignore_stale_grad: bool = False) -> None:
@@ -192,12 +180,8 @@ class Trainer:
                 "clip_grad_norm_() clips"
             )
         left_out = self._left_out(ignore_stale_grad)
-        if self._overlap is not None:
-            self._overlap.finish(left_out=left_out)
-        elif self._store is not None:
-            grads = self._lists.gradients(left_out)
-            if grads:
-                self._store.pushpull(self._lists.keys(left_out), grads, grads)
+        if self._sync is not None:
+            self._sync.sum(left_out)
         self._summed.note(self._params)
 
     def update(self, batch_size: int | None = None, ignore_stale_grad: bool = False) -> None:
@@ -257,7 +241,11 @@ class Trainer:
 
     def zero_grad(self) -> None:
         """Drop all gradients; set those that are in the store's memory to zero."""
-        self._lists.zero_grad()
+        if self._sync is not None:
+            self._sync.zero_grad()
+            return
+        for param in self._params:
+            param.tensors[0].grad = None
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -271,10 +259,7 @@ class Trainer:
             loss_of(second_half).backward()
             trainer.step()
         """
-        if self._overlap is None:
-            yield
-            return
-        with self._overlap.paused():
+        with nullcontext() if self._sync is None else self._sync.paused():
             yield
 
     def join(self, timeout: float | None = None) -> int:
@@ -306,7 +291,7 @@ class Trainer:
             DeadlineExceeded: other workers still have batches; the message names them. Call again to wait on.
             NodeLost: a worker has died, or left without joining.
         """
-        if self._store is None:
+        if self._store is None or self._sync is None:
             return 0
         if self._local is not None and self._store.num_workers > 1:
             raise Unsupported(
@@ -318,7 +303,7 @@ class Trainer:
         self._peers.join(timeout)
         self._rates.num_update = self._peers.most(self._rates.num_update)
         if self._local is None:
-            self._store.pull(self._lists.keys(), self._lists.weights(), **self._share)
+            self._sync.pull()
         return last
 
     @property
@@ -339,7 +324,7 @@ class Trainer:
     @property
     def overlaps(self) -> bool:
         """Whether gradients are pushed during backward now; ``overlap="auto"`` begins after ten steps or never."""
-        return self._overlap is not None and self._overlap.begun
+        return self._sync is not None and self._sync.overlaps
 
     @property
     def optimizer(self) -> TrainerOptimizer:
@@ -388,19 +373,18 @@ class Trainer:
         Raises:
             KVStoreError: the push or pull of a parameter failed.
         """
-        if self._overlap is not None:
-            self._overlap.synchronize()
+        if self._sync is not None:
+            self._sync.synchronize()
 
     def close(self) -> None:
         """Remove the hooks: backward pushes nothing more. ``step`` still works, and the store stays open."""
-        if self._overlap is not None:
-            self._overlap.close()
+        if self._sync is not None:
+            self._sync.close()
         self._peers.close()
 
     def _between_steps(self, what: str) -> None:
-        if self._overlap is not None:
-            self._overlap.require_between_steps(what)
-            self._overlap.synchronize()
+        if self._sync is not None:
+            self._sync.require_between_steps(what)
 
     def _updated(self) -> None:
         self._rates.num_update += 1

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import torch
+
+from kvstore import Table
+from workers.embedding.gradients import RowGradients, RowUse
+from workers.embedding.lookups import look_up
+
+TABLES = {"a": Table(dim=2), "b": Table(dim=3, dtype="float64")}
+
+
+def use(ids: list[int]) -> RowUse:
+    return RowUse("a", look_up("a", TABLES["a"], ids))
+
+
+def test_what_is_taken_is_each_tables_gradient() -> None:
+    gradients = RowGradients()
+    assert not gradients
+    one = use([7, 3])
+    gradients.awaited.add(one)
+    gradients.add(one, torch.tensor([[1.0, 1], [2, 2], [9, 9]]))  # the last row is the padding's
+    gradients.add(use([3]), torch.sparse_coo_tensor([[0, 0]], [[1.0, 2], [3, 4]], (2, 2), check_invariants=True))
+    assert gradients
+    assert not gradients.awaited
+    a, b = gradients.take(TABLES)
+    assert (a.ids.tolist(), a.rows.tolist()) == ([3, 7, 3], [[1, 1], [2, 2], [4, 6]])
+    assert (len(b), b.rows.shape, b.rows.dtype) == (0, (0, 3), torch.float64)
+    assert not gradients
+    assert [len(each) for each in gradients.take(TABLES)] == [0, 0]
+
+
+def test_rows_without_a_gradient_are_left_out() -> None:
+    gradients = RowGradients()
+    gradients.add(use([5, 6, 7]), torch.sparse_coo_tensor([[2]], [[1.0, 2]], (4, 2), check_invariants=True))
+    assert gradients.take(TABLES)[0].ids.tolist() == [7]
+
+
+def test_a_failed_backward_pass_is_forgotten_and_a_finished_one_is_not() -> None:
+    gradients = RowGradients()
+    row = torch.ones(2, 2)
+    assert gradients.begin(4)
+    assert not gradients.begin(4)
+    gradients.add(use([1]), row)
+    gradients.end()
+    gradients.forget_unfinished()
+    gradients.begin(5)
+    gradients.add(use([2]), row)
+    assert gradients.begin(6)
+    gradients.add(use([3]), row)
+    assert gradients.take(TABLES)[0].ids.tolist() == [1, 3]
+
+
+def test_a_use_is_awaited_while_its_graph_lives() -> None:
+    gradients = RowGradients()
+    one = use([1])
+    gradients.awaited.add(one)
+    assert len(gradients.awaited) == 1
+    del one
+    assert not gradients.awaited

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from recorded import Recorded
+from torch import nn
+
+import kvstore as kv
+import workers
+
+BATCHES = [torch.randint(0, 12, (size,), generator=torch.Generator().manual_seed(size)) for size in (6, 3, 8, 5)]
+
+
+def bag(store: Recorded, key: str = "t", **options: Any) -> workers.Embedding:
+    return workers.Embedding(12, 2, store=store, key=key, **options)
+
+
+def train(module: workers.Embedding, batches: Any) -> torch.Tensor:
+    for batch in batches:
+        module(batch).square().sum().backward()
+    return module.state_dict()["weight"]
+
+
+def ahead(module: workers.Embedding, **options: Any) -> Any:
+    return workers.lookahead(BATCHES, {module: lambda batch: batch}, **options)
+
+
+def test_rows_are_those_that_a_pull_would_give() -> None:
+    store, plain = Recorded("adam"), Recorded("adam")
+    module = bag(store)
+    assert torch.equal(train(module, ahead(module)), train(bag(plain), BATCHES))
+    assert store.names() == ["pull", "pushpull", "pushpull", "pushpull", "push"]
+    assert plain.names() == ["pull", "push"] * 4
+
+
+def test_each_epoch_begins_anew() -> None:
+    store = Recorded()
+    module = bag(store)
+    batches = ahead(module)
+    assert len(batches) == 4
+    weights = [train(module, batches) for _ in range(2)]
+    plain = bag(Recorded())
+    assert torch.equal(weights[1], [train(plain, BATCHES) for _ in range(2)][1])
+    assert store.names() == ["pull", "pushpull", "pushpull", "pushpull", "push"] * 2
+
+
+def test_several_modules_share_messages() -> None:
+    store = Recorded()
+    first, second = bag(store, "a"), bag(store, "b")
+    for batch in workers.lookahead(BATCHES[:2], {first: lambda batch: batch, second: lambda batch: batch % 3}):
+        (first(batch).sum() + second(batch % 3).sum()).backward()
+    unique = [len(batch.unique()) for batch in BATCHES[:2]]
+    small = [len((batch % 3).unique()) for batch in BATCHES[:2]]
+    assert store.calls == [
+        ("pull", {}, {"a": unique[0], "b": small[0]}),
+        ("pushpull", {"a": unique[0], "b": small[0]}, {"a": unique[1], "b": small[1]}),
+        ("push", {"a": unique[1], "b": small[1]}, {}),
+    ]
+
+
+def test_modules_of_two_stores() -> None:
+    stores = [Recorded(), Recorded()]
+    first, second = bag(stores[0]), bag(stores[1])
+    for batch in workers.lookahead(BATCHES, {first: lambda batch: batch, second: lambda batch: batch}):
+        (first(batch) * second(batch)).sum().backward()
+    assert [store.names() for store in stores] == [["pull", "pushpull", "pushpull", "pushpull", "push"]] * 2
+
+
+def test_a_part_of_the_rows_and_others_beside_them() -> None:
+    store = Recorded()
+    module = bag(store)
+    for batch in ahead(module):
+        (module(batch[:2]).sum() + module(torch.arange(12)).sum()).backward()
+    assert store.names() == ["pull", "pull", "pushpull", "pull", "pushpull", "pull", "pushpull", "pull", "push"]
+    plain = bag(Recorded())
+    for batch in BATCHES:
+        (plain(batch[:2]).sum() + plain(torch.arange(12)).sum()).backward()
+    assert torch.equal(module.state_dict()["weight"], plain.state_dict()["weight"])
+
+
+def test_in_evaluation_rows_are_asked_for_one_batch_ahead() -> None:
+    store = Recorded()
+    module = bag(store).eval()
+    seen = []
+    for batch in ahead(module):
+        seen.append(len(store.calls))
+        assert torch.equal(module(batch), module.state_dict()["weight"][batch])
+    assert seen == [2, 3, 4, 4]
+    assert store.names() == ["pull"] * 4
+
+
+def test_evaluation_within_an_epoch_of_training() -> None:
+    store, plain = Recorded(), bag(Recorded())
+    module = bag(store)
+    for step, batch in enumerate(ahead(module)):
+        module(batch).square().sum().backward()
+        if step == 1:
+            before = module.state_dict()["weight"]
+            with torch.no_grad():
+                for other in islice(ahead(module), 2):
+                    assert torch.equal(module(other), before[other])
+    assert torch.equal(module.state_dict()["weight"], train(plain, BATCHES))
+
+
+def test_gradients_that_add_up_over_batches() -> None:
+    module, plain = bag(Recorded()), bag(Recorded())
+    for batches, each in ((ahead(module), module), (BATCHES, plain)):
+        for step, batch in enumerate(batches):
+            if step % 2 == 0:
+                with each.no_sync():
+                    each(batch).square().sum().backward()
+            else:
+                each(batch).square().sum().backward()
+    assert torch.equal(module.state_dict()["weight"], plain.state_dict()["weight"])
+
+
+def test_batches_that_are_not_trained_or_trained_twice() -> None:
+    module, plain = bag(Recorded()), bag(Recorded())
+    for batches, each in ((ahead(module), module), (BATCHES, plain)):
+        for step, batch in enumerate(batches):
+            for _ in range(step % 3):
+                each(batch).square().sum().backward()
+    assert torch.equal(module.state_dict()["weight"], plain.state_dict()["weight"])
+
+
+def test_the_end_of_an_epoch_that_is_cut_short() -> None:
+    store = Recorded()
+    module, plain = bag(store), bag(Recorded())
+    for each in (module, plain):
+        train(each, islice(ahead(each) if each is module else BATCHES, 2))
+        train(each, BATCHES)
+    assert torch.equal(module.state_dict()["weight"], plain.state_dict()["weight"])
+
+
+@pytest.mark.parametrize("stale", [1, 2, 9])
+def test_stale_rows_lack_so_many_updates(stale: int) -> None:
+    module = bag(Recorded())
+    history = [module.state_dict()["weight"]]
+    for step, batch in enumerate(ahead(module, stale=stale)):
+        rows = module(batch)
+        assert torch.equal(rows, history[max(0, step - stale)][batch])
+        rows.square().sum().backward()
+        history.append(module.state_dict()["weight"])
+
+
+def test_an_error_of_the_loader_or_of_the_loop() -> None:
+    def broken() -> Iterator[torch.Tensor]:
+        yield from BATCHES[:2]
+        raise OSError("a disk")
+
+    store = Recorded()
+    module = bag(store)
+    with pytest.raises(OSError, match="a disk"):
+        train(module, workers.lookahead(broken(), {module: lambda batch: batch}))
+    with pytest.raises(kv.UsageError, match="id 12 at position 0"):
+        train(module, workers.lookahead([BATCHES[0], BATCHES[1], torch.tensor([12])], {module: lambda batch: batch}))
+    before = module.state_dict()["weight"]
+    assert torch.equal(module(BATCHES[0]), before[BATCHES[0]])
+
+
+def test_it_has_what_the_loader_has() -> None:
+    loader = torch.utils.data.DataLoader(torch.arange(10), batch_size=4)
+    module = bag(Recorded())
+    batches = workers.lookahead(loader, {module: lambda batch: batch})
+    assert (len(batches), batches.batch_size) == (3, 4)
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(kv.UsageError, match=r"lookahead is for workers\.Embedding .* not for a Linear"):
+        workers.lookahead([], {nn.Linear(1, 1): lambda batch: batch})
+    with pytest.raises(kv.UsageError, match="stale"):
+        ahead(bag(Recorded()), stale=-1)

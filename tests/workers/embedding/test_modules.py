@@ -1,0 +1,250 @@
+"""The modules against torch's own; what they push, and when."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from recorded import Recorded
+from torch import nn
+
+import kvstore as kv
+import workers
+
+
+def ids_of(step: int, *shape: int, most: int = 40) -> torch.Tensor:
+    return torch.randint(0, most, shape, generator=torch.Generator().manual_seed(step))
+
+
+def twin(module: Any, **options: Any) -> Any:
+    """torch's module with the same weights, of which sparse gradients are made."""
+    cls = nn.Embedding if isinstance(module, workers.Embedding) else nn.EmbeddingBag
+    weight = module.state_dict()["weight"]
+    return cls(*weight.shape, _weight=weight, **{"sparse": True, **options})
+
+
+def train(module: Any, reference: Any, optimizer: torch.optim.Optimizer, *args: Any) -> None:
+    """Make the same step with both."""
+    outputs = module(*args)
+    (outputs - 1).square().mean().backward()
+    optimizer.zero_grad()
+    expected = reference(*args)
+    torch.testing.assert_close(outputs, expected)
+    (expected - 1).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_as_torch_with_sparse_adam_to_the_bit(mode: str) -> None:
+    store = Recorded("adam", learning_rate=0.01)
+    bag = workers.EmbeddingBag(40, 4, store=store, key="t", mode=mode)
+    reference = twin(bag, mode=mode)
+    optimizer = torch.optim.SparseAdam(reference.parameters(), lr=0.01)
+    for step in range(8):
+        train(bag, reference, optimizer, ids_of(step, 16, 3))
+    assert torch.equal(bag.state_dict()["weight"], reference.weight)
+
+
+def test_an_embedding_as_torch_with_padding() -> None:
+    store = Recorded("adam", learning_rate=0.01)
+    module = workers.Embedding(40, 4, store=store, key="t", padding_idx=-37)
+    assert module.padding_idx == 3
+    reference = twin(module, padding_idx=3)
+    optimizer = torch.optim.SparseAdam(reference.parameters(), lr=0.01)
+    for step in range(4):
+        train(module, reference, optimizer, ids_of(step, 5, 2, most=9))
+    assert torch.equal(module.state_dict()["weight"], reference.weight)
+    assert not reference.weight[3].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"mode": "max"}, ()),
+        ({"mode": "max", "padding_idx": 2}, ()),
+        ({"mode": "sum", "padding_idx": 2}, ()),
+        ({"mode": "mean", "padding_idx": 2}, ()),
+        ({"mode": "mean"}, (torch.tensor([0, 3, 3]),)),
+        ({"mode": "sum", "include_last_offset": True}, (torch.tensor([0, 3, 12]),)),
+        ({"mode": "sum"}, (torch.tensor([0, 5]), torch.arange(12.0))),
+    ],
+)
+def test_all_kinds_of_bags(options: dict[str, Any], arguments: tuple[torch.Tensor, ...]) -> None:
+    bag = workers.EmbeddingBag(9, 4, store=Recorded(), key="t", **options)
+    reference = twin(bag, sparse=False, **options)
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for step in range(3):
+        train(bag, reference, optimizer, ids_of(step, *((12,) if arguments else (4, 3)), most=9), *arguments)
+    torch.testing.assert_close(bag.state_dict()["weight"], reference.weight.detach())
+
+
+def test_weights_of_samples_get_their_gradients() -> None:
+    bag = workers.EmbeddingBag(9, 4, store=Recorded(), key="t", mode="sum")
+    reference = twin(bag, mode="sum")
+    weights = [torch.ones(2, 3, requires_grad=True) for _ in range(2)]
+    for module, each in zip((bag, reference), weights, strict=True):
+        module(torch.tensor([[1, 2, 2], [5, 1, 0]]), per_sample_weights=each).square().sum().backward()
+    torch.testing.assert_close(*(each.grad for each in weights))
+    assert torch.any(weights[0].grad != 0)
+
+
+def test_one_backward_pass_is_one_push_of_all_tables() -> None:
+    store = Recorded()
+    first, second = (workers.Embedding(None, 2, store=store, key=key) for key in ("a", "b"))
+    (first(torch.tensor([5, 2**60, 5])).sum() + first(torch.tensor([7])).sum()).backward()
+    assert store.calls == [
+        ("pull", {}, {"a": 2}),
+        ("pull", {}, {"a": 1}),
+        ("push", {"a": 3, "b": 0}, {}),
+    ]
+    assert store.table_statistics("a")["rows"] == 3
+    store.calls.clear()
+    second(torch.tensor([[]], dtype=torch.int64)).sum().backward()
+    assert store.calls[1:] == [("push", {"a": 0, "b": 0}, {})]
+
+
+def test_two_uses_add_up() -> None:
+    store = Recorded()
+    module = workers.Embedding(5, 2, store=store, key="t", init="zeros")
+    (module([1, 1]).sum() + 3 * module([1, 2]).sum()).backward()
+    torch.testing.assert_close(module([0, 1, 2])[:, 0].detach(), torch.tensor([0.0, -0.5, -0.3]))
+
+
+def test_an_output_that_the_loss_does_not_depend_on() -> None:
+    store = Recorded()
+    first, second = (workers.Embedding(5, 2, store=store, key=key) for key in ("a", "b"))
+    unused, used = first([1]), second([2])
+    used.sum().backward()
+    assert store.calls[-1] == ("push", {"a": 0, "b": 1}, {})
+    unused.sum().backward()
+    assert store.calls[-1] == ("push", {"a": 1, "b": 0}, {})
+
+
+def test_nothing_is_pushed_or_made_in_evaluation() -> None:
+    store = Recorded()
+    module = workers.Embedding(None, 2, store=store, key="t", init="constant", scale=3)
+    with torch.no_grad():
+        assert module([1]).tolist() == [[3, 3]]
+    module.eval()
+    assert not module([1]).requires_grad
+    assert store.names() == ["pull", "pull"]
+    assert store.table_statistics("t")["rows"] == 0
+
+
+def test_gradients_add_up_under_no_sync() -> None:
+    store = Recorded()
+    module = workers.Embedding(5, 2, store=store, key="t", init="zeros")
+    with module.no_sync():
+        module([1]).sum().backward()
+        module([2]).sum().backward()
+    assert "push" not in store.names()
+    module([1]).sum().backward()
+    assert store.calls[-1] == ("push", {"t": 3}, {})
+    torch.testing.assert_close(module([1, 2])[:, 0].detach(), torch.tensor([-0.2, -0.1]))
+    with module.no_sync():
+        module([1]).sum().backward()
+    module.flush()
+    module.flush()
+    assert [call for call in store.calls if call[0] == "push"][-2:] == [("push", {"t": 1}, {}), ("push", {"t": 0}, {})]
+
+
+def test_a_backward_pass_that_fails_leaves_nothing_behind() -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    store = Recorded()
+    first, second = (workers.Embedding(5, 2, store=store, key=key) for key in ("a", "b"))
+    output = first([1])
+    output.register_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        (output.sum() + second([2]).sum()).backward()  # the second is later in forward, and earlier in backward
+    assert store.names() == ["pull", "pull"]
+    first([3]).sum().backward()
+    assert store.calls[-1] == ("push", {"a": 1, "b": 0}, {})
+
+
+def test_a_graph_that_is_used_twice_is_pushed_twice() -> None:
+    store = Recorded()
+    first, second = (workers.Embedding(5, 2, store=store, key=key) for key in ("a", "b"))
+    loss = first([1]).sum() + second([2]).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    assert store.calls[2:] == [("push", {"a": 1, "b": 1}, {})] * 2
+
+
+def test_a_checkpointed_part_of_a_model() -> None:
+    store = Recorded()
+    module = workers.Embedding(5, 2, store=store, key="t", init="zeros")
+    factor = torch.ones(2, requires_grad=True)
+
+    def part(ids: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        return module(ids) * factor
+
+    first, second = (
+        torch.utils.checkpoint.checkpoint(part, torch.tensor([n]), factor, use_reentrant=False) for n in (1, 2)
+    )
+    (first.sum() + second.sum()).backward()
+    assert [call for call in store.calls if call[0] == "push"] == [("push", {"t": 2}, {})]
+
+
+def test_the_factor_of_gradients() -> None:
+    store = Recorded()
+    module = workers.Embedding(5, 2, store=store, key="a", init="zeros", rescale_grad=0.5)
+    with pytest.raises(kv.UsageError, match=r"rescale_grad=1.0 of 'b', but other tables of this store have 0.5"):
+        workers.Embedding(5, 2, store=store, key="b")
+    module([1]).sum().backward()
+    torch.testing.assert_close(module([1]).detach(), torch.full((1, 2), -0.05))
+
+
+def test_a_store_without_optimizer() -> None:
+    module = workers.Embedding(5, 2, store=kv.create("local"), key="t")
+    with pytest.raises(kv.UsageError, match="no optimizer is set"):
+        module([1]).sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_embeddings": 0}, "num_embeddings"),
+        ({"embedding_dim": 2.5}, "embedding_dim"),
+        ({"padding_idx": 5}, "padding_idx=5 must be within the 5 embeddings"),
+        ({"store": "dist_sync"}, "store='dist_sync' must be a KVStore"),
+        ({"init": "xavier"}, "init='xavier'"),
+    ],
+)
+def test_arguments_that_are_refused(arguments: dict[str, Any], message: str) -> None:
+    given = {"num_embeddings": 5, "embedding_dim": 2, "store": Recorded(), "key": "t", **arguments}
+    with pytest.raises(kv.UsageError, match=message):
+        workers.Embedding(**given)
+
+
+def test_modes_that_there_are_not() -> None:
+    with pytest.raises(kv.UsageError, match="mode='median' must be one of max, mean, sum"):
+        workers.EmbeddingBag(5, 2, store=Recorded(), key="t", mode="median")
+
+
+def test_a_key_that_is_taken() -> None:
+    store = Recorded()
+    workers.Embedding(5, 2, store=store, key="t")
+    with pytest.raises(kv.AlreadyInitialized):
+        workers.Embedding(5, 2, store=store, key="t")
+
+
+def test_copies_have_the_same_table() -> None:
+    module = workers.Embedding(5, 2, store=Recorded(), key="t")
+    other = copy.deepcopy(nn.Sequential(module))[0]
+    other([1]).sum().backward()
+    assert torch.equal(module([1]), other([1]))
+    with pytest.raises(kv.Unsupported, match="state_dict"):
+        pickle.dumps(module)
+
+
+def test_how_they_look() -> None:
+    store = Recorded()
+    assert repr(workers.Embedding(None, 2, store=store, key=1)) == "Embedding(grows, 2, key=1)"
+    bag = workers.EmbeddingBag(5, 2, store=store, key=2, padding_idx=0)
+    assert repr(bag) == "EmbeddingBag(5, 2, key=2, padding_idx=0, mode='mean')"
+    assert bag.store is store

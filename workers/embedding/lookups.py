@@ -1,0 +1,75 @@
+"""Which rows of a table a batch needs: each id once, and where each position of the batch finds its row. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvstore import UsageError
+from kvstore.rows.row_sparse import integers
+from kvstore.table import Table
+from workers.common.tensors import to_tensor
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The rows of one table that a batch needs.
+
+    Attributes:
+        given: the ids as they were given; int64, of any shape.
+        ids: each id once, rising, without the padding; int64, on the CPU.
+        inverse: for each position of ``given`` that of its id in ``ids``, or ``len(ids)`` for the padding; of the same
+            shape and device.
+        padded: whether there is padding.
+    """
+
+    given: torch.Tensor
+    ids: torch.Tensor
+    inverse: torch.Tensor
+    padded: bool
+
+
+def look_up(key: Any, table: Table, given: Any, padding: int | None = None) -> Lookup:
+    """Return which rows of ``table`` the ids ``given`` need.
+
+    Args:
+        key: of the table, for messages.
+        table: the table.
+        given: a tensor of integers, an array or a list of them.
+        padding: the id that needs no row; None if there is none.
+
+    Raises:
+        UsageError: these are no integers, or one of them cannot be in the table.
+    """
+    tensor = to_tensor(given)
+    array = integers(f"ids of {key!r}", tensor)
+    unique, inverse = np.unique(array.reshape(-1), return_inverse=True)
+    padded = False
+    if padding is not None:
+        at = int(np.searchsorted(unique, padding))
+        padded = at < len(unique) and int(unique[at]) == padding
+        if padded:
+            unique = np.delete(unique, at)
+            inverse = np.where(inverse == at, len(unique), inverse - (inverse > at))
+    if table.rows is not None and len(unique) and not (unique[0] >= 0 and unique[-1] < table.rows):
+        _refuse(key, table.rows, array)
+    positions = torch.from_numpy(inverse.astype(np.int64, copy=False).reshape(array.shape))
+    return Lookup(tensor, torch.from_numpy(unique), positions.to(tensor.device), padded)
+
+
+def contains(ids: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether all of ``wanted`` are among ``ids``; both rise."""
+    if not len(ids):
+        return not len(wanted)
+    return torch.equal(ids[torch.searchsorted(ids, wanted).clamp_(max=len(ids) - 1)], wanted)
+
+
+def _refuse(key: Any, rows: int, array: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    flat = array.reshape(-1)
+    position = int(np.argmax((flat < 0) | (flat >= rows)))
+    raise UsageError(
+        f"id {flat[position]} at position {position} is not in table {key!r}, whose ids are from 0 to {rows - 1}"
+    )

@@ -1,0 +1,256 @@
+"""``Embedding`` and ``EmbeddingBag``: torch's modules, with their rows in a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kvstore import KVStore, UsageError
+from kvstore.errors import choices
+from kvstore.spec import Key
+from kvstore.table import Admission, Eviction, Table
+from workers.common.checks import at_least
+from workers.common.tensors import to_tensor
+from workers.embedding.exchange import RowExchange
+from workers.embedding.lookups import Lookup, look_up
+from workers.embedding.whole import load_table, table_state
+
+MODES = ("sum", "mean", "max")
+
+
+class TableModule(nn.Module):
+    """What ``Embedding`` and ``EmbeddingBag`` have in common; see them."""
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        *,
+        store: KVStore,
+        key: Key,
+        padding_idx: int | None = None,
+        init: str = "normal",
+        scale: float = 1.0,
+        seed: int = 0,
+        dtype: Any = "float32",
+        admit: Admission | None = None,
+        evict: Eviction | Iterable[Eviction] = (),
+        codec: str | None = None,
+        rescale_grad: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(store, KVStore):
+            raise UsageError(
+                f"store={store!r} must be a KVStore, which modules may share: pass store=kvstore.create('dist_sync')"
+            )
+        dim = at_least("embedding_dim", embedding_dim, 1)
+        shape = None if num_embeddings is None else (at_least("num_embeddings", num_embeddings, 1), dim)
+        if padding_idx is not None and num_embeddings is not None:
+            if not -num_embeddings <= padding_idx < num_embeddings:
+                raise UsageError(f"padding_idx={padding_idx} must be within the {num_embeddings} embeddings")
+            padding_idx %= num_embeddings
+        self.num_embeddings, self.embedding_dim, self.padding_idx = num_embeddings, dim, padding_idx
+        self.key = key
+        self.table = Table(
+            shape, None if shape else dim, dtype, init, scale, seed, admit=admit, evict=evict, codec=codec
+        )
+        self.exchange = RowExchange.of(store)
+        self.exchange.add(key, self.table, rescale_grad)
+
+    @property
+    def store(self) -> KVStore:
+        """The store that has the table."""
+        return self.exchange.store
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Push nothing during backward passes in this block; gradients add up, and go with the next push.
+
+        It holds for all modules of the store.
+        """
+        return self.exchange.paused()
+
+    def flush(self) -> None:
+        """Push the gradients that have added up, of all modules of the store; no rows, if there are none.
+
+        Only needed where no backward pass follows that pushes: after ``no_sync`` at the end of an epoch, or in a step
+        of the other workers in which this worker's loss depends on no table.
+        """
+        self.exchange.flush()
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
+        rows = "grows" if self.num_embeddings is None else str(self.num_embeddings)
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{rows}, {self.embedding_dim}, key={self.key!r}{padding}"
+
+    def lookup(self, ids: Any) -> Lookup:
+        """Return which rows ``ids`` need.
+
+        Raises:
+            UsageError: these are no integers, or one of them is not in the table.
+        """
+        return look_up(self.key, self.table, ids, self.padding_idx)
+
+    def _rows(self, given: torch.Tensor) -> tuple[Lookup, torch.Tensor]:
+        """Return the lookup of ``given``, and its rows: a leaf in training, so that their gradients are pushed."""
+        lookup, rows = self.exchange.rows(self.key, given, self.lookup)
+        rows = rows.to(given.device)
+        if self.training and torch.is_grad_enabled():
+            rows = self.exchange.watch(self.key, lookup, rows)
+        return lookup, rows
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, tensor in table_state(self.store, self.key, self.table, self.padding_idx).items():
+            destination[prefix + name] = tensor
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        mine = {
+            name.removeprefix(prefix): value
+            for name, value in state_dict.items()
+            if name.startswith(prefix) and "." not in name.removeprefix(prefix)
+        }
+        try:
+            missing, unexpected = load_table(self.store, self.key, self.table, self.padding_idx, mine)
+        except UsageError as exc:
+            error_msgs.append(f"table {self.key!r} at {prefix.rstrip('.') or 'the top'}: {exc}")
+            return
+        self.exchange.forget()
+        if strict:
+            missing_keys += [prefix + name for name in missing]
+            unexpected_keys += [prefix + name for name in unexpected]
+
+
+class Embedding(TableModule):
+    """``torch.nn.Embedding`` whose rows are a table in a store: a batch pulls those that it needs, and no others.
+
+        store = kv.create("dist_sync")
+        store.set_optimizer("adagrad", learning_rate=0.05)
+        items = workers.Embedding(10**6, 64, store=store, key="item", scale=0.05)
+        users = workers.Embedding(None, 16, store=store, key="user", scale=0.01)  # it grows: ids are any 64-bit numbers
+        loss = loss_function(model(items(item_ids), users(user_ids)), labels)
+        loss.backward()  # pushes the gradients of the rows
+
+    The store's optimizer updates the rows, with the gradients' sum over workers times ``rescale_grad``. Each backward
+    pass that reaches a module pushes once, for all modules of the store together, perhaps no rows: so all workers make
+    as many backward passes. Under ``no_sync`` gradients add up instead. (``torch.utils.checkpoint`` makes several
+    backward passes of one, unless ``use_reentrant=False``.) A ``Trainer`` with the same store sets learning rates for
+    the tables, too; its ``no_sync``, ``join`` and ``step`` are then for both. In evaluation mode, and under
+    ``torch.no_grad``, rows are only pulled, and none is made. Backward pushes gradients as they are, before a program
+    could clip them or a ``GradScaler`` unscale them.
+
+    ``state_dict`` has the whole table: ``weight``, or of a table that grows ``ids`` and ``rows``. All workers call
+    ``load_state_dict``, and rank 0's rows count.
+
+    Args:
+        num_embeddings: the number of rows; None for a table that grows.
+        embedding_dim: the length of a row.
+        store: has the table, and an optimizer when the first gradient comes. Several modules may share it.
+        key: the table's key in the store, which no other value has.
+        padding_idx: an id that gives zeros; it has no row.
+        init: how a row begins; see ``kvstore.Table``, also for what follows.
+        scale: of the initial values.
+        seed: of the initial values.
+        dtype: of the rows.
+        admit: which ids get rows, in a table that grows.
+        evict: which rows go, and when, in a table that grows.
+        codec: how rows and gradients travel.
+        rescale_grad: the factor of gradients; the same for all modules of the store. None divides by the number of
+            workers, for a loss that is a mean over this worker's batch.
+
+    Raises:
+        UsageError: an argument is invalid, or contradicts another module of the store.
+        AlreadyInitialized: the store has a value under this key.
+    """
+
+    def forward(self, input: Any) -> torch.Tensor:
+        """Return the embeddings of ``input``, integers of any shape; of shape ``(*input.shape, embedding_dim)``.
+
+        Raises:
+            UsageError: these are no integers, or one of them is not in the table.
+            KVStoreError: the rows did not come.
+        """
+        lookup, rows = self._rows(to_tensor(input))
+        padding = len(lookup.ids) if lookup.padded else None
+        return functional.embedding(lookup.inverse, rows, padding, sparse=True)
+
+
+class EmbeddingBag(TableModule):
+    """``torch.nn.EmbeddingBag`` whose rows are a table in a store; for all else see ``Embedding``.
+
+    Args:
+        num_embeddings: the number of rows; None for a table that grows.
+        embedding_dim: the length of a row.
+        store: see ``Embedding``.
+        key: the table's key in the store.
+        mode: what becomes of the rows of a bag: their ``sum``, their ``mean``, or of each column the maximum, ``max``.
+        include_last_offset: ``offsets`` has one more element, the number of ids.
+        padding_idx: an id that counts as if it were not in the bag.
+        table: ``init``, ``scale``, ``seed``, ``dtype``, ``admit``, ``evict``, ``codec``, and ``rescale_grad``; see
+            ``Embedding``.
+
+    Raises:
+        UsageError: an argument is invalid, or contradicts another module of the store.
+        AlreadyInitialized: the store has a value under this key.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        *,
+        store: KVStore,
+        key: Key,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        **table: Any,
+    ) -> None:
+        if mode not in MODES:
+            raise UsageError(f"mode={mode!r} must be one of {choices(MODES)}")
+        super().__init__(num_embeddings, embedding_dim, store=store, key=key, padding_idx=padding_idx, **table)
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(
+        self, input: Any, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return what the bags of ids come to, of shape ``(bags, embedding_dim)``.
+
+        Args:
+            input: ids: of shape (bags, ids of each), or one bag after the other.
+            offsets: where in a flat ``input`` each bag begins.
+            per_sample_weights: a factor for each id, with ``mode="sum"``; of the shape of ``input``.
+
+        Raises:
+            UsageError: these are no integers, or one of them is not in the table.
+            KVStoreError: the rows did not come.
+        """
+        lookup, rows = self._rows(to_tensor(input))
+        return functional.embedding_bag(
+            lookup.inverse,
+            rows,
+            offsets,
+            mode=self.mode,
+            sparse=self.mode != "max",
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=len(lookup.ids) if lookup.padded else None,
+        )
+
+    def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
+        return f"{super().extra_repr()}, mode={self.mode!r}"

@@ -1,0 +1,177 @@
+"""How a trainer's gradients get to its store, and how weights or sums come back: in the step, or during backward."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from kvstore import KVStore
+from workers.common.row_steps import row_steps
+from workers.trainer.decision import overlapping, take
+from workers.trainer.parameter_lists import ParameterLists
+from workers.trainer.parameters import Parameter
+from workers.trainer.rates import TrainerRates
+from workers.trainer.sparse_parameters import SparseParameters
+
+
+class GradientSync:
+    """What is between a trainer and its store. On construction every worker and device gets rank 0's parameters.
+
+    Args:
+        params: the parameters.
+        store: the store.
+        rates: the hyper-parameters, if the store updates; None if it sums.
+        share_weights, share_gradients: see ``Trainer``.
+        overlap: the argument ``overlap``; None decides by store and model.
+        forward: the argument ``wait_in_forward``.
+
+    Raises:
+        UsageError: the arguments contradict each other or the store, or the store has values under these keys.
+    """
+
+    def __init__(
+        self,
+        params: list[Parameter],
+        store: KVStore,
+        rates: TrainerRates | None,
+        *,
+        share_weights: bool,
+        share_gradients: bool,
+        overlap: bool | None,
+        forward: nn.Module | None,
+    ) -> None:
+        self._store = store
+        self._rates = rates
+        self._share = {"copy": False} if share_weights else {}
+        self._params = params
+        self._lists = ParameterLists(params, store if share_gradients else None)
+        self._sparse = SparseParameters(params, store, updates=rates is not None)
+        take(store, self._lists.keys(), self._lists.weights(), updates=rates is not None)
+        self._tables = row_steps(store)  # those that modules have in this store
+        if rates is not None:  # they belong to the states that a resumed job's servers have
+            store.attach(f"trainer of {self._lists.keys()[0]}", rates, shared=True)
+            self._tables.rates = rates.apply
+        self._overlap = overlapping(
+            params,
+            store,
+            rates,
+            wanted=overlap,
+            share_weights=share_weights,
+            share_gradients=share_gradients,
+            forward=forward,
+        )
+        if share_gradients:
+            self.zero_grad()
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are pushed during backward now."""
+        return self._overlap is not None and self._overlap.begun
+
+    def zero_grad(self) -> None:
+        """Drop all gradients; set those that are in the store's memory to zero."""
+        self._lists.zero_grad()
+
+    def step(self, scale: float, *, lasting: bool, left_out: Sequence[int]) -> None:
+        """Push the gradients; return when the parameters have their new values, or are to wait for them in forward.
+
+        Args:
+            scale: the factor of this step's gradients.
+            lasting: whether the next step has the same factor.
+            left_out: positions of parameters that no worker has a gradient of. They are not updated.
+
+        Raises:
+            UsageError: a parameter has no gradient, or a gradient has changed after its push.
+            KVStoreError: an error of the store.
+        """
+        self._tables.step_over()
+        skipped = self._find(left_out)
+        if self._sparse.positions or self._overlap is None:
+            self._apply(scale)
+        rows = self._sparse.push(left_out)
+        if self._overlap is not None:
+            self._overlap.finish(scale, lasting=lasting, left_out=skipped)
+        else:
+            self._pushpull(skipped, self._lists.weights(skipped), **self._share)
+        if rows is not None:
+            rows.write_weights()
+
+    def sum(self, left_out: Sequence[int]) -> None:
+        """Replace every gradient by its sum over devices and workers.
+
+        Args:
+            left_out: positions of parameters that no worker has a gradient of.
+
+        Raises:
+            UsageError: a parameter has no gradient, or a gradient has changed after its push.
+            KVStoreError: an error of the store.
+        """
+        skipped = self._find(left_out)
+        rows = self._sparse.push(left_out)
+        if self._overlap is not None:
+            self._overlap.finish(left_out=skipped)
+        else:
+            self._pushpull(skipped, self._lists.gradients(skipped))
+        if rows is not None:
+            rows.write_gradients()
+
+    def pull(self, positions: Collection[int] | None = None) -> None:
+        """Pull the values of the parameters at ``positions``, of all by default."""
+        wanted = range(len(self._params)) if positions is None else positions
+        skipped = [p for p in range(len(self._params)) if p not in wanted or p in self._sparse.positions]
+        if keys := self._lists.keys(skipped):
+            self._store.pull(keys, self._lists.weights(skipped), **self._share)
+        self._sparse.refresh([position for position in self._sparse.positions if position in wanted])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Push nothing during the backward passes in this block."""
+        with self._tables.paused():
+            if self._overlap is None:
+                yield
+                return
+            with self._overlap.paused():
+                yield
+
+    def require_between_steps(self, what: str) -> None:
+        """Wait for values on their way; raise ``UsageError`` if only some of a step's gradients have been pushed."""
+        if self._overlap is not None:
+            self._overlap.require_between_steps(what)
+            self._overlap.synchronize()
+
+    def synchronize(self) -> None:
+        """Return when the parameters have the values of the last step."""
+        if self._overlap is not None:
+            self._overlap.synchronize()
+
+    def close(self) -> None:
+        """Remove the hooks: backward pushes nothing more."""
+        if self._overlap is not None:
+            self._overlap.close()
+
+    def _find(self, left_out: Sequence[int]) -> list[int]:
+        """Return which positions are not pushed as arrays: tables' and those that are left out."""
+        try:
+            for position, param in enumerate(self._params):
+                if position not in left_out:
+                    param.gradients()  # raises, before anything is pushed
+            new = self._sparse.find()
+        except Exception:
+            if self._overlap is not None:
+                self._overlap.restart()
+            raise
+        if new and self._overlap is not None:
+            self._overlap.exclude(new)
+        return [*left_out, *self._sparse.positions]
+
+    def _apply(self, scale: float) -> None:
+        if self._rates is not None:
+            self._rates.apply()
+        self._store.set_hyperparameters(rescale_grad=scale)
+
+    def _pushpull(self, skipped: Sequence[int], outs: list[Any], **share: bool) -> None:
+        if grads := self._lists.gradients(skipped):
+            self._store.pushpull(self._lists.keys(skipped), grads, outs, **share)

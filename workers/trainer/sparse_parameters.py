@@ -1,0 +1,157 @@
+"""Parameters with sparse gradients, as of ``nn.Embedding(sparse=True)``: their rows are pushed and pulled as a table's.
+
+Whether a gradient is sparse shows at the first step, so a parameter's table is made then. What comes back of a round is
+the rows that any worker has pushed: so all workers' weights stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from kvstore import KVStore, RowSparse, Table, UsageError
+from kvstore.ticket import Ticket
+from workers.trainer.parameters import Key, Parameter
+
+
+class SparseParameters:
+    """The parameters of a trainer whose gradients are sparse.
+
+    Args:
+        params: all parameters of the trainer.
+        store: its store.
+        updates: whether the store updates; else it sums.
+    """
+
+    def __init__(self, params: Sequence[Parameter], store: KVStore, *, updates: bool) -> None:
+        self._params = params
+        self._store = store
+        self._updates = updates
+        self._positions: list[int] = []
+
+    @property
+    def positions(self) -> Sequence[int]:
+        """Their positions, in the order in which their tables were made."""
+        return self._positions
+
+    def find(self) -> list[int]:
+        """Make tables for the parameters whose gradients are sparse for the first time; return their positions.
+
+        Raises:
+            UsageError: the store has no full rounds, so that workers' weights would differ.
+        """
+        new = [
+            position
+            for position, param in enumerate(self._params)
+            if position not in self._positions and is_sparse(param)
+        ]
+        for position in new:
+            self._require_rounds(self._params[position].key)
+        if new:
+            self._store.init(
+                [table_key(self._params[position].key) for position in new],
+                [self._first(self._params[position].tensors[0]) for position in new],
+            )
+            self._positions += new
+        return new
+
+    def push(self, left_out: Collection[int] = ()) -> RoundRows | None:
+        """Push the gradients, and ask for what becomes of the rows; return at once. None if there are none.
+
+        Args:
+            left_out: positions of parameters that no worker has a gradient of.
+
+        Raises:
+            UsageError: a parameter has no gradient.
+        """
+        pushed = [self._params[position] for position in self._positions if position not in left_out]
+        if not pushed:
+            return None
+        values = [[RowSparse.of(grad) for grad in param.gradients()] for param in pushed]
+        rows = [RowSparse.zeros(param.tensors[0].shape, param.tensors[0].dtype) for param in pushed]
+        keys = [table_key(param.key) for param in pushed]
+        ticket = self._store.pushpull(keys, values, rows, wait=False, row_ids=["round"] * len(keys))
+        return RoundRows(ticket, pushed, rows)
+
+    def refresh(self, positions: Collection[int]) -> None:
+        """Pull all rows of the parameters at ``positions`` into their weights."""
+        for position in positions:
+            param = self._params[position]
+            weight = param.tensors[0].detach()
+            whole = weight if weight.is_cpu and weight.is_contiguous() else torch.empty_like(weight, device="cpu")
+            self._store.pull(table_key(param.key), whole, ignore_sparse=False)
+            for tensor in param.tensors:
+                if tensor.data_ptr() != whole.data_ptr():
+                    tensor.detach().copy_(whole)
+
+    def _first(self, weight: torch.Tensor) -> Table | RowSparse:
+        """Return what a table begins with: rank 0's weight; zeros, where the store sums."""
+        if not self._updates:
+            return Table(shape=tuple(weight.shape), dtype=weight.dtype)
+        if self._store.rank != 0:
+            return RowSparse.zeros(weight.shape, weight.dtype)
+        return RowSparse(torch.arange(len(weight)), weight.detach().cpu(), tuple(weight.shape))
+
+    def _require_rounds(self, key: Key) -> None:
+        kind, rule = self._store.type, getattr(self._store, "rule", None)
+        if any(word in kind for word in ("async", "ssp")) or getattr(rule, "quorum", None) is not None:
+            raise UsageError(
+                f"the gradient of {key!r} is sparse, and with a {kind!r} store whose updates are not all workers' "
+                "together their weights would not stay the same: use workers.Embedding, whose rows are the store's, or "
+                "make the layer with sparse=False"
+            )
+
+
+class RoundRows:
+    """What comes back of one push: rows of each parameter, new weights or summed gradients.
+
+    Args:
+        ticket: of the push.
+        params: the parameters.
+        rows: what comes back of each, when ``ticket`` is done.
+    """
+
+    def __init__(self, ticket: Ticket, params: Sequence[Parameter], rows: Sequence[RowSparse]) -> None:
+        self._ticket = ticket
+        self._params = params
+        self._rows = rows
+
+    @torch.no_grad()
+    def write_weights(self) -> None:
+        """Write the rows into the weights, when they have come."""
+        self._ticket.wait()
+        for param, came in zip(self._params, self._rows, strict=True):
+            for tensor in param.tensors:
+                tensor.detach().index_copy_(0, came.ids.to(tensor.device), came.rows.to(tensor.device))
+
+    @torch.no_grad()
+    def write_gradients(self) -> None:
+        """Let the rows be the gradients, when they have come."""
+        self._ticket.wait()
+        for param, came in zip(self._params, self._rows, strict=True):
+            for tensor in param.tensors:
+                tensor.grad = coo(came, tensor)
+
+
+def is_sparse(param: Parameter) -> bool:
+    """Whether the gradient of ``param`` is sparse."""
+    return any(tensor.grad is not None and tensor.grad.layout == torch.sparse_coo for tensor in param.tensors)
+
+
+def coo(rows: RowSparse, like: torch.Tensor) -> torch.Tensor:
+    """Return rows with rising ids as a sparse gradient of ``like``."""
+    ids = rows.ids.to(like.device)[None]
+    return torch.sparse_coo_tensor(
+        ids, rows.rows.to(like.device), like.shape, check_invariants=False, is_coalesced=True
+    )
+
+
+def no_rows(like: torch.Tensor) -> torch.Tensor:
+    """Return a sparse gradient of ``like`` that is all zeros."""
+    return coo(RowSparse.zeros(like.shape, like.dtype), like)
+
+
+def table_key(key: Key) -> Key:
+    """Return the key of a parameter's table, beside that of its first values; keys of a store are of one kind."""
+    return f"{key}/rows" if isinstance(key, str) else -1 - key
