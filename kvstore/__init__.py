@@ -9,6 +9,7 @@ store.pushpull("w", grad, out=weight)
 
 store      the interface, ``create``, and the stores in one process
 dist       a worker's side of a distributed store
+reading    ``connect``: reads the values of a running job without taking part
 member     a process as a member of a job: its links, requests and heartbeat
 optim      optimizers: their names, their updates, their states
 codecs     gradient compression
@@ -52,6 +53,7 @@ from kvstore.errors import (
     WireError,
     renamed,
 )
+from kvstore.reading.connect import connect
 from kvstore.store.base import KVStore
 from kvstore.store.factory import create
 from kvstore.store.statistics import Statistics
@@ -59,6 +61,7 @@ from kvstore.table import Capacity, MinCount, Probability, Table, Unseen
 from kvstore.ticket import Ticket
 
 if TYPE_CHECKING:
+    from kvstore.reading.reader import Reader
     from kvstore.rows.row_sparse import RowSparse
 
 __version__ = "0.1.0"
@@ -78,6 +81,7 @@ __all__ = [
     "NotFinite",
     "PeerError",
     "Probability",
+    "Reader",
     "RowSparse",
     "ServerError",
     "Statistics",
@@ -89,6 +93,7 @@ __all__ = [
     "UsageError",
     "WeightsInDoubt",
     "WireError",
+    "connect",
     "create",
 ]
 
@@ -99,6 +104,7 @@ def __dir__() -> list[str]:
 
 # Public names whose modules need numpy or torch, which ``import kvstore`` does not import.
 _LATER = {
+    "Reader": "kvstore.reading.reader",
     "RowSparse": "kvstore.rows.row_sparse",
 }
 

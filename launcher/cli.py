@@ -153,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_network(parser.add_argument_group("network"))
     _add_faults(parser.add_argument_group("failures"))
     _add_checkpoints(parser.add_argument_group("checkpoints"))
+    _add_readers(parser.add_argument_group("readers"))
     _add_resources(parser.add_argument_group("cluster managers (slurm, sge, yarn, kubernetes)"))
     add("command", nargs=argparse.REMAINDER, help="the command of each worker: one quoted string, or separate words")
     return parser
@@ -248,6 +249,18 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
         metavar="PATH",
         help="continue from this checkpoint, or from the newest in this directory, if it has one",
     )
+
+
+def _add_readers(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--readers",
+        metavar="FILE",
+        type=lambda text: str(Path(text).absolute()),
+        help="let other processes read the values while the job runs: kvstore.connect(FILE). FILE is made, for you "
+        "alone to read, and removed at the end; it may have a key",
+    )
+    add("--max-readers", metavar="N", type=_count, default=64, help="readers at once (default: 64)")
 
 
 def _checkpoints(options: argparse.Namespace) -> dict[str, str]:

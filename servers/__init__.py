@@ -13,6 +13,7 @@ shard      the core of a server: messages in, replies out
 saving     writes a server's part of a checkpoint, in a thread
 store      one store on one server: buckets, rounds, updates, waiting requests
 scheduler  the core of the scheduler: members, keys, barriers
+reading    readers on a server: what they ask is answered between the messages of workers
 aggregator a process for one host's workers: it sums what they push, and servers see it in their place
 replication a server's rank as a pair, of which one may die: records, the gate, taking over
 requests   what all cores do with requests: repeats, replies, links

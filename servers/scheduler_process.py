@@ -41,6 +41,8 @@ def run_scheduler(config: Config, transport: Transport, clock: Callable[[], floa
         "" if config.keys is None else config.keys.root,
         config.num_aggregators,
         config.replicas,
+        config.readers,
+        "" if config.keys is None else config.keys.reader,
     )
     core: Scheduler | LoggedScheduler = scheduler
     inputs: InputLog | None = None

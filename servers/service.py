@@ -6,7 +6,7 @@ import logging
 import queue
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from kvstore.errors import WeightsInDoubt, WireError
 from kvstore.rare_log import Drops
@@ -18,6 +18,21 @@ log = logging.getLogger(__name__)
 
 Handle: TypeAlias = Callable[[bytes, Message], Outbox]
 Take: TypeAlias = Callable[[bytes, "list[Buffer]"], "Outbox | None"]
+
+
+PATIENCE_S = 0.05  # work that is due waits no longer than this for a moment in which no message waits
+
+
+class Between(Protocol):
+    """Work for moments in which no message waits."""
+
+    def due(self) -> float | None:
+        """Return when there is some to do; None for none. Called before each wait for messages."""
+        ...
+
+    def do(self) -> Outbox:
+        """Do a little of it; return what to send."""
+        ...
 
 
 class Service:
@@ -48,6 +63,7 @@ class Service:
         tick: Callable[[], Outbox] = list,
         soon: Callable[[], float | None] = lambda: None,
         take: Take | None = None,
+        between: Between | None = None,
     ) -> None:
         """Serve until ``stop``.
 
@@ -57,11 +73,14 @@ class Service:
                 so that nobody is overdue whose message has arrived; in a flood of messages, half as often.
             soon: returns when ``tick`` is to be called before its time; None for no such wish.
             take: is given each message first, in frames; returns what to send, or None to leave it to ``handle``.
+            between: what is done when no message waits; in a flood of messages, it waits ``PATIENCE_S`` for that.
         """
         due = self._clock()
         while not self._stopped:
             wished = soon()
-            received = self._transport.recv(max(0.0, (due if wished is None else min(due, wished)) - self._clock()))
+            spare = None if between is None else between.due()
+            until = due if wished is None else min(due, wished)
+            received = self._transport.recv(max(0.0, (until if spare is None else min(until, spare)) - self._clock()))
             came = received is not None
             if received is not None:
                 outbox = None if take is None else take(*received)
@@ -78,6 +97,8 @@ class Service:
                 self._send(tick())
             elif wished is not None and now >= wished:
                 self._send(tick())
+            if between is not None and spare is not None and now >= spare + (PATIENCE_S if came else 0.0):
+                self._send(between.do())
 
     def post(self, action: Callable[[], Outbox]) -> None:
         """Run ``action`` in the loop, between two messages. Any thread may call it."""

@@ -35,8 +35,10 @@ from kvstore.wire import (
     decode,
     encode,
 )
+from servers.reading.desk import ReadDesk
 from servers.requests.captured import CaptureDesk
 from servers.requests.ledger import Ledger, Verdict
+from servers.requests.reader_links import ReaderLinks
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import NOWHERE, ReplyLinks, turn_away
 from servers.requests.speakers import Speakers
@@ -64,6 +66,8 @@ class Shard:
         keys: the public keys that the workers have joined with, by rank; empty where links prove no keys.
         aggregated: for each aggregator, the ranks of the workers that it speaks for.
         aggregator_keys: of the aggregators; see ``keys``.
+        readers: how many readers there may be at once; 0 for none.
+        reader_key: the public key that readers prove; see ``keys``.
         recorder: is told of each change, in their order and before the answers that depend on it are returned, by a
             message that a standby is to ``apply``; None if there is no standby. The message's buffers refer to memory
             that stays as it is while they exist.
@@ -71,6 +75,7 @@ class Shard:
     Attributes:
         rank: this server's.
         ledger: the requests that may be repeated.
+        reading: the requests of readers; None if there are to be none.
         save: writes a capture to its file, then has ``saved`` called; None if this server has no place for checkpoints.
         capture_memory: what captures are copied to.
     """
@@ -85,16 +90,20 @@ class Shard:
         aggregated: Sequence[Sequence[int]] = (),
         aggregator_keys: Sequence[str] = (),
         recorder: Recorder | None = None,
+        readers: int = 0,
+        reader_key: str = "",
     ) -> None:
         self.rank = rank
         self._speakers = Speakers(num_workers, keys, aggregated, aggregator_keys)
-        self._stores = ServedStores(rank, range(num_workers), memory or Heap())
+        memory = memory or Heap()
+        self._stores = ServedStores(rank, range(num_workers), memory)
         self._stores.record(recorder)
         self.ledger: Ledger[Reply | Pull | PullRows] = Ledger()
         self.save: Callable[[StoreCapture], None] | None = None
         self.capture_memory = CaptureMemory()
         self._captures = CaptureDesk[StoreCapture]()
         self._reply_links = ReplyLinks(admission)
+        self.reading = ReadDesk(self.stores, memory, ReaderLinks(readers, reader_key, admission)) if readers else None
 
     @property
     def stores(self) -> Mapping[int, ServedStore]:
@@ -114,6 +123,8 @@ class Shard:
 
     def handle(self, peer: bytes, message: Message) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
+        if self.reading is not None and self.reading.links.concerns(peer, message):
+            return self.reading.handle(peer, message)
         refusal = self.refusal(peer, message)
         if refusal is not None:
             return refusal

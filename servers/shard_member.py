@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from kvstore.job.config import Config
 from kvstore.transport import Transport
 from kvstore.wire import Message
 from servers.member import ServingMember
+from servers.reading.pace import IdleCores, Pace
 from servers.requests.replies import Outbox
 from servers.round_faults import injecting
 from servers.saving import Saver
@@ -50,6 +52,13 @@ class ShardMember(ServingMember):
             self._session.aggregated,
             self._session.aggregator_keys,
             recorder=recorder,
+            readers=config.readers,
+            reader_key="" if config.keys is None else config.keys.reader,
+        )
+        self._pace = (
+            None
+            if self._shard.reading is None
+            else Pace(self._shard.reading, config.reader_share, clock, time.thread_time, IdleCores(clock))
         )
         self._saver: Saver | None = None
         self._prepared = False

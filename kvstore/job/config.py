@@ -70,6 +70,8 @@ class Config:
         encryption: whether links over TCP are to be encrypted, which takes keys.
         keys: those of this process; None for plain links.
         job_secret: what all processes make their keys from, where nobody gives each its own.
+        readers: how many readers the job has at most at once.
+        reader_share: the part of a server's time that they get while its host has no idle core.
         ranks: who this is among those that torchrun, mpirun or srun has started; None if nobody has said, or if
             ``root`` says where the job is.
     """
@@ -114,6 +116,8 @@ class Config:
     encryption: bool = True
     keys: CurveKeys | None = field(default=None, repr=False)
     job_secret: str = field(default="", repr=False)
+    readers: int = 0
+    reader_share: float = settings.READER_SHARE.default
     ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
@@ -193,6 +197,8 @@ class Config:
             encryption=encryption,
             keys=keys,
             job_secret=settings.JOB_SECRET.read(env),
+            readers=settings.READERS.read(env),
+            reader_share=settings.READER_SHARE.read(env),
             ranks=ranks,
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvstore.job import settings
-from kvstore.job.keyring import Keyring
+from kvstore.job.keyring import READ_FROM, Keyring
 
 Role = Literal["scheduler", "server", "standby", "aggregator", "worker"]
 Member = tuple[Role, int]
@@ -71,6 +71,7 @@ class Contract:
         aggregated: for each aggregator, the ranks of its host's workers.
         replicas: how many standbys each server has, 0 or 1.
         scheduler_log: the file with the scheduler's log; empty for none.
+        readers: how many readers the job has at most at once.
     """
 
     num_workers: int
@@ -84,6 +85,7 @@ class Contract:
     aggregated: Sequence[Sequence[int]] = ()
     replicas: int = 0
     scheduler_log: str = ""
+    readers: int = 0
 
     def variables(self, role: Role, rank: int) -> dict[str, str]:
         """The variables that make a process that member of the job, and no others."""
@@ -109,6 +111,8 @@ class Contract:
             variables[settings.ROOT_FD.name] = str(self.root_fd)
         if self.scheduler_log and role == "scheduler":
             variables[settings.SCHEDULER_LOG.name] = self.scheduler_log
+        if self.readers and role in READ_FROM:
+            variables[settings.READERS.name] = str(self.readers)
         if self.keyring is not None:
             variables.update(self.keyring.variables(role, rank))
         return variables
@@ -121,7 +125,7 @@ COMPUTED = frozenset(
         *(settings.ROLE, settings.TASK_ID, settings.NUM_WORKER, settings.NUM_SERVER),
         *(settings.ROOT_URI, settings.ROOT_PORT, settings.JOB, settings.CLUSTER, settings.ROOT_FD),
         *(settings.NUM_AGGREGATORS, settings.AGGREGATOR, settings.REPLICAS, settings.START),
-        *(settings.LOST, settings.SCHEDULER_LOG),
+        *(settings.LOST, settings.SCHEDULER_LOG, settings.READERS, settings.READER_KEY),
         *(settings.SECRET_KEY, settings.ROOT_KEY, settings.MEMBER_KEYS),
     )
 )

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 from kvstore.cached import cached
 from kvstore.errors import ConfigError
-from kvstore.job.settings import MEMBER_KEYS, ROOT_KEY, SECRET_KEY
+from kvstore.job.settings import MEMBER_KEYS, READER_KEY, ROOT_KEY, SECRET_KEY
 
 VARIABLES = (SECRET_KEY.name, ROOT_KEY.name, MEMBER_KEYS.name)
 MARK = "?key="
@@ -28,11 +28,22 @@ class CurveKeys:
         secret: its own secret key; never shown.
         root: the scheduler's public key.
         members: the public keys of the whole job.
+        reader: the public key of readers, which may connect, but are no members; empty where there are none.
+        follows: whether this process connects to whatever listener it is told of, of which the scheduler is one.
     """
 
     secret: str = field(repr=False)
     root: str
     members: frozenset[str] = field(repr=False)
+    reader: str = ""
+    follows: bool = False
+
+    @classmethod
+    def of_reader(cls, secret: str, root: str) -> CurveKeys:
+        """Return the keys of a reader; ``root`` is the scheduler's public key, and the scheduler names the servers'."""
+        import zmq
+
+        return cls(secret, root, frozenset({root}), zmq.curve_public(secret.encode()).decode(), follows=True)
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> CurveKeys | None:
@@ -57,7 +68,10 @@ class CurveKeys:
                 )
         if root not in members:
             raise ConfigError("KVSTORE_ROOT_KEY is not among KVSTORE_MEMBER_KEYS: they are of different jobs")
-        return cls(secret, root, members)
+        reader = env.get(READER_KEY.name, "").strip()
+        if reader and not is_key(reader):
+            raise ConfigError(f"{READER_KEY.name} is not valid; valid: {LENGTH} characters of Z85")
+        return cls(secret, root, members, reader)
 
     @cached
     def public(self) -> str:
@@ -69,7 +83,7 @@ class CurveKeys:
         import zmq  # only now: settings are read without ZeroMQ
 
         public = zmq.curve_public(self.secret.encode()).decode()
-        if public not in self.members:
+        if public not in self.members and public != self.reader:
             raise ConfigError(
                 "KVSTORE_SECRET_KEY belongs to none of KVSTORE_MEMBER_KEYS, so no member would accept this process: "
                 "set all three keys as one launch.py has made them"

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from kvstore.job.curve_keys import VARIABLES, pair
+from kvstore.job.settings import READER_KEY
 
 ROOT = ("scheduler", 0)
+READ_FROM = ("scheduler", "server", "standby")  # whom readers connect to
 
 
 @dataclass(frozen=True)
@@ -18,14 +20,16 @@ class Keyring:
 
     Attributes:
         pairs: (role, rank) -> (public key, secret key).
+        reader: the public and the secret key that all readers have; None for no readers.
     """
 
     pairs: Mapping[tuple[str, int], tuple[str, str]] = field(repr=False)
+    reader: tuple[str, str] | None = field(default=None, repr=False)
 
     @classmethod
-    def random(cls, members: Iterable[tuple[str, int]]) -> Keyring:
-        """New keys, which only this process knows."""
-        return cls({member: pair() for member in members})
+    def random(cls, members: Iterable[tuple[str, int]], readers: bool = False) -> Keyring:
+        """New keys, which only this process knows; with ``readers``, a pair for them, too."""
+        return cls({member: pair() for member in members}, pair() if readers else None)
 
     @classmethod
     def derived(cls, secret: str, job: str, members: Iterable[tuple[str, int]]) -> Keyring:
@@ -33,9 +37,15 @@ class Keyring:
         return cls({(role, rank): pair_of(secret, job, role, rank) for role, rank in members})
 
     def variables(self, role: str, rank: int) -> dict[str, str]:
-        """What that member is told: its own secret key, the scheduler's public key, and everybody's."""
+        """What that member is told: its own secret key, the scheduler's public key, and everybody's.
+
+        Those whom readers connect to are told the readers' public key beside these.
+        """
         publics = ",".join(public for public, _ in self.pairs.values())
-        return dict(zip(VARIABLES, (self.pairs[role, rank][1], self.pairs[ROOT][0], publics), strict=True))
+        own = dict(zip(VARIABLES, (self.pairs[role, rank][1], self.pairs[ROOT][0], publics), strict=True))
+        if self.reader is not None and role in READ_FROM:
+            own[READER_KEY.name] = self.reader[0]
+        return own
 
 
 def pair_of(secret: str, job: str, role: str, rank: int) -> tuple[str, str]:

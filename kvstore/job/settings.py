@@ -18,6 +18,7 @@ from kvstore.job.valid_values import (
     ClassReferences,
     EarlierEnd,
     Flag,
+    Fraction,
     Integer,
     Interval,
     Intervals,
@@ -194,6 +195,30 @@ MEMBER_KEYS = Setting(
     "KVSTORE_MEMBER_KEYS", Text("CURVE keys in Z85, with commas"), "", "the public keys of all members"
 )
 
+# ---- readers
+READERS = Setting(
+    "KVSTORE_READERS",
+    Integer(0, MAX_NODES),
+    0,
+    "how many readers a job has at most at once; 0 has none. `launch.py --readers` sets it to 64 where you do not",
+)
+READER_SHARE = Setting(
+    "KVSTORE_READER_SHARE",
+    Fraction(),
+    0.005,
+    "the part of a server's time that all readers together get while its host has no idle core",
+)
+READ_FROM = Setting(
+    "KVSTORE_READ_FROM",
+    Text("a file of `launch.py --readers`, or a scheduler's address"),
+    "",
+    "the job that `kvstore.connect()` reads from",
+)
+READ_KEY = Setting("KVSTORE_READ_KEY", Text("a CURVE key in Z85"), "", "the secret key that `kvstore.connect()` uses")
+READER_KEY = Setting(
+    "KVSTORE_READER_KEY", Text("a CURVE key in Z85"), "", "the public key of readers, for the scheduler and the servers"
+)
+
 # ---- training
 UPDATE_ON_KVSTORE = Setting(
     "MXNET_UPDATE_ON_KVSTORE",
@@ -340,6 +365,7 @@ GROUPS: dict[str, tuple[Setting[Any], ...]] = {
     "Waiting and failure": (TIMEOUT_S, PATIENCE_S, JOIN_TIMEOUT_S, HEARTBEAT_S, HEARTBEAT_TIMEOUT_S, PULSE),
     "Links and memory": (TRANSPORT, SHM, BIGARRAY_BOUND, PIECE_BYTES, CONGESTION, PACING, AGGREGATE),
     "Encryption": (ENCRYPTION, JOB_SECRET, SECRET_KEY, ROOT_KEY, MEMBER_KEYS),
+    "Readers": (READERS, READER_SHARE, READ_FROM, READ_KEY, READER_KEY),
     "Training and output": (
         UPDATE_ON_KVSTORE,
         OPTIMIZERS,

@@ -63,6 +63,19 @@ class Integer:
         return value
 
 
+class Fraction:
+    """A part of the whole: greater than 0, and at most 1."""
+
+    valid = "a number greater than 0, at most 1"
+
+    def parse(self, text: str) -> float:
+        """See ``ValidValues``."""
+        value = float(text)
+        if not 0 < value <= 1:
+            raise ValueError(text)
+        return value
+
+
 @dataclass(frozen=True)
 class Seconds:
     """A finite time in seconds: at least ``least`` or, if that is None, greater than 0."""

@@ -205,6 +205,14 @@ class Client:
             log.warning("%s is not done after %.0f s: %s", operation, waited, reasons)
             waited = min(waited + NEWS_S, patience_s)
 
+    def settle(self, operation: Operation, timeout: float) -> bool:
+        """Wait for ``operation`` for at most ``timeout`` seconds, and ask nobody why; return whether it is done."""
+        return self._wait_until(lambda: not operation.open, timeout)
+
+    def unanswered(self, operation: Operation) -> list[Peer]:
+        """Return the peers that have not answered requests of ``operation``, one for each request."""
+        return list(self.alone(self.links.outstanding.of, operation).values())
+
     def wait_all(self, operations: Sequence[Operation], timeout: float | None = None) -> None:
         """Return when all ``operations`` are done, without raising their errors. ``timeout`` is for all together."""
         deadline = None if timeout is None else self._clock() + timeout

@@ -3,6 +3,7 @@
 messages    what messages have in common: nodes, senders, requests, replies
 parameters  messages between workers, aggregators and servers: values, optimizers, states
 rows        messages between workers and servers about tables: rows by their ids
+reading     messages of readers, which take no part in training
 rendezvous  messages between members and the scheduler: joining, beating, keys, barriers, leaving
 views       messages about which process serves a server's rank
 replication messages between a server and its standby
@@ -46,6 +47,18 @@ from kvstore.wire.parameters import (
     Resume,
     SetOptimizer,
     Values,
+)
+from kvstore.wire.reading import (
+    Connect,
+    Connected,
+    FindKeys,
+    KeysFound,
+    KeysListed,
+    ListKeys,
+    ReadRows,
+    ReadValues,
+    RowsRead,
+    ValuesRead,
 )
 from kvstore.wire.records import (
     BucketState,
@@ -123,6 +136,8 @@ __all__ = [
     "ClosedRounds",
     "ClosedRowRounds",
     "CodecDescription",
+    "Connect",
+    "Connected",
     "Counted",
     "Declare",
     "Describe",
@@ -135,6 +150,7 @@ __all__ = [
     "Explanation",
     "Failure",
     "Fault",
+    "FindKeys",
     "FreezeTable",
     "Frozen",
     "FrozenPage",
@@ -145,8 +161,11 @@ __all__ = [
     "InitTables",
     "JobFailed",
     "Join",
+    "KeysFound",
+    "KeysListed",
     "Leave",
     "LedgerPage",
+    "ListKeys",
     "Lost",
     "Message",
     "Moved",
@@ -166,6 +185,8 @@ __all__ = [
     "PutStates",
     "ReadBy",
     "ReadFrozen",
+    "ReadRows",
+    "ReadValues",
     "Ready",
     "Record",
     "Reply",
@@ -173,6 +194,7 @@ __all__ = [
     "Resume",
     "Roster",
     "Rows",
+    "RowsRead",
     "Sender",
     "SetOptimizer",
     "Standing",
@@ -187,6 +209,7 @@ __all__ = [
     "TableState",
     "Thaw",
     "Values",
+    "ValuesRead",
     "View",
     "Welcome",
     "decode",

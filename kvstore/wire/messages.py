@@ -19,7 +19,7 @@ from kvstore.wire.frames import message
 MAX_STORES = 256  # of one job
 MAX_REASON = 4000  # characters that an error is cut to, so that no message is refused for its length
 
-Role = Annotated[str, f.choice("worker", "server", "standby", "aggregator", "scheduler", "launcher")]
+Role = Annotated[str, f.choice("worker", "server", "standby", "aggregator", "scheduler", "launcher", "reader")]
 Rank = Annotated[int, f.integer(-1, MAX_NODES)]
 Ranks = Annotated[list[int], f.rising(0, MAX_NODES)]  # of workers
 Seq = Annotated[int, f.integer()]

@@ -48,6 +48,7 @@ from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import open_standard_streams
+from launcher.processes.readers_file import readers_file
 from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
 from launcher.supervision.restarts import Restarts
@@ -162,7 +163,9 @@ class _AgentJob:
         cluster = self._job.cluster
         if cluster.encryption:
             # Which takes a moment, while the agents start.
-            self._keyring = Keyring.random(members(self._job, len(self._aggregated)))
+            self._keyring = Keyring.random(
+                members(self._job, len(self._aggregated)), readers=cluster.readers is not None
+            )
         fit = roll_call.expect(self._remotes, p.Hello, HELLO_S, _version)
         if not fit:
             roll_call.conclude(len(self._remotes))
@@ -233,6 +236,20 @@ class _AgentJob:
         fd = self._listener.fileno()
         log = directory.scheduler_log if self._job.restarts else ""
         at = Rendezvous(host, port, mark, self._kind, host, fd, self._keyring, self._aggregated, log)
+        with readers_file(self._job, at, self._environ):
+            return self._run_at(at, guard, selector, signals, on_failure, limits)
+
+    def _run_at(
+        self,
+        at: Rendezvous,
+        guard: Guard,
+        selector: selectors.BaseSelector,
+        signals: SignalQueue,
+        on_failure: OnFailure,
+        limits: EndingLimits | None,
+    ) -> int:
+        assert self._listener is not None  # noqa: S101 (for the type checker)
+        fd = self._listener.fileno()
         tasks = self._tasks(at)
         scheduler = Children({0: tasks[0]}, guard, pass_fds={0: (fd,)})
         try:

@@ -28,6 +28,8 @@ class Cluster:
         host_aggregation: whether hosts with several workers have aggregators.
         replicas: how many standbys each server has, 0 or 1.
         restarts: how many times processes that die are started again, in all; None for the default.
+        readers: the file to write for readers, who read the values of the job while it runs; None for no readers.
+        max_readers: how many readers there may be at once.
         inject: faults to inject, as `launcher.job.injection` reads them.
         job_name: the name of the job in the cluster's tools.
         queue: the queue or partition.
@@ -56,6 +58,8 @@ class Cluster:
     host_aggregation: bool = True
     replicas: int = 0
     restarts: int | None = None
+    readers: str | None = None
+    max_readers: int = 64
     inject: tuple[str, ...] = ()
     job_name: str = "kvstore"
     queue: str = ""

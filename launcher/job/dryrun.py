@@ -16,7 +16,7 @@ _SHOWN = frozenset(
     setting.name
     for setting in (
         *(settings.ROLE, settings.TASK_ID, settings.NUM_WORKER, settings.NUM_SERVER),
-        *(settings.NUM_AGGREGATORS, settings.AGGREGATOR, settings.REPLICAS, settings.INJECT),
+        *(settings.NUM_AGGREGATORS, settings.AGGREGATOR, settings.REPLICAS, settings.READERS, settings.INJECT),
         *(settings.ROOT_URI, settings.ROOT_PORT, settings.NODE_HOST, settings.JOB, settings.CLUSTER),
     )
 )

@@ -26,7 +26,7 @@ ROOT_FD = settings.ROOT_FD.name
 # What a caller that is itself a member of a job, or has this exported, does not pass on.
 _OWN = (
     *(ROOT_FD, settings.REPLICAS.name, settings.START.name, settings.INJECT.name),
-    *(settings.LOST.name, settings.SCHEDULER_LOG.name),
+    *(settings.LOST.name, settings.SCHEDULER_LOG.name, settings.READERS.name, settings.READER_KEY.name),
 )
 
 
@@ -71,6 +71,7 @@ class Rendezvous:
             self.aggregated,
             job.cluster.replicas,
             self.scheduler_log,
+            job.cluster.max_readers if job.cluster.readers is not None else 0,
         )
 
 

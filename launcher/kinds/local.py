@@ -25,6 +25,7 @@ from launcher.processes.children import Children
 from launcher.processes.guard import Guard
 from launcher.processes.jobdir import JobDir
 from launcher.processes.machine import open_standard_streams, require_files
+from launcher.processes.readers_file import readers_file
 from launcher.supervision.crew import Crew
 from launcher.supervision.drill import Drill
 from launcher.supervision.ending import EndingLimits
@@ -133,7 +134,20 @@ def _run(
         source_root=source_root(),
     )
     at = replace(_rendezvous(directory, listener), scheduler_log=directory.scheduler_log if job.restarts else "")
-    tasks = render(job, at, around)
+    with readers_file(job, at, environ):
+        return _run_tasks(job, render(job, at, around), on_failure, environ, limits, caller, guard, listener)
+
+
+def _run_tasks(
+    job: Job,
+    tasks: list[Task],
+    on_failure: OnFailure,
+    environ: Mapping[str, str],
+    limits: EndingLimits | None,
+    caller: Caller,
+    guard: Guard,
+    listener: socket.socket | None,
+) -> int:
     _check_command(tasks[-job.num_workers])
     pass_fds = {} if listener is None else {0: (listener.fileno(),)}
     crew = caller.crew(dict(enumerate(tasks)), guard, pass_fds=pass_fds)
@@ -208,5 +222,16 @@ def _check_command(worker: Task) -> None:
 KIND = Kind(
     run=run,
     dry_run=dry_run,
-    takes=frozenset({"gpus_per_worker", "host_aggregation", "inject", "replicas", "restarts", "sync_dst_dir"}),
+    takes=frozenset(
+        {
+            "gpus_per_worker",
+            "host_aggregation",
+            "inject",
+            "max_readers",
+            "readers",
+            "replicas",
+            "restarts",
+            "sync_dst_dir",
+        }
+    ),
 )

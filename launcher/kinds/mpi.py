@@ -154,6 +154,8 @@ KIND = Kind(
             "replicas",
             "restarts",
             "inject",
+            "max_readers",
+            "readers",
             "gpus_per_worker",
             "cluster_option",
         }

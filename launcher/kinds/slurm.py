@@ -240,6 +240,8 @@ KIND = Kind(
             "replicas",
             "restarts",
             "inject",
+            "max_readers",
+            "readers",
             "job_name",
             "queue",
             "time",

@@ -207,6 +207,8 @@ KIND = Kind(
             "replicas",
             "restarts",
             "inject",
+            "max_readers",
+            "readers",
             "gpus_per_worker",
         }
     ),

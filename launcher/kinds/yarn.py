@@ -41,6 +41,8 @@ TAKES = frozenset(
         "replicas",
         "restarts",
         "inject",
+        "max_readers",
+        "readers",
         "gpus_per_worker",
         "host_ip",
         "interface",

@@ -15,6 +15,7 @@ from servers.farewell import say
 from servers.replication.link import StandbyLink, stored
 from servers.replication.replica import Replaced, Replica
 from servers.requests.replies import Outbox
+from servers.service import Between
 from servers.shard_member import ShardMember
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ class ReplicaProcess(ShardMember):
         return self._replica.answer(outbox)
 
     def _serve(self) -> None:
-        self._service.run(self._injecting(self._replica.handle), self._tick, self._soon, self._take)
+        pace = None if self._pace is None else _Gated(self._pace, self._replica.answer)
+        self._service.run(self._injecting(self._replica.handle), self._tick, self._soon, self._take, pace)
 
     def _take(self, peer: bytes, frames: list[Buffer]) -> Outbox | None:
         link = self._link
@@ -140,3 +142,15 @@ class ReplicaProcess(ShardMember):
             self._replaced = exc
             self._service.stop()
             return []
+
+
+class _Gated:
+    """Work for readers, whose answers wait at the gate as all others do: a standby has what a reader has seen."""
+
+    def __init__(self, pace: Between, answer: Callable[[Outbox], Outbox]) -> None:
+        self._answer = answer
+        self._do = pace.do
+        self.due = pace.due
+
+    def do(self) -> Outbox:
+        return self._answer(self._do())

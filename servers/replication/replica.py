@@ -15,6 +15,7 @@ from kvstore.wire import Explain, Explanation, Here, Message, Node, Record, Requ
 from servers.replication.held import HeldRequests
 from servers.replication.primary import Primary, Replicated
 from servers.replication.standby import SEATS, Standby
+from servers.requests.reader_links import READER
 from servers.requests.replies import Outbox
 
 
@@ -195,6 +196,8 @@ class Replica:
         return outbox
 
     def _hold(self, peer: bytes, message: Message) -> Outbox:
+        if isinstance(message, Request) and message.node.role == READER:
+            return []  # readers ask again, when they have asked the scheduler who serves
         refusal = self._shard.refusal(peer, message)
         if refusal is not None:
             return refusal

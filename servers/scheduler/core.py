@@ -41,6 +41,7 @@ from servers.scheduler.failover import Failover
 from servers.scheduler.joining import JoinRequests
 from servers.scheduler.losses import Losses
 from servers.scheduler.members import JobMember, MemberEvent, Members, MemberState
+from servers.scheduler.readers import Readers
 from servers.scheduler.stores import Stores
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ class Scheduler:
         key: the scheduler's own public key; empty where links prove no keys.
         num_aggregators: of the job.
         replicas: how many standbys each server has.
+        readers: how many readers there may be at once; 0 for none.
+        reader_key: the public key that readers prove; empty where links prove no keys.
 
     Attributes:
         members: of the job.
@@ -75,6 +78,8 @@ class Scheduler:
         key: str = "",
         num_aggregators: int = 0,
         replicas: int = 0,
+        readers: int = 0,
+        reader_key: str = "",
     ) -> None:
         self.members = Members(num_workers, num_servers, limit_s, num_aggregators, replicas)
         self.failure: str | None = None
@@ -94,9 +99,17 @@ class Scheduler:
             self.members, self._reply_links, self._failover, key, self._fail, lambda: self.failure is not None
         )
 
+        self._readers = (
+            Readers(readers, reader_key, admission, self._stores, lambda: self._joining.servers, self._over)
+            if readers
+            else None
+        )
+
     def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
         """Return what to send, and to whom, because ``message`` came from ``peer``."""
         self._now = now
+        if self._readers is not None and self._readers.links.concerns(peer, message):
+            return self._readers.handle(peer, message, now)
         if isinstance(message, Beat):
             self._beat(peer, message)
             return self._flush([])
@@ -236,6 +249,16 @@ class Scheduler:
             return
         if member.state is MemberState.READY:
             self.members.hear(member, self._now)
+
+    def _over(self) -> NodeLost | None:
+        """Return why there is nothing more to read; None if there may be."""
+        if self.failure is not None:
+            return NodeLost(self.failure)
+        return NodeLost("the job has ended: all workers have left") if self.members.all_gone("worker") else None
+
+    def only_reads(self, peer: bytes, message: Message) -> bool:
+        """Return whether ``message`` is a reader's, so that it changes nothing, whatever it is."""
+        return self._readers is not None and self._readers.links.concerns(peer, message)
 
     def _leave(self, member: JobMember, message: Leave) -> list[Answer]:
         if not self.members.happens(member, MemberEvent.LEAVES):

@@ -41,6 +41,11 @@ class JoinRequests:
         self._welcomes: Welcomes | None = None  # once all have joined
         self._remind_at: float | None = None
 
+    @property
+    def servers(self) -> list[str]:
+        """The address of who serves each server's rank, as it is now; empty until all have joined."""
+        return [] if self._welcomes is None else self._welcomes.servers
+
     def predecessor(self, peer: bytes, request: Join) -> JobMember | None:
         """Return who has ended, as ``request`` of a later start in the same seat shows; None if nobody has."""
         role, rank, _ = request.node

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from kvstore.errors import Mismatch, UsageError
-from kvstore.spec import Key, Spec, shorten
+from kvstore.spec import Key, Spec, shorten, without_value
 from kvstore.table import Table, TableSpec
 from kvstore.wire import Declare
 from servers.scheduler.placements import Columns, Placements, first_other
@@ -114,6 +114,24 @@ class DeclaredKeys:
         for group in done:
             self._remove(group)
         return [outcome for group in done for outcome in self._settle(group.declaration, group.askers)]
+
+    def look_up(self, keys: Sequence[Key]) -> tuple[list[Spec], Columns]:
+        """Return what ``keys`` are, and where.
+
+        Raises:
+            KeyNotInitialized: one of them has no value.
+            UsageError: see ``Placements.columns``.
+        """
+        ready = self._placements.ready
+        for key in keys:
+            if key not in ready:
+                raise without_value(key, ready, " in this job yet")
+        return list(map(self._placements.specs.__getitem__, keys)), self._placements.columns(keys)
+
+    def names(self, start: int, count: int) -> list[Key]:
+        """Return up to ``count`` keys that have values, from the ``start``-th on, in the order of declaration."""
+        known = (key for key in self._placements.specs if key in self._placements.ready)
+        return list(itertools.islice(known, start, start + count))
 
     def abandon(self) -> list[Asker]:
         """Return, and forget, those who wait for rank 0, because it gives no values."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Sequence, Set
 
-from kvstore.errors import UsageError
+from kvstore.errors import KeyNotInitialized, UsageError
 from kvstore.wire import (
     MAX_STORES,
     Ack,
@@ -84,6 +84,17 @@ class Stores:
         if store is None:
             store = self._stores[number] = Store(self._workers, self._loads, self._departures)
         return store
+
+    def find(self, ordinal: int) -> tuple[int, Store]:
+        """Return everybody's ``ordinal``-th store, with its number.
+
+        Raises:
+            KeyNotInitialized: no worker has made it, or all have closed it.
+        """
+        number = self._numbers.get(ordinal)
+        if number is None:
+            raise KeyNotInitialized(f"the job has no store {ordinal}: no worker has made it yet, or all have closed it")
+        return number, self.of(number)
 
     def serve(self, peer: bytes, request: Request) -> tuple[list[Answer], Fault | None] | None:
         """Do what a worker asks of a store.

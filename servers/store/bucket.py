@@ -63,6 +63,7 @@ class Bucket(Target[Contribution]):
     Attributes:
         value: all elements, flat.
         state: another object whenever the value has changed.
+        changes: how often it has changed here.
         read_by: by rank, the value that a worker has read last, where delay compensation needs it.
     """
 
@@ -78,6 +79,7 @@ class Bucket(Target[Contribution]):
         self.read_by: dict[int, torch.Tensor] = {}
         self._memory = memory
         self.state = object()
+        self.changes = 0
         self._sent = False
         self._messages: list[ref[object]] = []
         self._prune_at = MANY
@@ -167,6 +169,7 @@ class Bucket(Target[Contribution]):
         self._messages.clear()
         self._prune_at = MANY
         self.state = object()
+        self.changes += 1
 
     def _move(self) -> None:
         """Take new memory for the value."""

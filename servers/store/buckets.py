@@ -262,6 +262,7 @@ class Buckets:
             merged.read_by[rank] = torch.cat([bucket.read_by[rank] for bucket in buckets])
         for bucket in buckets:
             merged.failures |= bucket.failures
+        merged.changes = max(bucket.changes for bucket in buckets)
         self._put(merged)
         if self._recording.on:
             self._recording.grouped([merged])
@@ -281,6 +282,7 @@ class Buckets:
                 single.rounds.contribute(ranks, clock, part)
             single.read_by = {rank: values[start:stop].clone() for rank, values in bucket.read_by.items()}
             single.failures = dict(bucket.failures)
+            single.changes = bucket.changes
             for clock, parked, wanted in waiting:
                 if number in wanted:
                     single.parked.append((clock, parked))

@@ -204,6 +204,10 @@ class ServedStore:
         self.buckets.table(message.id)
         return self._answer(self._waiting.park(peer, message))
 
+    def version_of(self, bucket: Bucket) -> int:
+        """Return how many rounds a bucket has had; where each push is an update, how many updates, as counted here."""
+        return bucket.rounds.version if self.rule.mode == "sync" else bucket.changes
+
     def set_optimizer(self, optimizer: Optimizer) -> None:
         """Update with ``optimizer`` from now on; its state stays if the update rule is the same.
 

@@ -26,7 +26,7 @@ CONCRETE = [getattr(wire, name) for name in wire.__all__ if isinstance(getattr(w
 CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wire.Reply, wire.Node, wire.Sender)]
 
 
-roles = st.sampled_from(["worker", "server", "standby", "aggregator", "scheduler", "launcher"])
+roles = st.sampled_from(["worker", "server", "standby", "aggregator", "scheduler", "launcher", "reader"])
 
 
 ranks = st.integers(-1, 4096)
@@ -161,6 +161,9 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "since": st.none() | st.integers(0, 2**61),
         "version": st.integers(0, 2**61) | (st.none() if kind is not int else st.nothing()),
         "columns": some(st.integers(0, 1 << 20), size),
+        "since": st.none() | whole,
+        "positions": some(st.integers(0, 1 << 19), size, unique=True).map(sorted),
+        "version": whole if kind is int else st.none() | whole,
         "buffers": st.lists(st.binary(max_size=20), max_size=4),
     }
     if name in special:

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.transport.shm.blocks import PAGE, Block, Blocks, rounded
-from kvstore.transport.shm.presence import CELLS, FREE, SENT, Presence, Reader, create, room, sweep
+from kvstore.transport.shm.presence import CELLS, FREE, SENT, PeerPresence, Presence, create, room, sweep
 from kvstore.wire import Buffer
 
 FIRST_CHUNK = 16 << 20
@@ -88,7 +88,7 @@ class Arena:
         self._notice = self._unseen.append
         self._read: dict[int, list[Block]] = {}  # size -> blocks without a view that somebody may still read
         self._free_cells = list(range(CELLS - 1, -1, -1))
-        self._sent: dict[int, Reader] = {}
+        self._sent: dict[int, PeerPresence] = {}
         self._closed = False
 
     @property
@@ -113,7 +113,7 @@ class Arena:
             self._views[block.key] = view
         return array.data
 
-    def refer(self, frame: Buffer, reader: Reader) -> tuple[int, int, int, int] | None:
+    def refer(self, frame: Buffer, reader: PeerPresence) -> tuple[int, int, int, int] | None:
         """Make a reference to ``frame`` for ``reader``. A frame outside of the arena is copied into it.
 
         Returns:

@@ -107,7 +107,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Reader:
+class PeerPresence:
     """Another process's presence, as its sender sees it.
 
     Raises:

@@ -30,7 +30,7 @@ from kvstore.transport.base import Frames, Peer, Transport
 from kvstore.transport.memory import Heap, ScatteredFrame
 from kvstore.transport.shm.arena import Arena, ArenaUsage
 from kvstore.transport.shm.mapped import Mapped
-from kvstore.transport.shm.presence import CONTROL, DIRECTORY, Reader, available, exists, room
+from kvstore.transport.shm.presence import CONTROL, DIRECTORY, PeerPresence, available, exists, room
 from kvstore.transport.system_errors import require_systems
 from kvstore.wire import Buffer
 
@@ -60,7 +60,7 @@ class _Sharing:
 
     def __init__(self) -> None:
         self.asked = False
-        self.reader: Reader | None = None
+        self.reader: PeerPresence | None = None
         self.mapped: Mapped | None = None
 
 
@@ -245,7 +245,7 @@ class SharedMemoryTransport:
                 self._inner.send(peer, [_hello(HELLO, arena)])
         return link
 
-    def _refer(self, reader: Reader, position: int, frame: Buffer) -> bytes | None:
+    def _refer(self, reader: PeerPresence, position: int, frame: Buffer) -> bytes | None:
         if self._arena is None:
             return None
         try:
@@ -271,7 +271,7 @@ class SharedMemoryTransport:
         if link is None or not link.asked or link.reader is not None:
             raise WireError("an answer to a question that was not asked")
         if kind == MAPPED:
-            link.reader = Reader(*_introduced(own))
+            link.reader = PeerPresence(*_introduced(own))
         return None
 
     def _meet(self, peer: Peer, own: Buffer) -> None:

@@ -37,7 +37,7 @@ class Curve:
         self._context = context
         self._socket = sock
         self._keys = keys
-        self._members = {key.encode() for key in keys.members}
+        self._admitted = {key.encode() for key in (*keys.members, keys.reader) if key}
         self._refused = 0
         self._checker: ThreadAuthenticator | None = None
 
@@ -72,7 +72,7 @@ class Curve:
                 f"{endpoint} has no key, and this process's links are encrypted: whoever listens there must have "
                 "the job's keys too, and KVSTORE_ENCRYPTION=0 must be set in all processes or none"
             )
-        if key not in self._keys.members:
+        if key not in self._keys.members and not self._keys.follows:
             raise ConfigError(
                 f"the key of {endpoint} is not among KVSTORE_MEMBER_KEYS: the listener, or the keys, are another job's"
             )
@@ -81,12 +81,12 @@ class Curve:
         self._socket.set(zmq.CURVE_SERVERKEY, key.encode())
 
     def knows(self, key: str) -> bool:
-        """Whether ``key`` is the public key of a member."""
-        return key in self._keys.members
+        """Whether ``key`` is the public key of a member, or of readers."""
+        return key.encode() in self._admitted
 
     def callback(self, _domain: str, key: bytes) -> bool:
         """Whether a peer with the public key ``key`` may connect. The authenticator's thread calls it."""
-        known = key in self._members
+        known = key in self._admitted
         if not known:
             self._refused += 1
             if worth_a_line(self._refused):

@@ -16,7 +16,7 @@ from shared_memory import Begin, Make, Pair
 from kvstore.transport.shm import arena as arenas
 from kvstore.transport.shm import presence
 from kvstore.transport.shm.arena import Arena
-from kvstore.transport.shm.presence import CELLS, Presence, Reader
+from kvstore.transport.shm.presence import CELLS, PeerPresence, Presence
 
 pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
 
@@ -192,7 +192,7 @@ input()
     process.stdin.write(f"{owner.presence.name} {owner.presence.nonce.hex()}\n")
     process.stdin.flush()
     name, nonce = process.stdout.readline().split()
-    reader = Reader(name, bytes.fromhex(nonce))
+    reader = PeerPresence(name, bytes.fromhex(nonce))
     for _ in range(4):
         reference = owner.refer(owner.allocate(10_000), reader)
         process.stdin.write(" ".join(map(str, reference)) + "\n")

@@ -11,7 +11,7 @@ from shared_memory import Make, Pair, files
 from kvstore.errors import WireError
 from kvstore.transport.shm import presence
 from kvstore.transport.shm.mapped import Mapped
-from kvstore.transport.shm.presence import CELLS, FREE, HELD, SENT, Presence, Reader
+from kvstore.transport.shm.presence import CELLS, FREE, HELD, SENT, PeerPresence, Presence
 
 pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
 
@@ -51,7 +51,7 @@ def test_a_forged_reference_is_refused(pair: Pair, number: int, cell: int, offse
 
 def test_a_reader_counts_as_alive_while_it_holds_a_view(make: Make, directory: Path):
     owner, mine = make(), Presence("job")
-    reader = Reader(mine.name, mine.nonce)
+    reader = PeerPresence(mine.name, mine.nonce)
     mapped = Mapped(owner.presence.name, owner.presence.nonce, mine)
     view = mapped.view(*owner.refer(owner.allocate(100), reader))
     mine.unlink()

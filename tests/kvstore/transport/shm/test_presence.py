@@ -13,7 +13,7 @@ from shared_memory import Begin, Make, files
 from kvstore.errors import WireError
 from kvstore.transport.shm import presence
 from kvstore.transport.shm.mapped import Mapped
-from kvstore.transport.shm.presence import Presence, Reader, sweep
+from kvstore.transport.shm.presence import PeerPresence, Presence, sweep
 
 pytestmark = pytest.mark.skipif(not presence.available(), reason="memory cannot be shared here")
 
@@ -109,7 +109,7 @@ def test_a_forked_child_neither_keeps_nor_removes_what_is_its_parents(directory:
 owner, reader = Arena("job"), Arena("job")
 memory = owner.allocate(1000)
 mapped = Mapped(owner.presence.name, owner.presence.nonce, reader.presence)
-view = mapped.view(*owner.refer(memory, Reader(reader.presence.name, reader.presence.nonce)))
+view = mapped.view(*owner.refer(memory, PeerPresence(reader.presence.name, reader.presence.nonce)))
 read, write = os.pipe()
 pid = os.fork()
 if not pid:
@@ -182,9 +182,9 @@ def test_only_files_that_our_processes_make_are_opened(make: Make, directory: Pa
     with pytest.raises(WireError, match="is not a file"):
         presence.open_peers(name, 0)
     with pytest.raises(WireError, match="not the one that was announced"):
-        Reader(owner.presence.name, bytes(16))
+        PeerPresence(owner.presence.name, bytes(16))
     with pytest.raises(WireError, match="not the one that was announced"):
-        Reader(owner.presence.name, owner.presence.nonce[:15])
+        PeerPresence(owner.presence.name, owner.presence.nonce[:15])
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
     with pytest.raises(WireError, match="is not a file"):

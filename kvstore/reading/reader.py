@@ -1,0 +1,258 @@
+"""The reader: values and rows of a running job, at a staleness that is asked for. It changes nothing.
+
+A pull tells each server which version of each segment the reader holds. A server sends only the segments that have
+moved on by more rounds than the caller allows. So a value that has not changed costs one small message.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
+from kvstore.job.config import Config
+from kvstore.reading.held import HeldValue, ReadSegment, reads_of
+from kvstore.reading.session import Ask, ReaderSession
+from kvstore.spec import Key, Spec, check_key, require_same
+from kvstore.table import Table, TableSpec
+from kvstore.transport import Transport
+from kvstore.transport.choose import links
+from kvstore.transport.shm.transport import sharing
+from kvstore.values import as_output, from_host, spec_of
+from kvstore.wire import FindKeys, KeysFound, KeysListed, ListKeys, ReadValues
+
+AT_ONCE = 4  # messages to one server
+AGAIN_S = 0.2  # between two questions whether a key has a value
+
+
+class Reader:
+    """Reads the values of one store of a running job; ``kvstore.connect`` makes it. One thread at a time uses it.
+
+    Args:
+        session: its links.
+        store: which of the job's stores, counted from 1.
+        max_staleness: see ``pull``.
+    """
+
+    def __init__(self, session: ReaderSession, store: int = 1, max_staleness: int = 0) -> None:
+        self._session = session
+        self._ordinal = store
+        self._slack = _slack(max_staleness)
+        self._values: dict[Key, HeldValue] = {}
+        self._moves = session.moves
+        self._lock = threading.RLock()
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        store: int,
+        max_staleness: int,
+        timeout: float | None,
+        make_transport: Callable[[], Transport] | None = None,
+    ) -> Reader:
+        """Return a reader that has found its job; see ``kvstore.connect``."""
+        slack = _slack(max_staleness)
+        session = ReaderSession(
+            config,
+            make_transport or sharing(links(config), config),
+            config.timeout_s if timeout is None else timeout,
+        )
+        try:
+            session.connect()
+            session.link()
+        except BaseException:
+            session.close()
+            raise
+        return cls(session, store, slack)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the links. The job goes on. May be called again."""
+        self._session.close()
+
+    def keys(self, *, timeout: float | None = None) -> list[Key]:
+        """Return the keys that have values now, in the order in which workers have declared them."""
+        deadline = self._session.deadline(timeout)
+        names: list[Key] = []
+        while True:
+            page: list[KeysListed] = []
+            self._ask("keys()", (), [(None, ListKeys, self._which(start=len(names)), page.append)], deadline)
+            names += page[-1].keys
+            if not page[-1].more:
+                return names
+
+    def spec(self, key: Key, *, timeout: float | None = None) -> Spec | Table:
+        """Return the shape and dtype of an array, or what table ``key`` is.
+
+        Raises:
+            KeyNotInitialized: it has no value yet.
+        """
+        with self._lock:
+            spec = self._find([key], self._session.deadline(timeout))[0].spec
+        return spec.table if isinstance(spec, TableSpec) else spec
+
+    def wait_for(self, key: Key | Sequence[Key], *, timeout: float | None = None) -> None:
+        """Return when ``key``, or each of a list of keys, has a value.
+
+        Raises:
+            DeadlineExceeded: one of them has none after ``timeout`` seconds.
+        """
+        deadline = self._session.deadline(timeout)
+        while True:
+            try:
+                with self._lock:
+                    self._find(_listed(key), deadline)
+                return
+            except KeyNotInitialized as exc:
+                if self._session.now() + AGAIN_S >= deadline:
+                    raise DeadlineExceeded(f"wait_for() is not done in time: {exc}") from None
+            self._session.pause(AGAIN_S)
+
+    def pull(
+        self,
+        key: Key | Sequence[Key],
+        out: Any = None,
+        *,
+        max_staleness: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return the value of ``key``, or a list with the value of each of several keys.
+
+        Each segment of a value is as one round has left it. A value that is cut over servers has several segments,
+        which may be of different rounds; ``rounds`` tells.
+
+        Args:
+            key: a key, or a list of keys.
+            out: an array to write into, or a list of them; by default new tensors are returned.
+            max_staleness: the servers may be so many rounds ahead of what is returned; in stores whose every push is
+                an update, so many updates of a segment. By default that of ``connect``.
+            timeout: in seconds; by default that of ``connect``.
+
+        Raises:
+            KeyNotInitialized: a key has no value yet.
+            DeadlineExceeded: servers have not answered in time.
+            NodeLost: the job has failed, or has ended.
+        """
+        keys = _listed(key)
+        many = isinstance(key, list | tuple)
+        deadline = self._session.deadline(timeout)
+        slack = self._slack if max_staleness is None else _slack(max_staleness)
+        with self._lock:
+            values = self._find(keys, deadline)
+            for value in values:
+                if isinstance(value.spec, TableSpec):
+                    raise UsageError(f"key {value.key!r} is {value.spec}; read its rows with row_sparse_pull")
+            outs = _outputs(values, out, many)
+            self._refresh(list(dict.fromkeys(values)), slack, deadline)
+            results = [_written(value, output) for value, output in zip(values, outs, strict=True)]
+        return results if many else results[0]
+
+    def rounds(self, key: Key) -> tuple[int, int]:
+        """Return after which rounds the value of ``key`` is that was pulled last: of its oldest and newest segment.
+
+        Raises:
+            UsageError: it has not been pulled.
+        """
+        value = self._values.get(check_key(key))
+        if value is None or not value.versions or min(value.versions) < 0:
+            raise UsageError(f"key {key!r} has not been pulled by this reader")
+        return min(value.versions), max(value.versions)
+
+    # ---- helpers
+
+    def _which(self, **more: Any) -> dict[str, Any]:
+        return {"ordinal": self._ordinal, **more}
+
+    def _ask(self, what: str, keys: Sequence[Key], asks: Sequence[Ask], deadline: float) -> None:
+        if self._session.closed:
+            raise UsageError("this reader is closed")
+        try:
+            self._session.ask(what, keys, asks, deadline)
+        except UsageError:
+            self._values.clear()  # where keys are may have changed: stores are closed and made
+            raise
+
+    def _find(self, keys: Sequence[Key], deadline: float) -> list[HeldValue]:
+        """Return what is known of ``keys``; ask the scheduler about those that are new."""
+        new = [key for key in dict.fromkeys(keys) if key not in self._values]
+        if new:
+            found: list[KeysFound] = []
+            self._ask("pull", new, [(None, FindKeys, self._which(keys=new), found.append)], deadline)
+            self._values.update(_values_of(new, found[-1], self._session.num_servers))
+        return [self._values[key] for key in keys]
+
+    def _refresh(self, values: Sequence[HeldValue], slack: int, deadline: float) -> None:
+        """Have ``values`` as they are on the servers, give or take ``slack`` rounds."""
+        if self._session.moves != self._moves:
+            self._moves = self._session.moves
+            for value in self._values.values():
+                value.forget()
+        waiting: dict[int, list[Ask]] = {}
+        for read in reads_of(values):
+            ask: Ask = (read.server, ReadValues, {**read.fields, "slack": slack}, read.take)
+            waiting.setdefault(read.server, []).append(ask)
+        keys = [value.key for value in values]
+        while waiting:
+            batch = [ask for asks in waiting.values() for ask in asks[:AT_ONCE]]
+            waiting = {server: asks[AT_ONCE:] for server, asks in waiting.items() if len(asks) > AT_ONCE}
+            self._ask("pull", keys, batch, deadline)
+
+
+def _slack(max_staleness: int) -> int:
+    if isinstance(max_staleness, bool) or not isinstance(max_staleness, int) or max_staleness < 0:
+        raise UsageError(f"max_staleness={max_staleness!r} must be a number of rounds, 0 or more")
+    return max_staleness
+
+
+def _listed(key: Key | Sequence[Key]) -> list[Key]:
+    keys = list(key) if isinstance(key, list | tuple) else [key]
+    return [check_key(each) for each in keys]
+
+
+def _values_of(keys: Sequence[Key], found: KeysFound, num_servers: int) -> dict[Key, HeldValue]:
+    if len(found.kinds) != len(keys) or any(server >= num_servers for server in found.servers):
+        raise Mismatch("the scheduler has answered about other keys, or other servers, than this reader knows")
+    specs = [
+        Spec(tuple(shape), dtype) if table is None else TableSpec.of(Table.of(table))
+        for shape, dtype, table in zip(found.shapes, found.dtypes, found.tables, strict=True)
+    ]
+    columns = zip(found.ids, found.servers, found.starts, found.stops, strict=True)
+    values = {}
+    for key, kind, count in zip(keys, found.kinds, found.counts, strict=True):
+        segments = [ReadSegment(*next(columns)) for _ in range(count)]
+        values[key] = HeldValue(key, specs[kind], found.store, segments)
+    return values
+
+
+def _outputs(values: Sequence[HeldValue], out: Any, many: bool) -> list[torch.Tensor | None]:
+    """Return the tensors to write into, checked."""
+    if out is None:
+        return [None] * len(values)
+    outs = list(out) if many and isinstance(out, list | tuple) else [out]
+    if len(outs) != len(values):
+        raise UsageError(f"{len(values)} keys and {len(outs)} arrays in out; give one array for each key")
+    tensors = list(map(as_output, outs))
+    for value, tensor in zip(values, tensors, strict=True):
+        require_same(value.key, value.spec, spec_of(tensor), "out is")
+    return list(tensors)
+
+
+def _written(value: HeldValue, out: torch.Tensor | None) -> torch.Tensor:
+    """Return the value, in ``out`` if that is given, else in new memory."""
+    if out is None:
+        return value.flat.clone().view(value.spec.shape)
+    for stream in from_host(value.flat, [out]):
+        stream.synchronize()
+    return out

@@ -1,0 +1,190 @@
+"""The messages of readers, which take no part in training: to the scheduler, and to servers. They change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from kvstore.errors import WireError
+from kvstore.job.settings import MAX_NODES
+from kvstore.spec import MAX_SEGMENTS
+from kvstore.wire import fields as f
+from kvstore.wire.frames import Buffer, message
+from kvstore.wire.messages import (
+    Dtypes,
+    Ids,
+    Keys,
+    Kinds,
+    Rank,
+    Reply,
+    Request,
+    Seq,
+    Shapes,
+    Store,
+    require_known,
+    same_length,
+)
+from kvstore.wire.rendezvous import Elements
+from kvstore.wire.rows import MAX_ROWS, Wide, table
+
+NOT_HELD = -1  # the version of what a reader does not hold
+
+Versions = Annotated[list[int], f.integers(NOT_HELD, 2**62 - 1)]
+Slack = Annotated[int, f.integer(0, 2**62)]
+MaybeTables = Annotated[list[Any], f.list_of(f.optional(table))]
+
+
+@message(140)
+@dataclass(frozen=True)
+class Connect(Request):
+    """To the scheduler: I want to read. Asked again, where are the servers now? My ``incarnation`` is random."""
+
+
+@message(141)
+@dataclass(frozen=True)
+class Connected(Reply):
+    """You may read.
+
+    Attributes:
+        rank: the number of this reader among those that are there.
+        servers: their addresses, by rank; empty until all members have joined.
+    """
+
+    rank: Rank
+    servers: Annotated[list[str], f.list_of(f.text(512), MAX_NODES)]
+
+
+@message(142)
+@dataclass(frozen=True)
+class FindKeys(Request):
+    """To the scheduler: where are these keys of everybody's ``ordinal``-th store?"""
+
+    ordinal: Annotated[int, f.integer(1)]
+    keys: Keys
+
+
+@message(143)
+@dataclass(frozen=True)
+class KeysFound(Reply):
+    """What the keys are, and where; see ``Declare`` and ``Placed``.
+
+    Attributes:
+        store: its number, which servers know it by.
+    """
+
+    store: Store
+    kinds: Kinds
+    shapes: Shapes
+    dtypes: Dtypes
+    tables: MaybeTables
+    counts: Annotated[list[int], f.integers(1, MAX_SEGMENTS)]
+    ids: Ids
+    servers: Annotated[list[int], f.integers(0, MAX_NODES)]
+    starts: Elements
+    stops: Elements
+
+    def __post_init__(self) -> None:
+        same_length(self.kinds, self.counts)
+        same_length(self.shapes, self.dtypes, self.tables)
+        same_length(self.ids, self.servers, self.starts, self.stops)
+        require_known(self.kinds, self.shapes)
+        if sum(self.counts) != len(self.ids):
+            raise WireError(f"expected {sum(self.counts)} segments, as ``counts`` says, got {len(self.ids)}")
+
+
+@message(144)
+@dataclass(frozen=True)
+class ListKeys(Request):
+    """To the scheduler: which keys has everybody's ``ordinal``-th store? Tell me of those from the ``start``-th on."""
+
+    ordinal: Annotated[int, f.integer(1)]
+    start: Seq
+
+
+@message(145)
+@dataclass(frozen=True)
+class KeysListed(Reply):
+    """Some of the keys that have values, in the order in which they were declared; ``more`` if there are others."""
+
+    keys: Keys
+    more: Annotated[bool, f.flag]
+
+
+@message(146)
+@dataclass(frozen=True)
+class ReadValues(Request):
+    """To a server: what are the values of segments ``ids`` now, each as a round has left it?
+
+    Attributes:
+        versions: of each segment, the version that I hold, or ``NOT_HELD``.
+        slack: a value that I hold need not come if no more than so many rounds have gone since.
+    """
+
+    store: Store
+    ids: Ids
+    versions: Versions
+    slack: Slack
+
+    def __post_init__(self) -> None:
+        same_length(self.ids, self.versions)
+
+
+@message(147)
+@dataclass(frozen=True)
+class ValuesRead(Reply):
+    """The values of some of the segments that were asked for; the others are as you hold them.
+
+    Attributes:
+        versions: of all segments: of the value that is here or, where none is, the latest.
+        positions: in the request's list, of the segments whose values are here. They rise.
+        buffers: their values in one buffer, each aligned to ``kvstore.wire.reading.ALIGN`` bytes; none without values.
+    """
+
+    versions: Versions
+    positions: Annotated[list[int], f.rising(0, MAX_SEGMENTS)]
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
+@message(148)
+@dataclass(frozen=True)
+class ReadRows(Request):
+    """To a server: what are ``count`` rows of table segment ``id`` now? See ``ReadValues``.
+
+    Attributes:
+        held: whether the versions of the rows that I hold are given; else I hold none.
+        buffers: the ids of the rows, int32 or, if ``wide``, int64; then the versions that I hold, int64.
+    """
+
+    store: Store
+    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    wide: Wide
+    held: Annotated[bool, f.flag]
+    slack: Slack
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
+@message(149)
+@dataclass(frozen=True)
+class RowsRead(Reply):
+    """``count`` of the rows, as version ``version`` of the table has them; the others are as you hold them.
+
+    Attributes:
+        buffers: the rows; and unless all are here, their positions in the request, int64, which rise.
+    """
+
+    version: Annotated[int, f.integer()]
+    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
+ALIGN = 64  # bytes
+
+
+def aligned(nbytes: int) -> int:
+    """Return how many bytes a value takes where several are in one buffer."""
+    return -(-nbytes // ALIGN) * ALIGN
+
+
+READS = (Connect, FindKeys, ListKeys, ReadValues, ReadRows)  # the requests that readers make, beside Explain and Leave

@@ -1,0 +1,141 @@
+"""How much of a server's time readers get: what is left, within a budget. Clocks are passed in.
+
+A piece of work for readers is done when no worker's message waits. On a host that computes all the time even that
+slows workers down, since they share its cores. So the time that readers may take is saved up: a small share of all
+time, and a larger one while a core of the host is idle. The work is charged by the processor time of this thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from servers.requests.replies import Outbox
+
+PIECE_BYTES = 256 << 10  # copied in some 50 to 100 us
+BURST_S = 0.02  # what may be saved up
+LEAST_S = 0.0005  # when all is spent, so much is saved up before the next piece
+ARRIVAL_S = 0.00005  # what receiving one message of a reader is charged, since nobody measures it
+IDLE_SHARE = 0.25  # of the time, in addition, while a core is idle
+LOOK_S = 0.25  # between two looks at the cores
+CORES_LEFT = 1.0  # so many must be idle: a little idleness is workers that wait for each other
+
+
+class Desk(Protocol):
+    """What is to be done; see ``ReadDesk``."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to do."""
+        ...
+
+    @property
+    def taken(self) -> int:
+        """How many messages have come."""
+        ...
+
+    def step(self, nbytes: int) -> Outbox:
+        """Do a piece of it."""
+        ...
+
+
+class Pace:
+    """See the module.
+
+    Args:
+        desk: the requests of readers.
+        share: the part of this thread's time that they get while no core is idle.
+        clock: seconds, monotonic.
+        spent: returns the processor time of this thread, in seconds.
+        idle: returns how many cores have been idle of late.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        share: float,
+        clock: Callable[[], float],
+        spent: Callable[[], float],
+        idle: Callable[[], float],
+    ) -> None:
+        self._desk = desk
+        self._share = share
+        self._clock = clock
+        self._spent = spent
+        self._idle = idle
+        self._saved_s = BURST_S
+        self._at = clock()
+        self._look_at = float("-inf")
+        self._rate = share  # at which time is saved up now
+        self._billed_from: float | None = None  # since when work of this thread is for readers
+        self._ready_at: float | None = None  # since when there has been work and time for it
+        self._taken = 0  # messages that have been charged
+
+    def due(self) -> float | None:
+        """Return when ``do`` may be called, if no message waits then; None if there is nothing to do for readers."""
+        self._settle()
+        if not self._desk.busy:
+            return None
+        now = self._clock()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._rate = self._share + (IDLE_SHARE if self._idle() >= CORES_LEFT else 0.0)
+        self._saved_s = min(BURST_S, self._saved_s + self._rate * (now - self._at))
+        self._at = now
+        if self._saved_s > 0:
+            self._ready_at = now if self._ready_at is None else self._ready_at
+            return self._ready_at
+        self._ready_at = None
+        return now + min(LOOK_S, (LEAST_S - self._saved_s) / self._rate)
+
+    def do(self) -> Outbox:
+        """Do a piece of work for readers; return what to send. Until ``due`` is called, this thread works for them."""
+        self._billed_from, self._ready_at = self._spent(), None
+        return self._desk.step(PIECE_BYTES)
+
+    def _settle(self) -> None:
+        """Charge what has been done for readers."""
+        if self._billed_from is not None:
+            self._saved_s -= self._spent() - self._billed_from
+            self._billed_from = None
+        if self._desk.taken != self._taken:
+            self._saved_s -= ARRIVAL_S * (self._desk.taken - self._taken)
+            self._taken = self._desk.taken
+
+
+class IdleCores:
+    """How many of the cores that this process may use are idle, as Linux counts; 0 where it does not.
+
+    Args:
+        clock: seconds, monotonic.
+        read: returns the text of /proc/stat.
+        cores: which this process may use.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        read: Callable[[], str] = lambda: Path("/proc/stat").read_text(),
+        cores: Callable[[], set[int]] = lambda: os.sched_getaffinity(0),
+    ) -> None:
+        self._clock = clock
+        self._read = read
+        self._cores = cores
+        self._before: tuple[float, int] | None = None
+
+    def __call__(self) -> float:
+        """Return how many cores have been idle, on average, since the last call."""
+        try:
+            names = {f"cpu{core}" for core in self._cores()}
+            lines = (line.split() for line in self._read().splitlines())
+            ticks = sum(int(words[4]) + int(words[5]) for words in lines if words and words[0] in names)
+            tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError, AttributeError):
+            return 0.0
+        now = self._clock()
+        before, self._before = self._before, (now, ticks)
+        if before is None or now <= before[0]:
+            return 0.0
+        return (ticks - before[1]) * tick_s / (now - before[0])

@@ -1,0 +1,133 @@
+"""The readers of a job, in the scheduler: who may read, where the servers are, and which keys there are. Pure.
+
+Readers are no members: nobody waits for them, and nothing is lost with them. So they are in no log. A scheduler that
+has been started again does not know them, and answers them all the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kvstore.errors import KVStoreError, UsageError
+from kvstore.table import TableSpec
+from kvstore.transport.base import Admission
+from kvstore.wire import (
+    Ack,
+    Connect,
+    Connected,
+    Explain,
+    Explanation,
+    FindKeys,
+    KeysFound,
+    KeysListed,
+    Leave,
+    ListKeys,
+    Message,
+    Reply,
+    Request,
+)
+from servers.requests.reader_links import ReaderLinks
+from servers.requests.replies import Outbox, refuse
+from servers.scheduler.stores import Stores
+
+SILENT_S = 60.0  # readers ask for the servers' places more often; who does not is not counted any more
+PAGE = 4096  # keys in one answer
+
+
+class _Seat(NamedTuple):
+    rank: int
+    heard: float
+
+
+class Readers:
+    """See the module.
+
+    Args:
+        most: how many readers there may be at once.
+        key, admission: see ``ReaderLinks``.
+        stores: of the job.
+        servers: returns the addresses of the servers, by rank; empty until all members have joined.
+        ended: returns the error that tells why nobody can read any more; None while the job goes on.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        key: str,
+        admission: Admission | None,
+        stores: Stores,
+        servers: Callable[[], Sequence[str]],
+        ended: Callable[[], KVStoreError | None],
+    ) -> None:
+        self.links = ReaderLinks(most, key, admission)
+        self._most = most
+        self._stores = stores
+        self._servers = servers
+        self._ended = ended
+        self._seats: OrderedDict[int, _Seat] = OrderedDict()  # by the reader's random number, the longest silent first
+
+    def handle(self, peer: bytes, message: Message, now: float) -> Outbox:
+        """Return what to send, and to whom, because ``message``, which concerns readers, came from ``peer``."""
+        refusal = self.links.refusal(peer, message)
+        if refusal is not None or not isinstance(message, Request):
+            return refusal or []
+        try:
+            return [(peer, self._serve(message, now))]
+        except KVStoreError as exc:
+            return [(peer, refuse(peer, message, exc).reply)]
+
+    def _serve(self, message: Request, now: float) -> Reply:
+        nonce = message.node.incarnation
+        if isinstance(message, Leave):
+            self._seats.pop(nonce, None)
+            return Ack(message.seq)
+        if isinstance(message, Explain):
+            return Explanation(message.seq, "")
+        error = self._ended()
+        if error is not None:
+            raise error
+        rank = self._seat(nonce, now)
+        if isinstance(message, Connect):
+            return Connected(message.seq, rank, list(self._servers()))
+        if isinstance(message, FindKeys):
+            return self._find(message)
+        if isinstance(message, ListKeys):
+            names = self._stores.find(message.ordinal)[1].keys.names(message.start, PAGE + 1)
+            return KeysListed(message.seq, names[:PAGE], len(names) > PAGE)
+        raise UsageError(f"the scheduler has no values; send a {type(message).__name__} to the servers")
+
+    def _seat(self, nonce: int, now: float) -> int:
+        """Return the number of a reader, and note that it was heard.
+
+        Raises:
+            UsageError: there are too many.
+        """
+        while self._seats and now - next(iter(self._seats.values())).heard > SILENT_S:
+            self._seats.popitem(last=False)
+        seat = self._seats.get(nonce)
+        if seat is None:
+            if len(self._seats) >= self._most:
+                raise UsageError(
+                    f"the job has its {self._most} readers already (KVSTORE_READERS); close one, and ask again"
+                )
+            taken = {other.rank for other in self._seats.values()}
+            seat = _Seat(next(rank for rank in range(self._most) if rank not in taken), now)
+        self._seats[nonce] = seat._replace(heard=now)
+        self._seats.move_to_end(nonce)
+        return seat.rank
+
+    def _find(self, message: FindKeys) -> KeysFound:
+        number, store = self._stores.find(message.ordinal)
+        specs, columns = store.keys.look_up(message.keys)
+        kinds = {spec: kind for kind, spec in enumerate(dict.fromkeys(specs))}
+        return KeysFound(
+            message.seq,
+            number,
+            [kinds[spec] for spec in specs],
+            [list(spec.shape) for spec in kinds],
+            [spec.dtype for spec in kinds],
+            [spec.table.described if isinstance(spec, TableSpec) else None for spec in kinds],
+            *columns,
+        )

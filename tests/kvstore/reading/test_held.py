@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvstore.errors import WireError
+from kvstore.reading import held
+from kvstore.reading.held import HeldValue, ReadSegment, reads_of
+from kvstore.spec import Spec
+from kvstore.values import to_buffer
+from kvstore.wire import ValuesRead
+from kvstore.wire.reading import NOT_HELD, aligned
+
+
+def cut_value(key: str = "w") -> HeldValue:
+    """Five elements, on two servers."""
+    return HeldValue(key, Spec((5,), "float32"), 0, [ReadSegment(7, 0, 0, 3), ReadSegment(8, 1, 3, 5)])
+
+
+def answer(*parts: torch.Tensor, versions: list[int], positions: list[int]) -> ValuesRead:
+    data = b"".join(bytes(to_buffer(part)).ljust(aligned(4 * part.numel()), b"\0") for part in parts)
+    return ValuesRead(1, versions, positions, [bytearray(data)] if data else [])
+
+
+def test_each_server_is_asked_for_its_segments() -> None:
+    value, other = cut_value(), cut_value("v")
+    reads = list(reads_of([value, other]))
+    assert [(read.server, read.fields["ids"]) for read in reads] == [(0, [7, 7]), (1, [8, 8])]
+    assert reads[0].fields["versions"] == [NOT_HELD, NOT_HELD]
+
+
+def test_long_values_are_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MESSAGE_BYTES", 100)
+    assert sorted(len(read.parts) for read in reads_of([cut_value(str(i)) for i in range(3)])) == [1] * 6
+
+
+def test_an_answer_is_taken_segment_by_segment() -> None:
+    value = cut_value()
+    first, second = reads_of([value])
+    first.take(answer(torch.ones(3), versions=[4], positions=[0]))
+    assert value.versions == [4, NOT_HELD]
+    second.take(answer(torch.full((2,), 2.0), versions=[5], positions=[0]))
+    assert value.flat.tolist() == [1, 1, 1, 2, 2]
+    second.take(answer(versions=[6], positions=[]))  # it has not moved on by more than was allowed
+    assert value.versions == [4, 5]
+    value.forget()
+    assert value.versions == [NOT_HELD, NOT_HELD]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        answer(torch.ones(3), versions=[4, 4], positions=[0]),
+        answer(torch.ones(3), versions=[4], positions=[1]),
+        answer(torch.ones(30), versions=[4], positions=[0]),
+        answer(versions=[4], positions=[0]),
+        ValuesRead(1, [4], [0], [bytearray(32), bytearray(32)]),
+    ],
+)
+def test_a_wrong_answer_is_refused_and_changes_nothing(wrong: ValuesRead) -> None:
+    value = cut_value()
+    with pytest.raises(WireError, match="an answer of"):
+        next(reads_of([value])).take(wrong)
+    assert value.versions == [NOT_HELD, NOT_HELD]

@@ -1,0 +1,159 @@
+"""Readers of jobs in one process: what they get, and what they may ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from reading_job import job_with_readers, reader_of
+
+from kvstore.dist import DistStore
+from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
+from kvstore.spec import Spec
+
+CUT = 3000  # elements: more than the bound of these jobs, so each server has a part
+
+
+def init(store: DistStore) -> None:
+    store.set_optimizer("sgd", learning_rate=1.0)
+    store.init(["w", "b", "n"], [torch.zeros(CUT), torch.zeros(3), torch.arange(4)])
+
+
+def step(store: DistStore) -> None:
+    store.pushpull(["w", "b"], [-torch.ones(CUT), -torch.ones(3)], out=[torch.empty(CUT), torch.empty(3)])
+
+
+def test_a_reader_sees_each_round() -> None:
+    with job_with_readers() as job:
+
+        def work(store: DistStore) -> None:
+            init(store)
+            with reader_of(job) as reader:
+                assert reader.keys() == ["w", "b", "n"]
+                assert reader.spec("b") == Spec((3,), "float32")
+                for rounds in range(3):
+                    w, b = reader.pull(["w", "b"])
+                    assert (w.tolist(), b.tolist()) == ([rounds] * CUT, [rounds] * 3)
+                    assert reader.rounds("w") == (rounds, rounds)
+                    step(store)
+                assert reader.pull("n").tolist() == [0, 1, 2, 3]
+
+        job.run(work)
+
+
+def test_what_is_fresh_enough_comes_from_the_reader() -> None:
+    with job_with_readers() as job:
+
+        def work(store: DistStore) -> list[float]:
+            init(store)
+            seen = []
+            with reader_of(job, max_staleness=1) as reader:
+                for _ in range(4):
+                    seen.append(float(reader.pull("w")[0]))
+                    step(store)
+                seen.append(float(reader.pull("w", max_staleness=0)[0]))
+            return seen
+
+        assert job.run(work)[0] == [0, 0, 2, 2, 4]
+
+
+def test_values_go_into_arrays_of_any_kind() -> None:
+    with job_with_readers() as job:
+
+        def work(store: DistStore) -> None:
+            init(store)
+            step(store)
+            strided = torch.zeros(3, 2)[:, 0]
+            plain = np.zeros(CUT, np.float32)
+            with reader_of(job) as reader:
+                reader.pull("b", strided)
+                reader.pull(["w"], [plain])
+                with pytest.raises(Mismatch, match=r"key 'b' is float32\[3\], but out is float32\[4\]"):
+                    reader.pull("b", torch.zeros(4))
+                with pytest.raises(UsageError, match="2 keys and 1 arrays"):
+                    reader.pull(["w", "b"], [plain])
+            assert (strided.tolist(), plain.sum()) == ([1, 1, 1], CUT)
+
+        job.run(work)
+
+
+def test_what_is_returned_is_the_callers_own() -> None:
+    with job_with_readers() as job:
+
+        def work(store: DistStore) -> None:
+            init(store)
+            with reader_of(job) as reader:
+                reader.pull("b").fill_(9)
+                assert reader.pull("b").tolist() == [0, 0, 0]
+
+        job.run(work)
+
+
+def test_keys_that_are_not_there_yet() -> None:
+    with job_with_readers() as job:
+
+        def work(store: DistStore) -> None:
+            with reader_of(job, timeout=30) as reader:
+                init(store)
+                reader.wait_for(["w", "b"])
+                with pytest.raises(KeyNotInitialized, match="'x' has no value in this job yet"):
+                    reader.pull("x")
+                with pytest.raises(DeadlineExceeded, match="'x'"):
+                    reader.wait_for("x", timeout=0)
+            with reader_of(job, store=2) as other, pytest.raises(KeyNotInitialized, match="no store 2"):
+                other.pull("w")
+
+        job.run(work)
+
+
+def test_in_an_async_store_a_reader_is_current_too() -> None:
+    with job_with_readers(workers=2) as job:
+
+        def work(store: DistStore) -> None:
+            init(store)
+            if store.rank == 0:
+                with reader_of(job) as reader:
+                    for pushes in range(3):
+                        assert reader.pull("b").tolist() == [pushes] * 3
+                        store.push("b", -torch.ones(3)).wait()
+            store.barrier()
+
+        job.run(work, mode="async")
+
+
+def test_a_job_without_readers_refuses_them() -> None:
+    with job_with_readers(readers=0) as job, pytest.raises(UsageError, match="reader"), reader_of(job):
+        pass
+
+
+def test_no_more_readers_than_there_may_be() -> None:
+    with (
+        job_with_readers(readers=1) as job,
+        reader_of(job),
+        pytest.raises(UsageError, match="its 1 readers already"),
+        reader_of(job),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("call", [lambda reader: reader.pull("w"), lambda reader: reader.keys()])
+def test_a_closed_reader_says_so(call: Any) -> None:
+    with job_with_readers() as job:
+        with reader_of(job) as reader:
+            pass
+        reader.close()
+        with pytest.raises(UsageError, match="closed"):
+            call(reader)
+
+
+def test_what_was_not_pulled_has_no_rounds() -> None:
+    with job_with_readers() as job, reader_of(job) as reader, pytest.raises(UsageError, match="has not been pulled"):
+        reader.rounds("w")
+
+
+@pytest.mark.parametrize("wrong", [-1, 0.5, True])
+def test_a_staleness_is_a_number_of_rounds(wrong: Any) -> None:
+    with job_with_readers() as job, reader_of(job) as reader, pytest.raises(UsageError, match="number of rounds"):
+        reader.pull("w", max_staleness=wrong)

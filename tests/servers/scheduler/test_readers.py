@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asking import Door, sender
+
+from kvstore.errors import KVStoreError, NodeLost
+from kvstore.wire import (
+    Ack,
+    Connect,
+    Connected,
+    Declare,
+    Explain,
+    Failure,
+    FindKeys,
+    Here,
+    KeysFound,
+    KeysListed,
+    Leave,
+    ListKeys,
+    Message,
+    Node,
+    OpenStore,
+    ReadValues,
+    Ready,
+)
+from servers.scheduler.departures import Departures
+from servers.scheduler.readers import PAGE, SILENT_S, Readers
+from servers.scheduler.stores import Stores
+
+
+class Job:
+    """A job's readers and stores, without its members."""
+
+    def __init__(self, most: int = 2) -> None:
+        self.stores = Stores(range(1), 2, Departures(0.0))
+        self.servers: list[str] = []
+        self.error: KVStoreError | None = None
+        self.readers = Readers(most, "", Door(), self.stores, lambda: self.servers, lambda: self.error)
+        self.now = 0.0
+
+    def ask(self, message: Message) -> Any:
+        [(_, reply)] = self.readers.handle(b"reader", message, self.now)
+        return reply
+
+    def connect(self, nonce: int) -> Any:
+        return self.ask(Connect(sender(-1, role="reader", incarnation=nonce)))
+
+    def init(self, *keys: str) -> None:
+        self.stores.serve(b"", OpenStore(sender(), 1))
+        specs = {"kinds": [0] * len(keys), "shapes": [[2000]], "dtypes": ["float32"]}
+        self.stores.serve(b"", Declare(sender(), 0, list(keys), **specs, bound=1000, longest=1 << 20))
+        self.stores.serve(b"", Ready(sender(), 0, list(keys)))
+
+
+READER = sender(0, role="reader", incarnation=7)
+
+
+def test_readers_are_numbered_and_told_where_the_servers_are() -> None:
+    job = Job()
+    assert job.connect(7) == Connected(1, 0, [])
+    job.servers = ["a", "b"]
+    assert job.connect(7) == Connected(1, 0, ["a", "b"])
+    assert job.connect(8).rank == 1
+
+
+def test_one_more_than_there_may_be_is_refused_until_one_leaves() -> None:
+    job = Job(most=2)
+    job.connect(7), job.connect(8)
+    refused = job.connect(9)
+    assert isinstance(refused, Failure)
+    assert "2 readers already" in refused.text
+    assert job.ask(Leave(READER, None)) == Ack(1)
+    assert job.connect(9).rank == 0
+
+
+def test_a_reader_that_is_silent_does_not_count() -> None:
+    job = Job(most=1)
+    job.connect(7)
+    job.now = SILENT_S + 1
+    assert job.connect(8).rank == 0
+
+
+def test_keys_are_found_with_their_places() -> None:
+    job = Job()
+    job.init("w", "v")
+    found = job.ask(FindKeys(READER, 1, ["v"]))
+    assert isinstance(found, KeysFound)
+    assert (found.shapes, found.dtypes, found.tables, found.kinds) == ([[2000]], ["float32"], [None], [0])
+    assert (found.counts, found.starts, found.stops, found.servers) == ([2], [0, 1000], [1000, 2000], [0, 1])
+    assert job.ask(ListKeys(READER, 1, 0)) == KeysListed(1, ["w", "v"], False)
+
+
+def test_many_keys_are_listed_page_by_page() -> None:
+    job = Job()
+    job.init(*map(str, range(PAGE + 1)))
+    first = job.ask(ListKeys(READER, 1, 0))
+    assert (len(first.keys), first.more) == (PAGE, True)
+    assert job.ask(ListKeys(READER, 1, PAGE)) == KeysListed(1, [str(PAGE)], False)
+
+
+@pytest.mark.parametrize("ordinal", [1, 2])
+def test_what_is_not_there_is_no_fault_of_the_job(ordinal: int) -> None:
+    job = Job()
+    job.init("w")
+    reply = job.ask(FindKeys(READER, ordinal, ["x"]))
+    assert (reply.kind, "x" in reply.text or "no store 2" in reply.text) == ("KeyNotInitialized", True)
+
+
+def test_values_are_not_here() -> None:
+    assert "to the servers" in Job().ask(ReadValues(READER, 0, [], [], 0)).text
+
+
+def test_when_the_job_is_over_readers_are_told() -> None:
+    job = Job()
+    job.error = NodeLost("worker 1 was killed by SIGKILL")
+    reply = job.connect(7)
+    assert (reply.kind, reply.text) == ("NodeLost", "worker 1 was killed by SIGKILL")
+    assert job.ask(Explain(READER, 1)).text == ""
+
+
+def test_a_greeting_is_not_answered() -> None:
+    assert Job().readers.handle(b"reader", Here(Node("reader", 0, 7)), 0.0) == []
