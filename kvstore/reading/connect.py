@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from kvstore.errors import ConfigError, UsageError
 from kvstore.job.system import unsupported
-from kvstore.reading.place import find
 
 if TYPE_CHECKING:
     from kvstore.reading.reader import Reader
@@ -44,6 +43,8 @@ def connect(
         raise ConfigError(why)
     if store < 1:
         raise UsageError(f"store={store}: stores are counted from 1, in the order in which workers make them")
+    from kvstore.reading.place import find  # what it imports is not on every system
+
     place = find(address, key, os.environ)
     from kvstore.reading.reader import Reader
 

@@ -83,7 +83,11 @@ class Reader:
         self._session.close()
 
     def keys(self, *, timeout: float | None = None) -> list[Key]:
-        """Return the keys that have values now, in the order in which workers have declared them."""
+        """Return the keys that have values now, in the order in which workers have declared them.
+
+        Args:
+            timeout: see ``pull``.
+        """
         deadline = self._session.deadline(timeout)
         names: list[Key] = []
         while True:
@@ -95,6 +99,10 @@ class Reader:
 
     def spec(self, key: Key, *, timeout: float | None = None) -> Spec | Table:
         """Return the shape and dtype of an array, or what table ``key`` is.
+
+        Args:
+            key: a key.
+            timeout: see ``pull``.
 
         Raises:
             KeyNotInitialized: it has no value yet.

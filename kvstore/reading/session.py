@@ -96,16 +96,10 @@ class ReaderSession:
         while not self._addresses:
             self._look()
             while not self._settled(deadline):
-                if self._clock() >= deadline:
-                    raise DeadlineExceeded(self._why_not_connected(), ("the scheduler",))
-            if self._addresses:
-                break
-            if self._clock() >= deadline:
-                raise DeadlineExceeded(
-                    f"the job at {self._where} has not begun within {self._timeout_s:g} s: "
-                    "not all its members have joined"
-                )
-            self._sleep(AGAIN_S)
+                self._require_time(deadline)
+            if not self._addresses:
+                self._require_time(deadline)
+                self._sleep(AGAIN_S)
 
     @property
     def num_servers(self) -> int:
@@ -230,7 +224,14 @@ class ReaderSession:
         if now - self._refused_since >= GONE_S or not _may_come_back(self._root):
             raise NodeLost(f"the job has ended: nobody listens at {self._where} any more")
 
+    def _require_time(self, deadline: float) -> None:
+        """Raise ``DeadlineExceeded`` if it is late, before there are servers."""
+        if self._clock() >= deadline:
+            raise DeadlineExceeded(self._why_not_connected(), ("the scheduler",))
+
     def _why_not_connected(self) -> str:
+        if self._client.node.rank >= 0:
+            return f"the job at {self._where} has not begun: not all its members have joined"
         if self._listens(self._root) is False:
             return f"nobody listens at {self._where}: the job has not begun, or has ended"
         return (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvstore.transport.shm.arena import Arena
 from kvstore.transport.shm.mapped import Mapped
-from kvstore.transport.shm.presence import Reader
+from kvstore.transport.shm.presence import PeerPresence
 
 Make = Callable[[], Arena]
 Begin = Callable[[str], "subprocess.Popen[str]"]
@@ -20,7 +20,7 @@ class Pair:
     def __init__(self, owner: Arena, reader: Arena) -> None:
         self.owner = owner
         self.mapped = Mapped(owner.presence.name, owner.presence.nonce, reader.presence)
-        self.reader = Reader(reader.presence.name, reader.presence.nonce)
+        self.reader = PeerPresence(reader.presence.name, reader.presence.nonce)
 
     def carry(self, frame: memoryview) -> memoryview:
         reference = self.owner.refer(frame, self.reader)
@@ -35,7 +35,7 @@ from kvstore.transport.shm import presence
 presence.DIRECTORY = Path(sys.argv[1])
 from kvstore.transport.shm.arena import Arena
 from kvstore.transport.shm.mapped import Mapped
-from kvstore.transport.shm.presence import Presence, Reader
+from kvstore.transport.shm.presence import Presence, PeerPresence
 """
 
 

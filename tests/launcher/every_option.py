@@ -23,6 +23,8 @@ VALUES: dict[str, Any] = {
     "host_aggregation": False,
     "replicas": 1,
     "restarts": 7,
+    "readers": "/r",
+    "max_readers": 8,
     "inject": ("kill:server:0@round:9", "stop:scheduler@0.5s"),
     "job_name": "mnist",
     "queue": "gpu",

@@ -59,6 +59,7 @@ def test_the_key_may_be_in_the_environment() -> None:
         (KEYED, "", "both are needed"),
         (KEYED, "secret", "not shown"),
     ],
+    ids=["no endpoint", "no public key", "no secret key", "malformed key"],
 )
 def test_half_a_place_is_refused(address: str, key: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as refused:
