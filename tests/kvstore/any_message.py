@@ -161,9 +161,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "since": st.none() | st.integers(0, 2**61),
         "version": st.integers(0, 2**61) | (st.none() if kind is not int else st.nothing()),
         "columns": some(st.integers(0, 1 << 20), size),
-        "since": st.none() | whole,
         "positions": some(st.integers(0, 1 << 19), size, unique=True).map(sorted),
-        "version": whole if kind is int else st.none() | whole,
         "buffers": st.lists(st.binary(max_size=20), max_size=4),
     }
     if name in special:
