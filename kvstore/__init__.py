@@ -62,6 +62,7 @@ from kvstore.ticket import Ticket
 
 if TYPE_CHECKING:
     from kvstore.reading.reader import Reader
+    from kvstore.rows.open_table import OpenTable, open_table
     from kvstore.rows.row_sparse import RowSparse
 
 __version__ = "0.1.0"
@@ -79,6 +80,7 @@ __all__ = [
     "Mismatch",
     "NodeLost",
     "NotFinite",
+    "OpenTable",
     "PeerError",
     "Probability",
     "Reader",
@@ -95,6 +97,7 @@ __all__ = [
     "WireError",
     "connect",
     "create",
+    "open_table",
 ]
 
 
@@ -105,7 +108,9 @@ def __dir__() -> list[str]:
 # Public names whose modules need numpy or torch, which ``import kvstore`` does not import.
 _LATER = {
     "Reader": "kvstore.reading.reader",
+    "OpenTable": "kvstore.rows.open_table",
     "RowSparse": "kvstore.rows.row_sparse",
+    "open_table": "kvstore.rows.open_table",
 }
 
 if not TYPE_CHECKING:  # type checkers would take every name for one of the module's

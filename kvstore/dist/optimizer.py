@@ -141,6 +141,10 @@ class Optimizing:
             )
         return self._theirs
 
+    def rule(self) -> str | None:
+        """Return the optimizer's rule; None if no worker has set one."""
+        return self._requests.optimizer() if self.optimizer is None else self.optimizer.rule
+
     def save(
         self,
         path: str | os.PathLike[str],

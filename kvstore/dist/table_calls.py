@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvstore.dist.calls import Arguments
 from kvstore.dist.clocks import PushClocks
+from kvstore.dist.optimizer import Optimizing
 from kvstore.dist.plans.entries import Entries, Entry
 from kvstore.dist.pushes import Pushes
 from kvstore.dist.rows.plan import RowPlans
 from kvstore.dist.rows.reading import TableReading
 from kvstore.dist.rows.stored import StoredRows, StoredTables
 from kvstore.rows.first_rows import given_rows
+from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import RowSparse
+from kvstore.rows.saving import load_table, save_table
 from kvstore.rows.sums import Rows
+from kvstore.rows.table_files import TableState
 from kvstore.spec import Key, check_key
 from kvstore.store.arguments import requests_of
 from kvstore.store.table_interface import TableInterface
@@ -29,6 +34,7 @@ class TableCalls(TableInterface):
     _arguments: Arguments
     _clocks: PushClocks
     _entries: Entries
+    _optimizing: Optimizing
     _pushes: Pushes
     _row_plans: RowPlans
     _stored: StoredTables
@@ -62,6 +68,37 @@ class TableCalls(TableInterface):
         with reading:
             for page in reading.pages(state=False):
                 yield RowSparse(page.ids, page.rows.reshape(len(page.ids), *table.row), shape)
+
+    def save_table(
+        self,
+        key: Any,
+        dir: str | os.PathLike[str],
+        state: bool = True,
+        since: int | None = None,
+        *,
+        wait: bool = True,
+    ) -> Ticket:
+        """See ``KVStore``."""
+        entry, table = self._table(key), self._row_plans.require(key)
+        self._pushes.flush()
+
+        def freeze(versions: Sequence[int] | None) -> tuple[TableReading, TableState]:
+            reading = self._stored.freeze(entry.segments, self._clock(entry), versions)
+            return reading, reading.state(self._optimizing.rule())
+
+        return save_table(dir, key, table, len(entry.segments), since, state, freeze, wait)
+
+    def load_table(self, key: Any, dir: str | os.PathLike[str]) -> None:
+        """See ``KVStore``."""
+        self._table(key)
+        self._pushes.flush()
+        if self.rank == 0:
+            plan = self._row_plans.of([key])
+
+            def put(page: Page, version: int, steps: int) -> None:
+                self._stored.put("load_table", plan, key, StoredRows(*page, version, steps))
+
+            load_table(dir, key, self._row_plans.require(key), self._optimizing.rule(), put)
 
     def evict(self, key: Any) -> None:
         """See ``KVStore``."""

@@ -7,7 +7,7 @@ which puts them as they are into a log. Pages may be read in one thread while an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -116,6 +116,13 @@ class FrozenRows:
                 values[name] = gather(slab.items, slots)
                 values[name][logged] = gather(self._log[name].items, kept)
         return Page(ids, values.pop(""), values)
+
+    def pages(self, count: int, state: bool = True) -> Iterator[Page]:
+        """Yield all rows; see ``page``."""
+        for start in range(0, self.slots, count):
+            page = self.page(start, count, state)
+            if len(page.ids):
+                yield page
 
     def gone_page(self, start: int, count: int) -> Ids:
         """Return the ids ``start`` to ``start + count`` of rows that have gone."""

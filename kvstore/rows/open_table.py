@@ -58,7 +58,10 @@ def open_table(directory: str | os.PathLike[str], verify: bool = False) -> OpenT
 
 
 class OpenTable:
-    """A saved table; see the module. Made by ``open_table``.
+    """A saved table that is read without servers, for serving. Made by ``open_table``. Any thread may use it.
+
+    Args:
+        chain: the files of the save, and of those that it continues, the last first.
 
     Attributes:
         key: of the table.

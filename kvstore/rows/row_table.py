@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -62,7 +63,8 @@ class RowTable:
         self._gone = GoneIds()
         self._made = self._evicted = self._refused = 0
         self._swept = 0  # the slot at which the next sweep begins
-        self._frozen: list[FrozenRows] = []
+        self._frozen: tuple[FrozenRows, ...] = ()  # replaced as a whole, for another thread may thaw one
+        self._freezing = threading.Lock()
         self._rule: str | None = None
         self._columns: dict[str, RowState] = {}
         self._states: dict[str, Slab] = {}
@@ -263,9 +265,14 @@ class RowTable:
         counts = len(self._slots), self._slots.top, self.version, self.steps
         for slab in self._slabs().values():  # a table that has no rows yet
             slab.reserve(self._slots.top)
-        frozen = FrozenRows(counts, self._slots.ids_of, self._slabs(), changed, gone, self._frozen.remove)
-        self._frozen.append(frozen)
+        frozen = FrozenRows(counts, self._slots.ids_of, self._slabs(), changed, gone, self._thaw)
+        with self._freezing:
+            self._frozen = (*self._frozen, frozen)
         return frozen
+
+    def _thaw(self, frozen: FrozenRows) -> None:
+        with self._freezing:
+            self._frozen = tuple(each for each in self._frozen if each is not frozen)
 
     def rest(self) -> dict[str, Array]:
         """Return all that decides how the table goes on beside its rows, for ``restore`` of a copy that has these."""
@@ -280,6 +287,7 @@ class RowTable:
         """
         self._admission.restore({name: part for name, part in rest.items() if name != "numbers"})
         self.version, self.steps, self._made, self._evicted, self._refused = map(int, rest["numbers"])
+        self._evicted = self._made - len(self._slots)  # pages left out the rows that count as gone
         self._gone.forget(self.version + 1)
 
     # --- inside

@@ -165,6 +165,22 @@ class LocalStore(KVStore):
         """See ``KVStore``."""
         return self._tables.pages(self._table(key))
 
+    def save_table(
+        self,
+        key: Any,
+        dir: str | os.PathLike[str],
+        state: bool = True,
+        since: int | None = None,
+        *,
+        wait: bool = True,
+    ) -> Ticket:
+        """See ``KVStore``."""
+        return self._tables.save(self._table(key), dir, state, since, wait)
+
+    def load_table(self, key: Any, dir: str | os.PathLike[str]) -> None:
+        """See ``KVStore``."""
+        self._tables.load(self._table(key), dir)
+
     def evict(self, key: Any) -> None:
         """See ``KVStore``."""
         for each in [self._table(each) for each in (key if isinstance(key, list | tuple) else [key])]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +14,19 @@ from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
 from kvstore.rows.contribution import contribution, row_sparse
 from kvstore.rows.first_rows import first_rows, given_rows
-from kvstore.rows.frozen_rows import FrozenRows
+from kvstore.rows.frozen_rows import FrozenRows, Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.row_states import RowStates
 from kvstore.rows.row_table import RowTable
+from kvstore.rows.saving import FrozenReading, load_table, save_table
 from kvstore.rows.sums import Rows
+from kvstore.rows.table_files import TableState
 from kvstore.rows.wanted import Wanted
 from kvstore.spec import Key
 from kvstore.store.wanted_rows import described
 from kvstore.table import Table
+from kvstore.ticket import Ticket
 
 PAGE_ROWS = 1 << 14
 
@@ -145,7 +149,7 @@ class LocalTables:
         states: dict[tuple[Key, str], torch.Tensor] = {}
         for key, rows in self._tables.items():
             frozen = rows.freeze()
-            pages = [frozen.page(start, PAGE_ROWS) for start in range(0, frozen.rows, PAGE_ROWS)]
+            pages = list(frozen.pages(PAGE_ROWS))
             frozen.thaw()
             of_key = RowStates.of(pages, frozen.steps).tensors()
             states |= {(key, name): value for name, value in of_key.items()}
@@ -166,7 +170,7 @@ class LocalTables:
         rows = self._tables[key]
         missing = np.ones(len(states.ids), bool)
         frozen = rows.freeze()
-        pages = [frozen.page(start, PAGE_ROWS) for start in range(0, frozen.rows, PAGE_ROWS)]
+        pages = list(frozen.pages(PAGE_ROWS))
         frozen.thaw()
         for page in pages:
             (ids, values, parts), places = states.replacing(page)
@@ -176,6 +180,26 @@ class LocalTables:
             ids = states.ids[missing]
             rows.put(ids, self.rows(key, ids), {name: part[missing] for name, part in states.parts.items()}, None)
         rows.put(np.empty(0, np.int64), self.rows(key, np.empty(0, np.int64)), {}, None, states.steps)
+
+    def save(self, key: Key, path: str | os.PathLike[str], state: bool, since: int | None, wait: bool) -> Ticket:
+        """See ``KVStore.save_table``."""
+        rows, updater = self._tables[key], self._updaters.get(key)
+
+        def freeze(versions: Sequence[int] | None) -> tuple[FrozenReading, TableState]:
+            frozen = rows.freeze(None if versions is None else versions[0])
+            rule = None if updater is None else updater.rule
+            return FrozenReading([frozen]), TableState([frozen.version], [frozen.steps], rows.parts, rule)
+
+        return save_table(path, key, self.specs[key], 1, since, state, freeze, wait)
+
+    def load(self, key: Key, path: str | os.PathLike[str]) -> None:
+        """See ``KVStore.load_table``."""
+        rows, updater = self._tables[key], self._updaters.get(key)
+
+        def put(page: Page, version: int, steps: int) -> None:
+            rows.put(*page, version, steps)
+
+        load_table(path, key, self.specs[key], None if updater is None else updater.rule, put)
 
     def evict(self, key: Key) -> None:
         """See ``KVStore``."""
@@ -199,8 +223,7 @@ class LocalTables:
         table = self.specs[key]
         shape = None if table.rows is None else (table.rows, *table.row)
         try:
-            for start in range(0, frozen.rows, PAGE_ROWS):
-                page = frozen.page(start, PAGE_ROWS, state=False)
+            for page in frozen.pages(PAGE_ROWS, state=False):
                 yield RowSparse(page.ids, page.rows.reshape(len(page.ids), *table.row), shape)
         finally:
             frozen.thaw()

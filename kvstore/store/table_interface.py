@@ -114,28 +114,31 @@ class TableInterface(Named):
     ) -> Ticket:
         """Write a table as it is now into a directory, while training goes on; one worker's call suffices.
 
-        ``load_table`` reads it, with any number of servers, and ``open_table`` without any. The directory is complete
-        when its manifest is there, which is written last.
+        ``load_table`` reads it, with any number of servers, and ``open_table`` without any. A directory takes any
+        number of saves of one table, each in a folder of its own, which counts from the moment when its manifest is
+        there.
 
         Args:
             key: of one table.
-            dir: a new directory; or with ``since`` the one that has the table as of that version.
+            dir: the directory, made if it is missing.
             state: save the optimizer's state of each row, too.
-            since: a version that ``dir`` has: save only what has changed since. None saves all.
-            wait: return when it is written.
+            since: the version of a save in ``dir``: save only what has changed since. None saves all.
+            wait: return when it is written. If False, return when the servers have noted what is to be saved.
 
         Returns:
             A ticket, whose ``wait`` returns the version that was saved: what a later ``since`` may be.
 
         Raises:
-            UsageError: the directory has something else in it, or not that version.
+            UsageError: the directory cannot be written to, or has no save of that version; or what has changed since
+                then is not known any more. The message says which; a save of the whole table helps.
         """
         raise self._unsupported("save_table")
 
     def load_table(self, key: Any, dir: str | os.PathLike[str]) -> None:
         """Take the rows of a table from a directory, and their states, if it has states of the store's optimizer.
 
-        Every worker may call it; rank 0's directory is the one that counts.
+        Every worker may call it; rank 0's directory is the one that counts. Rows that were not saved stay as they are.
+        The files are compared with their sha256.
 
         Args:
             key: of one table, which ``init`` has been given; its rows are as wide as those that were saved.

@@ -15,6 +15,8 @@ from kvstore.member.outstanding import Question, ready
 from kvstore.member.session import Session
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
+from kvstore.rows.row_table import PartSpec
+from kvstore.rows.table_files import TableState
 from kvstore.spec import ITEMSIZE
 from kvstore.table import Table
 from kvstore.wire import Buffer, Frozen, FrozenPage, ReadFrozen, Thaw
@@ -63,6 +65,16 @@ class TableReading:
     def steps(self) -> int:
         """How many of these the optimizer had made; where the stripes differ, the most."""
         return max(frozen.steps for frozen in self.stripes)
+
+    def state(self, rule: str | None) -> TableState:
+        """Return what a save says of the table; ``rule`` is the optimizer's."""
+        first = self.stripes[0]
+        parts = {
+            name: PartSpec(dtype, columns)
+            for name, dtype, columns in zip(first.names, first.dtypes, first.columns, strict=True)
+        }
+        versions = [frozen.version for frozen in self.stripes]
+        return TableState(versions, [frozen.steps for frozen in self.stripes], parts, rule)
 
     def pages(self, state: bool = True) -> Iterator[Page]:
         """Yield all rows, some of one server's at a time; stripes take turns.

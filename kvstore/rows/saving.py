@@ -1,0 +1,172 @@
+"""Tables into files and back, whatever the store: what saves needs to be frozen, and what loads needs to be put."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
+from kvstore.rows.frozen_rows import FrozenRows, Page
+from kvstore.rows.ids import Ids
+from kvstore.rows.open_table import OpenTable, open_table, require_known
+from kvstore.rows.row_table import STATE
+from kvstore.rows.table_files import Save, TableState, base_of, write_save
+from kvstore.spec import Key
+from kvstore.table import Table
+from kvstore.ticket import Operation, Ticket
+
+PAGE_SLOTS = 1 << 14
+
+
+class Reading(Protocol):
+    """A frozen table that is read."""
+
+    def pages(self, state: bool) -> Iterator[Page]:
+        """Yield all rows, each once."""
+
+    def gone_pages(self) -> Iterator[Ids]:
+        """Yield the ids of all rows that have gone."""
+
+
+class FrozenReading:
+    """The reading of tables in this process, in a ``with`` block, whose end thaws them."""
+
+    def __init__(self, stripes: Sequence[FrozenRows]) -> None:
+        self._stripes = stripes
+
+    def __enter__(self) -> FrozenReading:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for frozen in self._stripes:
+            frozen.thaw()
+
+    def pages(self, state: bool) -> Iterator[Page]:
+        """See ``Reading``."""
+        for frozen in self._stripes:
+            yield from frozen.pages(PAGE_SLOTS, state)
+
+    def gone_pages(self) -> Iterator[Ids]:
+        """See ``Reading``."""
+        for frozen in self._stripes:
+            yield frozen.gone_page(0, frozen.gone)
+
+
+Freeze = Callable[["Sequence[int] | None"], "tuple[AbstractContextManager[Reading], TableState]"]
+
+
+class TableSaving(Operation):
+    """A save that goes on in a thread. Its result is the version that has been saved."""
+
+    def __init__(self, key: Key, write: Callable[[], int]) -> None:
+        super().__init__("save_table", [key])
+        self._write = write
+        self._thread = threading.Thread(target=self._run, name=f"kvstore save of {key!r}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self.open.add(0)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.take(self._write())
+        except KVStoreError as exc:
+            self.fail(exc)
+        except Exception as exc:  # nothing is to be lost: the caller raises it
+            self.fail(KVStoreError(f"save_table: {type(exc).__name__}: {exc}"))
+        finally:
+            self.open.clear()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See ``Ticket``."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise DeadlineExceeded(f"{self} goes on, after {timeout} seconds")
+        version: int = super().wait(timeout)
+        return version
+
+
+def save_table(
+    path: str | os.PathLike[str],
+    key: Key,
+    table: Table,
+    stripes: int,
+    since: int | None,
+    state: bool,
+    freeze: Freeze,
+    wait: bool,
+) -> Ticket:
+    """Save a table; see ``TableInterface.save_table``.
+
+    Args:
+        path: of the directory.
+        key, table: what is saved.
+        stripes: how many servers it is on.
+        since: a version that was saved there; None saves all.
+        state: save states, too.
+        freeze: given a version of each stripe, or None, returns what reads the frozen table, and what it is.
+        wait: return when it is written.
+    """
+    directory = Path(path)
+    base = None if since is None else base_of(directory, since, key, table, stripes)
+    reading, frozen = freeze(None if base is None else base.manifest.versions)
+    if not state:
+        frozen = frozen._replace(parts={}, rule=None)
+
+    def write() -> int:
+        return _written(directory, key, table, reading, frozen, state, base).manifest.version
+
+    if wait:
+        done = Operation("save_table", [key])
+        done.take(write())
+        return Ticket(done)
+    saving = TableSaving(key, write)
+    saving.start()
+    return Ticket(saving)
+
+
+def _written(
+    directory: Path,
+    key: Key,
+    table: Table,
+    reading: AbstractContextManager[Reading],
+    frozen: TableState,
+    state: bool,
+    base: Save | None,
+) -> Save:
+    with reading as read:
+        gone = () if base is None else read.gone_pages()
+        try:
+            return write_save(directory, key, table, frozen, read.pages(state), gone, base)
+        except OSError as exc:
+            raise UsageError(f"{directory}: key {key!r} cannot be saved there: {exc.strerror or exc}") from exc
+
+
+def load_table(
+    path: str | os.PathLike[str],
+    key: Key,
+    table: Table,
+    rule: str | None,
+    put: Callable[[Page, int, int], None],
+) -> None:
+    """Load a table; see ``TableInterface.load_table``.
+
+    Args:
+        path: of the directory.
+        key, table: what is loaded into.
+        rule: of the store's optimizer; states of another are left out. None for none.
+        put: called with each page, and with how many updates the table, and its optimizer, have had.
+    """
+    opened: OpenTable = open_table(path, verify=True)
+    require_known(opened, key, table)
+    manifest = opened.manifest
+    with_states = manifest.rule is not None and manifest.rule == rule
+    steps = max(manifest.steps) if with_states else 0
+    for page in opened.pages():
+        parts = {name: part for name, part in page.parts.items() if with_states or not name.startswith(STATE)}
+        put(page._replace(parts=parts), opened.version, steps)

@@ -1,0 +1,125 @@
+"""Tables in files, in every store: saved while training goes on, loaded elsewhere, served without a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from row_stores import ASYNC, QUORUM, ROUNDS, WIDTH, begin, each_of, grads, jobs, run, settle
+from store_kinds import Kind, Run
+
+import kvstore as kv
+
+__all__ = ["jobs", "run"]
+
+GROWING = kv.Table(dim=WIDTH, init="normal", seed=4, evict=kv.Unseen(2))
+IDS = torch.arange(-20, 60)
+every = each_of([Kind("local"), ROUNDS[3], ASYNC[0]], [*ROUNDS[1:3], QUORUM])
+
+
+def push(store: kv.KVStore, first: int, last: int) -> None:
+    """All workers push the same ids."""
+    settle(store, store.push("t", grads(torch.arange(first, last) * 3)))
+
+
+@every
+def test_a_saved_table_is_served_and_loaded_as_it_was(run: Run, tmp_path: Path) -> None:
+    def work(store: kv.KVStore) -> None:
+        begin(store, GROWING, momentum=0.9)
+        push(store, 0, 10)
+        push(store, 5, 15)
+        want = store.row_sparse_pull("t", row_ids=IDS)
+        if store.rank == 0:
+            version = store.save_table("t", tmp_path).wait()
+            opened = kv.open_table(tmp_path, verify=True)
+            assert opened.version == version > 0
+            assert torch.equal(opened.lookup(IDS), want)
+            assert len(opened) == store.table_statistics("t")["rows"] == 15
+        store.barrier()
+        store.init("other", GROWING)
+        store.load_table("other", tmp_path)
+        store.barrier()
+        assert torch.equal(store.row_sparse_pull("other", row_ids=IDS), want)
+        store.barrier()
+        ids = torch.arange(0, 45, 3)
+        settle(store, *(store.push(key, grads(ids)) for key in ("t", "other")))
+        one, two = (store.row_sparse_pull(key, row_ids=IDS) for key in ("t", "other"))
+        assert torch.equal(one, two)  # states and counts of updates were loaded, too
+        assert not torch.equal(one, want)
+
+    run(work)
+
+
+@every
+def test_what_has_changed_since_is_saved_and_what_has_gone_is_not_served(run: Run, tmp_path: Path) -> None:
+    def work(store: kv.KVStore) -> None:
+        begin(store, GROWING)
+        push(store, 0, 10)
+        since = None
+        for number in range(4):
+            push(store, 10 + number, 12 + number)
+            if store.rank == 0:
+                since = store.save_table("t", tmp_path, since=since, wait=False).wait(60)
+                opened = kv.open_table(tmp_path)
+                assert torch.equal(opened.lookup(IDS), store.row_sparse_pull("t", row_ids=IDS))
+                assert len(opened) == store.table_statistics("t")["rows"]
+            store.barrier()
+        if store.rank == 0:
+            assert not opened.has([0, 3]).any()
+            with pytest.raises(kv.UsageError, match="no save of version 0"):
+                store.save_table("t", tmp_path, since=0)
+        store.barrier()
+
+    run(work)
+
+
+@every
+def test_states_of_another_optimizer_are_left_out(run: Run, tmp_path: Path) -> None:
+    def work(store: kv.KVStore) -> None:
+        begin(store, kv.Table(dim=WIDTH), momentum=0.9)
+        push(store, 0, 10)
+        if store.rank == 0:
+            store.save_table("t", tmp_path)
+        store.barrier()
+        store.set_optimizer("adagrad", learning_rate=0.1)
+        store.init("other", kv.Table(dim=WIDTH))
+        store.load_table("other", tmp_path)
+        store.barrier()
+        assert torch.equal(store.row_sparse_pull("other", row_ids=IDS), kv.open_table(tmp_path).lookup(IDS))
+        store.init("wide", kv.Table(dim=WIDTH + 1))
+        if store.rank == 0:  # whose directory counts
+            with pytest.raises(kv.UsageError, match="key 'wide' is a table"):
+                store.load_table("wide", tmp_path)
+
+    run(work)
+
+
+def test_a_save_that_goes_on_has_the_table_as_it_was(tmp_path: Path) -> None:
+    with kv.create("local") as store:
+        begin(store, kv.Table(dim=WIDTH))
+        push(store, 0, 20)
+        want = store.row_sparse_pull("t", row_ids=IDS)
+        ticket = store.save_table("t", tmp_path, wait=False)
+        for _ in range(5):
+            push(store, 0, 25)
+        assert ticket.wait(60) == 1
+        assert ticket.done()
+        assert torch.equal(kv.open_table(tmp_path).lookup(IDS), want)
+
+
+def test_a_directory_that_cannot_be_written_to_is_an_error_at_once_or_at_the_ticket(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with kv.create("local") as store:
+        begin(store, kv.Table(dim=WIDTH))
+        with pytest.raises(kv.UsageError, match="'t' cannot be saved there"):
+            store.save_table("t", tmp_path / "file")
+        ticket = store.save_table("t", tmp_path / "file", wait=False)
+        with pytest.raises(kv.UsageError, match="'t' cannot be saved there"):
+            ticket.wait(60)
+        with pytest.raises(kv.CheckpointError, match="no saved table"):
+            store.load_table("t", tmp_path / "none")
+        assert store.table_statistics("t")["rows"] == 0
+        push(store, 0, 3)
+        assert np.isfinite(store.row_sparse_pull("t", row_ids=[0, 3, 6]).numpy()).all()
