@@ -27,7 +27,8 @@ def push(store: kv.KVStore, first: int, last: int) -> None:
 @every
 def test_a_saved_table_is_served_and_loaded_as_it_was(run: Run, tmp_path: Path) -> None:
     def work(store: kv.KVStore) -> None:
-        begin(store, GROWING, momentum=0.9)
+        store.set_optimizer("adam", learning_rate=0.1)
+        store.init("t", GROWING)
         push(store, 0, 10)
         push(store, 5, 15)
         want = store.row_sparse_pull("t", row_ids=IDS)
@@ -78,7 +79,8 @@ def test_what_has_changed_since_is_saved_and_what_has_gone_is_not_served(run: Ru
 @every
 def test_states_of_another_optimizer_are_left_out(run: Run, tmp_path: Path) -> None:
     def work(store: kv.KVStore) -> None:
-        begin(store, kv.Table(dim=WIDTH), momentum=0.9)
+        store.set_optimizer("adam", learning_rate=0.1)
+        store.init("t", kv.Table(dim=WIDTH))
         push(store, 0, 10)
         if store.rank == 0:
             store.save_table("t", tmp_path)
