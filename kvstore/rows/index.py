@@ -22,6 +22,9 @@ FREE, DELETED, ABSENT = -1, -2, -1
 LEAST = 64  # entries
 CHUNK = 1 << 14  # ids that are looked up at a time: what is computed of them stays in the processor's cache
 MOST_SLOTS = 2**31 - 2
+FEW = 1024  # ids; of so many the next entries are looked at together
+WINDOW = 8  # of those entries
+_AHEAD = np.arange(1, WINDOW + 1)
 
 
 class SlotIndex:
@@ -165,9 +168,8 @@ def _probe(entries: Entries, known: Ids, ids: Ids, out: Entries) -> None:
     same = known.take(out, mode="clip") == ids
     same &= out >= 0
     left = np.flatnonzero(~same & (out != FREE))
-    for _ in range(mask):  # in a damaged file, no entry may be free
-        if not len(left):
-            return
+    looked = 1
+    while len(left) > FEW and looked <= mask:  # in a damaged file, no entry may be free
         at_left = at[left]
         at_left += 1
         at_left &= mask
@@ -177,4 +179,26 @@ def _probe(entries: Entries, known: Ids, ids: Ids, out: Entries) -> None:
         same = known.take(found, mode="clip") == ids[left]
         same &= found >= 0
         left = left[~same & (found != FREE)]
-    out[left] = ABSENT
+        looked += 1
+    if len(left):
+        _probe_far(entries, known, ids, out, (left, at[left]), looked)
+
+
+def _probe_far(
+    entries: Entries, known: Ids, ids: Ids, out: Entries, left: tuple[Positions, Positions], looked: int
+) -> None:
+    """Look for a few ids, ``left``, from the entries after those on: in windows, since calls are what it costs."""
+    mask = len(entries) - 1
+    which, at = left
+    while len(which) and looked <= mask:
+        found = entries.take((at[:, None] + _AHEAD) & mask)
+        same = known.take(found, mode="clip") == ids[which][:, None]
+        same &= found >= 0
+        ends = same | (found == FREE)
+        first = ends.argmax(axis=1)
+        rows = np.arange(len(which))
+        out[which] = found[rows, first]
+        more = ~ends[rows, first]
+        which, at = which[more], at[more] + WINDOW
+        looked += WINDOW
+    out[which] = ABSENT

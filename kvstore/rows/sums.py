@@ -85,17 +85,48 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]]) -> tuple[Ids, Rows]:
         for _, rows in parts[2:]:
             sums += rows
         return first_ids, sums
-    union = np.unique(np.concatenate([ids for ids, _ in parts]))
+    if len(parts) == 2:
+        return _merged(*parts)
+    union = np.concatenate([ids for ids, _ in parts])
+    union.sort()  # np.unique would hash them first
+    new = np.empty(len(union), bool)
+    new[:1] = True
+    np.not_equal(union[1:], union[:-1], out=new[1:])
+    union = union[new]
     sums = np.empty((len(union), first.shape[1]), first.dtype)
     there = np.zeros(len(union), bool)
     for ids, rows in parts:
         at = np.searchsorted(union, ids)
-        again = there[at]
-        if again.any():
-            old, fresh = at[again], ~again
-            scatter(sums, old, sums.take(old, axis=0) + rows[again])
-            scatter(sums, at[fresh], rows[fresh])
-        else:
-            scatter(sums, at, rows)
+        again = np.flatnonzero(there[at])
+        both = at[again]
+        added = sums.take(both, axis=0)
+        added += rows.take(again, axis=0)
+        scatter(sums, at, rows)
+        scatter(sums, both, added)
         there[at] = True
+    return union, sums
+
+
+def _merged(first: tuple[Ids, Rows], second: tuple[Ids, Rows]) -> tuple[Ids, Rows]:
+    """Return what ``sum_rows`` does of two parts, without sorting: their ids rise."""
+    (ids, rows), (other_ids, other_rows) = first, second
+    at = np.searchsorted(ids, other_ids)  # before which of the first
+    both = ids.take(at, mode="clip") == other_ids if len(ids) else np.zeros(len(at), bool)
+    again = np.flatnonzero(both)
+    pairs = at[again]
+    fresh = ~both
+    at += np.cumsum(fresh)  # now in the union; one too far for those that the first has not
+    at -= fresh
+    count = len(ids) + len(other_ids) - len(again)
+    own = np.ones(count, bool)
+    own[at[fresh]] = False
+    at_first = np.flatnonzero(own)
+    union = np.empty(count, np.int64)
+    union[at_first], union[at] = ids, other_ids
+    sums = np.empty((count, rows.shape[1]), rows.dtype)
+    scatter(sums, at, other_rows)
+    scatter(sums, at_first, rows)
+    added = rows.take(pairs, axis=0)
+    added += other_rows.take(again, axis=0)
+    scatter(sums, at[again], added)
     return union, sums
