@@ -15,6 +15,7 @@ import kvstore as kv
 __all__ = ["jobs", "run"]
 
 GROWING = kv.Table(dim=WIDTH, init="normal", seed=4, evict=kv.Unseen(2))
+KEPT = kv.Table(dim=WIDTH, init="normal", seed=4, evict=kv.Unseen(50))
 IDS = torch.arange(-20, 60)
 every = each_of([Kind("local"), ROUNDS[3], ASYNC[0]], [*ROUNDS[1:3], QUORUM])
 
@@ -28,7 +29,7 @@ def push(store: kv.KVStore, first: int, last: int) -> None:
 def test_a_saved_table_is_served_and_loaded_as_it_was(run: Run, tmp_path: Path) -> None:
     def work(store: kv.KVStore) -> None:
         store.set_optimizer("adam", learning_rate=0.1)
-        store.init("t", GROWING)
+        store.init("t", KEPT)
         push(store, 0, 10)
         push(store, 5, 15)
         want = store.row_sparse_pull("t", row_ids=IDS)
@@ -39,7 +40,7 @@ def test_a_saved_table_is_served_and_loaded_as_it_was(run: Run, tmp_path: Path) 
             assert torch.equal(opened.lookup(IDS), want)
             assert len(opened) == store.table_statistics("t")["rows"] == 15
         store.barrier()
-        store.init("other", GROWING)
+        store.init("other", KEPT)
         store.load_table("other", tmp_path)
         store.barrier()
         assert torch.equal(store.row_sparse_pull("other", row_ids=IDS), want)
