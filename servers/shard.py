@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kvstore.checkpoint.tensors import FileRecord
@@ -184,7 +185,7 @@ class Shard:
             self._restore_page(message)
         elif not isinstance(message, Request):
             self._note(self._stores.follow(message))
-        elif isinstance(message, Push):
+        elif isinstance(message, Push | PushRows):
             self._apply_push(message)
         elif self.ledger.admit(message) is Verdict.NEW:
             try:
@@ -195,18 +196,22 @@ class Shard:
                 ) from exc
 
     def capture(self) -> Iterator[Message]:
-        """Return the records that give this state, that of the call, to a new shard which applies them."""
-        return iter([*self._stores.capture(), *self._pages()])
+        """Return the records that give this state, that of the call, to a new shard which applies them.
 
-    def _apply_push(self, message: Push) -> None:
+        Those of rows of tables are made as they are taken; see ``FrozenPages``.
+        """
+        return _flattened(deque([*self._stores.capture(), *self._pages()]))
+
+    def _apply_push(self, message: Push | PushRows) -> None:
         """Make a push that was recorded as it came: an update, or contributions that were late."""
         served = self.stores.get(message.store)
         if served is None:
             raise ValueError(f"a push to store {message.store}, which is not open")
-        if served.rule.mode == "sync":  # a repeat is told from others by its clock
-            served.follow_push(message)
-        elif self.ledger.admit(message) is Verdict.NEW:
-            error = served.follow_push(message)
+        sync = served.rule.mode == "sync"  # there a repeat is told from others by its clock
+        if not sync and self.ledger.admit(message) is not Verdict.NEW:
+            return
+        error = served.follow_push(message) if isinstance(message, Push) else served.follow_push_rows(message)
+        if not sync:
             answer = refuse(NOWHERE, message, error).reply if error is not None else Ack(message.seq)
             self.ledger.note(message, _values_of_now(message) if error is None and message.want else answer)
 
@@ -303,6 +308,15 @@ class Shard:
         """
         served = self.stores.get(store)
         return served is not None and served.rule.mode == "sync"
+
+
+def _flattened(parts: deque[Message | Iterable[Message]]) -> Iterator[Message]:
+    while parts:
+        part = parts.popleft()
+        if isinstance(part, Message):
+            yield part
+        else:
+            yield from part
 
 
 def _values_of_now(request: Push | Pull | PushRows | PullRows) -> Pull | PullRows:

@@ -58,6 +58,7 @@ class TableState(Message):
 
     Attributes:
         version: how many rounds are over; 0 where every push is an update.
+        updates: how many updates its rows have had.
         pushed, failures: see ``BucketState``.
         changed: the last rounds whose changed rows are known.
         counts: how many rows each of them has changed.
@@ -71,6 +72,7 @@ class TableState(Message):
     stripe: Annotated[int, f.integer()]
     stripes: Annotated[int, f.integer(1)]
     version: Seq
+    updates: Seq
     pushed: RankClocks
     failures: Failures
     changed: Clocks

@@ -24,4 +24,6 @@ states           the optimizer's states, out and in
 finite           ``check_finite``
 recording        what a standby is told of changes, so that it comes to the same state
 snapshot         the whole state of a store, for a new standby
+table_snapshot   that of its tables, page by page
+row_arrays       arrays of rows in the buffers of messages
 """

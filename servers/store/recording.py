@@ -7,16 +7,20 @@ recorded when it is closed: its sum before the optimizer steps with it, or its v
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from kvstore.optim.state_messages import SegmentState, pack_states
 from kvstore.optim.states import StateTensors
 from kvstore.rows.ids import Ids
 from kvstore.rows.sums import Rows
+from kvstore.transport.memory import Heap, Memory
 from kvstore.values import to_buffer
 from kvstore.wire import (
     ClosedRounds,
+    ClosedRowRounds,
     CodecDescription,
     Drawn,
     EncodedAnswer,
@@ -40,13 +44,15 @@ class Recording:
     Args:
         store: its number.
         recorder: is given each record, before what it records has left the server; None if there is no standby.
+        memory: for sums of rows.
 
     Attributes:
         on: whether there is a recorder. Ask before each call.
     """
 
-    def __init__(self, store: int = 0, recorder: Recorder | None = None) -> None:
+    def __init__(self, store: int = 0, recorder: Recorder | None = None, memory: Memory | None = None) -> None:
         self._store = store
+        self._memory = memory or Heap()
         self.use(recorder)
 
     def use(self, recorder: Recorder | None) -> None:
@@ -103,6 +109,20 @@ class Recording:
             hyper: what to update with.
             failures: the tables whose round has failed, and why.
         """
+        every = [*targets, *failures]
+        record = ClosedRowRounds(
+            self._store,
+            [target.number for target in every],
+            versions=[target.rounds.version for target in every],
+            contributors=_contributors([target.rounds for target in every]),
+            lr=hyper.lr,
+            rescale=hyper.rescale,
+            changes=hyper.listed(),
+            failures=[[place, *described_error(error)] for place, error in enumerate(failures.values(), len(targets))],
+            counts=[len(ids) for ids, _ in sums],
+            buffers=[self._copied(array) for part in sums for array in part],
+        )
+        self.note(record)
 
     def drawn(self, buckets: Sequence[Bucket], states: StateTensors) -> None:
         """Record the values, and the states, that a random update has made."""
@@ -129,12 +149,11 @@ class Recording:
     ) -> None:
         every = [*buckets, *failures]
         rounds = [bucket.rounds for bucket in every]
-        contributors = [list(each.contributors) for each in rounds if isinstance(each, Rounds)]
         record = ClosedRounds(
             self._store,
             *_segments(every),
             versions=[each.version for each in rounds],
-            contributors=contributors if any(contributors) else [],
+            contributors=_contributors(rounds),
             scales=scales + [1.0] * len(failures) if scales else [],
             lr=hyper.lr,
             rescale=hyper.rescale,
@@ -144,6 +163,11 @@ class Recording:
             buffers=buffers,
         )
         self.note(record)
+
+    def _copied(self, array: Any) -> memoryview:
+        buffer = self._memory.allocate(array.nbytes)
+        np.copyto(np.frombuffer(buffer, array.dtype).reshape(array.shape), array)
+        return buffer
 
 
 def grouped_record(store: int, buckets: Sequence[Bucket]) -> Grouped:
@@ -155,6 +179,12 @@ def states_record(store: int, states: StateTensors) -> StatesState:
     """Return a record of copies of ``states``: updates change them in place."""
     copies = [SegmentState(int(number), name, value.detach().clone()) for (number, name), value in states.items()]
     return StatesState(store, **pack_states(copies))
+
+
+def _contributors(rounds: Sequence[object]) -> list[list[int]]:
+    """Return who has contributed to each of ``rounds``; nothing if none of them has a quorum."""
+    contributors = [list(each.contributors) for each in rounds if isinstance(each, Rounds)]
+    return contributors if any(contributors) else []
 
 
 def _segments(buckets: Sequence[Bucket]) -> tuple[list[int], list[int]]:

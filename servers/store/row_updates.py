@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt
+from kvstore.errors import Mismatch, ServerError, UsageError, WeightsInDoubt, rebuild
 from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.row_updater import NO_CHANGES, RowHyperparameters, RowUpdater
 from kvstore.optim.updater import refusals
@@ -16,9 +16,12 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.sums import Rows, sum_rows
 from kvstore.rule import Rule
 from kvstore.values import all_finite
+from kvstore.wire import ClosedRowRounds
 from servers.store.finite import require_finite_rows
-from servers.store.hyperparameters import UpdateHyperparameters, agreed_by
+from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
+from servers.store.rounds import Rounds
+from servers.store.row_arrays import array_of
 from servers.store.row_target import RowContribution, RowTarget
 from servers.store.updates import Updates
 
@@ -110,6 +113,33 @@ class RowUpdates:
         """
         self._step(target, ids, sums, self._numbers(hyper))
 
+    def follow(self, message: ClosedRowRounds, targets: Sequence[RowTarget]) -> None:
+        """Close rounds of ``targets`` as another server has, which has recorded them.
+
+        Raises:
+            ValueError: they are not the next ones of these tables.
+            WireError: the buffers do not fit.
+            WeightsInDoubt: see ``make``.
+        """
+        failures = {place: rebuild(kind, text) for place, kind, text in message.failures}
+        if len(message.counts) + len(failures) != len(targets) or len(message.buffers) != 2 * len(message.counts):
+            raise ValueError(f"{len(message.buffers)} buffers for {len(targets)} tables, {len(failures)} without")
+        hyper = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
+        numbers = self._numbers(hyper)
+        parts = zip(message.counts, message.buffers[::2], message.buffers[1::2], strict=True)
+        for place, (target, version) in enumerate(zip(targets, message.versions, strict=True)):
+            if not isinstance(target.rounds, Rounds):
+                raise ValueError("a closed round of a store without rounds")
+            target.rounds.follow(version, message.contributors[place] if message.contributors else ())
+            error: Exception | None = failures.get(place)
+            if error is None:
+                count, ids, rows = next(parts)
+                table = target.description
+                sums = array_of(rows, count, table.width, table.dtype, "rows")
+                error = self._made(target, array_of(ids, count, 0, "int64", "ids"), sums, numbers)
+            if error is not None:
+                target.fail(version, error)
+
     def _make(
         self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
     ) -> Mapping[RowTarget, Exception]:
@@ -131,20 +161,27 @@ class RowUpdates:
             recording.row_sums([target for target, _, _ in sums], [(ids, rows) for _, ids, rows in sums], hyper, errors)
         numbers = self._numbers(hyper)
         for target, ids, rows in sums:
-            version = target.table.version
-            try:
-                self._step(target, ids, rows, numbers)
-            except WeightsInDoubt:
-                raise
-            except Exception as exc:
-                if target.table.version != version or not (target.updater is None or target.updater.lazy):
-                    raise WeightsInDoubt(
-                        f"{type(exc).__name__}: {exc}, in the middle of an update of {target.key!r}"
-                    ) from exc
-                error = ServerError(f"{type(exc).__name__}: {exc}; no row of this update of {target.key!r} has changed")
-                error.__cause__ = exc
+            error = self._made(target, ids, rows, numbers)
+            if error is not None:
                 errors[target] = error
         return errors
+
+    def _made(self, target: RowTarget, ids: Ids, sums: Rows, numbers: RowHyperparameters) -> Exception | None:
+        """Make one update; return why no row has changed, if it has failed."""
+        version = target.table.version
+        try:
+            self._step(target, ids, sums, numbers)
+        except WeightsInDoubt:
+            raise
+        except Exception as exc:
+            if target.table.version != version or not (target.updater is None or target.updater.lazy):
+                raise WeightsInDoubt(
+                    f"{type(exc).__name__}: {exc}, in the middle of an update of {target.key!r}"
+                ) from exc
+            error = ServerError(f"{type(exc).__name__}: {exc}; no row of this update of {target.key!r} has changed")
+            error.__cause__ = exc
+            return error
+        return None
 
     def _step(self, target: RowTarget, ids: Ids, sums: Rows, numbers: RowHyperparameters) -> None:
         target.note_changed(target.table.update(ids, sums, target.updater, numbers))

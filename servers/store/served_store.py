@@ -23,6 +23,7 @@ from kvstore.wire import (
     Ack,
     Buffer,
     ClosedRounds,
+    ClosedRowRounds,
     EncodedAnswer,
     EvictRows,
     FreezeTable,
@@ -188,6 +189,11 @@ class ServedStore:
             ValueError: they are not the next rounds of this store.
         """
         self.updates.follow(message)
+        return self._resume()
+
+    def follow_row_rounds(self, message: ClosedRowRounds) -> list[Answer]:
+        """Close rounds of tables as another server has; see ``follow_rounds``."""
+        self.tables.updates.follow(message, self.buckets.tables_of(message.ids))
         return self._resume()
 
     def pull(self, peer: bytes, message: Pull) -> list[Answer]:

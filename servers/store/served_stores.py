@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from kvstore.errors import Mismatch, NodeLost, UsageError, rebuild
 from kvstore.optim.optimizer import Optimizer, describe
@@ -13,6 +13,7 @@ from kvstore.wire import (
     BucketState,
     Close,
     ClosedRounds,
+    ClosedRowRounds,
     DescribeTable,
     Drawn,
     EncodedAnswer,
@@ -41,6 +42,9 @@ from kvstore.wire import (
     SetOptimizer,
     StatesState,
     StoreState,
+    TablePage,
+    TableRest,
+    TableState,
     Thaw,
     decode,
     encode,
@@ -52,6 +56,7 @@ from servers.store.hyperparameters import UpdateHyperparameters, changed
 from servers.store.recording import Recorder, Recording, grouped_record
 from servers.store.served_store import ServedStore
 from servers.store.snapshot import restore, snapshot
+from servers.store.table_snapshot import restore_table, table_snapshot
 
 Asker = tuple[bytes, SetOptimizer]
 
@@ -124,6 +129,8 @@ class ServedStores:
         served = self.open[message.store]
         if isinstance(message, ClosedRounds):
             return served.follow_rounds(message)
+        if isinstance(message, ClosedRowRounds):
+            return served.follow_row_rounds(message)
         if isinstance(message, Grouped):
             served.buckets.group(message.ids, message.sizes)
         elif isinstance(message, Drawn):
@@ -134,12 +141,14 @@ class ServedStores:
             served.follow_answer(message)
         elif isinstance(message, OptimizerCalls):
             self._restore_calls(served, message)
+        elif isinstance(message, TableState | TablePage | TableRest):
+            restore_table(served, message)
         else:
             restore(served, message)
         return []
 
-    def capture(self) -> Iterator[Message]:
-        """Return the records that make this state of a server without one. See ``snapshot``."""
+    def capture(self) -> Iterator[Message | Iterable[Message]]:
+        """Return the records that make this state of a server without one. See ``snapshot``, ``table_snapshot``."""
         yield Roster(0, sorted(self._departed))
         for store, served in self.open.items():
             opened_by, closed_by = sorted(self._opened_by[store]), sorted(self._closed_by[store])
@@ -147,6 +156,7 @@ class ServedStores:
             agreement = self._agreements[store]
             yield self._calls(store, served, agreement)
             yield from snapshot(store, served)
+            yield from table_snapshot(store, served)
             yield from served.pauses.requests
             # The pauses split there what has been merged here since.
             buckets = sorted(served.buckets.all(), key=lambda bucket: bucket.ids)
@@ -186,7 +196,9 @@ class ServedStores:
             served.updates.restore(optimizer, last)
 
     def _new(self, store: int, rule: Rule) -> ServedStore:
-        served = self.open[store] = ServedStore(rule, self._workers, self._memory, Recording(store, self.recorder))
+        served = self.open[store] = ServedStore(
+            rule, self._workers, self._memory, Recording(store, self.recorder, self._memory)
+        )
         served.depart(self._departed)
         self._closed_by[store] = set()
         self._agreements[store] = Agreement("set_optimizer")
@@ -341,6 +353,7 @@ class ServedStores:
 FOLLOWED = (
     Grouped,
     ClosedRounds,
+    ClosedRowRounds,
     Drawn,
     ReadBy,
     EncodedAnswer,
@@ -348,6 +361,9 @@ FOLLOWED = (
     BucketState,
     StatesState,
     EncoderState,
+    TableState,
+    TablePage,
+    TableRest,
 )
 
 SERVED = (

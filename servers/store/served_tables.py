@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
 
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
-from kvstore.spec import ITEMSIZE
+from kvstore.spec import Key
 from kvstore.table import Table
 from kvstore.transport.memory import Memory
 from kvstore.wire import (
@@ -34,6 +32,7 @@ from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import asked
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
+from servers.store.row_arrays import array_of
 from servers.store.row_freezes import RowFreezes
 from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids
 from servers.store.row_target import RowContribution, RowTarget
@@ -90,14 +89,21 @@ class ServedTables:
                 "last; use a store without it"
             )
         self._buckets.require_new_tables(message.ids)
-        targets = [
-            RowTarget(number, key, Table.of(described), message.stripe, message.stripes, self._rounds())
-            for number, key, described in zip(message.ids, message.keys, message.tables, strict=True)
-        ]
+        tables = map(Table.of, message.tables)
+        self.add(list(zip(message.ids, message.keys, tables, strict=True)), message.stripe, message.stripes)
+
+    def add(self, tables: Sequence[tuple[int, Key, Table]], stripe: int, stripes: int) -> list[RowTarget]:
+        """Have new tables, each with the number of its segment and its key; return them.
+
+        Raises:
+            UsageError: the optimizer has no rule for rows of one of them.
+        """
+        targets = [RowTarget(number, key, table, stripe, stripes, self._rounds()) for number, key, table in tables]
         updaters = self.updates.updaters(self._arrays.optimizer, targets)
         for target, updater in zip(targets, updaters, strict=True):
             target.use(updater)
             self._buckets.add_table(target)
+        return targets
 
     def contributions(self, message: PushRows) -> list[RowUpdate]:
         """Return what a push contributes to each of its tables. Nothing has changed yet.
@@ -167,8 +173,8 @@ class ServedTables:
             raise WireError(f"{len(message.buffers)} buffers for ids, rows and {len(message.names)} parts")
         ids_buffer, rows_buffer, *others = message.buffers
         described = target.description
-        ids = _array(ids_buffer, message.count, 0, "int64", "ids")
-        rows = _array(rows_buffer, message.count, described.width, described.dtype, "rows")
+        ids = array_of(ids_buffer, message.count, 0, "int64", "ids")
+        rows = array_of(rows_buffer, message.count, described.width, described.dtype, "rows")
         table.require(ids)
         parts: dict[str, Any] = {}
         for name, dtype, columns, buffer in zip(message.names, message.dtypes, message.columns, others, strict=True):
@@ -178,7 +184,7 @@ class ServedTables:
                     f"{name!r} of the rows of {target.key!r} is {known.columns or 1} {known.dtype} a row here, "
                     f"not {columns or 1} {dtype}"
                 )
-            parts[name] = _array(buffer, message.count, columns, dtype, f"{name} of rows")
+            parts[name] = array_of(buffer, message.count, columns, dtype, f"{name} of rows")
         table.put(ids, rows, parts, message.version, message.steps)
 
     def evict(self, message: EvictRows) -> None:
@@ -223,12 +229,3 @@ def _changed(target: RowTarget, clock: int) -> Any:
             f"which rows round {clock} of {target.key!r} has changed is not known any more: "
             f"{target.rounds.version} rounds are over"
         ) from None
-
-
-def _array(buffer: Buffer, count: int, columns: int, dtype: str, what: str) -> Any:
-    view = memoryview(buffer).cast("B")
-    nbytes = count * (columns or 1) * ITEMSIZE[dtype]
-    if len(view) != nbytes:
-        raise WireError(f"{count} {what} are {nbytes} bytes, not {len(view)}")
-    shape = (count, columns) if columns else (count,)
-    return np.frombuffer(view, dtype).reshape(shape) if nbytes else np.empty(shape, dtype)

@@ -5,21 +5,45 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 from asking import Desk, sent
 
-from kvstore.wire import BucketState, LedgerPage, Message, encode
+from kvstore.rows.row_table import RowTable
+from kvstore.wire import BucketState, LedgerPage, Message, TablePage, TableRest, TableState, encode
 from servers.shard import Shard
 
 
 def state(shard: Shard) -> list[list[bytes]]:
     """All that a shard holds but its ledger, in a form to compare."""
-    messages = [message for message in shard.capture() if not isinstance(message, LedgerPage)]
+    messages = [message for message in shard.capture() if not isinstance(message, LedgerPage | TablePage | TableRest)]
     # The primary has its failures in the ledger, by request. How often segments were split is of no consequence.
     plain = [
-        dataclasses.replace(m, failures=[], splits=[0] * len(m.ids)) if isinstance(m, BucketState) else m
+        dataclasses.replace(m, failures=[], splits=[0] * len(m.ids))
+        if isinstance(m, BucketState)
+        else dataclasses.replace(m, failures=[])
+        if isinstance(m, TableState)
+        else m
         for m in messages
     ]
-    return sorted([repr(message).encode(), *(bytes(frame) for frame in encode(message)[1:])] for message in plain)
+    plain_rows = [rows_of(target.table) for served in shard.stores.values() for target in served.buckets.tables]
+    return plain_rows + sorted(
+        [repr(message).encode(), *(bytes(frame) for frame in encode(message)[1:])] for message in plain
+    )
+
+
+def rows_of(table: RowTable) -> list[bytes]:
+    """All that a table holds, whatever the slots of its rows, in a form to compare: counts, ids, rows, and the rest."""
+    rest = table.rest()
+    counted = [rest.pop(name) for name in ("young.ids", "young.counts", "old.ids", "old.counts") if name in rest]
+    orders = [np.argsort(counted[place]) for place in (0, 0, 2, 2)] if counted else []
+    numbers = [part[order].tobytes() for part, order in zip(counted, orders, strict=True)]
+    statistics = {name: value for name, value in table.statistics().items() if name != "bytes"}
+    frozen = table.freeze()
+    ids, rows, parts = frozen.page(0, frozen.slots)
+    frozen.thaw()
+    order = np.argsort(ids)
+    own = [part[order].tobytes() for part in (ids, rows, *parts.values())]
+    return [repr(statistics).encode(), *own, *numbers]
 
 
 def copied(shard: Shard, workers: int, **how: Any) -> Shard:

@@ -22,9 +22,6 @@ from kvstore.wire import decode
         (wire.StatesState, "names"),
         (wire.EncoderState, "steps"),
         (wire.EncoderState, "versions"),
-        (wire.ClosedRowRounds, "versions"),
-        (wire.TableState, "counts"),
-        (wire.TablePage, "dtypes"),
     ],
 )
 @settings(max_examples=5)

@@ -1,0 +1,25 @@
+"""Messages that describe a server's tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from any_message import any_message, with_shorter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore import wire
+from kvstore.errors import WireError
+from kvstore.wire import decode
+
+
+@pytest.mark.parametrize(
+    ("cls", "field"), [(wire.ClosedRowRounds, "versions"), (wire.TableState, "counts"), (wire.TablePage, "dtypes")]
+)
+@settings(max_examples=5)
+@given(st.data())
+def test_lists_of_different_lengths_are_refused(cls: Any, field: str, data: st.DataObject) -> None:
+    message = data.draw(any_message(cls).filter(lambda m: getattr(m, field)))
+    with pytest.raises(WireError, match="one length"):
+        decode(with_shorter(message, field))
