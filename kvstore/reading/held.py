@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from kvstore.errors import WireError
+from kvstore.reading.held_rows import HeldRows
 from kvstore.spec import Key, Spec
 from kvstore.values import as_dtype, from_buffer
 from kvstore.wire import ValuesRead
@@ -33,6 +34,7 @@ class HeldValue:
         store: the number of its store.
         segments: where it is.
         versions: of each segment, which one is held here, or ``NOT_HELD``.
+        rows: of a table, the rows that are held; None if none are to be.
     """
 
     def __init__(self, key: Key, spec: Spec, store: int, segments: Sequence[ReadSegment]) -> None:
@@ -41,6 +43,7 @@ class HeldValue:
         self.store = store
         self.segments = list(segments)
         self.versions = [NOT_HELD] * len(self.segments)
+        self.rows: HeldRows | None = None
         self._flat: torch.Tensor | None = None
 
     @property
@@ -53,6 +56,7 @@ class HeldValue:
     def forget(self) -> None:
         """Hold nothing: what was read may be of a server that is gone."""
         self.versions = [NOT_HELD] * len(self.segments)
+        self.rows = None
 
     def take(self, place: int, version: int, buffer: memoryview) -> None:
         """Take the value of a segment."""

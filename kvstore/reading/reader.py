@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -16,14 +17,16 @@ import torch
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
 from kvstore.job.config import Config
 from kvstore.reading.held import HeldValue, ReadSegment, reads_of
+from kvstore.reading.held_rows import HeldRows, reads_of_rows
 from kvstore.reading.session import Ask, ReaderSession
+from kvstore.rows.wanted import Wanted
 from kvstore.spec import Key, Spec, check_key, require_same
 from kvstore.table import Table, TableSpec
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.transport.shm.transport import sharing
 from kvstore.values import as_output, from_host, spec_of
-from kvstore.wire import FindKeys, KeysFound, KeysListed, ListKeys, ReadValues
+from kvstore.wire import FindKeys, KeysFound, KeysListed, ListKeys, ReadRows, ReadValues
 
 AT_ONCE = 4  # messages to one server
 AGAIN_S = 0.2  # between two questions whether a key has a value
@@ -167,6 +170,49 @@ class Reader:
             results = [_written(value, output) for value, output in zip(values, outs, strict=True)]
         return results if many else results[0]
 
+    def row_sparse_pull(
+        self,
+        key: Key | Sequence[Key],
+        out: Any = None,
+        row_ids: Any = None,
+        *,
+        max_staleness: int | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Return the rows ``row_ids`` of table ``key``, or a list with rows of each of several tables.
+
+        A pull makes no rows: an id without one gives what its row would begin with. All rows that one server sends in
+        one message are of one round.
+
+        Args:
+            key: a key, or a list of keys.
+            out: an array of shape ``(*row_ids.shape, *row)``; or a ``RowSparse``, which becomes the unique ids, rising,
+                and their rows; or a list with one for each key. By default new tensors are returned.
+            row_ids: integers, of any shape and order, with duplicates; or a list with such for each key.
+            max_staleness: see ``pull``. If it is more than 0, the reader holds up to 256 MiB of rows of each table.
+            timeout: see ``pull``.
+
+        Raises:
+            UsageError: ``key`` is not a table, or an id cannot be in it.
+            Mismatch: ``out`` has another shape or dtype than the rows.
+            KVStoreError: see ``pull``.
+        """
+        keys = _listed(key)
+        many = isinstance(key, list | tuple)
+        wishes = list(row_ids) if many and isinstance(row_ids, list | tuple) else [row_ids]
+        outs = [None] * len(keys) if out is None else list(out) if many and isinstance(out, list | tuple) else [out]
+        if not len(keys) == len(wishes) == len(outs):
+            raise UsageError(f"{len(keys)} keys, {len(wishes)} row_ids and {len(outs)} outs; give one for each key")
+        deadline = self._session.deadline(timeout)
+        slack = self._slack if max_staleness is None else _slack(max_staleness)
+        with self._lock:
+            values = self._find(keys, deadline)
+            pulls = [_RowPull(value, ids, each) for value, ids, each in zip(values, wishes, outs, strict=True)]
+            self._forget_if_moved()
+            self._all("row_sparse_pull", keys, [ask for pull in pulls for ask in pull.asks(slack)], deadline)
+            results = [pull.result() for pull in pulls]
+        return results if many else results[0]
+
     def rounds(self, key: Key) -> tuple[int, int]:
         """Return after which rounds the value of ``key`` is that was pulled last: of its oldest and newest segment.
 
@@ -203,19 +249,73 @@ class Reader:
 
     def _refresh(self, values: Sequence[HeldValue], slack: int, deadline: float) -> None:
         """Have ``values`` as they are on the servers, give or take ``slack`` rounds."""
+        self._forget_if_moved()
+        asks: list[Ask] = [
+            (read.server, ReadValues, {**read.fields, "slack": slack}, read.take) for read in reads_of(values)
+        ]
+        self._all("pull", [value.key for value in values], asks, deadline)
+
+    def _forget_if_moved(self) -> None:
+        """Hold nothing that a server has sent which is gone: another one counts versions anew."""
         if self._session.moves != self._moves:
             self._moves = self._session.moves
             for value in self._values.values():
                 value.forget()
-        waiting: dict[int, list[Ask]] = {}
-        for read in reads_of(values):
-            ask: Ask = (read.server, ReadValues, {**read.fields, "slack": slack}, read.take)
-            waiting.setdefault(read.server, []).append(ask)
-        keys = [value.key for value in values]
+
+    def _all(self, what: str, keys: Sequence[Key], asks: Sequence[Ask], deadline: float) -> None:
+        """Ask servers, each for a few answers at a time."""
+        waiting: dict[int | None, list[Ask]] = {}
+        for ask in asks:
+            waiting.setdefault(ask[0], []).append(ask)
         while waiting:
-            batch = [ask for asks in waiting.values() for ask in asks[:AT_ONCE]]
-            waiting = {server: asks[AT_ONCE:] for server, asks in waiting.items() if len(asks) > AT_ONCE}
-            self._ask("pull", keys, batch, deadline)
+            batch = [ask for listed in waiting.values() for ask in listed[:AT_ONCE]]
+            waiting = {server: listed[AT_ONCE:] for server, listed in waiting.items() if len(listed) > AT_ONCE}
+            self._ask(what, keys, batch, deadline)
+
+
+class _RowPull:
+    """One table's part of a pull of rows.
+
+    Raises:
+        UsageError: the value is no table, or cannot have one of the ids.
+        Mismatch: ``out`` does not fit.
+    """
+
+    def __init__(self, value: HeldValue, row_ids: Any, out: Any) -> None:
+        self._value = value
+        what = f"row_sparse_pull of key {value.key!r} by a reader"
+        if not isinstance(value.spec, TableSpec):
+            raise UsageError(f"{what}: it is {value.spec}, not a table; pull it")
+        if row_ids is None:
+            raise UsageError(f"{what}: row_ids is missing; pass the ids of rows")
+        self._table = value.spec.table
+        self._wanted = Wanted(what, self._table)
+        self._out = self._wanted.add(row_ids, out)
+        self._rows = self._wanted.destination()
+
+    def asks(self, slack: int) -> list[Ask]:
+        """Return what to ask the servers for."""
+        value, ids, table = self._value, self._wanted.ids, self._table
+        if slack and value.rows is None:
+            value.rows = HeldRows(table)
+        held = value.rows if slack else None
+        versions = held.look_up(ids, self._rows) if held is not None and len(held) else None
+        wide = table.rows is None or table.rows > 2**31
+        numbers = {segment.server: segment.id for segment in value.segments}
+        return [
+            (
+                read.server,
+                ReadRows,
+                {"store": value.store, "id": numbers[read.server], "slack": slack, **read.fields(wide)},
+                partial(read.take, out=self._rows, held=held),
+            )
+            for read in reads_of_rows(table, ids, versions, len(numbers))
+        ]
+
+    def result(self) -> Any:
+        """Return the rows, written."""
+        self._wanted.write(self._rows)
+        return self._out
 
 
 def _slack(max_staleness: int) -> int:

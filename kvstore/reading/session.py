@@ -30,6 +30,7 @@ GONE_S = 5.0  # nobody has listened for so long: it is not started again
 FRESH_S = 20.0  # how long the servers' places count as known, and the scheduler counts this reader without hearing it
 AGAIN_S = 0.1  # between two questions whether all members have joined
 PROBE_S = 1.0
+CLOSE_S = 0.5  # how long goodbyes may take to leave
 
 Ask = tuple[
     int | None, type[Request], dict[str, Any], Callable[[Any], None]
@@ -154,7 +155,7 @@ class ReaderSession:
             for peer in (self._scheduler, *self._servers):
                 if peer:
                     self._client.tell(peer, Leave, error=None)
-        self._client.close(linger=1.0)
+        self._client.close(linger=CLOSE_S if self._servers else 0.0)
 
     # ---- where servers are
 

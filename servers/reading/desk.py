@@ -13,6 +13,7 @@ from typing import TypeAlias
 from kvstore.errors import KVStoreError, UsageError
 from kvstore.transport.memory import Memory
 from kvstore.wire import Ack, Explain, Explanation, Leave, Message, Node, ReadRows, ReadValues, Request
+from servers.reading.row_read import RowRead
 from servers.reading.value_read import PiecewiseRead, ValueRead
 from servers.requests.reader_links import ReaderLinks
 from servers.requests.replies import Outbox, refuse
@@ -108,7 +109,7 @@ class ReadDesk:
             raise UsageError(f"store {request.store} is not open here")
         if isinstance(request, ReadValues):
             return ValueRead(store, request, self._memory)
-        raise UsageError("rows cannot be read here yet")
+        return RowRead(store, request, self._memory)
 
 
 def _refused(peer: bytes, request: Request, text: str) -> Outbox:

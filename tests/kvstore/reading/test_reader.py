@@ -11,7 +11,9 @@ from reading_job import job_with_readers, reader_of
 
 from kvstore.dist import DistStore
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
+from kvstore.rows.row_sparse import RowSparse
 from kvstore.spec import Spec
+from kvstore.table import Table
 
 CUT = 3000  # elements: more than the bound of these jobs, so each server has a part
 
@@ -157,3 +159,73 @@ def test_what_was_not_pulled_has_no_rounds() -> None:
 def test_a_staleness_is_a_number_of_rounds(wrong: Any) -> None:
     with job_with_readers() as job, reader_of(job) as reader, pytest.raises(UsageError, match="number of rounds"):
         reader.pull("w", max_staleness=wrong)
+
+
+def init_tables(store: DistStore) -> None:
+    store.init("fixed", Table(shape=(10, 2), init="constant", scale=1.0))
+    store.init("grows", Table(dim=2))
+    store.init("b", torch.zeros(3))
+
+
+def push_row(store: DistStore, key: str, number: int, value: float) -> None:
+    store.push(key, RowSparse([number], torch.full((1, 2), value))).wait()
+
+
+def test_rows_are_read_by_their_ids() -> None:
+    with job_with_readers() as job:
+
+        def work(store: DistStore) -> None:
+            init_tables(store)
+            push_row(store, "fixed", 3, 7.0)
+            push_row(store, "grows", 10**15, 5.0)
+            with reader_of(job) as reader:
+                assert (reader.spec("fixed"), reader.spec("grows")) == (
+                    Table(shape=(10, 2), init="constant"),
+                    Table(dim=2),
+                )
+                fixed, grows = reader.row_sparse_pull(
+                    ["fixed", "grows"], row_ids=[torch.tensor([[3, 2], [2, 3]]), [10**15, -4]]
+                )
+                assert fixed[..., 0].tolist() == [[7, 1], [1, 7]]
+                assert grows.tolist() == [[5, 5], [0, 0]]
+                out = RowSparse([], torch.empty(0, 2))
+                reader.row_sparse_pull("fixed", out, [3, 2, 3])
+                assert (out.ids.tolist(), out.rows.tolist()) == ([2, 3], [[1, 1], [7, 7]])
+
+        job.run(work)
+
+
+def test_rows_may_be_old_if_that_is_allowed() -> None:
+    with job_with_readers() as job:
+
+        def work(store: DistStore) -> list[float]:
+            init_tables(store)
+            seen = []
+            with reader_of(job, max_staleness=1) as reader:
+                for rounds in range(1, 5):
+                    push_row(store, "grows", 8, float(rounds))
+                    seen.append(float(reader.row_sparse_pull("grows", row_ids=[8, 9])[0, 0]))
+                seen.append(float(reader.row_sparse_pull("grows", row_ids=[8], max_staleness=0)[0, 0]))
+            return seen
+
+        assert job.run(work)[0] == [1, 1, 3, 3, 4]
+
+
+def test_arrays_and_tables_are_told_apart() -> None:
+    with job_with_readers() as job:
+
+        def work(store: DistStore) -> None:
+            init_tables(store)
+            with reader_of(job) as reader:
+                with pytest.raises(UsageError, match="read its rows with row_sparse_pull"):
+                    reader.pull("fixed")
+                with pytest.raises(UsageError, match="not a table; pull it"):
+                    reader.row_sparse_pull("b", row_ids=[0])
+                with pytest.raises(UsageError, match="row_ids is missing"):
+                    reader.row_sparse_pull("fixed")
+                with pytest.raises(UsageError, match="10"):
+                    reader.row_sparse_pull("fixed", row_ids=[10])
+                with pytest.raises(UsageError, match="2 keys, 1 row_ids"):
+                    reader.row_sparse_pull(["fixed", "grows"], row_ids=[[1]])
+
+        job.run(work)

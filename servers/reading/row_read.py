@@ -1,0 +1,88 @@
+"""A reader's request for rows of a table: they are gathered a piece at a time, all as one update has left them. Pure.
+
+See ``value_read``, whose reasons hold here, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvstore.errors import UsageError, WireError
+from kvstore.rows.ids import Ids
+from kvstore.transport.memory import Memory
+from kvstore.wire import Buffer, ReadRows, RowsRead
+from servers.reading.value_read import MOST_BYTES, TRIES
+from servers.store.served_store import ServedStore
+
+
+class RowRead:
+    """See the module and ``PiecewiseRead``.
+
+    Args:
+        store: of the table.
+        message: the request.
+        memory: for the rows.
+
+    Raises:
+        UsageError: there is no such table here, an id cannot be in it, or it asks for too many rows at once.
+        WireError: its buffers have not the lengths that it says.
+    """
+
+    def __init__(self, store: ServedStore, message: ReadRows, memory: Memory) -> None:
+        self._message = message
+        self._memory = memory
+        self._table = store.buckets.table(message.id).table
+        description = self._table.table
+        nbytes = message.count * description.row_bytes
+        if nbytes > MOST_BYTES and message.count > 1:
+            raise UsageError(f"{nbytes} bytes of rows in one answer are too many; ask for at most {MOST_BYTES} at once")
+        expected = [message.count * (8 if message.wide else 4), *([message.count * 8] if message.held else [])]
+        lengths = [memoryview(buffer).nbytes for buffer in message.buffers]
+        if lengths != expected:
+            raise WireError(f"{message.node} sent {lengths} bytes of ids and versions, not {expected}")
+        self._ids: Ids = _integers(message.buffers[0], "i8" if message.wide else "i4").astype(np.int64, copy=False)
+        self._table.require(self._ids)
+        self._held = _integers(message.buffers[1], "i8") if message.held else None
+        self._tries = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with the rows as they are now."""
+        version = self._version = self._table.version
+        self._tries += 1
+        self._positions: Any = None  # of the rows that are to come; None: of all
+        if self._held is not None:
+            gone = version - self._held
+            fresh = (self._held >= 0) & (gone >= 0) & (gone <= self._message.slack)
+            if fresh.any():
+                self._positions = np.flatnonzero(~fresh)
+        self._chosen = self._ids if self._positions is None else self._ids[self._positions]
+        description = self._table.table
+        self._buffer = self._memory.allocate(max(1, len(self._chosen) * description.row_bytes))
+        shape = len(self._chosen), description.width
+        self._rows = np.frombuffer(self._buffer, description.dtype, shape[0] * shape[1]).reshape(shape)
+        self._done = 0
+
+    def step(self, nbytes: int) -> RowsRead | None:
+        """See ``PiecewiseRead``."""
+        if self._table.version != self._version:
+            self._begin()
+        count = len(self._chosen)
+        stop = min(count, self._done + max(1, nbytes // self._table.table.row_bytes))
+        if self._tries > TRIES:
+            stop = count
+        self._table.pull(self._chosen[self._done : stop], self._rows[self._done : stop])
+        self._done = stop
+        if stop < count:
+            return None
+        buffers: list[Buffer] = [self._buffer[: self._rows.nbytes]]
+        if self._positions is not None:
+            buffers.append(np.ascontiguousarray(self._positions, np.int64).data.cast("B"))
+        return RowsRead(self._message.seq, self._version, count, buffers)
+
+
+def _integers(buffer: Buffer, dtype: str) -> Any:
+    view = memoryview(buffer)
+    return np.frombuffer(view, dtype) if view.nbytes else np.empty(0, dtype)
