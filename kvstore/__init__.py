@@ -63,6 +63,7 @@ from kvstore.ticket import Ticket
 if TYPE_CHECKING:
     from kvstore.reading.reader import Reader
     from kvstore.rows.open_table import OpenTable, open_table
+    from kvstore.rows.parquet import export_parquet
     from kvstore.rows.row_sparse import RowSparse
 
 __version__ = "0.1.0"
@@ -97,6 +98,7 @@ __all__ = [
     "WireError",
     "connect",
     "create",
+    "export_parquet",
     "open_table",
 ]
 
@@ -110,6 +112,7 @@ _LATER = {
     "Reader": "kvstore.reading.reader",
     "OpenTable": "kvstore.rows.open_table",
     "RowSparse": "kvstore.rows.row_sparse",
+    "export_parquet": "kvstore.rows.parquet",
     "open_table": "kvstore.rows.open_table",
 }
 

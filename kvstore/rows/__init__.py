@@ -1,6 +1,7 @@
 """Tables of rows: their ids, their memory, how rows begin and go, and their files. No sockets.
 
 saving         saves and loads, whatever the store
+parquet        a saved table as a Parquet file
 open_table     a saved table without servers: rows by id, for serving
 table_files    the saves of a table in a directory, and how one is written
 table_manifest what a save consists of, to JSON and back
