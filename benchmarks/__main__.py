@@ -16,6 +16,7 @@ from benchmarks.suites.everything import everything
 from benchmarks.suites.exchange import asynchronous, pushpull, small
 from benchmarks.suites.memory import memory
 from benchmarks.suites.network import network
+from benchmarks.suites.rows import rows
 from benchmarks.suites.scaling import scale
 from benchmarks.suites.training import train
 
@@ -23,6 +24,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "pushpull": pushpull,
     "small": small,
     "async": asynchronous,
+    "rows": rows,
     "train": train,
     "network": network,
     "encryption": encryption,

@@ -21,6 +21,7 @@ WHATS = {
     "pushpull": "rounds of push and pull of a network's arrays, or the lines that have a target",
     "small": "2,000 arrays of 128 floats, and one of 1 KB",
     "async": "the arrays of ResNet-50 with dist_async and SGD with momentum",
+    "rows": "rows of tables, beside MXNet's row-sparse arrays, and many tables beside one",
     "train": "training steps, alone, with two workers, and with torch's DistributedDataParallel",
     "network": "the same across hosts made of network namespaces, with many workers, too; needs root and iproute2",
     "encryption": "what encrypted links cost, over TCP on this machine",

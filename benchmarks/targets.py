@@ -61,6 +61,11 @@ TARGETS: Sequence[Target] = (
     Target("many-none", "kvstore, numpy", "kvstore", 1.3),
     Target("tiny-none", "kvstore", "mxnet", 1.0),
     Target("resnet50-sgd-async", "kvstore", "mxnet", 1 / 6),
+    Target("rows-sgd", "kvstore", "mxnet", 1 / 4),
+    Target("rows-sgd-async", "kvstore", "mxnet", 1 / 5),
+    Target("rows-adam", "kvstore", "10 ms", 1.0),
+    Target("rows-many", "kvstore", "45 ms", 1.0),
+    Target("rows-tables", "26 tables", "one table", 1.5),
     # The same step with two processes and alone: the shorter one has the higher efficiency.
     Target("train-resnet8", "kvstore", "ddp", 1.0),
     Target("train-resnet18", "kvstore", "ddp", 1.0),
