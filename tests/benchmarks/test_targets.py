@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.figures import Result, Row
 from benchmarks.remote import SETTINGS
-from benchmarks.suites import compression, exchange, grid, training
+from benchmarks.suites import compression, exchange, grid, rows, training
 from benchmarks.suites.memory import summary
 from benchmarks.suites.network import add_limit
 from benchmarks.targets import TARGETS, Target, judge
@@ -47,22 +47,22 @@ def test_a_target_in_words(factor, text):
 def test_every_target_names_rows_that_there_will_be(session):
     """A name that is misspelt would be a target that nobody ever misses."""
     made = session("all")
-    rows: dict[str, set[str]] = {}
-    made.measure = lambda case: rows.update({case.name: {one.name for one in case.contenders}})
-    for measurement in (exchange.pushpull, exchange.small, exchange.asynchronous, training.train):
+    found: dict[str, set[str]] = {}
+    made.measure = lambda case: found.update({case.name: {one.name for one in case.contenders}})
+    for measurement in (exchange.pushpull, exchange.small, exchange.asynchronous, rows.rows, training.train):
         measurement(made)
-    rows |= {one.name: {row.name for row in one.rows} for one in summary([(0, [{"all": 1.0}])], 2.0)}
+    found |= {one.name: {row.name for row in one.rows} for one in summary([(0, [{"all": 1.0}])], 2.0)}
     for name in ("hosts-4", "hosts-4+4"):  # these need root to be asked
-        rows[name] = {"kvstore", f"kvstore, {SETTINGS['plain-one-thread'].label}", "gloo", "wire"}
+        found[name] = {"kvstore", f"kvstore, {SETTINGS['plain-one-thread'].label}", "gloo", "wire"}
     for target in TARGETS:
         if re.fullmatch(r"hosts-\d+x\d+-(resnet50|\d+MB)-\d+[mg]bit", target.result):
             ours = {"kvstore", *(f"kvstore, {setting.label}" for setting in SETTINGS.values())}
-            rows[target.result] = {*ours, *grid.PEERS}
-    rows |= {f"codecs-{way}": {compression.FLOOR, *compression.CODECS} for way in ("encode", "decode")}
-    rows["hosts-4-compressed"] = {compression.PLAIN, *compression.BOTH_WAYS}
+            found[target.result] = {*ours, *grid.PEERS}
+    found |= {f"codecs-{way}": {compression.FLOOR, *compression.CODECS} for way in ("encode", "decode")}
+    found["hosts-4-compressed"] = {compression.PLAIN, *compression.BOTH_WAYS}
     timed = [Row(name, [1.0]) for name in ("kvstore", "ddp", "alone", "alone, forward only", "wire")]
     hosts = Result("hosts-train", "", timed)
     add_limit(hosts)
-    rows[hosts.name] = {row.name for row in hosts.rows}
+    found[hosts.name] = {row.name for row in hosts.rows}
     for target in TARGETS:
-        assert {target.row, target.peer} <= rows[target.result], target
+        assert {target.row, target.peer} <= found[target.result], target
