@@ -12,9 +12,8 @@ from kvstore.dist.incoming import Writer
 from kvstore.dist.plans.plan import Plan, Plans
 from kvstore.dist.rows.arguments import RowArguments
 from kvstore.dist.rows.call import RowCall
-from kvstore.errors import UsageError
 from kvstore.spec import Key, require_same
-from kvstore.store.arguments import RowRequest, RowRequests, group, one_kind
+from kvstore.store.arguments import RowRequest, RowRequests, array_outs, group, one_kind
 from kvstore.values import Arrays, as_output, as_tensors, reduce_to, spec_of, tensors_of
 from kvstore.values.addresses import Column
 
@@ -149,12 +148,7 @@ class Arguments:
         keys, listed = list(arrays), list(arrays.values())
         if requests is None:
             return self._arrays(None, keys, listed)._replace(rows=rows)
-        outs = []
-        for each, of in arrays.items():
-            if any(request.ids is not None for request in requests[each]):
-                raise UsageError(f"key {each!r} has an array, which comes as a whole: give None for its row_ids")
-            given = [request.out for request in requests[each] if request.out is not None]
-            outs.append(given or of)
+        outs = [array_outs(each, requests[each], of) for each, of in arrays.items()]
         return self._arrays(None, keys, listed, outs, copy)._replace(rows=rows)
 
     def _arrays(

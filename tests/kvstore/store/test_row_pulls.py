@@ -236,6 +236,7 @@ def test_pushpull_of_tables_and_arrays_in_one_list(run: Run) -> None:
             ["w", "t", "u"], [grad, grads([1]), grads([5], 1.0, 2)], row_ids=[None, [1, 0], [6, 5]]
         ).wait()
         assert grad.tolist() == [1 - done] * 2
+        assert result[0] is grad
         assert result[1][:, 0].tolist() == [1 - done, 1]
         assert result[2][:, 0].tolist() == [0, -done]
         out, rows = torch.zeros(2), kv.RowSparse.zeros((ROWS, WIDTH))
