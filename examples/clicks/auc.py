@@ -25,9 +25,7 @@ class Quality(NamedTuple):
 
     def __str__(self) -> str:
         best = "" if math.isnan(self.best) else f", where {self.best:.4f} is the best possible"
-        return (
-            f"AUC {self.auc:.4f} of {self.samples} samples that were not trained on{best}; log loss {self.log_loss:.4f}"
-        )
+        return f"AUC {self.auc:.4f} of {self.samples} samples not trained on{best}; log loss {self.log_loss:.4f}"
 
 
 def quality(predicted: np.ndarray, true: np.ndarray, labels: np.ndarray) -> Quality:

@@ -93,7 +93,7 @@ class Clicks:
             generations = (number + moments.astype(np.int64)) // self.period
             rows += np.where(self.sizes > LARGE, generations, 0) * self.sizes
         ids = self.ids(rows)
-        chances = 1 / (1 + np.exp(-(self._hidden(ids) + dense @ self._weights + BIAS)))
+        chances = 1 / (1 + np.exp(-(self._hidden(ids) + (dense * self._weights).sum(axis=1) + BIAS)))
         labels = torch.from_numpy((drawn < chances).astype(np.float32))
         return Batch(*map(torch.from_numpy, (ids.view(np.int64), rows, dense)), labels, chances)
 

@@ -70,9 +70,8 @@ class Corpus:
         self._centers = np.cumsum(drawn) / drawn.sum()
 
     def __str__(self) -> str:
-        return (
-            f"{len(self._learned)} identifiers to learn from, {len(self._held)} held out, {len(self.names)} different"
-        )
+        different = f"{len(self.names)} different ones"
+        return f"{len(self._learned)} identifiers to learn from, {len(self._held)} held out, {different}"
 
     def learned(self, numbers: range, size: int, seed: int, part: int = 0, parts: int = 1) -> Iterator[Pairs]:
         """Yield batches of pairs to learn; of each only every `parts`-th pair, from number `part` on."""

@@ -1,0 +1,49 @@
+"""Identifiers of source files, and pairs of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from words.corpus import CANDIDATES, NEGATIVES, Corpus, CorpusError, hashed, standard_library
+
+TEXTS = [f"def function{number % 3}(self, value):\n    return self.total + value * x\n" * 100 for number in range(20)]
+
+
+def test_keywords_and_single_letters_are_left_out() -> None:
+    assert set(Corpus(TEXTS).names) == {"function0", "function1", "function2", "self", "value", "total"}
+
+
+def test_the_frequent_ones_come_first_and_have_hashes() -> None:
+    corpus = Corpus(TEXTS)
+    assert set(corpus.names[:2]) == {"self", "value"}
+    assert corpus.ids.tolist() == [hashed(name) for name in corpus.names]
+    assert len(set(corpus.ids.tolist())) == len(corpus.names)
+
+
+def test_workers_have_parts_of_one_batch() -> None:
+    corpus = Corpus(TEXTS)
+    (whole,) = corpus.learned(range(4, 5), 10, seed=1)
+    assert whole.centers.shape == (10,)
+    assert whole.targets.shape == (10, 1 + NEGATIVES)
+    for part in range(3):
+        (mine,) = corpus.learned(range(4, 5), 10, 1, part, 3)
+        assert torch.equal(mine.centers, whole.centers[part::3])
+        assert torch.equal(mine.targets, whole.targets[part::3])
+
+
+def test_neighbours_are_neighbours() -> None:
+    corpus = Corpus([f"alone{number} " * 600 for number in range(20)])
+    (pairs,) = corpus.learned(range(1), 200, seed=0)
+    same = (pairs.targets[:, 0] == pairs.centers).float().mean()
+    assert same > 0.9  # but for those at the end of a file
+    assert corpus.held_out(50, seed=0).targets.shape == (50, 1 + CANDIDATES)
+
+
+def test_too_little_source_is_an_error() -> None:
+    with pytest.raises(CorpusError, match=r"identifiers to learn from and .* too few"):
+        Corpus(["some words"] * 20)
+
+
+def test_the_standard_library_is_there() -> None:
+    texts = standard_library()
+    assert any("class HTTPConnection" in text for text in texts)
