@@ -71,7 +71,7 @@ class Config:
         keys: those of this process; None for plain links.
         job_secret: what all processes make their keys from, where nobody gives each its own.
         readers: how many readers the job has at most at once.
-        reader_share: the part of a server's time that they get while its host has no idle core.
+        reader_share: the part of a server's time that they get, however busy its host is.
         ranks: who this is among those that torchrun, mpirun or srun has started; None if nobody has said, or if
             ``root`` says where the job is.
     """

@@ -206,7 +206,7 @@ READER_SHARE = Setting(
     "KVSTORE_READER_SHARE",
     Fraction(),
     0.005,
-    "the part of a server's time that all readers together get while its host has no idle core",
+    "the part of a server's time that all readers together get, however busy its host is",
 )
 READ_FROM = Setting(
     "KVSTORE_READ_FROM",

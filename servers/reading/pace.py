@@ -2,7 +2,7 @@
 
 A piece of work for readers is done when no worker's message waits. On a host that computes all the time even that
 slows workers down, since they share its cores. So the time that readers may take is saved up: a small share of all
-time, and a larger one while a core of the host is idle. The work is charged by the processor time of this thread.
+time, and a larger one while many cores of the host are idle. The work is charged by the processor time of this thread.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Protocol
 
 from servers.requests.replies import Outbox
 
-PIECE_BYTES = 256 << 10  # copied in some 50 to 100 us
+PIECE_BYTES = 128 << 10  # copied in some 20 to 50 us
 BURST_S = 0.02  # what may be saved up
 LEAST_S = 0.0005  # when all is spent, so much is saved up before the next piece
 ARRIVAL_S = 0.00005  # what receiving one message of a reader is charged, since nobody measures it
-IDLE_SHARE = 0.25  # of the time, in addition, while a core is idle
+IDLE_SHARE = 0.1  # of the time, in addition, while the host has time to spare
 LOOK_S = 0.25  # between two looks at the cores
-CORES_LEFT = 1.0  # so many must be idle: a little idleness is workers that wait for each other
+# So many cores must be idle, and half of all: where there are few, they are idle while workers and servers wait for
+# each other, and each is needed at once when that is over.
+IDLE_CORES, IDLE_PART = 1.75, 0.5
 
 
 class Desk(Protocol):
@@ -46,10 +48,10 @@ class Pace:
 
     Args:
         desk: the requests of readers.
-        share: the part of this thread's time that they get while no core is idle.
+        share: the part of this thread's time that they get in any case.
         clock: seconds, monotonic.
         spent: returns the processor time of this thread, in seconds.
-        idle: returns how many cores have been idle of late.
+        idle: returns how many cores have been idle of late, and how many there are.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Pace:
         share: float,
         clock: Callable[[], float],
         spent: Callable[[], float],
-        idle: Callable[[], float],
+        idle: Callable[[], tuple[float, int]],
     ) -> None:
         self._desk = desk
         self._share = share
@@ -81,7 +83,8 @@ class Pace:
         now = self._clock()
         if now >= self._look_at:
             self._look_at = now + LOOK_S
-            self._rate = self._share + (IDLE_SHARE if self._idle() >= CORES_LEFT else 0.0)
+            idle, cores = self._idle()
+            self._rate = self._share + (IDLE_SHARE if idle >= max(IDLE_CORES, IDLE_PART * cores) else 0.0)
         self._saved_s = min(BURST_S, self._saved_s + self._rate * (now - self._at))
         self._at = now
         if self._saved_s > 0:
@@ -125,17 +128,17 @@ class IdleCores:
         self._cores = cores
         self._before: tuple[float, int] | None = None
 
-    def __call__(self) -> float:
-        """Return how many cores have been idle, on average, since the last call."""
+    def __call__(self) -> tuple[float, int]:
+        """Return how many cores have been idle, on average, since the last call, and how many there are."""
         try:
             names = {f"cpu{core}" for core in self._cores()}
             lines = (line.split() for line in self._read().splitlines())
             ticks = sum(int(words[4]) + int(words[5]) for words in lines if words and words[0] in names)
             tick_s = 1 / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError, AttributeError):
-            return 0.0
+            return 0.0, 1
         now = self._clock()
         before, self._before = self._before, (now, ticks)
         if before is None or now <= before[0]:
-            return 0.0
-        return (ticks - before[1]) * tick_s / (now - before[0])
+            return 0.0, len(names)
+        return (ticks - before[1]) * tick_s / (now - before[0]), len(names)

@@ -39,12 +39,18 @@ def run(desk: Desk, pace: Pace, seconds: float) -> float:
     return (desk.spent - spent) / (desk.now - begin)
 
 
-def pace_of(desk: Desk, share: float, idle: float = 0.0) -> Pace:
+def pace_of(desk: Desk, share: float, idle: tuple[float, int] = (0.0, 2)) -> Pace:
     return Pace(desk, share, lambda: desk.now, lambda: desk.spent, lambda: idle)
 
 
-@pytest.mark.parametrize(("idle", "expected"), [(0.0, 0.01), (0.9, 0.01), (1.5, 0.01 + IDLE_SHARE)])
-def test_readers_get_a_share_of_the_time(idle: float, expected: float) -> None:
+MORE = 0.01 + IDLE_SHARE
+
+
+@pytest.mark.parametrize(
+    ("idle", "expected"),
+    [((0.0, 2), 0.01), ((1.2, 2), 0.01), ((1.9, 2), MORE), ((15.0, 32), 0.01), ((17.0, 32), MORE)],
+)
+def test_readers_get_a_share_of_the_time(idle: tuple[float, int], expected: float) -> None:
     desk = Desk(0.0001)
     assert run(desk, pace_of(desk, 0.01, idle), 50.0) == pytest.approx(expected, rel=0.1)
 
@@ -98,12 +104,12 @@ def test_idle_cores_are_counted_where_this_process_may_run() -> None:
         return f"cpu 0 0 0 9 0\ncpu0 1 1 1 {ticks[0]} {ticks[0]}\ncpu1 1 1 1 {5 * ticks[0]} 0\nintr 5\n"
 
     idle = IdleCores(lambda: now[0], read, lambda: {0})
-    assert idle() == 0.0
+    assert idle() == (0.0, 1)
     now[0], ticks[0] = 2.0, hz // 2
-    assert idle() == pytest.approx(0.5)
+    assert idle() == (pytest.approx(0.5), 1)
 
 
 @pytest.mark.parametrize("text", ["", "cpu0\n", "cpu0 a b c d e\n"])
 def test_without_counts_no_core_is_idle(text: str) -> None:
     idle = IdleCores(lambda: 0.0, lambda: text, lambda: {0})
-    assert [idle(), idle()] == [0.0, 0.0]
+    assert [idle()[0], idle()[0]] == [0.0, 0.0]
