@@ -33,6 +33,7 @@ class Recorded(LocalStore):
         return super().row_sparse_pull(key, out, priority, row_ids, wait=wait)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0, **more: Any) -> Ticket:
-        wanted = dict(zip(key, map(len, more["row_ids"]), strict=True))
-        self.calls.append(("pushpull", dict(zip(key, map(len, value), strict=True)), wanted))
+        if more.get("row_ids") is not None:
+            wanted = dict(zip(key, map(len, more["row_ids"]), strict=True))
+            self.calls.append(("pushpull", dict(zip(key, map(len, value), strict=True)), wanted))
         return super().pushpull(key, value, out, priority, **more)

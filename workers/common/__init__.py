@@ -3,6 +3,7 @@
 stores           the argument ``kvstore``: which store ``auto`` is
 gather           a few integers of every worker, for all: do they mean the same?
 buckets          which gradients travel in one message, and when
+sparse_gradients sparse gradients as rows that a store sums
 row_steps        what a store's trainer and the modules whose tables it has tell each other
 hooks            tell of each gradient during backward
 chunks           values cut into chunks of bounded size

@@ -1,9 +1,10 @@
 """Data-parallel training with a torch optimizer in every worker, after Needle's ``ddp`` and Horovod.
 
-optimizer  ``DistributedOptimizer``
-averager   averages gradients during backward
-broadcast  one worker's parameters, optimizer state or object for all
-partition  ``partition_dataset``: a worker's part of a data set
+optimizer    ``DistributedOptimizer``
+averager     averages gradients during backward
+summed_rows  sums of sparse gradients
+broadcast    one worker's parameters, optimizer state or object for all
+partition    ``partition_dataset``: a worker's part of a data set
 
 ``init``, ``rank`` and ``size`` are in ``workers/group.py``.
 """

@@ -6,7 +6,8 @@ second backward that adds to them. So all workers decide alike.
 
 Buckets are sent in a fixed order, each when all of its gradients are there. Gradients that are missing when backward
 ends are sent as zeros. A last small message counts the workers that have each gradient: a parameter that got no
-gradient anywhere keeps none.
+gradient anywhere keeps none. It also counts those whose gradient is sparse: from then on only the rows of such a
+parameter are sent (``summed_rows.py``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from kvstore import KVStore, UsageError
 from kvstore.ticket import Ticket
 from workers.common.buckets import Progress, divide
 from workers.common.hooks import Hooks
+from workers.common.sparse_gradients import is_sparse
 from workers.common.torch_internals import after_backward, write_count
+from workers.ddp.summed_rows import RowSums, SummedRows
 
 REMEDY = "pass overlap=False to DistributedOptimizer, so that nothing is sent before backward has ended"
 
@@ -35,13 +38,16 @@ class Sent:
     Attributes:
         grads: by position, the gradient that was sent and its write count; None for zeros.
         sums: by position, the values that come back.
-        counts: by position, the number of workers with a gradient; None while backward runs.
+        rows: the rows of sparse gradients that come back.
+        counts: by position the number of workers with a gradient, then that of workers with a sparse one; None while
+            backward runs.
         tickets: the tickets of the pushes.
         streams: the CUDA streams on which gradients were computed.
     """
 
     grads: dict[int, tuple[torch.Tensor, int] | None] = field(default_factory=dict)
     sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    rows: list[RowSums] = field(default_factory=list)
     counts: torch.Tensor | None = None
     tickets: list[Ticket] = field(default_factory=list)
     streams: set[torch.cuda.Stream] = field(default_factory=set)
@@ -55,10 +61,10 @@ class GradientAverager:
     Args:
         params: leaves by name, of any floating dtype and device; in the same order on all workers.
         store: a synchronous store without optimizer, for this alone. The names are already keys in it.
-        used: the key of one 32-bit integer per parameter.
+        used: the key of two 32-bit integers per parameter.
         average: whether to average; otherwise gradients are summed.
         passes: how many backward passes add up before the last one sends the sum.
-        sparse_as_dense: make sparse gradients dense; otherwise they are an error.
+        sparse_as_dense: make sparse gradients dense; otherwise their rows are summed.
         overlap: send while backward runs; otherwise when it ends.
     """
 
@@ -82,6 +88,7 @@ class GradientAverager:
         self._buckets = divide([tensor.numel() * tensor.element_size() for tensor in self._tensors])
         self._progress = Progress(self._buckets)
         self._sent = Sent()
+        self._rows = SummedRows(self._names, self._tensors, store)
         self._last: dict[int, torch.Tensor] = {}  # gradients that have been summed since the last step
         self._pass = 0  # backward passes since gradients were last sent
         self._running = self._final = False
@@ -115,7 +122,7 @@ class GradientAverager:
         """Send the rest; return when every gradient is the average, or the sum. All workers call this.
 
         Raises:
-            UsageError: a gradient is sparse, or has changed since it was sent.
+            UsageError: a gradient has changed since it was sent.
             KVStoreError: an error of the store. No gradient has changed.
         """
         self._send()
@@ -167,8 +174,10 @@ class GradientAverager:
         for bucket in self._buckets:
             if bucket.start not in self._sent.grads:
                 self._push(bucket)
+        if self._rows.positions:
+            self._sent.rows.append(self._rows.push(self._rows.positions))
         flags = [self._sent.grads[position] is not None for position in range(len(self._tensors))]
-        self._sent.counts = torch.tensor(flags, dtype=torch.int32)
+        self._sent.counts = torch.tensor([*flags, *map(is_sparse, self._tensors)], dtype=torch.int32)
         self._sent.tickets.append(self._store.pushpull(self._used, self._sent.counts, wait=False))
 
     @torch.no_grad()
@@ -187,9 +196,14 @@ class GradientAverager:
             grad, count = record
             if grad is not self._tensors[position].grad or write_count(grad) != count:
                 raise UsageError(f"the gradient of {self._names[position]!r} changed after it was sent; {REMEDY}")
+        counts = sent.counts.tolist()
+        if new := self._rows.add([position for position, count in enumerate(counts[len(self._tensors) :]) if count]):
+            sent.rows.append(self._rows.push(new))
         for position, total in sent.sums.items():
-            if sent.counts[position]:
+            if counts[position] and position not in self._rows.positions:
                 self._write(self._tensors[position], total)
+        for rows in sent.rows:
+            self._rows.write(rows, counts, self._store.num_workers if self._average else 1)
         self._final = True
         if not self._average:
             self._last = {n: tensor.grad for n, tensor in enumerate(self._tensors) if tensor.grad is not None}
@@ -201,27 +215,27 @@ class GradientAverager:
     def _push(self, bucket: range) -> None:
         for stream in self._sent.streams:
             torch.cuda.current_stream(stream.device).wait_stream(stream)
-        values: list[torch.Tensor] = []
+        values: dict[int, torch.Tensor] = {}
         for position in bucket:
             tensor, grad = self._tensors[position], self._gradient(position)
             self._sent.grads[position] = None if grad is None else (grad, write_count(grad))
-            values.append(torch.zeros_like(tensor, device="cpu") if grad is None else self._scaled(grad))
-        sums = {n: torch.empty(value.shape, dtype=value.dtype) for n, value in zip(bucket, values, strict=True)}
+            if position not in self._rows.positions:  # a first sparse gradient is seen when all workers know of it
+                if grad is None or is_sparse(tensor):
+                    values[position] = torch.zeros_like(tensor, device="cpu")
+                else:
+                    values[position] = self._scaled(grad)
+        if not values:
+            return
+        sums = {position: torch.empty(value.shape, dtype=value.dtype) for position, value in values.items()}
         self._sent.sums |= sums
-        keys = [self._names[position] for position in bucket]
+        keys = [self._names[position] for position in values]
         order = -self._buckets.index(bucket)
-        ticket = self._store.pushpull(keys, values, list(sums.values()), order, wait=False, copy=False)
+        ticket = self._store.pushpull(keys, list(values.values()), list(sums.values()), order, wait=False, copy=False)
         self._sent.tickets.append(ticket)
 
     def _gradient(self, position: int) -> torch.Tensor | None:
-        tensor, name = self._tensors[position], self._names[position]
-        if tensor.grad is not None and tensor.grad.layout != torch.strided:
-            if not self._sparse_as_dense:
-                raise UsageError(
-                    f"the gradient of {name!r} is sparse: pass sparse_as_dense=True to send it as a dense one, or "
-                    "create "
-                    "its layer with sparse=False"
-                )
+        tensor = self._tensors[position]
+        if self._sparse_as_dense and tensor.grad is not None and is_sparse(tensor):
             tensor.grad = tensor.grad.to_dense()
         return tensor.grad
 

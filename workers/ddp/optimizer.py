@@ -51,7 +51,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             no effect in a group of one.
         backward_passes_per_step: how many backward passes add up before gradients are averaged. A step may come sooner.
         op: ``average`` (``workers.Average``) or ``sum`` (``workers.Sum``) over the workers.
-        sparse_as_dense: make sparse gradients dense; otherwise they are an error.
+        sparse_as_dense: make sparse gradients dense. Otherwise the rows that they have are averaged, and the optimizer
+            gets sparse gradients, with the rows of all workers: it must take such, as ``SparseAdam`` and ``SGD`` do.
         overlap: send while backward runs. Pass False if hooks change gradients after they have been accumulated.
         kvstore: a synchronous store without optimizer, for this alone, or the type of one to make. ``auto`` makes one
             in the group of ``init``.
@@ -222,7 +223,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 raise Mismatch(f"worker {rank} has a different op, or backward_passes_per_step={passes}")
         used = f"/used/{len(params)}"
         values = {name: tensor.detach() for name, tensor in params.items()}
-        values[used] = torch.zeros(len(params), dtype=torch.int32)
+        values[used] = torch.zeros(2 * len(params), dtype=torch.int32)
         new = {key: value for key, value in values.items() if key not in self._known}
         try:
             self._store.init(list(new), list(new.values()))

@@ -8,6 +8,7 @@ arrivals           makes forward passes wait for new values
 clipping           clips by the norm of all workers' gradients together
 rates              learning rates and other hyper-parameters, as torch's ``param_groups``
 updates            updates in the worker
+local_rows         updates in the worker of rows with sparse gradients
 peers              what workers ask each other before a step
 optimizer          a trainer as torch's schedulers and GradScaler know an optimizer
 parameter_lists    keys, weights and gradients, as a store takes them

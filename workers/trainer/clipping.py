@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kvstore import UsageError
+from kvstore import Unsupported, UsageError
+from workers.common.sparse_gradients import is_sparse
 from workers.common.torch_internals import multiply, write_count
 from workers.trainer.parameters import Parameter
 from workers.trainer.peers import Peers
@@ -61,7 +62,16 @@ def clip(
 
     Returns:
         The norm before, a tensor without dimensions.
+
+    Raises:
+        Unsupported: a gradient is sparse.
     """
+    for param in params:
+        if any(map(is_sparse, param.tensors)):
+            raise Unsupported(
+                f"clip_grad_norm_() needs dense gradients, and that of {param.key!r} is sparse: make the layer with "
+                "sparse=False, or do not clip"
+            )
     grads = [[torch.zeros_like(t) if t.grad is None else t.grad.detach() for t in param.tensors] for param in params]
     held = summed.hold(params)
     total = (

@@ -54,6 +54,7 @@ class GradientSync:
         if rates is not None:  # they belong to the states that a resumed job's servers have
             store.attach(f"trainer of {self._lists.keys()[0]}", rates, shared=True)
             self._tables.rates = rates.apply
+            self._sparse.refresh(self._sparse.make(rates.tables))
         self._overlap = overlapping(
             params,
             store,
@@ -63,6 +64,7 @@ class GradientSync:
             share_gradients=share_gradients,
             forward=forward,
         )
+        self._note(self._sparse.positions)
         if share_gradients:
             self.zero_grad()
 
@@ -118,6 +120,10 @@ class GradientSync:
         if rows is not None:
             rows.write_gradients()
 
+    def make_tables(self, positions: Sequence[int]) -> None:
+        """Make tables of the parameters at ``positions``, whose states are to be loaded."""
+        self._note(self._sparse.make(positions))
+
     def pull(self, positions: Collection[int] | None = None) -> None:
         """Pull the values of the parameters at ``positions``, of all by default."""
         wanted = range(len(self._params)) if positions is None else positions
@@ -163,9 +169,15 @@ class GradientSync:
             if self._overlap is not None:
                 self._overlap.restart()
             raise
+        self._note(new)
+        return [*left_out, *self._sparse.positions]
+
+    def _note(self, new: Sequence[int]) -> None:
+        """Note that the parameters at the positions ``new`` have tables now."""
+        if self._rates is not None:
+            self._rates.tables = list(self._sparse.positions)
         if new and self._overlap is not None:
             self._overlap.exclude(new)
-        return [*left_out, *self._sparse.positions]
 
     def _apply(self, scale: float) -> None:
         if self._rates is not None:

@@ -8,8 +8,8 @@ from contextlib import suppress
 import torch
 
 from kvstore import DeadlineExceeded, KVStore
+from workers.common.sparse_gradients import is_sparse, no_rows
 from workers.trainer.parameters import Parameter, stale
-from workers.trainer.sparse_parameters import is_sparse, no_rows
 
 
 class Peers:
@@ -45,7 +45,7 @@ class Peers:
         """Return the positions of parameters without a gradient on any worker; zeros where another has one."""
         without = set(stale(params))
         flags = [position not in without for position in range(len(params))]
-        counts = self.count("gradients", [*flags, *map(is_sparse, params)])
+        counts = self.count("gradients", [*flags, *(any(map(is_sparse, param.tensors)) for param in params)])
         sparse = counts[len(params) :]
         for param, count, rows_only in zip(params, counts, sparse, strict=False):
             for tensor in param.tensors if count else ():

@@ -20,10 +20,17 @@ _NOT_NUMBERS = ("params", "initial_lr", "lr_mult", "wd_mult")
 
 
 class Loaded(NamedTuple):
-    """What a file of states holds: the number of updates made, and the hyper-parameters of each group."""
+    """What a file of states holds.
+
+    Attributes:
+        num_update: the number of updates made.
+        groups: the hyper-parameters of each group.
+        tables: see ``TrainerRates``.
+    """
 
     num_update: int
     groups: Snapshot
+    tables: list[int]
 
 
 class TakesHyperparameters(Protocol):
@@ -49,6 +56,9 @@ class TrainerRates:
         where: what updates.
         schedule: MXNet's ``lr_scheduler``: from the number of an update to its learning rate.
         num_update: the number of updates made before.
+
+    Attributes:
+        tables: the positions of parameters whose gradients are sparse, so that the store has states of their rows.
     """
 
     def __init__(
@@ -61,6 +71,7 @@ class TrainerRates:
     ) -> None:
         self.groups = groups
         self.num_update = num_update
+        self.tables: list[int] = []
         self._optimizer = optimizer
         self._where = where
         self._schedule = schedule
@@ -137,7 +148,7 @@ class TrainerRates:
 
     def save(self) -> str:
         """Return a text for ``read``."""
-        return json.dumps({"num_update": self.num_update, "groups": self._now()})
+        return json.dumps({"num_update": self.num_update, "groups": self._now(), "tables": self.tables})
 
     def read(self, text: str, path: str) -> Loaded:
         """Return the hyper-parameters in ``text``, as far as they are numbers; for ``take``.
@@ -152,10 +163,14 @@ class TrainerRates:
         try:
             saved = json.loads(text)
             num_update, groups = int(saved["num_update"]), [dict(group) for group in saved["groups"]]
+            tables = [int(position) for position in saved.get("tables", ())]
         except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as exc:
             raise UsageError(f"the hyper-parameters in {path} are damaged: {exc}") from None
         if not 0 <= num_update < 2**53:
             raise UsageError(f"the hyper-parameters in {path} are damaged: {num_update} updates")
+        number = sum(len(group["params"]) for group in self.groups)
+        if len(set(tables)) < len(tables) or not all(0 <= position < number for position in tables):
+            raise UsageError(f"the hyper-parameters in {path} are damaged: tables of parameters {tables}")
         if len(groups) != len(self.groups):
             raise UsageError(
                 f"{path} is from a run with {len(groups)} parameter groups, but this trainer has {len(self.groups)}"
@@ -164,13 +179,14 @@ class TrainerRates:
             {name: _renewed(name, mine[name], theirs.get(name)) for name in self._names}
             for mine, theirs in zip(self.groups, groups, strict=True)
         ]
-        return Loaded(num_update, fresh)
+        return Loaded(num_update, fresh, tables)
 
     def take(self, loaded: Loaded) -> None:
         """Continue with these hyper-parameters."""
         for mine, theirs in zip(self.groups, loaded.groups, strict=True):
             mine.update(theirs)
         self.num_update, self._scheduled = loaded.num_update, None
+        self.tables += [position for position in loaded.tables if position not in self.tables]
 
     def state_dict(self) -> dict[str, str]:
         """Return the state, for checkpoints of the job."""

@@ -12,6 +12,7 @@ import torch
 
 from kvstore import KVStore, RowSparse, Table, UsageError
 from kvstore.ticket import Ticket
+from workers.common.sparse_gradients import as_gradient, as_rows, is_sparse, table_key
 from workers.trainer.parameters import Key, Parameter
 
 
@@ -22,18 +23,16 @@ class SparseParameters:
         params: all parameters of the trainer.
         store: its store.
         updates: whether the store updates; else it sums.
+
+    Attributes:
+        positions: theirs, in the order in which their tables were made.
     """
 
     def __init__(self, params: Sequence[Parameter], store: KVStore, *, updates: bool) -> None:
+        self.positions: list[int] = []
         self._params = params
         self._store = store
         self._updates = updates
-        self._positions: list[int] = []
-
-    @property
-    def positions(self) -> Sequence[int]:
-        """Their positions, in the order in which their tables were made."""
-        return self._positions
 
     def find(self) -> list[int]:
         """Make tables for the parameters whose gradients are sparse for the first time; return their positions.
@@ -41,11 +40,16 @@ class SparseParameters:
         Raises:
             UsageError: the store has no full rounds, so that workers' weights would differ.
         """
-        new = [
-            position
-            for position, param in enumerate(self._params)
-            if position not in self._positions and is_sparse(param)
-        ]
+        new = [position for position, param in enumerate(self._params) if any(map(is_sparse, param.tensors))]
+        return self.make(new)
+
+    def make(self, positions: Sequence[int]) -> list[int]:
+        """Make tables for those parameters at ``positions`` that have none; return their positions.
+
+        Raises:
+            UsageError: see ``find``.
+        """
+        new = [position for position in positions if position not in self.positions]
         for position in new:
             self._require_rounds(self._params[position].key)
         if new:
@@ -53,7 +57,7 @@ class SparseParameters:
                 [table_key(self._params[position].key) for position in new],
                 [self._first(self._params[position].tensors[0]) for position in new],
             )
-            self._positions += new
+            self.positions += new
         return new
 
     def push(self, left_out: Collection[int] = ()) -> RoundRows | None:
@@ -65,10 +69,10 @@ class SparseParameters:
         Raises:
             UsageError: a parameter has no gradient.
         """
-        pushed = [self._params[position] for position in self._positions if position not in left_out]
+        pushed = [self._params[position] for position in self.positions if position not in left_out]
         if not pushed:
             return None
-        values = [[RowSparse.of(grad) for grad in param.gradients()] for param in pushed]
+        values = [[as_rows(grad) for grad in param.gradients()] for param in pushed]
         rows = [RowSparse.zeros(param.tensors[0].shape, param.tensors[0].dtype) for param in pushed]
         keys = [table_key(param.key) for param in pushed]
         ticket = self._store.pushpull(keys, values, rows, wait=False, row_ids=["round"] * len(keys))
@@ -131,27 +135,4 @@ class RoundRows:
         self._ticket.wait()
         for param, came in zip(self._params, self._rows, strict=True):
             for tensor in param.tensors:
-                tensor.grad = coo(came, tensor)
-
-
-def is_sparse(param: Parameter) -> bool:
-    """Whether the gradient of ``param`` is sparse."""
-    return any(tensor.grad is not None and tensor.grad.layout == torch.sparse_coo for tensor in param.tensors)
-
-
-def coo(rows: RowSparse, like: torch.Tensor) -> torch.Tensor:
-    """Return rows with rising ids as a sparse gradient of ``like``."""
-    ids = rows.ids.to(like.device)[None]
-    return torch.sparse_coo_tensor(
-        ids, rows.rows.to(like.device), like.shape, check_invariants=False, is_coalesced=True
-    )
-
-
-def no_rows(like: torch.Tensor) -> torch.Tensor:
-    """Return a sparse gradient of ``like`` that is all zeros."""
-    return coo(RowSparse.zeros(like.shape, like.dtype), like)
-
-
-def table_key(key: Key) -> Key:
-    """Return the key of a parameter's table, beside that of its first values; keys of a store are of one kind."""
-    return f"{key}/rows" if isinstance(key, str) else -1 - key
+                tensor.grad = as_gradient(came, tensor)

@@ -223,6 +223,7 @@ class Trainer:
 
         Raises:
             UsageError: some gradients have already been pushed, or have changed after ``allreduce_grads``.
+            Unsupported: a gradient is sparse.
         """
         self._between_steps("clip_grad_norm_()")
         return clip(self._params, self._peers, self._summed, self._scale(batch_size), max_norm, norm_type)
@@ -363,6 +364,8 @@ class Trainer:
         self._between_steps("load_states()")
         note = states_file.read_note(path) if self._local is not None or Path(path).exists() else None
         rates = None if note is None else self._rates.read(note, str(path))
+        if rates is not None and self._sync is not None:
+            self._sync.make_tables(rates.tables)
         self._where.load_optimizer_states(path)
         if rates is not None:
             self._rates.take(rates)

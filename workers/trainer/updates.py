@@ -12,9 +12,11 @@ from kvstore import NotFinite
 from kvstore.optim import states_file
 from kvstore.optim.hyperparameters import finite
 from kvstore.optim.optimizer import Optimizer, require_shapes
+from kvstore.optim.row_updater import RowHyperparameters
 from kvstore.optim.updater import Updater, refusals
 from kvstore.values import all_finite, spec_of
-from workers.trainer.parameters import Parameter
+from workers.trainer.local_rows import LocalRows
+from workers.trainer.parameters import Key, Parameter
 
 
 class LocalUpdates:
@@ -33,6 +35,7 @@ class LocalUpdates:
         require_shapes(optimizer, [(param.key, spec_of(param.tensors[0])) for param in params])
         with refusals(optimizer):
             self._updaters = [Updater(optimizer) for _ in params[0].tensors]
+            self._rows = [LocalRows(optimizer) for _ in params[0].tensors]
 
     def set_hyperparameters(
         self,
@@ -66,16 +69,26 @@ class LocalUpdates:
             self._require_finite(params, grads)
         for device, updater in enumerate(self._updaters):
             updater.rescale_grad = rescale_grad
-            updater.update(
-                [
-                    (param.key, param.tensors[device].detach(), per_device[device].clone())
-                    for param, per_device in zip(params, grads, strict=True)
-                ]
-            )
+            given = [
+                (param.key, param.tensors[device].detach(), per_device[device])
+                for param, per_device in zip(params, grads, strict=True)
+            ]
+            dense = [(key, weight, grad.clone()) for key, weight, grad in given if grad.layout == torch.strided]
+            if dense:
+                updater.update(dense)
+            for key, weight, grad in given:
+                if grad.layout != torch.strided:
+                    self._update_rows(device, key, weight, grad)
+
+    def _update_rows(self, device: int, key: Key, weight: torch.Tensor, grad: torch.Tensor) -> None:
+        updater, rows = self._updaters[device], self._rows[device]
+        if key not in rows:
+            rows.begin(key, weight, updater.states.of([key]))
+        rows.update(key, weight, grad, RowHyperparameters(updater.lr, updater.rescale_grad, updater.changes))
 
     def _require_finite(self, params: Sequence[Parameter], grads: Sequence[Sequence[torch.Tensor]]) -> None:
         for param, per_device in zip(params, grads, strict=True):
-            if not all(map(all_finite, per_device)):
+            if not all(all_finite(grad if grad.layout == torch.strided else grad._values()) for grad in per_device):
                 raise NotFinite(
                     f"the gradient of {param.key!r} has NaN or infinite elements in update {self._made}, "
                     "which has not been made"
@@ -84,7 +97,7 @@ class LocalUpdates:
     def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
         """Write the state of the first device to ``path``."""
         updater = self._updaters[0]
-        saved = updater.states.of(param.key for param in self._params)
+        saved = updater.states.of(param.key for param in self._params) | self._rows[0].of()
         states_file.write(path, updater.optimizer.rule, saved, note=note)
 
     def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
@@ -94,3 +107,4 @@ class LocalUpdates:
         states_file.require_keys(loaded, {param.key: spec_of(param.tensors[0]) for param in self._params}, path)
         for device, updater in enumerate(self._updaters):
             updater.states.load(loaded, {param.key: param.tensors[device].detach() for param in self._params})
+        self._rows = [LocalRows(updater.optimizer) for updater in self._updaters]  # they begin with what was loaded

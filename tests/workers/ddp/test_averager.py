@@ -164,26 +164,6 @@ def test_dtypes_and_layouts_mixed(cluster: ThreadedJob) -> None:
     same(pair(cluster, do, build=build)[0], alone(do, build=build))
 
 
-def embedding() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(20, 4, sparse=True))
-
-
-def look_up(model: nn.Module, optimizer: Any, step: int, rank: int | None) -> None:
-    optimizer.zero_grad()
-    model(batch(step, rank)[1]).square().mean().backward()
-    optimizer.step()
-
-
-def test_sparse_gradients_are_dense_or_an_error(cluster: ThreadedJob) -> None:
-    def dense(params: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params, lr=0.3)
-
-    same(pair(cluster, look_up, dense, embedding, sparse_as_dense=True)[0], alone(look_up, dense, embedding))
-    with pytest.raises(kv.UsageError, match=r"gradient of 'parameter 0' is sparse: pass sparse_as_dense=True"):
-        pair(cluster, look_up, dense, embedding)
-
-
 def test_a_backward_inside_of_a_backward(cluster: ThreadedJob) -> None:
     def checkpointed(model: Any, optimizer: Any, step: int, rank: int | None) -> None:
         optimizer.zero_grad()
