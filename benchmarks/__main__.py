@@ -16,6 +16,7 @@ from benchmarks.suites.everything import everything
 from benchmarks.suites.exchange import asynchronous, pushpull, small
 from benchmarks.suites.memory import memory
 from benchmarks.suites.network import network
+from benchmarks.suites.row_tables import tables
 from benchmarks.suites.rows import rows
 from benchmarks.suites.scaling import scale
 from benchmarks.suites.training import train
@@ -31,6 +32,7 @@ MEASUREMENTS: dict[str, Callable[[Session], None]] = {
     "compression": compression,
     "scale": scale,
     "memory": memory,
+    "tables": tables,
     "cluster": cluster,
     "all": everything,
 }

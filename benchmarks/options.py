@@ -28,6 +28,7 @@ WHATS = {
     "compression": "codecs alone, and rounds of four hosts of 1 Gbit/s with and without compression",
     "scale": "against workers, servers and sizes",
     "memory": "what the servers hold, over many rounds",
+    "tables": "tables of rows in one process: lookups, updates, memory, and saved tables",
     "cluster": "512 hosts of 8 workers without processes: what each message costs, and what a round takes by a model",
     "all": "all of these, with fewer rounds, in under ten minutes on two cores",
 }

@@ -92,6 +92,10 @@ TARGETS: Sequence[Target] = (
     Target("hosts-4-compressed", "topk 1 %, fp16 back", "kvstore, plain", 0.32),
     Target("memory", "largest server", "allowed", 1.0),
     Target("memory-growth", "largest growth", "allowed", 1.0),
+    *(Target("table-lookups", f"{count} ids at a time", "15 M/s", 1.0) for count in ("8,160", "100,000")),
+    Target("table-index", "index of 10 million ids", "allowed", 1.0),
+    Target("table-served", "8,160 rows at a time", "1 M/s", 1.0),
+    Target("table-growth", "growth", "allowed", 1.0),
 )
 
 
