@@ -125,7 +125,15 @@ def _require_text(key: str) -> None:
 def require_same(key: Key, known: Spec, given: Spec, who: str) -> None:
     """Raise ``Mismatch`` unless ``given`` (described by ``who``) is what is ``known`` of ``key``."""
     if known != given:
-        raise Mismatch(f"key {key!r} is {known}, but {who} {given}")
+        known_words, given_words = told_apart(known, given)
+        raise Mismatch(f"key {key!r} is {known_words}, but {who} {given_words}")
+
+
+def told_apart(known: Spec, given: Spec) -> tuple[str, str]:
+    """Return two specs that differ as messages have them: in full where their short forms are the same."""
+    if str(known) == str(given):
+        return repr(known), repr(given)
+    return str(known), str(given)
 
 
 def require_floats(specs: Iterable[tuple[Key, Spec]]) -> None:

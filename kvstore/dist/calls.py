@@ -12,6 +12,7 @@ from kvstore.dist.incoming import Writer
 from kvstore.dist.plans.plan import Plan, Plans
 from kvstore.dist.rows.arguments import RowArguments
 from kvstore.dist.rows.call import RowCall
+from kvstore.rows.row_sparse import require_dense
 from kvstore.spec import Key, require_same
 from kvstore.store.arguments import RowRequest, RowRequests, array_outs, group, one_kind
 from kvstore.values import Arrays, as_output, as_tensors, reduce_to, spec_of, tensors_of
@@ -84,7 +85,7 @@ class Arguments:
             KeyNotInitialized, Mismatch, UsageError: there can be no such call.
         """
         known = self._plans.known(key)
-        if known is None and self._has_tables(key):
+        if known is None and self.has_tables(key):
             return self._mixed(key, value, out, copy)
         return self._arrays(known, key, value, value if out is None else out, copy)
 
@@ -99,11 +100,14 @@ class Arguments:
             return StoreCall(None, None, None, self._tables.pull(requests.by_key))
         return self._split(self._grouped(key, value), requests.by_key, copy)
 
-    def arrays_of(self, key: Any, out: Any) -> dict[Key, Any]:
-        """Return those of ``out``, by key, whose keys have no tables."""
-        return {each: outs for each, outs in self._grouped(key, out).items() if each not in self._plans.entries.tables}
+    def without_tables(self, key: Any, out: Any) -> tuple[dict[Key, Any], list[Key]]:
+        """Return those of ``out``, by key, whose keys have no tables; and the keys that do."""
+        grouped, tables = self._grouped(key, out), self._plans.entries.tables
+        arrays = {each: outs for each, outs in grouped.items() if each not in tables}
+        return arrays, [each for each in grouped if each in tables]
 
-    def _has_tables(self, key: Any) -> bool:
+    def has_tables(self, key: Any) -> bool:
+        """Whether ``key`` is that of a table, or a list that has one."""
         tables = self._plans.entries.tables
         if not tables:
             return False
@@ -176,6 +180,7 @@ class Arguments:
             return known, arrays
         grouped = self._grouped(key, value)
         plan = self._plans.of(grouped)
+        require_dense(grouped, self._plans.entries)
         by_key = [self._checked(key, as_tensors(values)) for key, values in grouped.items()]
         return plan, [
             reduce_to(tensors, tensors[0].device if self._on_device or len(tensors) == 1 else CPU).contiguous()

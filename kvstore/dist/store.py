@@ -176,8 +176,9 @@ class DistStore(TableCalls, KVStore):
     ) -> Ticket:
         """See ``KVStore``."""
         self._check()
-        if ignore_sparse and self._entries.tables:
-            arrays = self._arguments.arrays_of(key, out)
+        if ignore_sparse and self._arguments.has_tables(key):
+            arrays, left_out = self._arguments.without_tables(key, out)
+            self._warn_left_out(left_out)
             if not arrays:
                 return Ticket("pull")
             key, out = list(arrays), list(arrays.values())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from kvstore.errors import UsageError
-from kvstore.spec import as_shape
+from kvstore.errors import Mismatch, UsageError
+from kvstore.spec import Key, as_shape
 from kvstore.values import as_dtype, as_tensor
 
 
@@ -137,6 +138,20 @@ class RowSparse:
 def is_row_sparse(value: Any) -> bool:
     """Whether ``value`` is a ``RowSparse`` or a ``torch.sparse_coo`` tensor."""
     return isinstance(value, RowSparse) or (isinstance(value, torch.Tensor) and value.layout == torch.sparse_coo)
+
+
+def require_dense(values: Mapping[Key, Sequence[Any]], known: Container[Key]) -> None:
+    """Raise ``Mismatch`` if a value of a key that has an array is row-sparse.
+
+    Args:
+        values: of each key, which has no table.
+        known: the keys that there are.
+    """
+    for key, each in values.items():
+        if key in known and any(map(is_row_sparse, each)):
+            raise Mismatch(
+                f"key {key!r} has an array, which takes no RowSparse: push a dense value, such as its to_dense()"
+            )
 
 
 def integers(what: str, given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +16,10 @@ from kvstore.optim.row_updater import OWN, RowHyperparameters
 from kvstore.optim.updater import Updater, refusals
 from kvstore.rows.first_rows import is_table
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_sparse import RowSparse, is_row_sparse
+from kvstore.rows.row_sparse import RowSparse, require_dense
 from kvstore.rows.row_states import split
 from kvstore.rows.wanted import Wanted
-from kvstore.spec import Key, Spec, check_key, require_floats, require_same, shorten, without_value
+from kvstore.spec import Key, Spec, check_key, require_floats, require_same, without_value
 from kvstore.store.arguments import RowRequest, RowRequests, array_outs, one_kind
 from kvstore.store.base import KVStore
 from kvstore.store.local_tables import LocalTables
@@ -45,7 +44,6 @@ class LocalStore(KVStore):
         self._updater: Updater | None = None
         self._function: Callable[[Key, Any, Any], None] | None = None
         self._tables = LocalTables(check_finite)
-        self._warned = False
         self._pushes = self._pulls = 0
         self._closed = False
 
@@ -79,7 +77,8 @@ class LocalStore(KVStore):
         """Make one update of each key; return the ids of each table's rows that have changed."""
         self._check()
         arrays = {key: its_arrays for key, its_arrays in values.items() if key not in self._tables}
-        given = {key: self._checked(key, self._dense(key, its_arrays)) for key, its_arrays in arrays.items()}
+        require_dense(arrays, self._specs)
+        given = {key: self._checked(key, as_tensors(its_arrays)) for key, its_arrays in arrays.items()}
         rows = {key: self._tables.contribution(key, each) for key, each in values.items() if key not in arrays}
         if self._updater is not None:
             require_floats((key, self._specs[key]) for key in given)
@@ -298,11 +297,6 @@ class LocalStore(KVStore):
             require_same(key, spec, spec_of(tensor), "this call has")
         return tensors
 
-    def _dense(self, key: Key, arrays: list[Any]) -> list[torch.Tensor]:
-        if key in self._specs and any(map(is_row_sparse, arrays)):
-            raise Mismatch(f"key {key!r} is {self._specs[key]}, an array: push a dense one (to_dense), or init a table")
-        return as_tensors(arrays)
-
     def _table(self, key: Any) -> Key:
         """Return ``key`` if it is a table's."""
         self._check()
@@ -316,13 +310,10 @@ class LocalStore(KVStore):
 
     def _arrays_of(self, outs: dict[Key, list[Any]]) -> dict[Key, list[Any]]:
         tables = [key for key in outs if key in self._tables]
-        if tables and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"pull leaves out tables ({shorten(tables)}): use row_sparse_pull, or ignore_sparse=False for all rows",
-                stacklevel=3,
-            )
-        return {key: its_outs for key, its_outs in outs.items() if key not in self._tables} if tables else outs
+        if not tables:
+            return outs
+        self._warn_left_out(tables)
+        return {key: its_outs for key, its_outs in outs.items() if key not in self._tables}
 
     def _row_hyperparameters(self) -> RowHyperparameters:
         updater = self._updater

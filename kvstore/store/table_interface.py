@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvstore.spec import Key
+from kvstore.spec import Key, shorten
 from kvstore.store.arguments import RowRequests, requests_of
 from kvstore.store.named import Named
 from kvstore.ticket import Ticket, claim
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 class TableInterface(Named):
     """A store as what holds tables: rows are pulled by their ids, and tables are saved and loaded."""
+
+    _warned_left_out = False
 
     def row_sparse_pull(
         self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None, *, wait: bool = True
@@ -138,6 +141,7 @@ class TableInterface(Named):
         """Take the rows of a table from a directory, and their states, if it has states of the store's optimizer.
 
         Every worker may call it; rank 0's directory is the one that counts. Rows that were not saved stay as they are.
+        What an admission rule has counted of ids without rows is not saved.
         The files are compared with their sha256.
 
         Args:
@@ -156,6 +160,15 @@ class TableInterface(Named):
 
     def _pushpull_rows(self, values: dict[Key, list[Any]], requests: RowRequests, priority: int, copy: bool) -> Ticket:
         raise self._unsupported("pushpull with row_ids")
+
+    def _warn_left_out(self, tables: Sequence[Key]) -> None:
+        """Warn, once for each store, that ``pull`` leaves these keys out."""
+        if not self._warned_left_out:
+            self._warned_left_out = True
+            warnings.warn(
+                f"pull leaves out tables ({shorten(tables)}): use row_sparse_pull, or ignore_sparse=False for all rows",
+                stacklevel=4,
+            )
 
     def _arrays_of(self, outs: dict[Key, list[Any]]) -> dict[Key, list[Any]]:
         """Return those of ``outs`` whose keys have arrays, no tables."""

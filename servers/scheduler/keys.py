@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from kvstore.errors import Mismatch, UsageError
-from kvstore.spec import Key, Spec, shorten, without_value
+from kvstore.spec import Key, Spec, shorten, told_apart, without_value
 from kvstore.table import Table, TableSpec
 from kvstore.wire import Declare
 from servers.scheduler.placements import Columns, Placements, first_other
@@ -89,8 +89,8 @@ class DeclaredKeys:
             return [(asker, self._place(request, specs))], None
         key = self._placements.contradicted(specs)
         if key is not None:
-            known = self._placements.specs[key]
-            error = Mismatch(f"key {key!r} is {known} on worker 0, but {specs[key]} on {request.node}")
+            known, given = told_apart(self._placements.specs[key], specs[key])
+            error = Mismatch(f"key {key!r} is {known} on worker 0, but {given} on {request.node}")
             return [(asker, error)], error
         missing = len(self._placements.missing(specs.keys()))
         if not missing:
@@ -208,7 +208,8 @@ class DeclaredKeys:
             if key is not None:
                 self._remove(group)
                 for asker in group.askers:
-                    words = f"{group.specs[key]} on {asker.request.node}, but {specs[key]} on worker {rank}"
+                    waiting, given = told_apart(group.specs[key], specs[key])
+                    words = f"{waiting} on {asker.request.node}, but {given} on worker {rank}"
                     contradicted.append((asker, Mismatch(f"key {key!r} is {words}")))
         return contradicted
 

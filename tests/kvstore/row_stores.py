@@ -32,8 +32,6 @@ ALL = [*ROUNDS, QUORUM, *ASYNC]
 
 def each_of(kinds: list[Kind], slow: list[Kind] | None = None) -> Any:
     """Run a test against ``kinds``, and as a long one against ``slow``."""
-    kinds = [kind for kind in kinds if not kind.dist]  # until servers have tables
-    slow = []
     marked = [pytest.param(kind, marks=pytest.mark.long) for kind in slow or []]
     return pytest.mark.parametrize("run", [*kinds, *marked], ids=str, indirect=True)
 

@@ -10,6 +10,7 @@ import torch
 
 from kvstore.errors import Mismatch, UsageError
 from kvstore.spec import ITEMSIZE, Key, Spec, as_shape, check_key, require_floats, require_same, shorten, without_value
+from kvstore.table import Table, TableSpec
 
 
 def test_sizes() -> None:
@@ -102,3 +103,9 @@ def test_many_keys_are_shortened(count: int, text: str) -> None:
 def test_a_key_without_a_value(key: Key, known: list[Key], advice: str) -> None:
     assert str(without_value(key, known)) == f"key {key!r} has no value; {advice}"
     assert str(without_value(key, known, " here")) == f"key {key!r} has no value here; {advice}"
+
+
+def test_specs_that_look_alike_are_told_apart() -> None:
+    one, other = (TableSpec.of(Table(shape=(10, 3), scale=scale)) for scale in (1.0, 2.0))
+    with pytest.raises(Mismatch, match=r"'t' is TableSpec.*scale=1\.0.* but this call has TableSpec.*scale=2\.0"):
+        require_same("t", one, other, "this call has")

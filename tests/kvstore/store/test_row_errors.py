@@ -154,20 +154,6 @@ def test_tables_that_cannot_be_made(run: Run) -> None:
     run(work)
 
 
-@each_of([Kind("dist_sync", 3, 2)])
-def test_workers_that_disagree_about_a_table(run: Run) -> None:
-    def work(store: kv.KVStore) -> None:
-        table = ONES if store.rank == 0 else kv.Table(shape=(ROWS, WIDTH), init="constant", scale=2.0)
-        if store.rank == 0:
-            store.init("t", table)
-        else:
-            with pytest.raises(kv.Mismatch, match="'t'"):
-                store.init("t", table)
-        store.barrier()
-
-    run(work)
-
-
 @each_of([kind for kind in ALL if "async" in kind.name or "ssp" in kind.name])
 def test_pushes_that_are_updates_need_an_optimizer(run: Run) -> None:
     def work(store: kv.KVStore) -> None:

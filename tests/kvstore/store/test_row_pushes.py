@@ -292,7 +292,6 @@ def test_mxnets_nightly_rounds(run: Run) -> None:
     run(work)
 
 
-@pytest.mark.skip("until servers have tables")
 def test_the_number_of_servers_changes_no_bit(jobs: Any) -> None:
     def work(store: kv.KVStore) -> Any:
         generator = torch.Generator().manual_seed(store.rank)

@@ -216,9 +216,8 @@ def test_workers_that_run_out_hold_up_nobody(run: Run) -> None:
     run(work)
 
 
-@pytest.mark.skip("until servers have tables")
 def test_what_is_saved_is_loaded_with_other_numbers_of_servers_and_workers(jobs: Any, tmp_path: Path) -> None:
-    tables = [kv.Table(shape=(50, 4), init="normal"), kv.Table(dim=4, init="uniform", admit=kv.MinCount(2))]
+    tables = [kv.Table(shape=(50, 4), init="normal"), kv.Table(dim=4, init="uniform", evict=kv.Unseen(100))]
 
     def step(store: kv.KVStore, number: int) -> None:
         if store.rank == 0:
