@@ -64,7 +64,10 @@ def row_sparse(what: str, value: Any, table: Table) -> RowSparse:
 def _part(what: str, table: Table, value: Any, finite: bool) -> tuple[Ids, Rows]:
     given = row_sparse(what, value, table)
     ids = require_ids(what, given.ids, table)
-    rows = given.rows.detach().cpu().reshape(len(ids), table.width).contiguous()
+    rows = given.rows.detach()
+    if not rows.is_cpu:
+        rows = rows.cpu()
+    rows = rows.reshape(len(ids), table.width).contiguous()
     if finite and not all_finite(rows):
         position = int(torch.nonzero(~torch.isfinite(rows).all(1))[0])
         raise NotFinite(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import bisect
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,11 +128,14 @@ class RowArguments:
         return RowCall(plan, RowContribution(plan, ids, rows), reader)
 
 
-def _keep(given: dict[Key, _Given], wanted: Any) -> None:
+def _keep(given: dict[Key, _Given], wanted: Iterable[Wanted]) -> None:
     """Copy rows that are to be pushed where an output shares their memory: it may be written before they have left."""
     memory = [out.untyped_storage() for each in wanted for out in each.targets]
-    written = [(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in memory]
+    written = sorted((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in memory)
+    starts = [start for start, _ in written]
+    reach = list(itertools.accumulate((stop for _, stop in written), max))  # where the outputs up to each end
     for key, (ids, rows) in given.items() if written else ():
-        low = rows.ctypes.data
-        if any(start < low + rows.nbytes and low < stop for start, stop in written):
+        low = rows.__array_interface__["data"][0]
+        before = bisect.bisect_left(starts, low + rows.nbytes)  # outputs that begin before the rows end
+        if before and reach[before - 1] > low:
             given[key] = _Given(ids, rows.copy())

@@ -45,6 +45,15 @@ class RowContribution:
     def write(self, server: int, lengths: Sequence[int], into: memoryview) -> None:
         """Write the rows that go to ``server``, table by table, each of so many bytes."""
         at = 0
+        if not len(into):
+            return
+        if self._plan.item is not None:
+            whole = np.frombuffer(into, self._rows[0].dtype).reshape(-1, self._plan.tables[0].width)
+            for rows, positions in zip(self._rows, self._striped.positions(server), strict=True):
+                stop = at + len(positions)
+                rows.take(positions, axis=0, out=whole[at:stop], mode="clip")  # they are in range: no check of them
+                at = stop
+            return
         for table, rows, positions, length in zip(
             self._plan.tables, self._rows, self._striped.positions(server), lengths, strict=True
         ):
@@ -54,6 +63,6 @@ class RowContribution:
                 continue
             if table.codec == "none":
                 target = np.frombuffer(part, rows.dtype, len(positions) * table.width).reshape(-1, table.width)
-                np.take(rows, positions, axis=0, out=target, mode="clip")  # positions are in range: no check of them
+                rows.take(positions, axis=0, out=target, mode="clip")
             else:
                 write_rows(rows[positions], table.codec, part)

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvstore.dist.plans.entries import Entries, Entry, Segment
 from kvstore.errors import Mismatch
+from kvstore.rows.layout import ALIGNED
 from kvstore.spec import Key, without_value
 from kvstore.table import Table
 from kvstore.values.addresses import Column
@@ -49,6 +50,7 @@ class RowPlan:
         parcels: for each server, the stripes that it has.
         wide: whether ids need more than 32 bits.
         codecs: how the rows of each travel.
+        item: one row, if those of all tables are alike and lie back to back in messages, as they are; else None.
     """
 
     def __init__(self, entries: Entries, keys: Iterable[Key]) -> None:
@@ -60,6 +62,10 @@ class RowPlan:
         self.parcels = [RowParcel(server, known) for server in range(self.servers)]
         self.wide = any(table.rows is None or table.rows > NARROW for table in self.tables)
         self.codecs = [table.codec for table in self.tables]
+        alike = {(table.dtype, table.width, table.codec) for table in self.tables}
+        first = self.tables[0]
+        whole = len(alike) == 1 and first.codec == "none" and first.row_bytes % ALIGNED == 0
+        self.item = np.dtype((np.void, first.row_bytes)) if whole else None
 
 
 class RowPlans:

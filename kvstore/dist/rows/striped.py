@@ -46,6 +46,10 @@ class Striped:
     def _stripes(self, ids: Sequence[Ids]) -> Positions:
         plan = self._plan
         if not any(table.grows for table in plan.tables):  # the same rule for all of them
+            mask = plan.servers - 1
+            if not plan.servers & mask:  # a remainder costs ten times as much
+                masked: Positions = self._all & mask
+                return masked
             return stripes_of(plan.tables[0], self._all, plan.servers)
         parts = [stripes_of(table, each, plan.servers) for table, each in zip(plan.tables, ids, strict=True)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

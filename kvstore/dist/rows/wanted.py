@@ -13,7 +13,7 @@ from kvstore.errors import WireError
 from kvstore.rows.ids import Ids
 from kvstore.rows.layout import part_bytes, read_rows
 from kvstore.rows.slabs import scatter
-from kvstore.rows.sums import Rows
+from kvstore.rows.sums import Positions, Rows
 from kvstore.rows.wanted import Wanted
 from kvstore.wire import Buffer
 from kvstore.wire import Rows as RowsReply
@@ -61,6 +61,8 @@ class WantedRows:
         self._wanted = wanted
         self._striped = Striped(plan, [each.ids for each in wanted])
         self._rows = [each.destination() for each in wanted]
+        item = plan.item
+        self._items = None if item is None else [rows.view(item)[:, 0] for rows in self._rows]
         self._missing = set(self.servers)
 
     @property
@@ -84,14 +86,31 @@ class WantedRows:
         """See ``RowReader``."""
         if reply.counts != self.counts(parcel.server):
             raise WireError(f"expected {self.counts(parcel.server)} rows of the tables, got {reply.counts}")
-        parts = row_parts(self._plan, reply)
-        for rows, positions, part in zip(self._rows, self._striped.positions(parcel.server), parts, strict=True):
-            if len(positions):
-                scatter(rows, positions, part)
+        self._collect(self._striped.positions(parcel.server), reply)
         self._missing.discard(parcel.server)
         if not self._missing:
             for wanted, rows in zip(self._wanted, self._rows, strict=True):
                 wanted.write(rows)
+
+    def _collect(self, positions: Sequence[Positions], reply: RowsReply) -> None:
+        """Put the rows of a reply where they belong among all."""
+        item = self._plan.item
+        if self._items is None or item is None:
+            for rows, where, part in zip(self._rows, positions, row_parts(self._plan, reply), strict=True):
+                if len(where):
+                    scatter(rows, where, part)
+            return
+        count = sum(reply.counts)
+        if len(reply.buffers) != 1 or len(reply.buffers[0]) != count * item.itemsize:
+            raise WireError(f"expected {count} rows of {item.itemsize} bytes, got {sum(map(len, reply.buffers))} bytes")
+        if not count:
+            return
+        came = np.frombuffer(reply.buffers[0], item)
+        at = 0
+        for items, where in zip(self._items, positions, strict=True):
+            stop = at + len(where)
+            items[where] = came[at:stop]
+            at = stop
 
 
 class UnionRows:
