@@ -77,7 +77,7 @@ def _of(part, number):
 PUSHES = st.lists(st.sets(st.integers(-12, 12), max_size=10).map(sorted), max_size=5)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.lists(PUSHES, min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 3), st.booleans())
 def test_a_chain_of_saves_is_the_table_and_goes_on_on_other_servers(tmp_path_factory, rounds, servers, others, admits):
     directory = tmp_path_factory.mktemp("table")

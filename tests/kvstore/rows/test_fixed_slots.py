@@ -1,0 +1,24 @@
+import numpy as np
+import pytest
+
+from kvstore.rows.fixed_slots import FixedSlots
+from kvstore.rows.index import ABSENT
+
+
+@pytest.mark.parametrize(("stripe", "ids"), [(0, [0, 3, 6, 9]), (1, [1, 4, 7]), (2, [2, 5, 8])])
+def test_ids_of_a_stripe_have_slots_in_sequence_once_they_are_made(stripe, ids):
+    slots = FixedSlots(10, stripe, 3)
+    assert slots.top == len(ids)
+    assert (slots.find(np.array(ids)) == ABSENT).all()
+    assert slots.insert(np.array(ids[1:])).tolist() == list(range(1, len(ids)))
+    assert slots.find(np.array([ids[-1], ids[0]])).tolist() == [len(ids) - 1, ABSENT]
+    assert len(slots) == len(ids) - 1
+    slots.insert(np.array(ids[:1]))
+    assert slots.ids_of(slots.slots()).tolist() == ids
+
+
+def test_a_stripe_may_have_no_row():
+    slots = FixedSlots(2, 3, 4)
+    assert (slots.top, len(slots), slots.slots().tolist()) == (0, 0, [])
+    with pytest.raises(AssertionError):
+        slots.remove(np.array([0]))

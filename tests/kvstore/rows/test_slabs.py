@@ -1,0 +1,71 @@
+import mmap
+
+import numpy as np
+import pytest
+
+from kvstore.rows import slabs
+from kvstore.rows.slabs import Slab, gather, scatter
+
+
+@pytest.mark.parametrize("columns", [None, 1, 3])
+def test_items_keep_their_values_and_place_while_it_grows(columns):
+    slab = Slab(columns, np.float32)
+    slab.reserve(2)
+    first = slab.items
+    slab.items[:2] = 5
+    slab.reserve(100_000)
+    assert slab.items is first, "reserved memory is not copied"
+    assert (slab.items[:2] == 5).all()
+    assert not slab.items[2:100_000].any()
+    assert slab.item_bytes == 4 * (columns or 1)
+
+
+def test_what_outgrows_its_reserve_is_copied(monkeypatch):
+    monkeypatch.setattr(slabs, "RESERVED", 64)
+    slab = Slab(2, np.float64)
+    slab.reserve(1)
+    slab.items[0] = 7
+    slab.reserve(1000)
+    assert slab.items[0].tolist() == [7, 7]
+    assert len(slab.items) >= 1000
+
+
+def test_one_whose_size_is_known_reserves_just_that():
+    slab = Slab(3, np.int64, most=10)
+    slab.reserve(1)
+    assert len(slab.items) == 10
+    slab.reserve(11)
+    assert len(slab.items) >= 11
+
+
+def test_where_address_space_is_limited_less_is_reserved(monkeypatch):
+    real, asked = mmap.mmap, []
+
+    def limited(fd, length, **options):
+        asked.append(length)
+        if length > 1 << 20:
+            raise OSError("no more")
+        return real(fd, length, **options)
+
+    monkeypatch.setattr(mmap, "mmap", limited)
+    slab = Slab(None, np.int64)
+    slab.reserve(10)
+    assert len(slab.items) >= 10
+    assert asked[0] == slabs.RESERVED
+    with pytest.raises(MemoryError, match="8000000 bytes"):
+        slab.reserve(1_000_000)
+
+
+@pytest.mark.parametrize("columns", [None, 1, 5])
+def test_gathered_items_are_scattered_back(columns):
+    slab = Slab(columns, np.float32)
+    slab.reserve(50)
+    slots = np.array([7, 3, 49])
+    values = np.arange(3 * (columns or 1), dtype=np.float32).reshape(3, columns or 1)
+    values = values[:, 0] if columns is None else values
+    scatter(slab.items, slots, values)
+    assert np.array_equal(gather(slab.items, slots), values)
+    out = np.empty_like(values)
+    assert gather(slab.items, slots.astype(np.int32), out) is out
+    assert np.array_equal(out, values)
+    assert np.count_nonzero(slab.items[:50].reshape(50, -1).any(axis=1)) <= 3
