@@ -33,6 +33,7 @@ from kvstore.ticket import WaitLimits
 from kvstore.transport import InprocNetwork, Transport
 from kvstore.transport.choose import links
 from kvstore.transport.shm.transport import sharing
+from servers.aggregator.process import run_aggregator
 from servers.scheduler_process import run_scheduler
 from servers.server import run_server
 
@@ -50,6 +51,7 @@ class ThreadedJob:
             private ``directory`` for the sockets; ``tcp``; with keys ``curve``; or with ``KVSTORE_TRANSPORT=zeromq``
             ``zeromq``, over TCP if there is no ``directory``, and ``zeromq-shm``.
         limit_s: how long a call of ``run`` may take, in seconds, before it is said to hang.
+        aggregators: on so many hosts, which share the workers evenly, there is an aggregator; ``inproc`` alone.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ThreadedJob:
         directory: Path | None = None,
         kind: str = "inproc",
         limit_s: float = LONG + 10.0,  # after the members' own deadlines
+        aggregators: int = 0,
         **more: Any,
     ) -> None:
         self.network = network or InprocNetwork()
@@ -84,6 +87,7 @@ class ThreadedJob:
             "transport": "zeromq" if kind.startswith("zeromq") else "sockets",
             "num_workers": workers,
             "num_servers": servers,
+            "num_aggregators": aggregators,
             "timeout_s": timeout_s,
             "patience_s": timeout_s if patience_s is None else patience_s,
             "heartbeat_s": heartbeat_s,
@@ -94,6 +98,7 @@ class ThreadedJob:
         }
         self.workers = workers
         self.servers = servers
+        self.aggregators = aggregators
         self.limit_s = limit_s
         self.exit_codes: dict[str, int] = {}
         self._threads: list[threading.Thread] = []
@@ -105,6 +110,8 @@ class ThreadedJob:
         if self._keys:
             number = {"scheduler": 0, "server": 1 + rank, "worker": 1 + self.servers + rank}[role]
             options["keys"] = CurveKeys.from_env(self._keys[number])
+        if self.aggregators and role == "worker":
+            options["aggregator"] = rank * self.aggregators // self.workers
         if self._root is not None and role == "scheduler":
             options["root_fd"] = self._root.detach()
         return Config(role=role, rank_hint=rank, **options)  # type: ignore[arg-type]
@@ -122,6 +129,14 @@ class ThreadedJob:
             self._start(
                 f"server {rank}",
                 lambda config=config_of, endpoint=endpoint: run_server(config, self.ends(config), endpoint),
+            )
+        for rank in range(self.aggregators):
+            config_of = self.config("aggregator", rank)
+            self._start(
+                f"aggregator {rank}",
+                lambda config=config_of, rank=rank: run_aggregator(
+                    config, self.ends(config), f"{self._place}aggregator-{rank}"
+                ),
             )
         threads = [
             threading.Thread(target=self.join, args=(rank,), name=f"worker {rank} joins")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,34 +11,39 @@ from store_kinds import Jobs, Kind, Run
 
 import kvstore as kv
 
-__all__ = ["Run", "assigning", "each_of", "every", "jobs", "run", "updating"]
+__all__ = ["Run", "each_of", "every", "in_rounds", "jobs", "run", "updating"]
 
 ROWS, WIDTH = 10, 3
 ONES = kv.Table(shape=(ROWS, WIDTH), init="constant")  # all rows are ones
 BOUND = 20  # elements: arrays of so many are cut over the servers
 
-ROUNDS = [
-    Kind("local"),
+LOCAL, SYNC, ASYNC = Kind("local"), Kind("dist_sync", 3, 2), Kind("dist_async", 3, 2)
+ROUNDS = [LOCAL, SYNC]
+MORE_ROUNDS = [
     Kind("device"),
     Kind("dist_sync", 1, 1),
-    Kind("dist_sync", 3, 2),
     Kind("dist_device_sync", 2, 3),
+    Kind("dist_sync", 2, 2, "curve"),
+    Kind("dist_sync", 4, 2, aggregators=2),
 ]
-QUORUM = Kind("dist_sync", 3, 2, quorum=3)
-ASYNC = [Kind("dist_async", 3, 2), Kind("dist_ssp", 2, 3)]
-LINKS = [Kind("dist_sync", 2, 2, "curve"), Kind("dist_async", 2, 2, "shm"), Kind("dist_sync", 2, 2, "zeromq-shm")]
-ALL = [*ROUNDS, QUORUM, *ASYNC]
+QUORUM, SSP = Kind("dist_sync", 3, 2, quorum=3), Kind("dist_ssp", 2, 3)
+MORE_UPDATES = [
+    QUORUM,
+    SSP,
+    Kind("dist_async", 2, 2, "shm"),
+    Kind("dist_async", 4, 2, aggregators=2),
+]
 
 
-def each_of(kinds: list[Kind], slow: list[Kind] | None = None) -> Any:
+def each_of(kinds: list[Kind], slow: Sequence[Kind] = ()) -> Any:
     """Run a test against ``kinds``, and as a long one against ``slow``."""
-    marked = [pytest.param(kind, marks=pytest.mark.long) for kind in slow or []]
+    marked = [pytest.param(kind, marks=pytest.mark.long) for kind in slow]
     return pytest.mark.parametrize("run", [*kinds, *marked], ids=str, indirect=True)
 
 
-every = each_of(ALL, LINKS)  # with an optimizer
-updating = each_of([*ROUNDS, QUORUM])  # with one, in rounds
-assigning = each_of([*ROUNDS, QUORUM], LINKS[:1])  # without one
+every = each_of([*ROUNDS, ASYNC], [*MORE_ROUNDS, *MORE_UPDATES])  # with an optimizer
+updating = each_of(ROUNDS, [*MORE_ROUNDS, QUORUM])  # with one, in rounds
+in_rounds = each_of(ROUNDS, MORE_ROUNDS)  # in rounds that every worker is in
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +93,3 @@ def mine(store: kv.KVStore) -> int:
 def all_of(store: kv.KVStore) -> int:
     """What all contribute."""
     return store.num_workers * (store.num_workers + 1) // 2
-
-
-def refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
-    """Check that ``call`` raises ``error`` with ``text`` in its message."""
-    with pytest.raises(error, match=text):
-        call()

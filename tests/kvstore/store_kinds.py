@@ -26,6 +26,7 @@ class Kind:
         links: what their links are, as ``ThreadedJob`` knows them.
         quorum: how many workers make a round; None for all.
         finite: whether pushes of NaN are refused.
+        aggregators: on how many hosts one sums what their workers push.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Kind:
     links: str = "inproc"
     quorum: int | None = None
     finite: bool = False
+    aggregators: int = 0
 
     @property
     def dist(self) -> bool:
@@ -47,7 +49,8 @@ class Kind:
     def __str__(self) -> str:
         links = "" if self.links == "inproc" else f"-{self.links}"
         quorum = "" if self.quorum is None else "-quorum"
-        return f"{self.name}-{self.workers}x{self.servers}{links}{quorum}" if self.dist else self.name
+        hosts = f"-{self.aggregators}-hosts" if self.aggregators else ""
+        return f"{self.name}-{self.workers}x{self.servers}{links}{quorum}{hosts}" if self.dist else self.name
 
 
 class Jobs(contextlib.ExitStack):
@@ -60,16 +63,21 @@ class Jobs(contextlib.ExitStack):
     def __init__(self, bound: int) -> None:
         super().__init__()
         self._bound = bound
-        self._running: dict[tuple[int, int, str], ThreadedJob] = {}
+        self._running: dict[tuple[int, int, str, int], ThreadedJob] = {}
 
     def job(self, kind: Kind) -> ThreadedJob:
         """Return the job of ``kind``, which is started if it is not running."""
-        which = (kind.workers, kind.servers, kind.links)
+        which = (kind.workers, kind.servers, kind.links, kind.aggregators)
         if which not in self._running:
             private = kind.links.startswith("zeromq") or kind.links in ("shm", "unix")
             directory = Path(self.enter_context(tempfile.TemporaryDirectory())) if private else None
             job = ThreadedJob(
-                kind.workers, kind.servers, bigarray_bound=self._bound, directory=directory, kind=kind.links
+                kind.workers,
+                kind.servers,
+                bigarray_bound=self._bound,
+                directory=directory,
+                kind=kind.links,
+                aggregators=kind.aggregators,
             )
             self._running[which] = self.enter_context(job)
         return self._running[which]

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from row_stores import ASYNC, QUORUM, ROUNDS, WIDTH, begin, each_of, grads, jobs, run, settle
-from store_kinds import Kind, Run
+from row_stores import ASYNC, MORE_ROUNDS, QUORUM, ROUNDS, WIDTH, begin, each_of, grads, jobs, run, settle
+from store_kinds import Run
 
 import kvstore as kv
 
@@ -17,7 +17,7 @@ __all__ = ["jobs", "run"]
 GROWING = kv.Table(dim=WIDTH, init="normal", seed=4, evict=kv.Unseen(2))
 KEPT = kv.Table(dim=WIDTH, init="normal", seed=4, evict=kv.Unseen(50))
 IDS = torch.arange(-20, 60)
-every = each_of([Kind("local"), ROUNDS[3], ASYNC[0]], [*ROUNDS[1:3], QUORUM])
+every = each_of([*ROUNDS, ASYNC], [*MORE_ROUNDS[:2], QUORUM])
 
 
 def push(store: kv.KVStore, first: int, last: int) -> None:

@@ -10,9 +10,12 @@ import pytest
 import torch
 from row_stores import (
     ASYNC,
+    LOCAL,
+    MORE_ROUNDS,
     QUORUM,
-    ROUNDS,
     ROWS,
+    SSP,
+    SYNC,
     WIDTH,
     begin,
     each_of,
@@ -29,8 +32,6 @@ from store_kinds import Kind, Run
 import kvstore as kv
 
 __all__ = ["jobs", "run"]
-
-MANY = [kind for kind in (*ROUNDS, *ASYNC) if kind.workers > 1]
 
 
 @updating
@@ -82,7 +83,7 @@ def test_rows_that_nobody_has_pushed_for_long_go(run: Run) -> None:
 
 
 @pytest.mark.parametrize("by", ["age", "count"])
-@each_of([kind for kind in ROUNDS if kind.servers <= 1])
+@each_of([LOCAL], MORE_ROUNDS[:2])
 def test_a_full_table_lets_the_oldest_or_the_rarest_go(run: Run, by: str) -> None:
     def work(store: kv.KVStore) -> None:
         begin(store, kv.Table(dim=WIDTH, init="constant", evict=kv.Capacity(4, by=by)))
@@ -131,6 +132,7 @@ def test_rows_can_be_replaced_and_read_page_by_page(run: Run) -> None:
             for id, row in zip(page.ids.tolist(), page.rows.tolist(), strict=True)
         }
         assert there[1] == there[8] == 5
+        store.barrier()
         for bad, text in ((grads([1, 1]), "comes twice"), (grads([10]), "id 10"), (grads([0], 1.0, 2), r"2\]")):
             with pytest.raises(kv.UsageError, match=text):
                 store.put_rows("t", bad)
@@ -188,7 +190,7 @@ def test_a_run_goes_on_from_saved_states_to_the_bit(run: Run, grows: bool, tmp_p
     assert torch.equal(run(second)[0], end)
 
 
-@each_of([kind for kind in MANY if "async" not in kind.name and "ssp" not in kind.name] + [QUORUM])
+@each_of([SYNC], [MORE_ROUNDS[2], MORE_ROUNDS[4], QUORUM])
 def test_rounds_go_on_without_workers_that_have_run_out(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
         begin(store)
@@ -204,7 +206,7 @@ def test_rounds_go_on_without_workers_that_have_run_out(run: Run) -> None:
     run(work)
 
 
-@each_of(ASYNC)
+@each_of([ASYNC], [SSP])
 def test_workers_that_run_out_hold_up_nobody(run: Run) -> None:
     def work(store: kv.KVStore) -> None:
         begin(store)
