@@ -1,7 +1,7 @@
 """``python -m simulation 0-9999``: runs of whole jobs in virtual time, by seeds; see ``runs.py``.
 
 ``--crashes`` kills each member after each message of one run instead. ``--replicas`` gives each server a standby; see
-``takeovers.py``. Ends with 1 if a run was wrong, or hung.
+``takeovers.py``. With ``--tables`` workers push rows of tables then. Ends with 1 if a run was wrong, or hung.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from simulation.runs import HOSTS, Plan, carry_out, crashes, verdict
-from simulation.takeovers import exhaustive, judge, replicated, short
+from simulation.takeovers import exhaustive, judge, replicated, short, with_tables
 
 
 def main() -> int:
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--crashes", action="store_true", help="kill each member after each message")
     parser.add_argument("--hosts", action="store_true", help="with --crashes: of 4 workers on 2 hosts with aggregators")
     parser.add_argument("--replicas", action="store_true", help="each server has a standby")
+    parser.add_argument("--tables", action="store_true", help="with --replicas: of programs with tables")
     parser.add_argument("--step", type=int, default=1, help="with --crashes and --replicas: after each n-th message")
     parser.add_argument("--most", type=int, default=10, help="traces that are printed; default %(default)s")
     options = parser.parse_args()
@@ -47,13 +48,14 @@ def main() -> int:
 
 def _plans(options: argparse.Namespace, seed: int) -> Iterator[Plan]:
     hosts = HOSTS[0] if options.hosts else ()
+    chosen = with_tables if options.tables else lambda plan: plan
     if options.crashes and options.replicas:
         for plan in short(seed, hosts):
-            yield from exhaustive(plan, step=options.step)
+            yield from exhaustive(chosen(plan), step=options.step)
     elif options.crashes:
         yield from crashes(seed, hosts)
     else:
-        yield replicated(seed) if options.replicas else Plan.of(seed)
+        yield chosen(replicated(seed)) if options.replicas else Plan.of(seed)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from simulation.exactness import Bits, Counting
 from simulation.job import HEARTBEAT_LIMIT_S, Outcome, SimulatedJob
 from simulation.network import Weather
 from simulation.programs import BOUND, Interrupted, Training
+from simulation.row_exactness import RowBits, RowCounting
 from simulation.world import Action
 
 from kvstore.errors import KVStoreError
@@ -33,6 +34,7 @@ RESTARTS = 20
 COMPRESSIONS: tuple[dict[str, Any] | None, ...] = (None, None, {"type": "fp16"})
 
 
+Program: TypeAlias = "Training | Counting | Bits | RowCounting | RowBits"
 FAIR = Weather()
 
 
@@ -54,7 +56,7 @@ class Plan:
         hosts: the ranks of the workers of each host that has an aggregator.
         replicas: 1 if each server has a standby.
         start_s: how long a process that is started again takes to run, on average.
-        program: what workers do: ``train``, ``count`` or ``bits``.
+        program: what workers do: ``train``, ``count`` or ``bits``; ``count rows`` or ``row bits`` with tables.
         rounds: at most so many, where the program can.
         late: a member that hears the scheduler so many seconds late.
         limit_s: after how many seconds of silence a member is lost.
@@ -134,11 +136,15 @@ def carry_out(plan: Plan) -> Outcome:
         heartbeat_s=plan.limit_s / 10,
         heartbeat_timeout_s=plan.limit_s,
     )
-    training: Training | Counting | Bits
+    training: Program
     if plan.program == "count":
         training = Counting(plan.seed, plan.mode, plan.uneven, plan.rounds)
     elif plan.program == "bits":
         training = Bits(plan.seed, plan.compression, min(plan.rounds, 3))
+    elif plan.program == "count rows":
+        training = RowCounting(plan.seed, plan.mode, plan.uneven, plan.rounds)
+    elif plan.program == "row bits":
+        training = RowBits(plan.seed, min(plan.rounds, 3))
     else:
         training = Training(plan.seed, plan.mode, plan.compression, plan.uneven, later=bool(plan.replicas))
     due: defaultdict[int, list[Action]] = defaultdict(list)
@@ -168,7 +174,7 @@ def _pause(job: SimulatedJob, member: str, last_s: float) -> None:
     job.world.after(last_s, process.resume)
 
 
-def _interrupt(job: SimulatedJob, training: Training | Counting | Bits, rank: int) -> None:
+def _interrupt(job: SimulatedJob, training: Program, rank: int) -> None:
     if rank in training.armed:
         job.processes[f"worker {rank}"].tasks[0].interrupt(Interrupted())
 

@@ -18,6 +18,7 @@ from simulation.runs import HOSTS, MEMBERS, MODES, STANDBYS, Plan, carry_out, ve
 
 SEATS = (*MEMBERS[1:3], *STANDBYS)  # that may be lost
 CODED = ({"type": "2bit", "threshold": 0.5, "pull": "fp16"}, {"type": "int8", "pull": "int8"}, None)
+BITS = ("bits", "row bits")  # programs that return all bytes
 SLOW_S = 40.0  # virtual seconds that a run may take beyond its pauses: several limits of heartbeats
 
 
@@ -60,6 +61,11 @@ def replicated(seed: int) -> Plan:
     return plan
 
 
+def with_tables(plan: Plan) -> Plan:
+    """Return ``plan`` with programs that have tables."""
+    return replace(plan, program="row bits" if plan.program == "bits" else "count rows", compression=None)
+
+
 def short(seed: int, hosts: tuple[tuple[int, ...], ...] = ()) -> tuple[Plan, ...]:
     """Return runs of three rounds, with rounds and without: short enough for a death after each message."""
     count = Plan(seed, hosts=hosts, replicas=1, program="count", rounds=3)
@@ -81,7 +87,7 @@ def judge(plan: Plan, outcome: Outcome) -> str:
         slow = SLOW_S + (plan.pause[2] if plan.pause else 0.0) + sum(last_s for *_, last_s in plan.partings)
         if outcome.worked_s > slow:
             return f"it took {outcome.worked_s:.1f} s"
-        pairs = zip(outcome.results, _undisturbed(plan) if plan.program == "bits" else outcome.results, strict=True)
+        pairs = zip(outcome.results, _undisturbed(plan) if plan.program in BITS else outcome.results, strict=True)
         if any(
             made is not None and made != wanted for made, wanted in pairs
         ):  # a worker may have been killed at its end
@@ -129,11 +135,13 @@ def _given_up(parted: set[str]) -> list[str]:
 
 def _undisturbed(plan: Plan) -> list[object]:
     """Return the results of a run of the same programs without faults, and without replicas."""
-    return _results(plan.seed, CODED.index(plan.compression), plan.pieces, plan.hosts, plan.rounds)
+    return _results(plan.seed, CODED.index(plan.compression), plan.pieces, plan.hosts, plan.rounds, plan.program)
 
 
 @lru_cache(maxsize=64)
-def _results(seed: int, coded: int, pieces: bool, hosts: tuple[tuple[int, ...], ...], rounds: int) -> list[object]:
+def _results(
+    seed: int, coded: int, pieces: bool, hosts: tuple[tuple[int, ...], ...], rounds: int, program: str
+) -> list[object]:
     return carry_out(
-        Plan(seed, compression=CODED[coded], pieces=pieces, hosts=hosts, program="bits", rounds=rounds)
+        Plan(seed, compression=CODED[coded], pieces=pieces, hosts=hosts, program=program, rounds=rounds)
     ).results

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from simulation.network import Weather
 from simulation.runs import Plan, carry_out
-from simulation.takeovers import CODED, SEATS, exhaustive, judge, replicated, short
+from simulation.takeovers import CODED, SEATS, exhaustive, judge, replicated, short, with_tables
 
 from kvstore.member.links import Links
+from kvstore.rows.admission import AdmissionRule
 from kvstore.wire import Message, Record, Stored
 from servers.replication.gate import Gate
 from servers.replication.replica import Replica
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Outbox
+from servers.store.recording import Recording
 from servers.store.rounds import Rounds
 
 
@@ -47,10 +49,23 @@ def test_whoever_dies_costs_nothing_but_time() -> None:
             require(plan, "exact")
 
 
+@pytest.mark.parametrize("program", ["count", "count rows"])
 @pytest.mark.parametrize("mode", ["sync", "async", "ssp", "drop", "keep"])
-def test_every_push_counts_once(mode: str) -> None:
-    plan = Plan(0, mode, program="count")
+def test_every_push_counts_once(mode: str, program: str) -> None:
+    plan = Plan(0, mode, program=program)
     assert judge(plan, carry_out(plan)) == "exact"
+
+
+def test_rows_survive_whatever_happens() -> None:
+    for seed in range(3):
+        require(with_tables(replicated(seed)), "exact", "loud")
+
+
+@pytest.mark.long
+def test_a_server_with_tables_that_dies_at_any_moment_costs_nothing_but_time() -> None:
+    for base in short(0):
+        for plan in exhaustive(with_tables(base), SEATS, step=113):
+            require(plan, "exact")
 
 
 @pytest.mark.parametrize("compression", CODED)
@@ -88,6 +103,12 @@ DEATHS = {
         Plan(0, mode, replicas=1, program="count", rounds=3, crashes=(("server 0", at),)) for at in range(67, 132, 7)
     ]
     for mode in ("async", "keep")
+}
+ROW_DEATHS = {
+    mode: [
+        Plan(0, mode, replicas=1, program="count rows", rounds=3, crashes=(("server 0", at),)) for at in (116, 161, 170)
+    ]
+    for mode in ("sync", "async", "keep")
 }
 
 
@@ -128,6 +149,19 @@ MUTATIONS: dict[str, tuple[type, str, Callable[[Any], Any], list[Plan]]] = {
     ),
     "records of an earlier view are taken": (Replica, "handle", take_all, [ZOMBIE]),
     "nothing is sent again to who has taken over": (Links, "_follow", follow_only, DEATHS["async"][:1]),
+    "sums of rows are not recorded": (Recording, "row_sums", lambda _: lambda self, *_: None, ROW_DEATHS["sync"]),
+    "answers with rows do not wait for the standby": (
+        *(Gate, "take", lambda take: lambda self, outbox, newest, stored: outbox),
+        ROW_DEATHS["async"],
+    ),
+    "what has counted of rows is not known after a takeover": (
+        *(Rounds, "counts", lambda counts: lambda self, ranks, clock: False),
+        ROW_DEATHS["keep"],
+    ),
+    "a new standby does not know what ids without rows were pushed": (
+        *(AdmissionRule, "restore", lambda restore: lambda self, parts: None),
+        [Plan(3, replicas=1, program="row bits", start_s=0.01, crashes=(("standby 0", 110), ("server 0", 230)))],
+    ),
 }
 
 
