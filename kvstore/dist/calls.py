@@ -11,7 +11,7 @@ import torch
 from kvstore.dist.incoming import Writer
 from kvstore.dist.plans.plan import Plan, Plans
 from kvstore.dist.rows.arguments import RowArguments
-from kvstore.dist.rows.call import RowCall
+from kvstore.dist.rows.pending import RowCall
 from kvstore.rows.row_sparse import require_dense
 from kvstore.spec import Key, require_same
 from kvstore.store.arguments import RowRequest, RowRequests, array_outs, group, one_kind

@@ -2,11 +2,10 @@
 
 plan          what a list of tables is, and which segments of it each server has
 striped       ids of several tables, split over the servers that have them
-contribution  the rows that a push carries
-wanted        the rows that come back, until all are there
-call          what one call has of tables
+outgoing_rows the rows that a push carries
+incoming_rows the rows that come back, until all are there
 arguments     the arguments of calls, checked
-pending       the requests that push and pull rows
+pending       what one call has of tables, and its requests
 stored        a whole table: made, replaced, kept to be read, evicted from, counted
 reading       a whole table read page by page while training goes on
 stored_states the optimizer's states of rows, as files have them

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from kvstore.dist.rows.call import RowCall
-from kvstore.dist.rows.contribution import RowContribution
+from kvstore.dist.rows.incoming_rows import IncomingRows, RowReader, UnionRows
+from kvstore.dist.rows.outgoing_rows import OutgoingRows
+from kvstore.dist.rows.pending import RowCall
 from kvstore.dist.rows.plan import RowPlans
-from kvstore.dist.rows.wanted import RowReader, UnionRows, WantedRows
 from kvstore.errors import UsageError
 from kvstore.rows.contribution import contribution
 from kvstore.rows.ids import Ids
@@ -68,14 +68,14 @@ class RowArguments:
             keys = [key for key, each in wanted.items() if each.changed == united]
             if keys:
                 plan, of = self._plans.of(keys), [wanted[key] for key in keys]
-                calls.append(self._call(keys, given, UnionRows(plan, of) if united else WantedRows(plan, of)))
+                calls.append(self._call(keys, given, UnionRows(plan, of) if united else IncomingRows(plan, of)))
         return calls
 
     def pull(self, requests: Mapping[Key, Sequence[RowRequest]]) -> list[RowCall]:
         """Return what is read from tables: the rows of each request's ids."""
         plan = self._plans.of(requests)
         wanted = [self._wanted("row_sparse_pull", key, of, None) for key, of in requests.items()]
-        return [RowCall(plan, None, WantedRows(plan, wanted))]
+        return [RowCall(plan, None, IncomingRows(plan, wanted))]
 
     def pull_whole(self, key: Key, outs: Sequence[Any]) -> list[RowCall]:
         """Return what reads all rows of a table with a shape, some of them with each message."""
@@ -98,7 +98,7 @@ class RowArguments:
             page = Wanted(what, table)
             for target in targets:
                 page.add(numbers[start : start + step], target[start : start + step])
-            calls.append(RowCall(plan, None, WantedRows(plan, [page])))
+            calls.append(RowCall(plan, None, IncomingRows(plan, [page])))
         return calls
 
     def _given(self, call: str, values: Mapping[Key, Sequence[Any]]) -> dict[Key, _Given]:
@@ -125,7 +125,7 @@ class RowArguments:
     def _call(self, keys: Sequence[Key], given: Mapping[Key, _Given], reader: RowReader | None) -> RowCall:
         plan = self._plans.of(keys)
         ids, rows = [given[key].ids for key in keys], [given[key].rows for key in keys]
-        return RowCall(plan, RowContribution(plan, ids, rows), reader)
+        return RowCall(plan, OutgoingRows(plan, ids, rows), reader)
 
 
 def _keep(given: dict[Key, _Given], wanted: Iterable[Wanted]) -> None:

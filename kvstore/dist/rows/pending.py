@@ -1,4 +1,4 @@
-"""The requests that push and pull rows, until they are answered."""
+"""What one call has of tables, and the requests that push and pull its rows, until they are answered."""
 
 from __future__ import annotations
 
@@ -6,15 +6,28 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.dist.clocks import PushClocks
-from kvstore.dist.rows.call import RowCall
-from kvstore.dist.rows.contribution import RowContribution
-from kvstore.dist.rows.plan import RowParcel
-from kvstore.dist.rows.wanted import RowReader
+from kvstore.dist.rows.incoming_rows import RowReader
+from kvstore.dist.rows.outgoing_rows import OutgoingRows
+from kvstore.dist.rows.plan import RowParcel, RowPlan
 from kvstore.member.outstanding import Effect, PendingRequest, Turn
 from kvstore.ticket import Operation
 from kvstore.transport import Peer
 from kvstore.transport.memory import SMALL, Memory
 from kvstore.wire import Ack, Buffer, PullRows, PushRows, Rows, Sender
+
+
+class RowCall(NamedTuple):
+    """Tables that share their messages, one for each server.
+
+    Attributes:
+        plan: of the tables.
+        contribution: the rows to push; None to push nothing.
+        reader: takes the rows that come back; None if none are wanted.
+    """
+
+    plan: RowPlan
+    contribution: OutgoingRows | None
+    reader: RowReader | None
 
 
 class Noted(Protocol):
@@ -148,7 +161,7 @@ class PushOfRows(_RowRequest):
         asker: RowAsker,
         call: RowCall,
         server: int,
-        contribution: RowContribution,
+        contribution: OutgoingRows,
         numbers: RowNumbers,
         priority: int | None,
     ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from kvstore.dist import DistStore
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rule import Rule
 from kvstore.store.local import LocalStore
-from kvstore.table import MinCount, Table
+from kvstore.table import Table
 
 ROWS, WIDTH = 60, 5
 FIXED = Table(shape=(ROWS, WIDTH), init="uniform", scale=0.5, seed=3)
@@ -116,54 +115,6 @@ def test_the_rows_of_a_round_are_those_of_all_workers(jobs: Any) -> None:
         return out.ids.tolist(), out.rows[:, 0].tolist()
 
     assert jobs(2).run(work) == [([5, 19, 20], [3, 2, 1])] * 2
-
-
-def test_states_are_saved_by_id_and_loaded_into_another_number_of_servers(jobs: Any, tmp_path: Path) -> None:
-    def first(store: DistStore) -> list[torch.Tensor]:
-        trained(store, 3)
-        if store.rank == 0:
-            store.save_optimizer_states(tmp_path / "states")
-        store.barrier()
-        return further(store)
-
-    def second(store: DistStore) -> list[torch.Tensor]:
-        trained(store, 3)
-        store.set_optimizer("sgd", learning_rate=0.1)  # which forgets the states
-        store.set_optimizer("adam", learning_rate=0.1)
-        store.load_optimizer_states(tmp_path / "states")
-        store.barrier()
-        return further(store)
-
-    def further(store: DistStore) -> list[torch.Tensor]:
-        for key in ("fixed", "grown"):
-            store.push(key, gradient(key, 9, store.rank))
-        return [store.row_sparse_pull("fixed", row_ids=range(ROWS)), store.row_sparse_pull("grown", row_ids=FAR)]
-
-    wanted, found = jobs(2).run(first)[0], jobs(4).run(second)[0]
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-
-
-def test_whole_tables_are_read_replaced_and_counted(jobs: Any) -> None:
-    def work(store: DistStore) -> None:
-        store.init("t", Table(dim=2, admit=MinCount(2)))
-        far = range(0, 3000, 3)
-        store.put_rows("t", RowSparse(far, torch.arange(1000.0)[:, None].expand(1000, 2)))
-        store.barrier()
-        reading = store.table_rows("t")
-        store.push("t", RowSparse([3, 2**50], torch.full((2, 2), 7.0)))
-        store.barrier()
-        pages = list(reading)
-        ids, rows = torch.cat([page.ids for page in pages]), torch.cat([page.rows for page in pages])
-        order = ids.argsort()
-        assert ids[order].tolist() == list(far)
-        assert torch.equal(rows[order][:, 1], torch.arange(1000.0))
-        assert store.row_sparse_pull("t", row_ids=[3, 2**50, 6])[:, 0].tolist() == [14, 0, 2]
-        counts = store.table_statistics("t")
-        assert (counts["rows"], counts["version"], counts["refused"]) == (1000, 1, 1)
-        store.evict("t")
-        store.barrier()
-
-    jobs(2).run(work)
 
 
 @pytest.mark.parametrize("codec", ["fp16", "bf16", "int8"])

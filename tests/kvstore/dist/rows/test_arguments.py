@@ -13,7 +13,7 @@ from kvstore.errors import KeyNotInitialized, Mismatch, NotFinite, UsageError
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rule import Rule
 from kvstore.table import Table
-from kvstore.wire import EvictRows, InitTables, PullRows, Push, PushRows, PutRows, Ready
+from kvstore.wire import InitTables, PullRows, Push, PushRows, PutRows, Ready
 
 ROWS, WIDTH = 100, 3
 
@@ -276,12 +276,3 @@ def test_bad_input_says_what_is_wrong_and_nothing_is_sent_or_counted(call: Any, 
         call(played.store)
     assert not played.session.asked
     assert played.store.statistics().pushes == played.store.statistics().pulls == 0
-
-
-def test_statistics_are_of_all_servers_and_evictions_follow_the_last_push():
-    played = PlayedTables(2)
-    played.store.init("g", Table(dim=2))
-    played.store.push("g", RowSparse([1], torch.ones(1, 2)))
-    assert played.store.table_statistics("g") == {"rows": 21, "version": 6}
-    played.store.evict("g")
-    assert [(message.id, message.clock) for message in played.asked(EvictRows)] == [(0, 1), (1, 1)]

@@ -13,7 +13,7 @@ from kvstore.rows.layout import part_bytes, write_rows
 from kvstore.rows.sums import Rows
 
 
-class RowContribution:
+class OutgoingRows:
     """One push of several tables.
 
     Args:

@@ -46,7 +46,7 @@ class RowReader(Protocol):
         ...
 
 
-class WantedRows:
+class IncomingRows:
     """Rows by their ids; see ``RowReader``.
 
     Args:
