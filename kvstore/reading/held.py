@@ -35,6 +35,7 @@ class HeldValue:
         segments: where it is.
         versions: of each segment, which one is held here, or ``NOT_HELD``.
         rows: of a table, the rows that are held; None if none are to be.
+        pulled: after which rounds the oldest and the newest segment of the last pull are; None if it was not pulled.
     """
 
     def __init__(self, key: Key, spec: Spec, store: int, segments: Sequence[ReadSegment]) -> None:
@@ -44,6 +45,7 @@ class HeldValue:
         self.segments = list(segments)
         self.versions = [NOT_HELD] * len(self.segments)
         self.rows: HeldRows | None = None
+        self.pulled: tuple[int, int] | None = None
         self._flat: torch.Tensor | None = None
 
     @property

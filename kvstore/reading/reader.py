@@ -220,9 +220,9 @@ class Reader:
             UsageError: it has not been pulled.
         """
         value = self._values.get(check_key(key))
-        if value is None or not value.versions or min(value.versions) < 0:
+        if value is None or value.pulled is None:
             raise UsageError(f"key {key!r} has not been pulled by this reader")
-        return min(value.versions), max(value.versions)
+        return value.pulled
 
     # ---- helpers
 
@@ -254,6 +254,8 @@ class Reader:
             (read.server, ReadValues, {**read.fields, "slack": slack}, read.take) for read in reads_of(values)
         ]
         self._all("pull", [value.key for value in values], asks, deadline)
+        for value in values:
+            value.pulled = min(value.versions), max(value.versions)
 
     def _forget_if_moved(self) -> None:
         """Hold nothing that a server has sent which is gone: another one counts versions anew."""

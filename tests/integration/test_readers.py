@@ -55,7 +55,7 @@ def test_a_reader_follows_its_job_to_the_end(tmp_path: Path, monkeypatch: pytest
                     seen = oldest
 
             follow(3 * ROUNDS)  # the server is lost
-            assert "its standby took over" in running.output
+            running.until(running.said("its standby took over"), "a standby that takes over")
             (scheduler,) = running.members("scheduler")
             os.kill(scheduler, signal.SIGKILL)
             follow(reader.rounds("weight")[1] + ROUNDS)
