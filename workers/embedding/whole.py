@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -13,12 +15,26 @@ from kvstore.values import as_dtype
 
 CHUNK_BYTES = 8 << 20
 
+_left_out: ContextVar[bool] = ContextVar("tables are left out", default=False)
+
+
+@contextmanager
+def tables_left_out() -> Iterator[None]:
+    """Let ``state_dict`` leave out tables in this block: for names and shapes of the rest."""
+    token = _left_out.set(True)
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
+
 
 def table_state(store: KVStore, key: Any, table: Table, padding: int | None) -> dict[str, torch.Tensor]:
     """Return a table as tensors by name: ``weight``; of one that grows ``ids``, rising, and ``rows``.
 
-    The padding's row is zeros.
+    The padding's row is zeros. Within ``tables_left_out`` there are none.
     """
+    if _left_out.get():
+        return {}
     if table.rows is None:
         parts = list(store.table_rows(key))
         nothing = RowSparse.zeros((0, *table.row), table.dtype)

@@ -30,6 +30,8 @@ from torch import nn
 from kvstore import CheckpointError, KVStoreError, Mismatch, UsageError
 from kvstore.job.files import replacing
 from kvstore.optim.states_file import read_residuals
+from workers.embedding.modules import TableModule
+from workers.embedding.whole import tables_left_out
 
 WEIGHTS, WORKER = "workers weights 1", "workers position 1"
 
@@ -118,8 +120,10 @@ class Checkpoint:
             Mismatch: it belongs to another model.
         """
         tensors, about = _read(self.weights, WEIGHTS)
-        saved = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+        tables = {name for name, module in model.named_modules() if isinstance(module, TableModule)}
+        saved = {name: list(tensor.shape) for name, tensor in tensors.items() if name.rpartition(".")[0] not in tables}
+        with tables_left_out():
+            wanted = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
         for name in {**wanted, **saved}:
             if saved.get(name) != wanted.get(name):
                 said = [f"{shapes[name]}" if name in shapes else "nothing" for shapes in (saved, wanted)]
@@ -127,7 +131,10 @@ class Checkpoint:
                     f"{self.weights}: another network's checkpoint: for {name!r} it has {said[0]}, and the model "
                     f"{said[1]}; make the model as in the run that saved it"
                 )
-        model.load_state_dict(tensors)
+        try:
+            model.load_state_dict(tensors)
+        except RuntimeError as exc:  # a table's rows are others
+            raise Mismatch(f"{self.weights}: another network's checkpoint: {exc}") from None
         return about
 
     def read_about(self) -> dict[str, Any]:

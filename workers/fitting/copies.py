@@ -11,6 +11,7 @@ from torch import nn
 
 from kvstore import UsageError
 from workers.common.tensors import to_tensor
+from workers.embedding.modules import TableModule
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -43,11 +44,19 @@ class Copies:
     Args:
         model: the first copy. It is moved to the first device.
         devices: the devices of the copies; None for one copy, where the model is.
+
+    Raises:
+        UsageError: there are several devices, and tables of the model are in a store.
     """
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device | str] | None = None) -> None:
         first = next(model.parameters(), torch.empty(0)).device
         self.devices = [torch.device(device) for device in devices or [first]]
+        if len(self.devices) > 1 and any(isinstance(module, TableModule) for module in model.modules()):
+            raise UsageError(
+                f"workers.Embedding works with one device per process, and devices lists {len(self.devices)}: start a "
+                "worker for each"
+            )
         self.models = [model if devices is None else model.to(self.devices[0])]
         self.models += [deepcopy(model).to(device) for device in self.devices[1:]]
 
