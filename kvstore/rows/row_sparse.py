@@ -21,6 +21,7 @@ class RowSparse:
         store.row_sparse_pull("item", out=rows, row_ids=batch)  # rows.ids: those of the batch, each once
 
     An id may be there several times: then its rows are summed, in the order of their positions, when they are pushed.
+    Rows may be on any device, and come to the CPU, where tables are.
 
     Attributes:
         ids: of the rows, a tensor of int64 on the CPU.
@@ -182,7 +183,9 @@ def integers(what: str, given: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
         )
     if array.dtype == np.uint64 and array.size and int(array.max()) >= 2**63:
         position = int(np.argmax(array >= 2**63))
-        raise UsageError(f"{what} must be below 2^63, and at position {position} is {array.flat[position]}")
+        raise UsageError(
+            f"{what} are int64, and at position {position} is {array.flat[position]}: pass hashes as ids.view('int64')"
+        )
     return array.astype(np.int64, copy=False)
 
 

@@ -68,7 +68,7 @@ def test_no_rows() -> None:
             np.array([0, 2**63], np.uint64),
             torch.zeros(2, 2),
             None,
-            r"below 2\^63, and at position 1 is 9223372036854775808",
+            r"are int64, and at position 1 is 9223372036854775808: pass hashes as ids.view",
         ),
         ([[0], [1, 2]], torch.zeros(3, 2), None, "must be integers"),
         ([0, 1, 2], torch.zeros(2, 2), None, r"3 ids need 3 rows: an array of shape \(3, columns\), not of \(2, 2\)"),

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 from row_stores import (
+    ASYNC,
     ONES,
     ROWS,
+    SYNC,
     WIDTH,
     all_of,
     begin,
+    each_of,
     every,
     firsts,
     grads,
@@ -255,6 +258,35 @@ def test_an_optimizer_without_a_rule_for_rows_is_refused(run: Run) -> None:
         store.barrier()
         settle(store, store.push("t", grads([0])))
         assert firsts(store, [0]) == [1.0 - store.num_workers]
+
+    run(work)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8"])
+@every
+def test_rows_in_fewer_bytes(run: Run, codec: str) -> None:
+    def work(store: kv.KVStore) -> None:
+        begin(store, kv.Table(shape=(ROWS, WIDTH), init="constant", codec=codec))
+        rows = torch.tensor([[1.0, -0.5, 0.25], [3.0, 2.0, -1.0]])
+        settle(store, store.push("t", kv.RowSparse([7, 2], rows)))
+        found = store.row_sparse_pull("t", row_ids=[7, 2, 0])
+        expected = 1 - store.num_workers * torch.cat([rows, torch.zeros(1, WIDTH)])
+        assert (found - expected).abs().max() < 0.01 * expected.abs().max()
+
+    run(work)
+
+
+@each_of([SYNC], [ASYNC])
+def test_compression_of_arrays_leaves_tables_alone(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        begin(store)
+        store.init("w", torch.zeros(40))
+        store.set_gradient_compression({"type": "2bit", "threshold": 8.0})
+        settle(store, store.push(["t", "w"], [grads([5], 0.25), torch.full((40,), 0.25)]))
+        out = torch.empty(40)
+        store.pull("w", out)
+        assert out.unique().tolist() == [0]  # kept back
+        assert firsts(store, [5]) == [1.0 - 0.25 * store.num_workers]
 
     run(work)
 

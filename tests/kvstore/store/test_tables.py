@@ -246,6 +246,9 @@ def test_what_is_saved_is_loaded_with_other_numbers_of_servers_and_workers(jobs:
                 store.save_table(key, tmp_path / key)
         store.barrier()
         middle = rows(store)
+        if store.rank == 0:
+            store.save_optimizer_states(tmp_path / "states")
+        store.barrier()
         step(store, 4)
         return middle, rows(store)
 
@@ -255,6 +258,8 @@ def test_what_is_saved_is_loaded_with_other_numbers_of_servers_and_workers(jobs:
             store.load_table(key, tmp_path / key)
         store.barrier()
         middle = rows(store)
+        store.barrier()
+        store.load_optimizer_states(tmp_path / "states")  # the same, from another file
         store.barrier()
         step(store, 4)
         return middle, rows(store)
