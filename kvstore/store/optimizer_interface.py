@@ -45,8 +45,8 @@ class OptimizerInterface(Named):
         """Update with a function of one's own, instead of an optimizer; local stores only.
 
         Args:
-            updater: is called as ``updater(key, pushed, stored)``, and changes ``stored`` in place. Of a table, both are
-                a ``RowSparse`` of the rows that are pushed.
+            updater: is called as ``updater(key, pushed, stored)``, and changes ``stored`` in place. For a table, each
+                is a ``RowSparse`` of the rows that are pushed.
 
         Raises:
             Unsupported: the store is distributed: no code goes to servers.
