@@ -22,7 +22,7 @@ def parse(argv: Sequence[str] | None = None, *, alone: bool = False) -> argparse
     data = parser.add_argument_group("data")
     data.add_argument("--data", type=Path, metavar="FILE", help="a LibSVM file; clicks made on the spot if not given")
     data.add_argument("--test-data", type=Path, metavar="FILE", help="a LibSVM file that is not trained on")
-    data.add_argument("--input-size", type=positive, default=200_000, help="number of features in the input")
+    data.add_argument("--input-size", type=positive, default=1_000_000, help="number of features in the input")
     data.add_argument("--clicks", type=positive, default=500_000, help="clicks in an epoch, without --data")
 
     training = parser.add_argument_group("training")
@@ -31,7 +31,7 @@ def parse(argv: Sequence[str] | None = None, *, alone: bool = False) -> argparse
         "--batch-size", type=positive, default=2000, help="samples in a step, of all workers together"
     )
     training.add_argument("--factor-size", type=positive, default=8, help="number of latent variables")
-    training.add_argument("--lr", type=float, default=0.01, help="learning rate of Adam")
+    training.add_argument("--lr", type=float, default=0.003, help="learning rate")
     training.add_argument("--log-interval", type=positive, default=50, help="batches between two lines")
     training.add_argument("--seed", type=natural, default=0, help="the same seed gives the same run")
     if not alone:
