@@ -13,8 +13,8 @@ def test_workers_have_parts_of_one_batch() -> None:
     whole = clicks.batch(7, 10)
     for part in range(3):
         mine = Clicks(seed=3, fields=5).batch(7, 10, part, 3)
-        for field, values in mine._asdict().items():
-            assert np.array_equal(values, getattr(whole, field)[part::3]), field
+        for values, all_of_them in zip(mine, whole, strict=True):
+            assert np.array_equal(values, all_of_them[part::3])
     assert whole.ids.shape == whole.rows.shape == (10, 5)
     assert whole.dense.shape == (10, DENSE)
     assert [batch.ids.tolist() for batch in clicks.batches(range(7, 8), 10)] == [whole.ids.tolist()]
