@@ -64,7 +64,7 @@ class Wanted:
                 )
             self._changed.append(out)
             return out
-        numbers = require_ids(self._what, ids, self._table)
+        numbers = require_ids(f"{self._what}: row_ids", ids, self._table)
         flat = numbers.reshape(-1)
         if isinstance(out, RowSparse):
             unique, _ = _unique(flat)

@@ -144,6 +144,25 @@ def test_dist_stores_take_and_fill_device_arrays(cluster: ThreadedJob, on_device
     cluster.run_sessions(work)
 
 
+def test_rows_of_tables_come_from_a_device_and_go_there(cluster: ThreadedJob) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.set_optimizer("sgd", learning_rate=1.0)
+        store.init("t", kv.Table(shape=(10, 3)))
+        done = store.num_workers
+        grad = kv.RowSparse(torch.tensor([4, 4, 7], device=GPU), torch.ones(3, 3, device=GPU), (10, 3))
+        out, rows = torch.empty(2, 3, device=GPU), kv.RowSparse([], torch.empty(0, 3, device=GPU))
+        store.pushpull("t", [grad, grad.to_sparse_coo()], out, row_ids=torch.tensor([7, 4], device=GPU))
+        assert out[:, 0].tolist() == [-2 * done, -4 * done]
+        store.row_sparse_pull("t", out=rows, row_ids=[7, 4])
+        assert str(rows.rows.device) == GPU
+        assert rows.rows[:, 0].tolist() == [-4 * done, -2 * done]
+
+    for name in ("local", "device"):
+        with kv.create(name) as store:
+            work(store)
+    cluster.run(work)
+
+
 def test_cupy_arrays() -> None:
     if importlib.util.find_spec("cupy") is None:
         pytest.skip("cupy is not installed")

@@ -16,6 +16,7 @@ from row_stores import (
     ROUNDS,
     ROWS,
     SSP,
+    SYNC,
     WIDTH,
     begin,
     each_of,
@@ -26,9 +27,11 @@ from row_stores import (
     run,
     settle,
 )
-from store_kinds import Kind, Run
+from store_kinds import Jobs, Kind, Run
 
 import kvstore as kv
+from kvstore.dist import DistStore
+from kvstore.rule import Rule
 
 __all__ = ["jobs", "run"]
 
@@ -169,6 +172,28 @@ def test_tables_that_cannot_be_made(run: Run) -> None:
         store.barrier()
 
     run(work)
+
+
+@each_of([LOCAL, SYNC])
+def test_tables_after_an_optimizer_that_has_no_rule_for_rows(run: Run) -> None:
+    def work(store: kv.KVStore) -> None:
+        store.set_optimizer("lamb")
+        with pytest.raises(kv.UsageError, match=r"lamb.*sgd"):
+            store.init(["w", "t"], [torch.ones(2), ONES])
+        store.init("w", torch.ones(2))  # which the call that failed has not done
+
+    run(work)
+
+
+def test_delay_compensation_is_for_arrays(jobs: Jobs) -> None:
+    def work(session: Any) -> None:
+        with DistStore(session, "dist_async", Rule("async", compensation=0.5)) as store:
+            store.set_optimizer("sgd")
+            with pytest.raises(kv.UsageError, match="delay_compensation"):
+                store.init("t", ONES)
+            store.init("w", torch.ones(2))
+
+    jobs.job(ASYNC).run_sessions(work)
 
 
 @each_of([ASYNC], [SSP])

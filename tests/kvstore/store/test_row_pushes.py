@@ -9,6 +9,7 @@ import pytest
 import torch
 from row_stores import (
     ASYNC,
+    LOCAL,
     ONES,
     ROWS,
     SYNC,
@@ -337,3 +338,38 @@ def test_the_number_of_servers_changes_no_bit(jobs: Any) -> None:
     for result in results:
         for tensors in result:
             assert all(torch.equal(*each) for each in zip(tensors, first, strict=True))
+
+
+@pytest.mark.parametrize("optimizer", ["adagrad", "ftrl", None])
+def test_devices_of_one_process_are_as_workers_of_a_job(jobs: Any, optimizer: str | None) -> None:
+    tables = [kv.Table(shape=(30, 4), init="normal"), kv.Table(dim=4, init="uniform", admit=kv.MinCount(2))]
+
+    def begun(store: kv.KVStore) -> None:
+        if optimizer is not None:
+            store.set_optimizer(optimizer, learning_rate=0.1)
+        store.init(["t", "u"], tables)
+
+    def values(number: int, rank: int) -> list[kv.RowSparse]:
+        generator = torch.Generator().manual_seed(100 * number + rank)
+        ids = torch.randint(30, (2, number * 3), generator=generator)
+        return [kv.RowSparse(each, torch.randn(len(each), 4, generator=generator)) for each in ids]
+
+    def rows(store: kv.KVStore) -> list[torch.Tensor]:
+        return store.row_sparse_pull(["t", "u"], row_ids=[torch.arange(30)] * 2)
+
+    def alone(store: kv.KVStore) -> Any:
+        begun(store)
+        for number in range(5):
+            by_rank = [values(number, rank) for rank in range(3)]
+            store.push(["t", "u"], [list(devices) for devices in zip(*by_rank, strict=True)])
+        return rows(store)
+
+    def together(store: kv.KVStore) -> Any:
+        begun(store)
+        for number in range(5):
+            store.push(["t", "u"], values(number, store.rank))
+        return rows(store)
+
+    (expected,) = jobs.run(LOCAL, alone)
+    for result in jobs.run(SYNC, together):
+        assert all(torch.equal(*each) for each in zip(result, expected, strict=True))
