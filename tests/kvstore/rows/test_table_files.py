@@ -13,7 +13,7 @@ from kvstore.errors import CheckpointError, UsageError
 from kvstore.rows.open_table import open_table, require_known
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.table_files import TableState, base_of, folders, write_save
-from kvstore.table import Capacity, MinCount, Table
+from kvstore.table import MinCount, Table, Unseen
 
 IDS = np.arange(-12, 13)
 
@@ -81,7 +81,7 @@ PUSHES = st.lists(st.sets(st.integers(-12, 12), max_size=10).map(sorted), max_si
 @given(st.lists(PUSHES, min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 3), st.booleans())
 def test_a_chain_of_saves_is_the_table_and_goes_on_on_other_servers(tmp_path_factory, rounds, servers, others, admits):
     directory = tmp_path_factory.mktemp("table")
-    rules = {"admit": MinCount(2)} if admits else {"evict": Capacity(12)}
+    rules = {"admit": MinCount(2)} if admits else {"evict": Unseen(2)}
     stripes, since = _Stripes(Table(dim=2, init="normal", **rules), servers), None
     for number, pushes in enumerate(rounds):
         for each, ids in enumerate(pushes):
