@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +21,7 @@ from kvstore.table import Table
 from kvstore.ticket import Operation, Ticket
 
 PAGE_SLOTS = 1 << 14
+SHARE = 0.1  # of the time that a save takes up which nobody waits for
 
 
 class Reading(Protocol):
@@ -59,12 +61,32 @@ class FrozenReading:
 Freeze = Callable[["Sequence[int] | None"], "tuple[AbstractContextManager[Reading], TableState]"]
 
 
-class TableSaving(Operation):
-    """A save that goes on in a thread. Its result is the version that has been saved."""
+class Pace:
+    """Keeps a save to ``SHARE`` of the time, so that training has the rest; ``hurry`` ends that."""
 
-    def __init__(self, key: Key, write: Callable[[], int]) -> None:
+    def __init__(self) -> None:
+        self._hurried = threading.Event()
+
+    def hurry(self) -> None:
+        """Go on without pauses. Another thread may call it."""
+        self._hurried.set()
+
+    def pages(self, pages: Iterator[Page]) -> Iterator[Page]:
+        """Yield ``pages``, with a pause after each that is as long as reading and writing one page is to take up."""
+        resumed = time.monotonic()
+        for page in pages:
+            yield page
+            self._hurried.wait((time.monotonic() - resumed) * (1 / SHARE - 1))
+            resumed = time.monotonic()
+
+
+class TableSaving(Operation):
+    """A save that goes on in a thread. Its result is the version that has been saved. Whoever waits hurries it."""
+
+    def __init__(self, key: Key, write: Callable[[], int], pace: Pace) -> None:
         super().__init__("save_table", [key])
         self._write = write
+        self._pace = pace
         self._thread = threading.Thread(target=self._run, name=f"kvstore save of {key!r}", daemon=True)
 
     def start(self) -> None:
@@ -84,6 +106,7 @@ class TableSaving(Operation):
 
     def wait(self, timeout: float | None = None) -> int:
         """See ``Ticket``."""
+        self._pace.hurry()
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise DeadlineExceeded(f"{self} goes on, after {timeout} seconds")
@@ -110,7 +133,7 @@ def save_table(
         since: a version that was saved there; None saves all.
         state: save states, too.
         freeze: given a version of each stripe, or None, returns what reads the frozen table, and what it is.
-        wait: return when it is written.
+        wait: return when it is written. If False, it is written slowly, in a thread; see ``Pace``.
     """
     directory = Path(path)
     base = None if since is None else base_of(directory, since, key, table, stripes)
@@ -118,14 +141,17 @@ def save_table(
     if not state:
         frozen = frozen._replace(parts={}, rule=None)
 
+    pace = Pace()
+
     def write() -> int:
-        return _written(directory, key, table, reading, frozen, state, base).manifest.version
+        return _written(directory, key, table, reading, frozen, state, base, pace).manifest.version
 
     if wait:
+        pace.hurry()
         done = Operation("save_table", [key])
         done.take(write())
         return Ticket(done)
-    saving = TableSaving(key, write)
+    saving = TableSaving(key, write, pace)
     saving.start()
     return Ticket(saving)
 
@@ -138,11 +164,12 @@ def _written(
     frozen: TableState,
     state: bool,
     base: Save | None,
+    pace: Pace,
 ) -> Save:
     with reading as read:
         gone = () if base is None else read.gone_pages()
         try:
-            return write_save(directory, key, table, frozen, read.pages(state), gone, base)
+            return write_save(directory, key, table, frozen, pace.pages(read.pages(state)), gone, base)
         except OSError as exc:
             raise UsageError(f"{directory}: key {key!r} cannot be saved there: {exc.strerror or exc}") from exc
 
