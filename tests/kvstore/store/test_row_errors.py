@@ -27,11 +27,13 @@ from row_stores import (
     run,
     settle,
 )
+from small_jobs import SOON
 from store_kinds import Jobs, Kind, Run
 
 import kvstore as kv
 from kvstore.dist import DistStore
 from kvstore.rule import Rule
+from kvstore.ticket import WaitLimits
 
 __all__ = ["jobs", "run"]
 
@@ -194,6 +196,31 @@ def test_delay_compensation_is_for_arrays(jobs: Jobs) -> None:
             store.init("w", torch.ones(2))
 
     jobs.job(ASYNC).run_sessions(work)
+
+
+@each_of([SYNC])
+def test_who_is_waited_for_is_named(run: Run) -> None:
+    def work(store: DistStore) -> None:
+        store.init("t", ONES)
+        store.barrier()
+        limits = store.limits
+        if store.rank == 0:
+            store.push("t", grads([1]))
+            store.limits = WaitLimits(SOON, SOON)
+            for call in (
+                lambda: store.row_sparse_pull("t", row_ids=[1]),
+                lambda: store.pushpull("t", grads([1]), row_ids=[1]),
+                lambda: list(store.table_rows("t")),
+            ):
+                with pytest.raises(kv.DeadlineExceeded, match=r"worker [12], whose push 1 of 't' is missing"):
+                    call()
+            store.limits = limits
+        store.barrier()
+        for _ in range(2 if store.rank else 0):
+            store.push("t", grads([1]))
+        assert firsts(store, [0, 1]) == [1.0, store.num_workers]
+
+    run(work)
 
 
 @each_of([ASYNC], [SSP])
