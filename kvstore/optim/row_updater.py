@@ -71,6 +71,10 @@ class RowUpdater:
         self.states: Mapping[str, RowState] = self._rule.states(self._settings, dtype)
         self.lazy = optimizer.lazy(self._rates.group)
 
+    def steps_as(self, other: RowUpdater) -> bool:
+        """Whether rows of the other's table may be in one step with those of this one's, which are as wide."""
+        return self._optimizer is other._optimizer and self._rates == other._rates and self.lazy == other.lazy
+
     def step(
         self,
         count: int,

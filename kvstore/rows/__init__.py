@@ -6,6 +6,7 @@ open_table     a saved table without servers: rows by id, for serving
 table_files    the saves of a table in a directory, and how one is written
 table_manifest what a save consists of, to JSON and back
 row_table      a table in memory: pulls, updates, loading
+updates        updates of several tables with one step of their optimizer
 frozen_rows    a table as it was at one moment, read page by page while it changes
 beginnings     the initial value of any row
 admission      which new ids get rows

@@ -27,11 +27,30 @@ COUNT, STATE = "count", "state."  # names of what a row has beside ``SEEN``; sta
 _DENSE = 1 << 20  # elements that are updated at a time where all rows of a table are
 
 
+_NO_SLOTS: Slots = np.empty(0, np.int64)
+
+
 class PartSpec(NamedTuple):
     """What else a row has, under one name: ``columns`` numbers of ``dtype``; 0 columns: one number, in a 1-D array."""
 
     dtype: str
     columns: int
+
+
+class PendingUpdate(NamedTuple):
+    """An update that has begun; see ``RowTable.begin``.
+
+    Attributes:
+        ids: of the rows that change.
+        slots: where they are; below 0 for those that are to be made.
+        new: the positions of these.
+        kept: which of the ids that were given are among ``ids``; None for all.
+    """
+
+    ids: Ids
+    slots: Slots
+    new: Slots = _NO_SLOTS
+    kept: Array | None = None
 
 
 class RowTable:
@@ -166,31 +185,74 @@ class RowTable:
         """
         if updater is not None and not updater.lazy:
             return self._update_all(ids, sums, updater, hyper)
+        pending = self.begin(ids)
+        sums = sums if pending.kept is None else sums[pending.kept]
+        if updater is None:
+            return self.finish(pending, sums, {})
+        rows = np.empty((len(pending.ids), self.table.width), self._rows.dtype)
+        states = {
+            name: np.empty((len(pending.ids), *slab.items.shape[1:]), slab.dtype) for name, slab in self._states.items()
+        }
+        self.gather(pending, rows, states)
+        tensors = {name: torch.from_numpy(value) for name, value in states.items()}
+        updater.step(self.steps + 1, torch.from_numpy(rows), _tensor(sums), tensors, hyper)
+        return self.finish(pending, rows, states, stepped=True)
+
+    def begin(self, ids: Ids) -> PendingUpdate:
+        """Begin an update: find out which rows of ``ids`` it is of. No row changes.
+
+        ``update`` does all of an update. It is in three parts for ``kvstore.rows.updates``, where one step of the
+        optimizer is for several tables.
+        """
         slots = self._slots.find(ids)
         self._release_stale(slots)
         missing = slots < 0
-        if missing.any():
-            refused = np.zeros(len(ids), bool)
-            refused[missing] = ~self._admission.admit(ids[missing], self.version + 1)
-            if refused.any():
-                kept = ~refused
-                ids, sums, slots, missing = ids[kept], sums[kept], slots[kept], missing[kept]
-                self._refused += int(np.count_nonzero(refused))
-        states: dict[str, Array] = {}
-        if updater is None:
-            rows = sums
-        else:
-            rows, states = self._gathered(ids, slots, missing)
-            tensors = {name: torch.from_numpy(value) for name, value in states.items()}
-            updater.step(self.steps + 1, torch.from_numpy(rows), _tensor(sums), tensors, hyper)
-            self.steps += 1
+        if not missing.any():
+            return PendingUpdate(ids, slots)
+        refused = np.zeros(len(ids), bool)
+        refused[missing] = ~self._admission.admit(ids[missing], self.version + 1)
+        kept = None
+        if refused.any():
+            kept = ~refused
+            ids, slots, missing = ids[kept], slots[kept], missing[kept]
+            self._refused += int(np.count_nonzero(refused))
+        return PendingUpdate(ids, slots, np.flatnonzero(missing), kept)
+
+    def gather(self, pending: PendingUpdate, rows: Array, states: Mapping[str, Array]) -> None:
+        """Write copies of the rows of an update, and of their states, to ``rows`` and ``states``, which are contiguous.
+
+        Rows that are to be made are as they begin.
+        """
+        slots, new = pending.slots, pending.new
+        if len(new):
+            slots = np.maximum(slots, 0)
+        if len(new) < len(slots):
+            gather(self._rows.items, slots, rows)
+            for name, slab in self._states.items():
+                gather(slab.items, slots, states[name])
+        if len(new):
+            begun = np.empty((len(new), self.table.width), self._rows.dtype)
+            write_beginnings(self.table, pending.ids[new], begun)
+            scatter(rows, new, begun)
+            for name, columns in self._columns.items():
+                states[name][new] = columns.initial
+
+    def finish(self, pending: PendingUpdate, rows: Array, states: Mapping[str, Array], stepped: bool = False) -> Ids:
+        """End an update: take the new rows and states; return what ``update`` does.
+
+        Args:
+            pending: what ``begin`` has returned.
+            rows, states: of its ids.
+            stepped: whether an optimizer has made them.
+        """
+        self.steps += stepped
         self.version += 1
-        slots = self._claim(ids, slots, missing)
+        slots = self._claim(pending.ids, pending.slots, pending.new)
         scatter(self._rows.items, slots, rows)
         for name, value in states.items():
             scatter(self._states[name].items, slots, value)
-        self._touch(slots, missing)
-        return self._evict_after(ids)
+        self._touch(slots, pending.new)
+        return self._evict_after(pending.ids)
 
     def put(
         self, ids: Ids, rows: Array, parts: Mapping[str, Array], version: int | None, steps: int | None = None
@@ -212,7 +274,7 @@ class RowTable:
         self.version = self.version if version is None else version
         self.steps = self.steps if steps is None else steps
         slots = self._slots.find(ids)
-        slots = self._claim(ids, slots, slots < 0)
+        slots = self._claim(ids, slots, np.flatnonzero(slots < 0))
         scatter(self._rows.items, slots, rows.astype(self._rows.dtype, copy=False))
         for name, columns in self._columns.items():
             value = parts.get(STATE + name)
@@ -334,32 +396,8 @@ class RowTable:
             self._remove(slots[stale], self.version)
             slots[stale] = -1
 
-    def _gathered(self, ids: Ids, slots: Slots, missing: Array) -> tuple[Array, dict[str, Array]]:
-        """Return copies of the rows and their states; of rows that are to be made, as they begin."""
-        if not missing.any():
-            return gather(self._rows.items, slots), {
-                name: gather(slab.items, slots) for name, slab in self._states.items()
-            }
-        safe = np.maximum(slots, 0)
-        new = np.flatnonzero(missing)
-        rows = np.empty((len(ids), self.table.width), self._rows.dtype)
-        if len(new) < len(ids):
-            gather(self._rows.items, safe, rows)
-        begun = np.empty((len(new), self.table.width), self._rows.dtype)
-        write_beginnings(self.table, ids[new], begun)
-        scatter(rows, new, begun)
-        states = {}
-        for name, slab in self._states.items():
-            if len(new) == len(ids):
-                states[name] = np.empty((len(ids), *slab.items.shape[1:]), slab.dtype)
-            else:
-                states[name] = gather(slab.items, safe)
-            states[name][new] = self._columns[name].initial
-        return rows, states
-
-    def _claim(self, ids: Ids, slots: Slots, missing: Array) -> Slots:
-        """Return the slots of ``ids``, which are all about to change, with new ones where they are ``missing``."""
-        new = np.flatnonzero(missing)
+    def _claim(self, ids: Ids, slots: Slots, new: Slots) -> Slots:
+        """Return the slots of ``ids``, which are all about to change, with slots for those at ``new``."""
         if len(new):
             slots[new] = self._slots.insert(ids[new])
             for slab in self._slabs().values():
@@ -369,11 +407,11 @@ class RowTable:
             frozen.keep(slots)
         return slots
 
-    def _touch(self, slots: Slots, missing: Array) -> None:
+    def _touch(self, slots: Slots, new: Slots) -> None:
         self._seen.items[slots] = self.version + 1
         if self._counts is not None:
             counts = self._counts.items.take(slots)
-            counts[missing] = 0
+            counts[new] = 0
             self._counts.items[slots] = counts + 1
 
     def _evict_after(self, ids: Ids) -> Ids:
@@ -455,7 +493,7 @@ class RowTable:
         for start in range(0, len(missing), count):
             part = missing[start : start + count]
             ids = self._slots.ids_of(part)
-            slots = self._claim(ids, part, np.ones(len(part), bool))
+            slots = self._claim(ids, part, np.arange(len(part)))
             rows = np.empty((len(part), self.table.width), self._rows.dtype)
             write_beginnings(self.table, ids, rows)
             scatter(self._rows.items, slots, rows)

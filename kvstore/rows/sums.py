@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,6 +14,20 @@ from kvstore.rows.slabs import scatter
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # of shape (n, width)
 Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 LEVELS = 16  # up to so many rows of an id are summed with the others' in the same rank; the rest one id at a time
+
+
+class RowBatch(NamedTuple):
+    """Rows of several tables of one width, table by table.
+
+    Attributes:
+        ids: of all rows; those of one table rise.
+        rows: of shape (n, width).
+        starts: where the rows of each table begin, and where those of the last end.
+    """
+
+    ids: Ids
+    rows: Rows
+    starts: Sequence[int]
 
 
 def coalesce(ids: Ids, rows: Rows) -> tuple[Ids, Rows]:
@@ -86,7 +101,8 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]]) -> tuple[Ids, Rows]:
             sums += rows
         return first_ids, sums
     if len(parts) == 2:
-        return _merged(*parts)
+        merged = _merged(*(RowBatch(ids, rows, [0, len(ids)]) for ids, rows in parts))
+        return merged.ids, merged.rows
     union = np.concatenate([ids for ids, _ in parts])
     union.sort()  # np.unique would hash them first
     new = np.empty(len(union), bool)
@@ -107,26 +123,62 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]]) -> tuple[Ids, Rows]:
     return union, sums
 
 
-def _merged(first: tuple[Ids, Rows], second: tuple[Ids, Rows]) -> tuple[Ids, Rows]:
-    """Return what ``sum_rows`` does of two parts, without sorting: their ids rise."""
-    (ids, rows), (other_ids, other_rows) = first, second
-    at = np.searchsorted(ids, other_ids)  # before which of the first
+def sum_batches(parts: Sequence[RowBatch]) -> RowBatch:
+    """Return what ``sum_rows`` does for each of several tables, with as many calls as for one.
+
+    Args:
+        parts: at least one, all of the same tables, whose rows are of one width.
+
+    Returns:
+        Rows in new memory.
+    """
+    summed = parts[0]
+    if len(parts) == 1:
+        return summed._replace(rows=summed.rows.copy())
+    for part in parts[1:]:
+        summed = _merged(summed, part)
+    return summed
+
+
+def _merged(first: RowBatch, second: RowBatch) -> RowBatch:
+    """Return the sums of two parts, without sorting: the ids of a table rise."""
+    ids, other_ids = first.ids, second.ids
+    at = _places(first, second)  # before which of the first
     both = ids.take(at, mode="clip") == other_ids if len(ids) else np.zeros(len(at), bool)
+    if len(first.starts) > 2:  # there, the next table may begin with the same id
+        both &= at < np.repeat(first.starts[1:], np.diff(second.starts))
     again = np.flatnonzero(both)
     pairs = at[again]
     fresh = ~both
-    at += np.cumsum(fresh)  # now in the union; one too far for those that the first has not
+    before = np.cumsum(fresh)
+    starts = [
+        start + (int(before[other - 1]) if other else 0)
+        for start, other in zip(first.starts, second.starts, strict=True)
+    ]
+    at += before  # now in the union; one too far for those that the first has not
     at -= fresh
-    count = len(ids) + len(other_ids) - len(again)
-    own = np.ones(count, bool)
+    own = np.ones(starts[-1], bool)
     own[at[fresh]] = False
     at_first = np.flatnonzero(own)
-    union = np.empty(count, np.int64)
+    union = np.empty(starts[-1], np.int64)
     union[at_first], union[at] = ids, other_ids
-    sums = np.empty((count, rows.shape[1]), rows.dtype)
-    scatter(sums, at, other_rows)
-    scatter(sums, at_first, rows)
-    added = rows.take(pairs, axis=0)
-    added += other_rows.take(again, axis=0)
+    sums = np.empty((starts[-1], first.rows.shape[1]), first.rows.dtype)
+    scatter(sums, at, second.rows)
+    scatter(sums, at_first, first.rows)
+    added = first.rows.take(pairs, axis=0)
+    added += second.rows.take(again, axis=0)
     scatter(sums, at[again], added)
-    return union, sums
+    return RowBatch(union, sums, starts)
+
+
+def _places(first: RowBatch, second: RowBatch) -> Positions:
+    """Return before which row of ``first`` each row of ``second`` belongs."""
+    if len(first.starts) == 2:
+        return np.searchsorted(first.ids, second.ids)
+    places = np.empty(len(second.ids), np.int64)
+    of_both = zip(itertools.pairwise(first.starts), itertools.pairwise(second.starts), strict=True)
+    for (start, stop), (other_start, other_stop) in of_both:
+        if other_start < other_stop:
+            found = first.ids[start:stop].searchsorted(second.ids[other_start:other_stop])
+            np.add(found, start, out=places[other_start:other_stop])
+    return places

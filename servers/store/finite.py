@@ -36,17 +36,17 @@ def require_finite(bucket: Bucket, items: Sequence[Contribution], total: torch.T
     )
 
 
-def require_finite_rows(key: Key, items: Sequence[RowContribution]) -> None:
-    """Raise ``NotFinite``, with key, row, worker and push, for a sum of ``items`` that is not finite."""
+def not_finite_rows(key: Key, items: Sequence[RowContribution]) -> NotFinite:
+    """Return the error, with key, row, worker and push, for a sum of ``items`` that is not finite."""
     for item in items:
         finite = np.isfinite(item.rows).all(axis=1)
         if not finite.all():
             position = int(np.flatnonzero(~finite)[0])
-            raise NotFinite(
+            return NotFinite(
                 f"push {item.clock} of {key!r} by {item.who} has NaN or infinite elements in row {item.ids[position]} "
                 f"(position {position}); no row of this update has been changed"
             )
-    raise NotFinite(
+    return NotFinite(
         f"push {items[0].clock} of {key!r}: each worker's rows are finite, their sum is not in {items[0].rows.dtype}; "
         "no row of this update has been changed"
     )

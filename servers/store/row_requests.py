@@ -14,8 +14,8 @@ import numpy as np
 
 from kvstore.errors import UsageError, WireError
 from kvstore.rows.ids import Ids, stripes_of
-from kvstore.rows.layout import part_bytes, read_rows, write_rows
-from kvstore.rows.sums import Rows
+from kvstore.rows.layout import ALIGNED, part_bytes, read_rows, write_rows
+from kvstore.rows.sums import RowBatch, Rows
 from kvstore.transport.memory import SMALL, Memory, space
 from kvstore.wire import Buffer, PullRows, PushRows
 from servers.store.row_target import RowTarget
@@ -26,10 +26,17 @@ _PADDING = bytes(16)
 
 
 class RowPart(NamedTuple):
-    """The rows of one table in a message."""
+    """The rows of one table in a message.
+
+    Attributes:
+        ids, rows: the rows.
+        batch: all rows of the message, if they are of one width and as they are in memory, and the place of this table
+            among its tables.
+    """
 
     ids: Ids
     rows: Rows
+    batch: tuple[RowBatch, int] | None = None
 
 
 def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> list[RowPart]:
@@ -41,7 +48,7 @@ def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> list[RowPart
     """
     if len(message.buffers) != _PUSH_BUFFERS:
         raise WireError(f"a push of rows has {_PUSH_BUFFERS} buffers, not {len(message.buffers)}")
-    ids = _checked(message, targets, message.buffers[0], message.counts, "pushed")
+    whole, ids = _checked(message, targets, message.buffers[0], message.counts, "pushed")
     _checked(message, targets, message.buffers[2], message.wanted, "wanted")
     view = memoryview(message.buffers[1]).cast("B")
     sizes = _part_sizes(targets, message.counts, message.codecs)
@@ -50,11 +57,33 @@ def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> list[RowPart
             f"{message.node} sent {len(view)} bytes of rows; {_described(targets, message.counts, message.codecs)} "
             f"are {sum(sizes)}"
         )
+    if len(whole) and len(targets) > 1 and _of_one_width(targets, message.codecs):
+        return _batch(targets[0], whole, ids, view)
     starts = itertools.accumulate(sizes, initial=0)
     return [
-        RowPart(own, read_rows(view[start : start + size], len(own), table.width, table.dtype, codec))
+        RowPart(own, read_rows(view[start : start + size], len(own), target.width, target.dtype, codec))
         for target, own, codec, start, size in zip(targets, ids, message.codecs, starts, sizes, strict=False)
-        for table in (target.description,)
+    ]
+
+
+def _of_one_width(targets: Sequence[RowTarget], codecs: Sequence[str]) -> bool:
+    """Return whether the rows of a message are one array: nothing is between the parts of its tables."""
+    width, dtype = targets[0].width, targets[0].dtype
+    return (
+        codecs.count("none") == len(codecs)
+        and targets[0].description.row_bytes % ALIGNED == 0
+        and all(target.width == width and target.dtype == dtype for target in targets)
+    )
+
+
+def _batch(like: RowTarget, whole: Ids, ids: Sequence[Ids], view: memoryview) -> list[RowPart]:
+    rows = np.frombuffer(view, like.dtype).reshape(len(whole), like.width)
+    starts = list(itertools.accumulate(map(len, ids), initial=0))
+    batch = RowBatch(whole, rows, starts)
+    ranges = itertools.pairwise(starts)
+    return [
+        RowPart(own, rows[start:stop], (batch, place))
+        for place, (own, (start, stop)) in enumerate(zip(ids, ranges, strict=True))
     ]
 
 
@@ -82,13 +111,12 @@ def gathered(targets: Sequence[RowTarget], ids: Sequence[Ids], codecs: Sequence[
             continue
         start, stop = stop, stop + size
         buffer[stop - len(_PADDING) : stop] = _PADDING  # what memory held before is nobody's business
-        table = target.description
-        count = len(own)
+        count, width = len(own), target.width
         if codec == "none":
-            out = np.frombuffer(buffer, table.dtype, count * table.width, start).reshape(count, table.width)
+            out = np.frombuffer(buffer, target.dtype, count * width, start).reshape(count, width)
             target.table.pull(own, out)
         else:
-            rows = np.empty((count, table.width), table.dtype)
+            rows = np.empty((count, width), target.dtype)
             target.table.pull(own, rows)
             write_rows(rows, codec, buffer[start:stop])
     return buffer
@@ -102,14 +130,14 @@ def packed(ids: Sequence[Ids], wide: bool) -> Buffer:
 
 def _checked(
     message: PushRows | PullRows, targets: Sequence[RowTarget], buffer: Buffer, counts: Sequence[int], what: str
-) -> list[Ids]:
-    """Return the ids of each table in ``buffer``, once they have been checked."""
+) -> tuple[Ids, list[Ids]]:
+    """Return all ids in ``buffer``, and those of each table, once they have been checked."""
     whole = _decoded(message, buffer, counts)
     divided = _divided(whole, counts)
     if len(whole):
         _require_rising(message, targets, whole, divided, what)
         _require_here(message, targets, whole, divided, what)
-    return divided
+    return whole, divided
 
 
 def _decoded(message: PushRows | PullRows, buffer: Buffer, counts: Sequence[int]) -> Ids:
@@ -190,7 +218,7 @@ def _all_in_stripe(target: RowTarget, ids: Ids) -> bool:
 
 def _part_sizes(targets: Sequence[RowTarget], counts: Sequence[int], codecs: Sequence[str]) -> list[int]:
     return [
-        part_bytes(count, target.description.width, target.description.dtype, codec)
+        part_bytes(count, target.width, target.dtype, codec)
         for target, count, codec in zip(targets, counts, codecs, strict=True)
     ]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvstore.optim.row_updater import RowUpdater
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_table import RowTable
-from kvstore.rows.sums import Rows
+from kvstore.rows.sums import RowBatch, Rows
 from kvstore.spec import Key
 from kvstore.table import Table, TableSpec
 from servers.names import workers
@@ -30,6 +30,7 @@ class RowContribution:
         ids: of the rows; they rise.
         rows: of shape (n, width); only to be read.
         hyper: the hyper-parameters to update with.
+        batch: all rows of the message, if they are of one width, and which of its tables this is.
     """
 
     ranks: Sequence[int]
@@ -37,6 +38,7 @@ class RowContribution:
     ids: Ids
     rows: Rows
     hyper: UpdateHyperparameters
+    batch: tuple[RowBatch, int] | None = None
 
     @property
     def who(self) -> str:
@@ -55,6 +57,7 @@ class RowTarget(Target[RowContribution]):
         rounds: of the table.
 
     Attributes:
+        width, dtype: of a row.
         table: the rows.
         updater: steps with sums of rows; None if they are assigned.
         changed: the ids whose rows the last updates have changed, by version of the rounds.
@@ -73,6 +76,7 @@ class RowTarget(Target[RowContribution]):
         self.number = number
         self.key = key
         self.description = description
+        self.width, self.dtype = description.width, description.dtype
         self.stripe = stripe
         self.stripes = stripes
         self.table = RowTable(description, stripe, stripes)

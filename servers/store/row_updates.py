@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,11 +14,13 @@ from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.row_updater import NO_CHANGES, RowHyperparameters, RowUpdater
 from kvstore.optim.updater import refusals
 from kvstore.rows.ids import Ids
-from kvstore.rows.sums import Rows, sum_rows
+from kvstore.rows.sums import RowBatch, Rows, sum_batches, sum_rows
+from kvstore.rows.updates import can_step_together, update_together
 from kvstore.rule import Rule
+from kvstore.spec import shorten
 from kvstore.values import all_finite
 from kvstore.wire import ClosedRowRounds
-from servers.store.finite import require_finite_rows
+from servers.store.finite import not_finite_rows
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
@@ -142,29 +145,53 @@ class RowUpdates:
 
     def _make(
         self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
-    ) -> Mapping[RowTarget, Exception]:
-        errors: dict[RowTarget, Exception] = {}
-        sums: list[tuple[RowTarget, Ids, Rows]] = []
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for below
-            for update in members:
-                ids, rows = sum_rows([(item.ids, item.rows) for item in update.items])
-                if update.scale != 1:
-                    rows *= update.scale
-                try:
-                    if self._rule.finite and not all_finite(torch.from_numpy(rows)):
-                        require_finite_rows(update.target.key, update.items)
-                except UsageError as exc:
-                    errors[update.target] = exc
-                    continue
-                sums.append((update.target, ids, rows))
+    ) -> dict[RowTarget, Exception]:
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for afterwards
+            batch = _summed_together(members)
+            sums = _parts(batch) if batch is not None else [_summed(update) for update in members]
+        errors = self._not_finite(members, sums, batch)
+        targets = [update.target for update in members if update.target not in errors]
+        if errors:
+            batch = None
+            sums = [part for update, part in zip(members, sums, strict=True) if update.target not in errors]
         if recording is not None:
-            recording.row_sums([target for target, _, _ in sums], [(ids, rows) for _, ids, rows in sums], hyper, errors)
+            recording.row_sums(targets, sums, hyper, errors)
         numbers = self._numbers(hyper)
-        for target, ids, rows in sums:
+        if batch is not None and can_step_together([t.table for t in targets], [t.updater for t in targets]):
+            return self._made_together(targets, batch, numbers)
+        for target, (ids, rows) in zip(targets, sums, strict=True):
             error = self._made(target, ids, rows, numbers)
             if error is not None:
                 errors[target] = error
         return errors
+
+    def _not_finite(
+        self, members: Sequence[RowUpdate], sums: Sequence[tuple[Ids, Rows]], batch: RowBatch | None
+    ) -> dict[RowTarget, Exception]:
+        """Return why updates must not be made whose sums are not finite, if somebody checks."""
+        errors: dict[RowTarget, Exception] = {}
+        if not self._rule.finite or (batch is not None and all_finite(torch.from_numpy(batch.rows))):
+            return errors
+        for update, (_, rows) in zip(members, sums, strict=True):
+            if not all_finite(torch.from_numpy(rows)):
+                errors[update.target] = not_finite_rows(update.target.key, update.items)
+        return errors
+
+    def _made_together(
+        self, targets: Sequence[RowTarget], batch: RowBatch, numbers: RowHyperparameters
+    ) -> dict[RowTarget, Exception]:
+        """Make one update of each of ``targets``, with one step; return why no row has changed, if it has failed."""
+        tables = [target.table for target in targets]
+        versions = [table.version for table in tables]
+        try:
+            changed = update_together(tables, batch, targets[0].updater, numbers)
+        except Exception as exc:
+            if any(table.version != version for table, version in zip(tables, versions, strict=True)):
+                raise _in_doubt(exc, targets) from exc
+            return dict.fromkeys(targets, _none_made(exc, targets))
+        for target, ids in zip(targets, changed, strict=True):
+            target.note_changed(ids)
+        return {}
 
     def _made(self, target: RowTarget, ids: Ids, sums: Rows, numbers: RowHyperparameters) -> Exception | None:
         """Make one update; return why no row has changed, if it has failed."""
@@ -175,12 +202,8 @@ class RowUpdates:
             raise
         except Exception as exc:
             if target.table.version != version or not (target.updater is None or target.updater.lazy):
-                raise WeightsInDoubt(
-                    f"{type(exc).__name__}: {exc}, in the middle of an update of {target.key!r}"
-                ) from exc
-            error = ServerError(f"{type(exc).__name__}: {exc}; no row of this update of {target.key!r} has changed")
-            error.__cause__ = exc
-            return error
+                raise _in_doubt(exc, [target]) from exc
+            return _none_made(exc, [target])
         return None
 
     def _step(self, target: RowTarget, ids: Ids, sums: Rows, numbers: RowHyperparameters) -> None:
@@ -194,3 +217,49 @@ class RowUpdates:
             return RowHyperparameters(hyper.lr, hyper.rescale, changes)
         self._updates.take(hyper)
         return RowHyperparameters(updater.lr, updater.rescale_grad, changes)
+
+
+def _summed(update: RowUpdate) -> tuple[Ids, Rows]:
+    """Return the sums of one update."""
+    ids, rows = sum_rows([(item.ids, item.rows) for item in update.items])
+    if update.scale != 1:
+        rows *= update.scale
+    return ids, rows
+
+
+def _summed_together(updates: Sequence[RowUpdate]) -> RowBatch | None:
+    """Return the sums of all ``updates``, if each worker has pushed just these tables in one message; else None."""
+    if len(updates) < 2:
+        return None
+    batches: list[RowBatch] = []
+    for number, item in enumerate(updates[0].items):
+        if item.batch is None or len(item.batch[0].starts) != len(updates) + 1:
+            return None
+        batch = item.batch[0]
+        for place, update in enumerate(updates):
+            if len(update.items) != len(updates[0].items) or update.scale != updates[0].scale:
+                return None
+            of = update.items[number].batch
+            if of is None or of[0] is not batch or of[1] != place:
+                return None
+        batches.append(batch)
+    summed = sum_batches(batches)
+    if updates[0].scale != 1:
+        np.multiply(summed.rows, updates[0].scale, out=summed.rows)
+    return summed
+
+
+def _parts(batch: RowBatch) -> list[tuple[Ids, Rows]]:
+    return [(batch.ids[start:stop], batch.rows[start:stop]) for start, stop in itertools.pairwise(batch.starts)]
+
+
+def _in_doubt(exc: Exception, targets: Sequence[RowTarget]) -> WeightsInDoubt:
+    keys = shorten(target.key for target in targets)
+    return WeightsInDoubt(f"{type(exc).__name__}: {exc}, in the middle of an update of {keys}")
+
+
+def _none_made(exc: Exception, targets: Sequence[RowTarget]) -> ServerError:
+    keys = shorten(target.key for target in targets)
+    error = ServerError(f"{type(exc).__name__}: {exc}; no row of this update of {keys} has changed")
+    error.__cause__ = exc
+    return error

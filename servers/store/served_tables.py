@@ -120,7 +120,7 @@ class ServedTables:
         hyper = asked(message, self._arrays.optimizer)
         ranks = message.workers
         updates: list[RowUpdate] = []
-        for target, clock, (ids, rows) in zip(targets, message.clocks, parts, strict=True):
+        for target, clock, (ids, rows, batch) in zip(targets, message.clocks, parts, strict=True):
             rounds = target.rounds
             if not (
                 rounds.expects(ranks, clock) or is_late(target, ranks, clock, self._rule) or rounds.counts(ranks, clock)
@@ -129,7 +129,7 @@ class ServedTables:
                     f"push {clock} of {target.key!r} by {workers(ranks)} belongs to no open round: "
                     f"{rounds.version} rounds are over, and no push may come twice"
                 )
-            updates.append(RowUpdate(target, [RowContribution(ranks, clock, ids, rows, hyper)], hyper))
+            updates.append(RowUpdate(target, [RowContribution(ranks, clock, ids, rows, hyper, batch)], hyper))
         return updates
 
     def require_wanted(self, message: PullRows) -> None:

@@ -142,6 +142,36 @@ def test_rows_are_encoded_both_ways(codec: str, expected: list[list[float]]):
     np.testing.assert_allclose(rows_in(reply, codec=codec)[0], expected, rtol=0.02)
 
 
+def test_many_tables_in_a_message_have_the_bits_of_messages_of_their_own():
+    described = {number: Table(dim=4, init="normal", admit=MinCount(number)) for number in (1, 2, 3)}
+
+    def rows(together: bool) -> Any:
+        desk = with_tables(2, tables=described)
+        optimized(desk, "adam", lr=0.1)
+        for clock in (1, 2, 3):
+            for worker in desk.workers:
+                ids = [worker.rank + clock, 7, 8 + worker.rank]
+                gradients = {
+                    number: {each: (0.1 * each, clock, -1, 3) for each in ids[:number]} for number in described
+                }
+                lists = [gradients] if together else [{number: rows} for number, rows in gradients.items()]
+                for each in lists:
+                    desk.ask(worker, push_rows(worker, each, clock))
+        (a, _) = desk.workers
+        return rows_in(desk.reply(a, pull_rows(a, dict.fromkeys(described, range(10)))), width=4)
+
+    assert rows(together=True) == rows(together=False)
+
+
+def test_of_many_tables_in_a_message_the_one_whose_sum_is_not_finite_is_not_updated():
+    desk = with_tables(1, tables={number: Table(dim=4) for number in (1, 2)}, finite=True)
+    optimized(desk, lr=1.0)
+    (a,) = desk.workers
+    push = push_rows(a, {1: {5: (1, 1, 1, 1)}, 2: {6: (1, 1, 1, float("inf"))}})
+    assert "of 't2' by worker 0" in text_of(desk.reply(a, push), "NotFinite")
+    assert rows_in(desk.reply(a, pull_rows(a, {1: [5], 2: [6]}, 1)), width=4) == [[[-1] * 4], [[0] * 4]]
+
+
 # ---- hyper-parameters
 
 

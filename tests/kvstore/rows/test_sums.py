@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.rows.sums import coalesce, sum_rows
+from kvstore.rows.sums import RowBatch, coalesce, sum_batches, sum_rows
 
 
 def _rows(count, width, seed=0):
@@ -53,3 +53,24 @@ def test_parts_are_summed_in_their_order(parts):
     assert ids.tolist() == want_ids.tolist()
     assert sums.tobytes() == want.tobytes()
     assert all(np.array_equal(rows, old) for (_, rows), old in zip(parts, before, strict=True))
+
+
+_SOME_IDS = st.sets(st.integers(-3, 5), max_size=6).map(sorted)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 3).flatmap(lambda tables: st.lists(st.tuples(*[_SOME_IDS] * tables), min_size=1, max_size=3)))
+def test_batches_of_several_tables_are_summed_as_each_table_is(parts):
+    batches = []
+    for seed, tables in enumerate(parts):
+        ids = np.array([number for table in tables for number in table], np.int64)
+        starts = np.cumsum([0, *map(len, tables)]).tolist()
+        batches.append(RowBatch(ids, _rows(len(ids), 3, seed), starts))
+    summed = sum_batches(batches)
+    assert len(summed.starts) == len(parts[0]) + 1
+    for place in range(len(parts[0])):
+        own = [slice(batch.starts[place], batch.starts[place + 1]) for batch in batches]
+        ids, rows = sum_rows([(batch.ids[part], batch.rows[part]) for batch, part in zip(batches, own, strict=True)])
+        part = slice(summed.starts[place], summed.starts[place + 1])
+        assert summed.ids[part].tolist() == ids.tolist()
+        assert summed.rows[part].tobytes() == rows.tobytes()

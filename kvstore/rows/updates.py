@@ -1,0 +1,68 @@
+"""Updates of several tables with one step of their optimizer: many small ones cost little more than a large one. Pure.
+
+The bits are those of ``RowTable.update`` for each table: what a step does to one row does not depend on the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
+from kvstore.rows.ids import Ids
+from kvstore.rows.row_table import RowTable
+from kvstore.rows.sums import RowBatch
+
+
+def can_step_together(tables: Sequence[RowTable], updaters: Sequence[RowUpdater | None]) -> bool:
+    """Return whether one step can update all ``tables``, which are of one width and dtype."""
+    first = updaters[0]
+    return first is None or (
+        first.lazy
+        and all(table.steps == tables[0].steps for table in tables)
+        and all(each is first or (each is not None and first.steps_as(each)) for each in updaters)
+    )
+
+
+def update_together(
+    tables: Sequence[RowTable], sums: RowBatch, updater: RowUpdater | None, hyper: RowHyperparameters
+) -> list[Ids]:
+    """Make one update of each of ``tables``; see ``RowTable.update``. If ``updater`` fails, no row has changed.
+
+    Args:
+        tables: see ``can_step_together``.
+        sums: of their gradients; the rows may be overwritten.
+        updater: that of the first table.
+        hyper: see ``RowUpdater.step``.
+    """
+    ranges = list(itertools.pairwise(sums.starts))
+    pending = [table.begin(sums.ids[start:stop]) for table, (start, stop) in zip(tables, ranges, strict=True)]
+    grads, starts = sums.rows, sums.starts
+    if any(each.kept is not None for each in pending):
+        kept = [
+            np.ones(stop - start, bool) if each.kept is None else each.kept
+            for each, (start, stop) in zip(pending, ranges, strict=True)
+        ]
+        grads = grads[np.concatenate(kept)]
+        starts = list(itertools.accumulate((len(each.ids) for each in pending), initial=0))
+    parts = [slice(start, stop) for start, stop in itertools.pairwise(starts)]
+    if updater is None:
+        each_table = zip(tables, pending, parts, strict=True)
+        return [table.finish(each, grads[part], {}) for table, each, part in each_table]
+    rows = np.empty(grads.shape, grads.dtype)
+    states = {
+        name: np.empty((len(rows), grads.shape[1] if state.columns is None else state.columns), state.dtype)
+        for name, state in updater.states.items()
+    }
+    own = [{name: value[part] for name, value in states.items()} for part in parts]
+    for table, each, part, values in zip(tables, pending, parts, own, strict=True):
+        table.gather(each, rows[part], values)
+    tensors = {name: torch.from_numpy(value) for name, value in states.items()}
+    updater.step(tables[0].steps + 1, torch.from_numpy(rows), torch.from_numpy(grads), tensors, hyper)
+    return [
+        table.finish(each, rows[part], values, stepped=True)
+        for table, each, part, values in zip(tables, pending, parts, own, strict=True)
+    ]
