@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvstore.checkpoint.exported_table import ExportedTable
 from kvstore.checkpoint.reader import CheckpointReader
 from kvstore.checkpoint.tensors import FileRecord, TensorHeader, write_tensors
 from kvstore.checkpoint.verify import verify
 from kvstore.errors import CheckpointError
+from kvstore.table import TableSpec
 from kvstore.values import to_buffer
 
 
@@ -16,7 +18,8 @@ def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> Fi
     """Write the arrays of a checkpoint to ``path``, verified, one in memory at a time.
 
     ``safetensors.torch.load_file(path)`` gives a ``state_dict``: of a ``Trainer``'s store, by the names of the
-    parameters. Buffers of a model, such as batch statistics, are not in a store.
+    parameters. Buffers of a model, such as batch statistics, are not in a store. A table with a shape is one array; one
+    that grows is its rows, by the key's name, and ``<key>.ids``.
 
     Args:
         folder: of the checkpoint.
@@ -32,15 +35,24 @@ def export(folder: Path, path: Path, store: int = 0, states: bool = False) -> Fi
     if store >= len(manifest.stores):
         raise CheckpointError(f"{folder}: no store {store}: it has {len(manifest.stores)}, numbered from 0")
     specs = manifest.stores[store].specs
+    arrays = {key: spec for key, spec in specs.items() if not isinstance(spec, TableSpec)}
     with CheckpointReader(folder) as reader:
-        headers = [TensorHeader(str(key), spec.dtype, spec.shape) for key, spec in specs.items()]
-        named = reader.states(store, specs) if states else {}
+        headers = [TensorHeader(str(key), spec.dtype, spec.shape) for key, spec in arrays.items()]
+        named = reader.states(store, arrays) if states else {}
         headers += [TensorHeader.of(f"{key}.{name}", value) for (key, name), value in named.items()]
+        tables = [
+            ExportedTable(reader, store, key, spec.table, states)
+            for key, spec in specs.items()
+            if isinstance(spec, TableSpec)
+        ]
+        headers += [header for table in tables for header in table.headers()]
 
         def contents() -> Iterator[memoryview]:
-            for key in specs:
+            for key in arrays:
                 yield to_buffer(reader.value(store, key).contiguous())
             for value in named.values():
                 yield to_buffer(value.contiguous())
+            for table in tables:
+                yield from table.contents()
 
         return write_tensors(path, headers, contents(), {"format": "pt"})

@@ -15,6 +15,8 @@ from kvstore.job.files import replacing
 from kvstore.job.settings import MAX_NODES
 from kvstore.rule import MODES
 from kvstore.spec import Key, Spec, check_key
+from kvstore.table import Table, TableSpec
+from kvstore.wire.rows import table as require_described
 
 MANIFEST, FORMAT = "manifest.json", "kvstore checkpoint 1"
 MAX_MANIFEST = 256 << 20  # bytes
@@ -44,8 +46,8 @@ class StoredStore:
         ordinal: it is the n-th store that each worker has made, from 1.
         mode: of its rule.
         optimizer: the name of the rule that the servers updated with; None if they assigned sums.
-        specs: of its arrays, by key.
-        segments: of all arrays.
+        specs: of its arrays and tables, by key.
+        segments: of all of them.
     """
 
     ordinal: int
@@ -140,6 +142,7 @@ def _store_fields(store: StoredStore) -> dict[str, Any]:
         "specs": [[spec.dtype, list(spec.shape)] for spec in specs],
         "keys": list(store.specs),
         "kinds": [kinds[spec] for spec in store.specs.values()],
+        "tables": [[kind, spec.table.described] for spec, kind in kinds.items() if isinstance(spec, TableSpec)],
         "segments": columns,  # id, place of the key, start, stop, clock, file
     }
 
@@ -198,6 +201,8 @@ def _store(given: Any, files: int) -> StoredStore:
     if optimizer is not None and (not isinstance(optimizer, str) or len(optimizer) > 64):
         raise CheckpointError(f"optimizer {optimizer!r:.80} is not a name")
     kinds = [Spec(tuple(map(_integer, shape)), dtype) for dtype, shape in given["specs"]]
+    for kind, described in given.get("tables", ()):
+        kinds[_integer(kind)] = TableSpec.of(_table(described))
     keys = [check_key(key) for key in given["keys"]]
     chosen = [kinds[_integer(kind)] for kind in given["kinds"]]
     specs = dict(zip(keys, chosen, strict=True))
@@ -218,6 +223,12 @@ def _store(given: Any, files: int) -> StoredStore:
         )
     _require_covered(specs, segments)
     return StoredStore(_integer(given["ordinal"], 1), mode, optimizer, specs, segments)
+
+
+def _table(described: Any) -> Table:
+    """Return a table, checked as one that a message describes."""
+    require_described(described)
+    return Table.of(described)
 
 
 def _require_covered(specs: Mapping[Key, Spec], segments: Sequence[StoredSegment]) -> None:

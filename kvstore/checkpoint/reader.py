@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvstore.checkpoint.manifest import Manifest, StoredSegment, load_manifest
+from kvstore.checkpoint.tables import NUMBERS, Rest, StripeNames, read_page, rest_name
 from kvstore.checkpoint.tensors import opened
 from kvstore.errors import CheckpointError
 from kvstore.optim.states import StateTensors
+from kvstore.rows.frozen_rows import Page
 from kvstore.spec import Key, Spec
+from kvstore.table import Table, TableSpec
 from kvstore.values import spec_of
 
 VALUE, STATE = "value", "state"
@@ -94,6 +99,28 @@ class CheckpointReader:
                     whole[key, name] = parts[0]
         return whole
 
+    def pages(self, store: int, key: Key) -> Iterator[Page]:
+        """Yield all rows of the table ``key``, those of one server after the other; only to be read."""
+        table = self._table(store, key)
+        for segment in self._segments[store][key]:
+            names = StripeNames.of(self._names(segment))
+            for page, parts in sorted(names.pages.items()):
+                try:
+                    yield read_page(table, segment.id, page, parts, partial(self._tensor, segment.file))
+                except CheckpointError as exc:
+                    raise CheckpointError(f"{self._path(segment.file)}: damaged: {exc}") from None
+
+    def rests(self, store: int, key: Key) -> list[Rest]:
+        """Return what each server had of the table ``key`` beside its rows, by ``RowTable.rest``."""
+        rests = []
+        for segment in self._segments[store][key]:
+            names = StripeNames.of(self._names(segment)).rest
+            rest = {name: self._tensor(segment.file, rest_name(segment.id, name)).numpy() for name in names}
+            if NUMBERS not in rest or any(part.dtype != np.int64 or part.ndim != 1 for part in rest.values()):
+                raise CheckpointError(f"{self._path(segment.file)}: damaged: it does not say how {key!r} goes on")
+            rests.append(rest)
+        return rests
+
     def part(self, rank: int) -> tuple[dict[str, torch.Tensor], str] | None:
         """Return what worker ``rank`` added: tensors by name, and JSON; None if it added nothing."""
         file = self.manifest.parts.get(rank)
@@ -110,15 +137,25 @@ class CheckpointReader:
         return {name: (part.get_dtype(), part.get_shape()) for name, part in slices.items()}
 
     def _state_names(self, segment: StoredSegment) -> list[str]:
-        prefix, by_segment = state_name(segment.id, ""), self._by_segment.get(segment.file)
+        prefix = state_name(segment.id, "")
+        return [name.removeprefix(prefix) for name in self._names(segment) if name.startswith(prefix)]
+
+    def _table(self, store: int, key: Key) -> Table:
+        spec = self.manifest.stores[store].specs[key]
+        if not isinstance(spec, TableSpec):
+            raise CheckpointError(f"{self.folder}: {key!r} is {spec}, not a table")
+        return spec.table
+
+    def _names(self, segment: StoredSegment) -> Sequence[str]:
+        """Return the names of a segment's tensors."""
+        by_segment = self._by_segment.get(segment.file)
         if by_segment is None:
             by_segment = self._by_segment[segment.file] = {}
             for name in self._file(segment.file).keys():  # noqa: SIM118 - not a dict
                 number = name.partition("/")[0]
                 if number.isdecimal():
                     by_segment.setdefault(int(number), []).append(name)
-        names = by_segment.get(segment.id, ())
-        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        return by_segment.get(segment.id, ())
 
     def _tensor(self, file: int, name: str) -> torch.Tensor:
         try:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from kvstore.checkpoint.manifest import Manifest, load_manifest
 from kvstore.checkpoint.reader import CheckpointReader, value_name
+from kvstore.checkpoint.tables import NUMBERS, rest_name
 from kvstore.checkpoint.tensors import DTYPES, record_of
 from kvstore.errors import CheckpointError
+from kvstore.table import TableSpec
 
 
 def verify(folder: Path) -> Manifest:
@@ -29,11 +31,16 @@ def verify(folder: Path) -> Manifest:
 
 
 def _require_segments(folder: Path, manifest: Manifest) -> None:
-    """Raise ``CheckpointError`` unless each segment's value is in its file."""
+    """Raise ``CheckpointError`` unless each segment's value, or what a table has beside its rows, is in its file."""
     with CheckpointReader(folder) as reader:
         by_file = [reader.specs(number) for number in range(len(manifest.files))]
     for store in manifest.stores:
         for segment in store.segments:
+            if isinstance(store.specs[segment.key], TableSpec):
+                if rest_name(segment.id, NUMBERS) not in by_file[segment.file]:
+                    path = folder / manifest.files[segment.file].name
+                    raise CheckpointError(f"{path}: damaged: it has nothing of table {segment.key!r}")
+                continue
             wanted = DTYPES[store.specs[segment.key].dtype], [segment.stop - segment.start]
             there = by_file[segment.file].get(value_name(segment.id))
             if there != wanted:

@@ -14,6 +14,7 @@ meetings     the meetings of the workers, where all hear what worker 0 has decid
 captures     the servers' captures for one checkpoint, asked for and awaited
 saving       one checkpoint at worker 0, from the servers' files to the manifest
 resuming     the checkpoint that the job continues from
+restored_tables its tables, given to the servers
 clocks       how often each key has been pushed
 counts       the counters behind statistics()
 requests     the messages themselves, to servers and scheduler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ import torch
 
 from kvstore.checkpoint.reader import CheckpointReader
 from kvstore.checkpoint.stateful import unpacked
+from kvstore.checkpoint.tables import Rest
 from kvstore.errors import CheckpointError, Mismatch
 from kvstore.optim.states import StateTensors
+from kvstore.rows.frozen_rows import Page
 from kvstore.spec import Key, Spec
+from kvstore.table import CODECS, Table, TableSpec
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +61,30 @@ class Resumed:
         Raises:
             Mismatch: it is of another shape or dtype than ``spec``.
         """
-        saved = self._reader.manifest.stores[self._places[ordinal]].specs[key]
-        if saved != spec:
-            raise Mismatch(
-                f"{self._folder}: key {key!r} is {saved} there, but {spec} here: resume with the model that was saved"
-            )
+        self.require(ordinal, key, spec)
         return self._reader.value(self._places[ordinal], key)
+
+    def require(self, ordinal: int, key: Key, spec: Spec) -> None:
+        """Raise ``Mismatch`` unless ``key`` is what ``spec`` says; tables may travel in another encoding."""
+        saved = self._reader.manifest.stores[self._places[ordinal]].specs[key]
+        if _plain(saved) != _plain(spec):
+            differences = _differences(saved, spec)
+            raise Mismatch(
+                f"{self._folder}: key {key!r} is {saved} there, but {spec} here{differences}: resume with the model "
+                "that was saved"
+            )
+
+    def pages(self, ordinal: int, key: Key) -> Iterator[Page]:
+        """Yield all rows of the table ``key``."""
+        return self._reader.pages(self._places[ordinal], key)
+
+    def rests(self, ordinal: int, key: Key) -> list[Rest]:
+        """Return what each server had of the table ``key`` beside its rows."""
+        return self._reader.rests(self._places[ordinal], key)
+
+    def optimizer(self, ordinal: int) -> str | None:
+        """Return the name of the store's optimizer."""
+        return self._reader.manifest.stores[self._places[ordinal]].optimizer
 
     def states(self, ordinal: int, keys: Iterable[Key]) -> tuple[str | None, StateTensors]:
         """Return the optimizer's name and the states of ``keys``."""
@@ -94,3 +115,22 @@ class Resumed:
         if not isinstance(state, dict):
             raise CheckpointError(f"{self._folder}: damaged: the part of worker {rank} is not a dict")
         return state
+
+
+def _plain(spec: Spec) -> Spec:
+    """Return ``spec``, of a table without its encoding."""
+    if not isinstance(spec, TableSpec):
+        return spec
+    return TableSpec.of(Table.of([*spec.table.described[:-1], CODECS[0]]))
+
+
+def _differences(saved: Spec, spec: Spec) -> str:
+    """Say how tables differ whose shapes do not."""
+    if not isinstance(saved, TableSpec) or not isinstance(spec, TableSpec) or str(saved) != str(spec):
+        return ""
+    names = ("init", "scale", "seed", "admit", "evict")
+    return "".join(
+        f", with {name}={there!r} there and {here!r} here"
+        for name in names
+        if (there := getattr(saved.table, name)) != (here := getattr(spec.table, name))
+    )

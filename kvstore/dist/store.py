@@ -113,6 +113,7 @@ class DistStore(TableCalls, KVStore):
             self._clocks,
             self._optimizing,
             self._pushes,
+            self._stored,
         )
         if self._checkpoints is not None:
             self._checkpoints.add(self._trained)
@@ -157,6 +158,7 @@ class DistStore(TableCalls, KVStore):
             if first.specs:
                 self._stored.make(RowPlan(entries, entries.tables), first.rows)
             if self._checkpoints is not None and resumed is not None:
+                self._trained.tables.put(resumed, entries)
                 self._checkpoints.give_states(self._trained, entries)
             self._requests.ready(keys, partial(self._add, entries))
         else:

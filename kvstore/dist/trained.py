@@ -13,7 +13,9 @@ from kvstore.dist.optimizer import Optimizing
 from kvstore.dist.plans.entries import Entries
 from kvstore.dist.pushes import Pushes
 from kvstore.dist.requests import Requests
+from kvstore.dist.restored_tables import RestoredTables
 from kvstore.dist.resuming import Resumed
+from kvstore.dist.rows.stored import StoredTables
 from kvstore.dist.saving import SavedStore
 from kvstore.rule import Rule
 from kvstore.spec import Key, Spec
@@ -28,7 +30,10 @@ class TrainedStore:
 
     Args:
         ordinal: it is the n-th store that each worker has made.
-        rule, requests, entries, clocks, optimizing, pushes: of the store.
+        rule, requests, entries, clocks, optimizing, pushes, stored: of the store.
+
+    Attributes:
+        tables: gives the servers a checkpoint's.
     """
 
     def __init__(
@@ -40,10 +45,12 @@ class TrainedStore:
         clocks: PushClocks,
         optimizing: Optimizing,
         pushes: Pushes,
+        stored: StoredTables,
     ) -> None:
         self.ordinal, self.rule, self.requests = ordinal, rule, requests
         self.entries, self.clocks, self.optimizing = entries, clocks, optimizing
         self.pushes = pushes
+        self.tables = RestoredTables(ordinal, stored, optimizing)
         self.begun = 0  # the highest round that this worker has begun
         self.restored: dict[Key, None] = {}  # keys with a checkpoint's values, whose states are not on servers yet
         self.has_residuals = False  # whether the compression has the checkpoint's
@@ -110,8 +117,11 @@ class TrainedStore:
 
     def give_states(self, resumed: Resumed, entries: Entries) -> None:
         """Give the servers the checkpoint's states of ``entries``, if there is an optimizer already; once."""
+        if self.optimizing.optimizer is None:
+            return
+        self.tables.put_states(resumed, entries)
         keys = [key for key in self.restored if key in entries]
-        if not keys or self.optimizing.optimizer is None:
+        if not keys:
             return
         optimizer, states = resumed.states(self.ordinal, keys)
         if optimizer is not None:

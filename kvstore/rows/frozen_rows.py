@@ -98,14 +98,22 @@ class FrozenRows:
                 self._passed, self._last = self._last, start
             return self._read(start, min(start + count, self.slots), state)
 
-    def _read(self, start: int, stop: int, state: bool) -> Page:
-        kept = self._kept[start:stop]
+    def count(self, start: int, count: int) -> int:
+        """Return how many rows the slots ``start`` to ``start + count`` have. It is no page that is read."""
+        with self._lock:
+            return len(self._there(start, min(start + count, self.slots)))
+
+    def _there(self, start: int, stop: int) -> Slots:
+        """Return which of the slots from ``start`` on have rows, from 0."""
+        logged = np.flatnonzero(self._kept[start:stop])
         seen = self._slabs[SEEN].items[start:stop].copy()
-        logged = np.flatnonzero(kept)
-        seen[logged] = gather(self._log[SEEN].items, kept[logged] - 1)
-        there = np.flatnonzero(seen >= self._changed)
+        seen[logged] = gather(self._log[SEEN].items, self._kept[start:stop][logged] - 1)
+        return np.flatnonzero(seen >= self._changed)
+
+    def _read(self, start: int, stop: int, state: bool) -> Page:
+        there = self._there(start, stop)
         slots = there + start
-        kept = kept[there]
+        kept = self._kept[start:stop][there]
         logged = np.flatnonzero(kept)
         kept = kept[logged] - 1
         ids = self._ids_of(slots)

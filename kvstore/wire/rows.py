@@ -180,6 +180,22 @@ class PutRows(Request):
         same_length(self.names, self.dtypes, self.columns)
 
 
+@message(133)
+@dataclass(frozen=True)
+class PutTableRest(Request):
+    """From rank 0: what table segment ``id`` has beside its rows, once these have all been put. For loading.
+
+    Attributes:
+        names: of arrays of int64; see ``kvstore.rows.row_table.RowTable.rest``.
+        buffers: each of ``names``.
+    """
+
+    store: Store
+    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    names: Names
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+
 @message(125)
 @dataclass(frozen=True)
 class FreezeTable(Request):

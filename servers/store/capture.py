@@ -2,7 +2,8 @@
 
 When a segment reaches its round, what is to be copied is noted, and nothing is copied yet. ``copy`` runs in a thread,
 and copies piece by piece. Before the server changes a value, ``secure`` copies what the thread has not come to. So a
-server that waits for gradients, as it does most of the time, loses no time to a capture.
+server that waits for gradients, as it does most of the time, loses no time to a capture. Tables are frozen instead, and
+read when they are written: see ``TableCapture``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from kvstore.checkpoint.tensors import TensorHeader
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.capture_memory import CaptureMemory
+from servers.store.rounds import Rounds
+from servers.store.row_target import RowTarget
+from servers.store.table_capture import TableCapture
+from servers.store.target import AnyTarget
 from servers.store.updates import Updates
 
 PIECE = 4 << 20  # bytes: so much at most is being copied when an update has to wait for it
@@ -82,18 +87,32 @@ class StoreCapture:
         self._on_complete = on_complete
         self._tensors: dict[str, tuple[TensorHeader, Bytes]] = {}
         self._pieces: dict[int, list[_Piece]] = {}  # by segment
+        self._tables: list[TableCapture] = []
 
     @property
     def complete(self) -> bool:
         """Whether all segments have reached their rounds."""
         return not self._missing
 
-    def reached(self, bucket: Bucket, updates: Updates) -> None:
-        """Note the segments of ``bucket`` that have reached their rounds."""
-        version = bucket.rounds.version
-        ids = [number for number in bucket.ids if self._missing.get(number, version + 1) <= version]
+    def reached(self, target: AnyTarget, updates: Updates) -> None:
+        """Note the segments of ``target`` that have reached their rounds. Where there are no rounds, it is now."""
+        version = target.rounds.version
+        now = not isinstance(target.rounds, Rounds)
+        ids = [number for number in target.ids if number in self._missing and (now or self._missing[number] <= version)]
         if not ids:
             return
+        if updates.updater is not None:
+            self.optimizer = updates.updater.optimizer.rule
+        if isinstance(target, RowTarget):
+            self._tables.append(TableCapture(target))
+            self.clocks[target.number] = version
+            del self._missing[target.number]
+        elif isinstance(target, Bucket):
+            self._reached(target, ids, version, updates)
+        if self.complete:
+            self._on_complete(self)
+
+    def _reached(self, bucket: Bucket, ids: Sequence[int], version: int, updates: Updates) -> None:
         for number in ids:
             place = bucket.places[number]
             start = bucket.starts[place]
@@ -101,11 +120,8 @@ class StoreCapture:
             self.clocks[number] = version
             del self._missing[number]
         if updates.updater is not None:
-            self.optimizer = updates.updater.optimizer.rule
             for (key, name), value in updates.updater.states.of(ids).items():
                 self._note(int(key), state_name(int(key), name), value.detach())
-        if self.complete:
-            self._on_complete(self)
 
     def _note(self, segment: int, name: str, tensor: torch.Tensor) -> None:
         size = tensor.numel()
@@ -134,20 +150,25 @@ class StoreCapture:
 
     @property
     def headers(self) -> list[TensorHeader]:
-        """What was captured, in order."""
-        return [header for header, _ in self._tensors.values()]
+        """What was captured, in order. For the thread: it takes a look at each row of tables."""
+        arrays = (header for header, _ in self._tensors.values())
+        return [*arrays, *(header for table in self._tables for header in table.headers())]
 
     def contents(self) -> Iterator[memoryview]:
         """Yield the bytes of what ``headers`` lists, and let go of each."""
         while self._tensors:
             _, target = self._tensors.pop(next(iter(self._tensors)))
             yield target.data
+        for table in self._tables:
+            yield from table.contents()
 
     def drop(self) -> int:
         """Let go of everything; return how many bytes captures have needed, if no other is under way."""
         self._missing.clear()
         self._tensors.clear()
         self._pieces.clear()
+        while self._tables:
+            self._tables.pop().drop()
         memory, self._memory = self._memory, None
         return 0 if memory is None else memory.release()
 
@@ -189,12 +210,12 @@ class Captures:
         Raises:
             KeyNotInitialized: there is no such segment.
         """
-        buckets = self._buckets.of(list(clocks))
+        targets = self._buckets.targets_of(list(clocks))
         capture = StoreCapture(store, number, clocks, on_complete, memory)
         self._active.append(capture)
         try:
-            for bucket in buckets:
-                capture.reached(bucket, self._updates)
+            for target in targets:
+                capture.reached(target, self._updates)
         except BaseException:
             self.end(capture)
             capture.drop()
@@ -210,11 +231,11 @@ class Captures:
             for bucket in buckets:
                 capture.secure(bucket.ids)
 
-    def reached(self, buckets: Iterable[Bucket]) -> None:
-        """Note that ``buckets`` have come to their next round."""
+    def reached(self, targets: Iterable[AnyTarget]) -> None:
+        """Note that ``targets`` have come to their next round."""
         for capture in [capture for capture in self._active if not capture.complete]:
-            for bucket in buckets:
-                capture.reached(bucket, self._updates)
+            for target in targets:
+                capture.reached(target, self._updates)
 
     def end(self, capture: StoreCapture) -> None:
         """Forget ``capture``."""

@@ -311,7 +311,7 @@ class ServedStore:
             if striped:
                 errors.update(self.tables.updates.close(striped))
             if self.captures:
-                self.captures.reached([bucket for bucket, _ in whole])
+                self.captures.reached([target for target, _ in wave])
             answers += self._answer(self._waiting.release([target for target, _ in wave], errors))
         return answers
 

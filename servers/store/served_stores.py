@@ -35,6 +35,7 @@ from kvstore.wire import (
     PushRows,
     PutRows,
     PutStates,
+    PutTableRest,
     ReadBy,
     ReadFrozen,
     Request,
@@ -66,6 +67,7 @@ WHOLE = (
     Init,
     InitTables,
     PutRows,
+    PutTableRest,
     SetOptimizer,
     PutStates,
 )  # what is recorded as it came, once it is done
@@ -262,6 +264,8 @@ class ServedStores:
             served.tables.init(message)
         elif isinstance(message, PutRows):
             served.tables.put(message)
+        elif isinstance(message, PutTableRest):
+            served.tables.put_rest(message)
         else:
             served.put_states(message)
         return [Answer(peer, message, Ack(message.seq))]
@@ -378,6 +382,7 @@ SERVED = (
     GetStates,
     PutStates,
     PutRows,
+    PutTableRest,
     EvictRows,
     DescribeTable,
     FreezeTable,

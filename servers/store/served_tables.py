@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvstore.checkpoint.tables import NUMBERS
 from kvstore.errors import Mismatch, UsageError, WireError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
@@ -23,6 +24,7 @@ from kvstore.wire import (
     PullRows,
     PushRows,
     PutRows,
+    PutTableRest,
     Rows,
     TableCounts,
 )
@@ -32,7 +34,7 @@ from servers.store.clocks import WorkerClocks
 from servers.store.hyperparameters import asked
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.row_arrays import array_of
+from servers.store.row_arrays import array_of, integers
 from servers.store.row_freezes import RowFreezes
 from servers.store.row_requests import gathered, packed, pushed_rows, require_wanted, wanted_ids
 from servers.store.row_target import RowContribution, RowTarget
@@ -186,6 +188,22 @@ class ServedTables:
                 )
             parts[name] = array_of(buffer, message.count, columns, dtype, f"{name} of rows")
         table.put(ids, rows, parts, message.version, message.steps)
+
+    def put_rest(self, message: PutTableRest) -> None:
+        """Have a table go on as the one that ``message`` is of.
+
+        Raises:
+            UsageError: it is of another kind of table; nothing has changed.
+            WireError: the buffers do not fit.
+        """
+        table = self._buckets.table(message.id).table
+        if len(message.buffers) != len(message.names):
+            raise WireError(f"{len(message.buffers)} buffers for {len(message.names)} parts of a table")
+        rest = dict(zip(message.names, map(integers, message.buffers), strict=True))
+        numbers = len(table.rest()[NUMBERS])
+        if len(rest.get(NUMBERS, ())) != numbers:
+            raise WireError(f"expected {numbers} numbers of a table, got {len(rest.get(NUMBERS, ()))}")
+        table.restore(rest)
 
     def evict(self, message: EvictRows) -> None:
         """Let rows go now, as the rules of their table say."""

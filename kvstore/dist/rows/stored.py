@@ -22,7 +22,17 @@ from kvstore.spec import Key
 from kvstore.table import Table
 from kvstore.ticket import Operation
 from kvstore.transport.memory import Memory
-from kvstore.wire import DescribeTable, EvictRows, FreezeTable, Frozen, InitTables, PutRows, Sender, TableCounts
+from kvstore.wire import (
+    DescribeTable,
+    EvictRows,
+    FreezeTable,
+    Frozen,
+    InitTables,
+    PutRows,
+    PutTableRest,
+    Sender,
+    TableCounts,
+)
 
 PAGE = 8 << 20  # bytes of rows and of what belongs to them, in one message
 
@@ -112,6 +122,28 @@ class StoredTables:
                 for server, positions in page
             ]
             self._session.client.exchange(operation, ready, pages)
+
+    def put_rest(self, what: str, plan: RowPlan, key: Key, rests: Sequence[Mapping[str, Part]]) -> None:
+        """Have each server's stripe of a table go on as the one whose ``RowTable.rest`` is given, after its rows."""
+        number = plan.keys.index(key)
+        operation = self._requests.operation(what, [key])
+        questions = [
+            Question(
+                self._session.servers[parcel.server],
+                operation,
+                PutTableRest,
+                {
+                    "store": self._requests.store,
+                    "id": parcel.ids[number],
+                    "names": list(rest),
+                    "buffers": [
+                        sendable(np.ascontiguousarray(part, np.int64), self._session.client) for part in rest.values()
+                    ],
+                },
+            )
+            for parcel, rest in zip(plan.parcels, rests, strict=True)
+        ]
+        self._session.client.exchange(operation, ready, questions)
 
     @staticmethod
     def _pages(

@@ -43,7 +43,7 @@ def trained(rule: Rule | None = None) -> TrainedStore:
     states = StoredStates(tables, entries, RowPlans(entries), clocks, lambda _, ids: np.empty((len(ids), 0)))
     optimizing = Optimizing(requests, states, "dist_sync")
     pushes = Pushes(session, requests, rule, clocks, optimizing, Joining(requests, clocks))
-    return TrainedStore(1, rule, requests, entries, clocks, optimizing, pushes)
+    return TrainedStore(1, rule, requests, entries, clocks, optimizing, pushes, tables)
 
 
 def compressing(threshold: float) -> Compressing:
