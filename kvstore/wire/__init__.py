@@ -98,7 +98,7 @@ from kvstore.wire.rendezvous import (
     Welcome,
 )
 from kvstore.wire.replication import Record, Stored
-from kvstore.wire.row_records import ClosedRowRounds, TablePage, TableRest, TableState
+from kvstore.wire.row_records import ClosedRowRounds, StripeState, TablePage, TableRest
 from kvstore.wire.rows import (
     DescribeTable,
     EvictRows,
@@ -205,10 +205,10 @@ __all__ = [
     "StoreOpened",
     "StoreState",
     "Stored",
+    "StripeState",
     "TableCounts",
     "TablePage",
     "TableRest",
-    "TableState",
     "Thaw",
     "Values",
     "ValuesRead",

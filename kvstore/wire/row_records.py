@@ -53,7 +53,7 @@ class ClosedRowRounds(Message):
 
 @message(86)
 @dataclass(frozen=True)
-class TableState(Message):
+class StripeState(Message):
     """A table's segment, as in ``InitTables``, without its rows.
 
     Attributes:

@@ -43,9 +43,9 @@ from kvstore.wire import (
     SetOptimizer,
     StatesState,
     StoreState,
+    StripeState,
     TablePage,
     TableRest,
-    TableState,
     Thaw,
     decode,
     encode,
@@ -143,7 +143,7 @@ class ServedStores:
             served.follow_answer(message)
         elif isinstance(message, OptimizerCalls):
             self._restore_calls(served, message)
-        elif isinstance(message, TableState | TablePage | TableRest):
+        elif isinstance(message, StripeState | TablePage | TableRest):
             restore_table(served, message)
         else:
             restore(served, message)
@@ -365,7 +365,7 @@ FOLLOWED = (
     BucketState,
     StatesState,
     EncoderState,
-    TableState,
+    StripeState,
     TablePage,
     TableRest,
 )

@@ -17,7 +17,7 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.layout import part_bytes, write_rows
 from kvstore.spec import ITEMSIZE
 from kvstore.table import Table
-from kvstore.wire import Message, Node, PushRows, Sender, TablePage, TableRest, TableState
+from kvstore.wire import Message, Node, PushRows, Sender, StripeState, TablePage, TableRest
 from servers.requests.replies import described_error
 from servers.store.rounds import Rounds
 from servers.store.row_arrays import array_of, bytes_of, integers
@@ -40,14 +40,14 @@ def table_snapshot(store: int, served: ServedStore) -> Iterator[Message | Iterab
                 yield _late(store, target, item)
 
 
-def restore_table(served: ServedStore, message: TableState | TablePage | TableRest) -> None:
+def restore_table(served: ServedStore, message: StripeState | TablePage | TableRest) -> None:
     """Take a part of another server's table.
 
     Raises:
         UsageError: there can be no such table.
         WireError: the buffers do not fit.
     """
-    if isinstance(message, TableState):
+    if isinstance(message, StripeState):
         _restore_state(served, message)
         return
     target = served.buckets.table(message.id)
@@ -105,9 +105,9 @@ def page_of(table: Table, message: TablePage) -> tuple[Ids, Any, dict[str, Any]]
     return integers(ids), array_of(rows, message.count, table.width, table.dtype, "rows"), parts
 
 
-def _state(store: int, target: RowTarget) -> TableState:
+def _state(store: int, target: RowTarget) -> StripeState:
     changed: Mapping[int, Ids] = target.changed
-    return TableState(
+    return StripeState(
         store,
         target.number,
         target.key,
@@ -146,7 +146,7 @@ def _late(store: int, target: RowTarget, item: RowContribution) -> PushRows:
     )
 
 
-def _restore_state(served: ServedStore, message: TableState) -> None:
+def _restore_state(served: ServedStore, message: StripeState) -> None:
     table = Table.of(message.table)
     (target,) = served.tables.add([(message.id, message.key, table)], message.stripe, message.stripes)
     target.rounds.restore(message.version, {pair[0]: pair[1] for pair in message.pushed})

@@ -9,7 +9,7 @@ import numpy as np
 from asking import Desk, sent
 
 from kvstore.rows.row_table import RowTable
-from kvstore.wire import BucketState, LedgerPage, Message, TablePage, TableRest, TableState, encode
+from kvstore.wire import BucketState, LedgerPage, Message, StripeState, TablePage, TableRest, encode
 from servers.shard import Shard
 
 
@@ -21,7 +21,7 @@ def state(shard: Shard) -> list[list[bytes]]:
         dataclasses.replace(m, failures=[], splits=[0] * len(m.ids))
         if isinstance(m, BucketState)
         else dataclasses.replace(m, failures=[])
-        if isinstance(m, TableState)
+        if isinstance(m, StripeState)
         else m
         for m in messages
     ]

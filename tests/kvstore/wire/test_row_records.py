@@ -15,7 +15,7 @@ from kvstore.wire import decode
 
 
 @pytest.mark.parametrize(
-    ("cls", "field"), [(wire.ClosedRowRounds, "versions"), (wire.TableState, "counts"), (wire.TablePage, "dtypes")]
+    ("cls", "field"), [(wire.ClosedRowRounds, "versions"), (wire.StripeState, "counts"), (wire.TablePage, "dtypes")]
 )
 @settings(max_examples=5)
 @given(st.data())
