@@ -18,6 +18,8 @@ from servers.replication.standby import SEATS, Standby
 from servers.requests.reader_links import READER
 from servers.requests.replies import Outbox
 
+MOST_READS = 256  # requests of readers that are kept; who has more asks again
+
 
 class Replaced(Exception):
     """The rank of this process is another's: this one must not answer anybody any more."""
@@ -68,6 +70,7 @@ class Replica:
         self._primary = Primary(shard)
         self._standby = Standby(shard.apply, admission)
         self._held = HeldRequests()
+        self._held_reads = HeldRequests()  # of readers
         self._view: View | None = None
         self._departed: Collection[int] = ()
         self._told: Standing | None = None
@@ -190,14 +193,16 @@ class Replica:
         if not served:
             if self._departed:
                 outbox += self._primary.depart(self._departed)
-            for peer, request in self._held.release():
+            for peer, request in (*self._held.release(), *self._held_reads.release()):
                 outbox += self._primary.handle(peer, request)
         self.stand()
         return outbox
 
     def _hold(self, peer: bytes, message: Message) -> Outbox:
         if isinstance(message, Request) and message.node.role == READER:
-            return []  # readers ask again, when they have asked the scheduler who serves
+            if len(self._held_reads) < MOST_READS:  # a reader may hear of a view sooner than this process does
+                self._held_reads.add(peer, message)
+            return []
         refusal = self._shard.refusal(peer, message)
         if refusal is not None:
             return refusal

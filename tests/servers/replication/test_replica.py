@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from asking import Door
 from replication.pairs import SERVER, STANDBY, Counting, arrived, change, number_of
 
 from kvstore.errors import WireError
 from kvstore.wire import Ack, Explain, Explanation, Here, Node, Record, Sender, Standing, Stored, View, encode
-from servers.replication.replica import Replaced, Replica
+from servers.replication.replica import MOST_READS, Replaced, Replica
 
 WORKER = Node("worker", 0, 1)
 FIRST = View(SERVER, 1, "", ["standby", 1], "inproc://standby", "", True)
@@ -212,3 +214,11 @@ def test_a_standby_that_stores_nothing_for_too_long_is_not_in_step() -> None:
     assert setup.replica.handle(b"w", change(7)) == []  # only a view lets it go on alone
     setup.replica.stored(Stored(1, 3))
     assert synced(112.5)
+
+
+def test_reads_are_kept_too_but_only_so_many() -> None:
+    setup = standing_by()
+    for seq in range(MOST_READS + 1):
+        read = replace(change(1), sender=Sender(Node("reader", 0, 7), seq, 0), ids=[], clocks=[])
+        assert setup.replica.handle(b"r", read) == []
+    assert setup.replica.look(TAKEN_OVER) == [(b"r", Ack(seq)) for seq in range(MOST_READS)]
