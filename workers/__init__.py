@@ -9,6 +9,7 @@ embedding  ``Embedding``, ``EmbeddingBag``, ``lookahead``: torch's modules, with
 averaging  ``DiLoCo``, ``PeriodicAveraging`` and ``PartialSync``: synchronize weights every few steps, not gradients
 group      the workers of a job as one process sees them: ``init``, ``rank``, ``size``
 reducer    ``Reducer``: sums and averages of what is not trained
+joining    ``join``: the end of the data for several trainers and stores at once
 metrics    how good predictions are, as sums over batches and workers
 samplers   which samples are whose, in which order
 schedules  learning rates by the number of updates
@@ -42,6 +43,7 @@ from workers.embedding import Embedding, EmbeddingBag, lookahead
 from workers.fitting import Checkpoint, CheckpointError
 from workers.fitting.fit import fit
 from workers.group import RankAndDevice, init, is_initialized, local_rank, local_size, rank, shutdown, size
+from workers.joining import join
 from workers.reducer import Reducer
 from workers.samplers import SplitBatchSampler, SplitSampler
 from workers.trainer import Trainer
@@ -70,6 +72,7 @@ __all__ = [
     "fit",
     "init",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "lookahead",

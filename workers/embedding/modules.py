@@ -149,9 +149,10 @@ class Embedding(TableModule):
     pass that reaches a module pushes once, for all modules of the store together, perhaps no rows: so all workers make
     as many backward passes. Under ``no_sync`` gradients add up instead. (``torch.utils.checkpoint`` makes several
     backward passes of one, unless ``use_reentrant=False``.) A ``Trainer`` with the same store sets learning rates for
-    the tables, too; its ``no_sync``, ``join`` and ``step`` are then for both. In evaluation mode, and under
-    ``torch.no_grad``, rows are only pulled, and none is made. Backward pushes gradients as they are, before a program
-    could clip them or a ``GradScaler`` unscale them.
+    the tables, too; its ``no_sync``, ``join`` and ``step`` are then for both. With two stores, ``workers.join`` ends an
+    epoch in which some workers have more batches. In evaluation mode, and under ``torch.no_grad``, rows are only
+    pulled, and none is made. Backward pushes gradients as they are, before a program could clip them or a
+    ``GradScaler`` unscale them.
 
     ``state_dict`` has the whole table: ``weight``, or of a table that grows ``ids`` and ``rows``. All workers call
     ``load_state_dict``, and rank 0's rows count.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from kvstore import UsageError
+from kvstore import KVStore, UsageError
 from workers.common.tensors import to_tensor
 from workers.embedding.modules import TableModule
 
@@ -64,6 +64,11 @@ class Copies:
         """Return pairs of name and parameter for a ``Trainer``; with several devices, a list of these for each."""
         named = [list(model.named_parameters()) for model in self.models]
         return named if len(named) > 1 else named[0]
+
+    def table_stores(self, store: KVStore | None) -> list[KVStore]:
+        """Return the stores that have tables of the model, beside ``store``."""
+        modules = [module for module in self.models[0].modules() if isinstance(module, TableModule)]
+        return list(dict.fromkeys(module.store for module in modules if module.store is not store))
 
     def train(self, mode: bool = True) -> None:
         """Put all copies into training mode, or into evaluation mode if ``mode`` is False."""

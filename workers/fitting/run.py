@@ -18,6 +18,7 @@ from workers.fitting.diloco_trainer import DiLoCoTrainer
 from workers.fitting.job_checkpoints import JobCheckpoints
 from workers.fitting.position import Position
 from workers.fitting.run_callbacks import RunCallbacks
+from workers.joining import join
 from workers.metrics import EvalMetric
 from workers.reducer import Reducer
 from workers.trainer import Trainer
@@ -170,7 +171,7 @@ class TrainingRun:
         timeout = max(seconds, Config.from_env().timeout_s)
         if self.trainer.update_on_kvstore:
             before = self.trainer.num_update
-            self.trainer.join(timeout)
+            join(self.trainer, *self._copies.table_stores(self.store), timeout=timeout)
             self._callbacks.tell("missed", self.trainer.num_update - before, moment="batch")
             return
         self.store.join(timeout)
