@@ -220,7 +220,7 @@ class RowExchange:
     def forget(self) -> None:
         """Drop rows that have been asked for, since others have taken their place; they are pulled again."""
         for each in self._ahead:
-            each.ready = {}
+            each.ready, each.asked = {}, {}
 
     def __deepcopy__(self, memo: Any) -> Self:
         """Copies of a module have the same table."""

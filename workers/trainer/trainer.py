@@ -39,6 +39,10 @@ class Trainer:
     it. The weights are the same to the bit as without. A later step that differs raises ``UsageError``; it needs
     ``no_sync``, or ``overlap=False``. What had been pushed when a step raised stays pushed.
 
+    Of a parameter with a sparse gradient, as ``nn.Embedding(sparse=True)`` has, only the rows that some worker has
+    touched are sent and updated. That needs rounds of all workers, and an optimizer with a rule for rows: ``sgd``,
+    ``adam``, ``adagrad`` and others.
+
     Args:
         params: ``model.named_parameters()``, ``model.parameters()``, a dict from name to parameter, or torch's list of
             groups, ``[{"params": ..., "lr": 0.01}, ...]``, whose dicts may have ``lr_mult`` and ``wd_mult``; or a list

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from fitted import reducer_of
 from recorded import Recorded
+from threaded import ThreadedJob
 from torch import nn
 
 import kvstore as kv
 import workers
+from kvstore.dist import DistStore
+from kvstore.member.session import Session
 from workers import Checkpoint, callbacks, fit
 
 IDS = torch.randint(0, 50, (24, 3), generator=torch.Generator().manual_seed(0))
@@ -70,3 +74,17 @@ def test_several_devices_are_refused() -> None:
     store = Recorded()
     with pytest.raises(kv.UsageError, match="one device per process"):
         fit(Classifier(store, "table"), BATCHES, num_epoch=1, kvstore=store, devices=["cpu", "cpu"])
+
+
+def test_uneven_workers_with_tables_in_a_store_of_their_own(pair: ThreadedJob) -> None:
+    def work(session: Session) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+        tables, store = DistStore(session), DistStore(session)
+        tables.set_optimizer("adam", learning_rate=0.05)
+        model = Classifier(tables, "table")
+        data = BATCHES[: 1 + 2 * session.rank]
+        history = fit(model, data, BATCHES, num_epoch=2, kvstore=store, reducer=reducer_of(store))
+        return model.state_dict(), history
+
+    (one, history), (two, others) = pair.run_sessions(work)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert history == others
