@@ -14,7 +14,7 @@ from kvstore.job.config import Config
 from kvstore.transport import Transport
 from kvstore.wire import Message
 from servers.member import ServingMember
-from servers.reading.pace import IdleCores, Pace
+from servers.reading.pace import IdleCores, ReaderPace
 from servers.requests.replies import Outbox
 from servers.round_faults import injecting
 from servers.saving import Saver
@@ -58,7 +58,7 @@ class ShardMember(ServingMember):
         self._pace = (
             None
             if self._shard.reading is None
-            else Pace(self._shard.reading, config.reader_share, clock, time.thread_time, IdleCores(clock))
+            else ReaderPace(self._shard.reading, config.reader_share, clock, time.thread_time, IdleCores(clock))
         )
         self._saver: Saver | None = None
         self._prepared = False

@@ -43,7 +43,7 @@ class Desk(Protocol):
         ...
 
 
-class Pace:
+class ReaderPace:
     """See the module.
 
     Args:

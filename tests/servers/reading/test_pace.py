@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from servers.reading.pace import ARRIVAL_S, BURST_S, IDLE_SHARE, IdleCores, Pace
+from servers.reading.pace import ARRIVAL_S, BURST_S, IDLE_SHARE, IdleCores, ReaderPace
 from servers.requests.replies import Outbox
 
 
@@ -26,7 +26,7 @@ class Desk:
         return []
 
 
-def run(desk: Desk, pace: Pace, seconds: float) -> float:
+def run(desk: Desk, pace: ReaderPace, seconds: float) -> float:
     """Do the work when it is due; return which share of the time it took."""
     begin, spent = desk.now, desk.spent
     while desk.now < begin + seconds:
@@ -39,8 +39,8 @@ def run(desk: Desk, pace: Pace, seconds: float) -> float:
     return (desk.spent - spent) / (desk.now - begin)
 
 
-def pace_of(desk: Desk, share: float, idle: tuple[float, int] = (0.0, 2)) -> Pace:
-    return Pace(desk, share, lambda: desk.now, lambda: desk.spent, lambda: idle)
+def pace_of(desk: Desk, share: float, idle: tuple[float, int] = (0.0, 2)) -> ReaderPace:
+    return ReaderPace(desk, share, lambda: desk.now, lambda: desk.spent, lambda: idle)
 
 
 MORE = 0.01 + IDLE_SHARE
