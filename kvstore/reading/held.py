@@ -15,6 +15,7 @@ from kvstore.wire import ValuesRead
 from kvstore.wire.reading import NOT_HELD, aligned
 
 MESSAGE_BYTES = 8 << 20  # in one answer, unless a segment is longer
+MESSAGE_SEGMENTS = 256  # a server looks at all of them at once
 
 
 class ReadSegment(NamedTuple):
@@ -121,7 +122,7 @@ def reads_of(values: Iterable[HeldValue]) -> Iterator[SegmentRead]:
             where = value.store, server
             nbytes = aligned((stop - start) * value.spec.itemsize)
             read, before = open_reads.get(where, (SegmentRead(value.store, server, []), 0))
-            if read.parts and before + nbytes > MESSAGE_BYTES:
+            if read.parts and (before + nbytes > MESSAGE_BYTES or len(read.parts) >= MESSAGE_SEGMENTS):
                 yield read
                 read, before = SegmentRead(value.store, server, []), 0
             read.parts.append((value, place))

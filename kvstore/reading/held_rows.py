@@ -19,6 +19,7 @@ from kvstore.wire import Buffer, RowsRead
 from kvstore.wire.reading import NOT_HELD
 
 MESSAGE_BYTES = 8 << 20  # of rows in one answer, unless a row is longer
+MESSAGE_ROWS = 1 << 15
 MOST_BYTES = 256 << 20  # of rows of one table that are held
 
 Versions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
@@ -119,7 +120,7 @@ class RowsOfServer(NamedTuple):
 
 def reads_of_rows(table: Table, ids: Ids, versions: Versions | None, servers: int) -> Iterator[RowsOfServer]:
     """Yield the messages that ask for the rows of ``ids``: by server, up to a length."""
-    at_once = max(1, MESSAGE_BYTES // table.row_bytes)
+    at_once = max(1, min(MESSAGE_ROWS, MESSAGE_BYTES // table.row_bytes))
     stripes = stripes_of(table, ids, servers) if servers > 1 else np.zeros(len(ids), np.int64)
     for server in range(servers):
         positions = np.flatnonzero(stripes == server)

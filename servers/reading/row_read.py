@@ -16,6 +16,9 @@ from kvstore.wire import Buffer, ReadRows, RowsRead
 from servers.reading.value_read import MOST_BYTES, TRIES
 from servers.store.served_store import ServedStore
 
+MOST_ROWS = 1 << 16  # in one answer: looking at their ids is not done in pieces
+PIECE_ROWS = 1024  # narrow rows cost more than their bytes
+
 
 class RowRead:
     """See the module and ``PiecewiseRead``.
@@ -36,8 +39,11 @@ class RowRead:
         self._table = store.buckets.table(message.id).table
         description = self._table.table
         nbytes = message.count * description.row_bytes
-        if nbytes > MOST_BYTES and message.count > 1:
-            raise UsageError(f"{nbytes} bytes of rows in one answer are too many; ask for at most {MOST_BYTES} at once")
+        if (nbytes > MOST_BYTES and message.count > 1) or message.count > MOST_ROWS:
+            raise UsageError(
+                f"{message.count} rows of {nbytes} bytes in one answer are too many; ask for at most {MOST_ROWS} rows, "
+                f"and {MOST_BYTES} bytes, at once"
+            )
         expected = [message.count * (8 if message.wide else 4), *([message.count * 8] if message.held else [])]
         lengths = [memoryview(buffer).nbytes for buffer in message.buffers]
         if lengths != expected:
@@ -70,7 +76,7 @@ class RowRead:
         if self._table.version != self._version:
             self._begin()
         count = len(self._chosen)
-        stop = min(count, self._done + max(1, nbytes // self._table.table.row_bytes))
+        stop = min(count, self._done + max(1, min(PIECE_ROWS, nbytes // self._table.table.row_bytes)))
         if self._tries > TRIES:
             stop = count
         self._table.pull(self._chosen[self._done : stop], self._rows[self._done : stop])

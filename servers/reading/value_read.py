@@ -19,6 +19,8 @@ from servers.store.bucket import Bucket
 from servers.store.served_store import ServedStore
 
 MOST_BYTES = 64 << 20  # in one answer, unless it is one segment
+MOST_SEGMENTS = 1024  # in one answer: looking at them is not done in pieces
+LEAST_BYTES = 4 << 10  # what a segment costs at least, as if it had so many
 TRIES = 3  # so often a segment's copy may be overtaken by a round; then it is made at once
 
 
@@ -48,6 +50,8 @@ class ValueRead:
     """
 
     def __init__(self, store: ServedStore, message: ReadValues, memory: Memory) -> None:
+        if len(message.ids) > MOST_SEGMENTS:
+            raise UsageError(f"{len(message.ids)} segments are too many; ask for at most {MOST_SEGMENTS} at once")
         self._store = store
         self._message = message
         self._versions = [store.version_of(store.buckets.holding(number)) for number in message.ids]
@@ -70,7 +74,7 @@ class ValueRead:
     def step(self, nbytes: int) -> ValuesRead | None:
         """See ``PiecewiseRead``."""
         while self._at < len(self._positions) and nbytes > 0:
-            nbytes -= max(1, self._copy(nbytes))
+            nbytes -= max(LEAST_BYTES, self._copy(nbytes))
         if self._at < len(self._positions):
             return None
         buffers = [] if self._buffer is None else [self._buffer]

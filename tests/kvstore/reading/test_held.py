@@ -62,3 +62,8 @@ def test_a_wrong_answer_is_refused_and_changes_nothing(wrong: ValuesRead) -> Non
     with pytest.raises(WireError, match="an answer of"):
         next(reads_of([value])).take(wrong)
     assert value.versions == [NOT_HELD, NOT_HELD]
+
+
+def test_many_small_values_are_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "MESSAGE_SEGMENTS", 2)
+    assert sorted(len(read.parts) for read in reads_of([cut_value(str(i)) for i in range(3)])) == [1, 1, 2, 2]

@@ -114,7 +114,7 @@ def test_bad_requests_are_refused(ids: list[int], more: dict[str, Any], error: t
 
 def test_too_many_rows_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_read, "MOST_BYTES", 8)
-    with pytest.raises(UsageError, match="16 bytes of rows"):
+    with pytest.raises(UsageError, match="2 rows of 16 bytes"):
         begin(store(), [2, 4])
 
 

@@ -117,3 +117,9 @@ def test_too_much_at_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="ask for at most 300"):
         begin(store(), {4: NOT_HELD, 9: NOT_HELD})
     assert finish(begin(store(), {4: NOT_HELD})).positions == [0]
+
+
+def test_too_many_segments_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(value_read, "MOST_SEGMENTS", 1)
+    with pytest.raises(UsageError, match="2 segments are too many"):
+        begin(store(), {4: NOT_HELD, 9: NOT_HELD})
