@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import kvstore as kv
-from workers.common.torch_internals import after_backward, is_compiled, multiply, note_step, write_count
+from workers.common.torch_internals import after_backward, current_backward, is_compiled, multiply, note_step, write_count
 
 
 def test_writes_are_counted_but_for_those_around_torch() -> None:
@@ -53,6 +53,23 @@ def test_a_torch_without_that_callback_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delattr(torch.autograd.Variable, "_execution_engine")
     with pytest.raises(kv.Unsupported, match="no callback for the end of backward"):
         after_backward(lambda: None)
+
+
+def test_each_backward_pass_has_a_number() -> None:
+    leaf, seen = torch.ones(1, requires_grad=True), []
+    leaf.register_post_accumulate_grad_hook(lambda _: seen.append(current_backward()))
+    assert current_backward() == -1
+    for _ in range(2):
+        (leaf * 2).sum().backward()
+    assert current_backward() == -1
+    assert seen[0] != seen[1]
+    assert min(seen) >= 0
+
+
+def test_a_torch_without_these_numbers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    with pytest.raises(kv.Unsupported, match="does not tell which backward pass runs"):
+        current_backward()
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
