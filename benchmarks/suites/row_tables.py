@@ -18,7 +18,7 @@ from kvstore.rows.index import SlotIndex
 from kvstore.rows.open_table import OpenTable, open_table
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.saving import FrozenReading, save_table
-from kvstore.rows.table_files import TableState
+from kvstore.rows.table_files import FrozenState
 from kvstore.table import Capacity, Table
 
 KNOWN = 10_000_000  # ids of the index that is looked up in
@@ -99,9 +99,9 @@ def _saved(session: Session) -> None:
     session.add(Result("table-bytes", f"Bytes of a row of {WIDTH} floats with adam's states", sizes, unit="bytes"))
 
 
-def _frozen(table: RowTable) -> tuple[FrozenReading, TableState]:
+def _frozen(table: RowTable) -> tuple[FrozenReading, FrozenState]:
     frozen = table.freeze()
-    return FrozenReading([frozen]), TableState([frozen.version], [frozen.steps], table.parts, "adam")
+    return FrozenReading([frozen]), FrozenState([frozen.version], [frozen.steps], table.parts, "adam")
 
 
 def _served(opened: OpenTable, ids: np.ndarray, rng: np.random.Generator) -> list[Row]:  # type: ignore[type-arg]

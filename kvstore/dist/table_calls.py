@@ -20,7 +20,7 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.saving import load_table, save_table
 from kvstore.rows.sums import Rows
-from kvstore.rows.table_files import TableState
+from kvstore.rows.table_files import FrozenState
 from kvstore.spec import Key, check_key
 from kvstore.store.arguments import requests_of
 from kvstore.store.table_interface import TableInterface
@@ -82,7 +82,7 @@ class TableCalls(TableInterface):
         entry, table = self._table(key), self._row_plans.require(key)
         self._pushes.flush()
 
-        def freeze(versions: Sequence[int] | None) -> tuple[TableReading, TableState]:
+        def freeze(versions: Sequence[int] | None) -> tuple[TableReading, FrozenState]:
             reading = self._stored.freeze(entry.segments, self._clock(entry), versions)
             return reading, reading.state(self._optimizing.rule())
 

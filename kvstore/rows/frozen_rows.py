@@ -62,8 +62,8 @@ class FrozenRows:
         self._ids_of, self._gone, self._slabs, self._changed = ids_of, gone, dict(slabs), changed
         # 1 + where in the log a slot's row is. It is memory that the system adds page by page.
         self._kept = np.zeros(self.slots, np.int32)
-        self._log = {name: Slab.like(slab) for name, slab in slabs.items()}
-        self._log_ids = Slab(None, np.int64)
+        self._log = {name: Slab.like(slab, self.slots) for name, slab in slabs.items()}
+        self._log_ids = Slab(None, np.int64, self.slots)
         self._logged = 0
         self._passed = self._last = 0  # slots before it are not read again
         self._release: Callable[[FrozenRows], None] | None = release

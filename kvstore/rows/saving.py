@@ -15,7 +15,7 @@ from kvstore.rows.frozen_rows import FrozenRows, Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.open_table import OpenTable, open_table, require_known
 from kvstore.rows.row_table import STATE
-from kvstore.rows.table_files import Save, TableState, base_of, write_save
+from kvstore.rows.table_files import FrozenState, Save, base_of, write_save
 from kvstore.spec import Key
 from kvstore.table import Table
 from kvstore.ticket import Operation, Ticket
@@ -58,10 +58,10 @@ class FrozenReading:
             yield frozen.gone_page(0, frozen.gone)
 
 
-Freeze = Callable[["Sequence[int] | None"], "tuple[AbstractContextManager[Reading], TableState]"]
+Freeze = Callable[["Sequence[int] | None"], "tuple[AbstractContextManager[Reading], FrozenState]"]
 
 
-class Pace:
+class SavePace:
     """Keeps a save to ``SHARE`` of the time, so that training has the rest; ``hurry`` ends that."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Pace:
 class TableSaving(Operation):
     """A save that goes on in a thread. Its result is the version that has been saved. Whoever waits hurries it."""
 
-    def __init__(self, key: Key, write: Callable[[], int], pace: Pace) -> None:
+    def __init__(self, key: Key, write: Callable[[], int], pace: SavePace) -> None:
         super().__init__("save_table", [key])
         self._write = write
         self._pace = pace
@@ -133,7 +133,7 @@ def save_table(
         since: a version that was saved there; None saves all.
         state: save states, too.
         freeze: given a version of each stripe, or None, returns what reads the frozen table, and what it is.
-        wait: return when it is written. If False, it is written slowly, in a thread; see ``Pace``.
+        wait: return when it is written. If False, it is written slowly, in a thread; see ``SavePace``.
     """
     directory = Path(path)
     base = None if since is None else base_of(directory, since, key, table, stripes)
@@ -141,7 +141,7 @@ def save_table(
     if not state:
         frozen = frozen._replace(parts={}, rule=None)
 
-    pace = Pace()
+    pace = SavePace()
 
     def write() -> int:
         return _written(directory, key, table, reading, frozen, state, base, pace).manifest.version
@@ -161,10 +161,10 @@ def _written(
     key: Key,
     table: Table,
     reading: AbstractContextManager[Reading],
-    frozen: TableState,
+    frozen: FrozenState,
     state: bool,
     base: Save | None,
-    pace: Pace,
+    pace: SavePace,
 ) -> Save:
     with reading as read:
         gone = () if base is None else read.gone_pages()

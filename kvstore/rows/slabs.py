@@ -40,9 +40,9 @@ class Slab:
         self.items: Array = np.empty((0, *self._shape), self.dtype)
 
     @classmethod
-    def like(cls, other: Slab) -> Slab:
-        """Return an empty slab of the same kind of items."""
-        return cls(other._shape[0] if other._shape else None, other.dtype)
+    def like(cls, other: Slab, most: int) -> Slab:
+        """Return an empty slab of the same kind of items, of which there can be ``most``."""
+        return cls(other._shape[0] if other._shape else None, other.dtype, most)
 
     def reserve(self, count: int) -> None:
         """See to it that there are ``count`` items; what is there keeps its values."""

@@ -65,7 +65,7 @@ class Save(NamedTuple):
     sha256: str
 
 
-class TableState(NamedTuple):
+class FrozenState(NamedTuple):
     """What the stripes of a table were when they were frozen, in the order of the servers.
 
     Attributes:
@@ -142,7 +142,7 @@ def write_save(
     directory: Path,
     key: Key,
     table: Table,
-    state: TableState,
+    state: FrozenState,
     pages: Iterable[Page],
     gone: Iterable[Ids] = (),
     base: Save | None = None,
@@ -199,7 +199,7 @@ def write_save(
     return Save(folder, *load_manifest(folder))
 
 
-def _write_pages(files: dict[str, _File], table: Table, state: TableState, pages: Iterable[Page]) -> SlotIndex:
+def _write_pages(files: dict[str, _File], table: Table, state: FrozenState, pages: Iterable[Page]) -> SlotIndex:
     index = SlotIndex()
     for page in pages:
         shape = (len(page.ids), table.width)

@@ -21,7 +21,7 @@ from kvstore.rows.row_states import RowStates
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.saving import FrozenReading, load_table, save_table
 from kvstore.rows.sums import Rows
-from kvstore.rows.table_files import TableState
+from kvstore.rows.table_files import FrozenState
 from kvstore.rows.wanted import Wanted
 from kvstore.spec import Key
 from kvstore.store.wanted_rows import described
@@ -185,10 +185,10 @@ class LocalTables:
         """See ``KVStore.save_table``."""
         rows, updater = self._tables[key], self._updaters.get(key)
 
-        def freeze(versions: Sequence[int] | None) -> tuple[FrozenReading, TableState]:
+        def freeze(versions: Sequence[int] | None) -> tuple[FrozenReading, FrozenState]:
             frozen = rows.freeze(None if versions is None else versions[0])
             rule = None if updater is None else updater.rule
-            return FrozenReading([frozen]), TableState([frozen.version], [frozen.steps], rows.parts, rule)
+            return FrozenReading([frozen]), FrozenState([frozen.version], [frozen.steps], rows.parts, rule)
 
         return save_table(path, key, self.specs[key], 1, since, state, freeze, wait)
 

@@ -16,7 +16,7 @@ from kvstore.member.session import Session
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_table import PartSpec
-from kvstore.rows.table_files import TableState
+from kvstore.rows.table_files import FrozenState
 from kvstore.spec import ITEMSIZE
 from kvstore.table import Table
 from kvstore.wire import Buffer, Frozen, FrozenPage, ReadFrozen, Thaw
@@ -66,7 +66,7 @@ class TableReading:
         """How many of these the optimizer had made; where the stripes differ, the most."""
         return max(frozen.steps for frozen in self.stripes)
 
-    def state(self, rule: str | None) -> TableState:
+    def state(self, rule: str | None) -> FrozenState:
         """Return what a save says of the table; ``rule`` is the optimizer's."""
         first = self.stripes[0]
         parts = {
@@ -74,7 +74,7 @@ class TableReading:
             for name, dtype, columns in zip(first.names, first.dtypes, first.columns, strict=True)
         }
         versions = [frozen.version for frozen in self.stripes]
-        return TableState(versions, [frozen.steps for frozen in self.stripes], parts, rule)
+        return FrozenState(versions, [frozen.steps for frozen in self.stripes], parts, rule)
 
     def pages(self, state: bool = True) -> Iterator[Page]:
         """Yield all rows, some of one server's at a time; stripes take turns.

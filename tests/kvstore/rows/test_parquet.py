@@ -7,14 +7,14 @@ from kvstore.rows.open_table import open_table
 from kvstore.rows.parquet import export_parquet
 from kvstore.rows.row_table import RowTable
 from kvstore.rows.saving import FrozenReading, save_table
-from kvstore.rows.table_files import TableState
+from kvstore.rows.table_files import FrozenState
 from kvstore.table import Table
 
 
 def _save(rows, directory, since=None):
     def freeze(versions):
         frozen = rows.freeze(None if versions is None else versions[0])
-        return FrozenReading([frozen]), TableState([frozen.version], [frozen.steps], rows.parts, "momentum")
+        return FrozenReading([frozen]), FrozenState([frozen.version], [frozen.steps], rows.parts, "momentum")
 
     return save_table(directory, "t", rows.table, 1, since, True, freeze, wait=True).result
 

@@ -9,8 +9,8 @@ from kvstore.errors import CheckpointError, DeadlineExceeded, UsageError
 from kvstore.rows import saving
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.open_table import open_table
-from kvstore.rows.saving import Pace, load_table, save_table
-from kvstore.rows.table_files import TableState
+from kvstore.rows.saving import SavePace, load_table, save_table
+from kvstore.rows.table_files import FrozenState
 from kvstore.table import Table
 
 TABLE = Table(dim=2)
@@ -39,7 +39,7 @@ class _Reading:
 
 def _save(directory, reading, wait):
     return save_table(
-        directory, "t", TABLE, 1, None, True, lambda _: (reading, TableState([3], [3], {})), wait
+        directory, "t", TABLE, 1, None, True, lambda _: (reading, FrozenState([3], [3], {})), wait
     )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_an_unforeseen_error_in_the_thread_is_not_lost(tmp_path):
 
 
 def test_pages_pass_through_a_pace():
-    pace = Pace()
+    pace = SavePace()
     pace.hurry()
     assert list(pace.pages(iter([1, 2]))) == [1, 2]
 

@@ -1,0 +1,55 @@
+import json
+
+import pytest
+from saved_stripes import saved
+
+from kvstore.errors import CheckpointError
+from kvstore.rows.open_table import open_table
+from kvstore.rows.table_manifest import from_json, load_manifest, to_json
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("format", "kvstore table 2"),
+        ("rows", -1),
+        ("rows", 5),
+        ("rows", True),
+        ("versions", []),
+        ("parts", {"../seen": ["int64", 0]}),
+        ("parts", {"seen": ["object", 0]}),
+        ("parts", {"rows": ["int64", 0]}),
+        ("files", []),
+        ("base", {"folder": "../../etc", "sha256": "0" * 64}),
+        ("table", {}),
+        ("rule", 3),
+        ("key", ""),
+    ],
+)
+def test_a_manifest_that_cannot_be_right_is_refused(tmp_path, field, value):
+    saved(tmp_path)
+    path = tmp_path / "save-00000001" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+    with pytest.raises(CheckpointError, match=r"manifest\.json: damaged"):
+        open_table(tmp_path)
+
+
+def test_a_file_outside_of_the_folder_is_not_read(tmp_path):
+    saved(tmp_path)
+    path = tmp_path / "save-00000001" / "manifest.json"
+    path.write_text(path.read_text().replace('"rows.float32"', '"../rows.float32"'))
+    with pytest.raises(CheckpointError, match="damaged"):
+        open_table(tmp_path)
+
+
+def test_a_manifest_comes_back_as_it_was(tmp_path):
+    saved(tmp_path)
+    manifest, _ = load_manifest(tmp_path / "save-00000001")
+    assert from_json(to_json(manifest)) == manifest
+    assert manifest.nbytes == sum(file.stat().st_size for file in tmp_path.glob("*/*") if file.suffix != ".json")
+
+
+def test_a_manifest_of_very_many_bytes_is_not_read(tmp_path):
+    (tmp_path / "manifest.json").write_bytes(b" " * ((1 << 20) + 1))
+    with pytest.raises(CheckpointError, match="at most"):
+        load_manifest(tmp_path)
