@@ -1,0 +1,116 @@
+"""The tables of one store: init, loading, eviction, statistics, and what there cannot be."""
+
+from __future__ import annotations
+
+from asking import Desk, floats, optimized, text_of
+from asking_rows import (
+    ask,
+    describe,
+    evict,
+    init_tables,
+    pull_rows,
+    push_rows,
+    put_rows,
+    table_rows,
+    with_tables,
+)
+
+from kvstore.table import Capacity, MinCount, Table
+from kvstore.wire import Ack, TableCounts
+
+
+def test_an_optimizer_without_a_rule_for_rows_is_refused_when_there_are_tables():
+    desk = with_tables(1)
+    (a,) = desk.workers
+    text = text_of(desk.reply(a, a.set_optimizer("rmsprop")), "UsageError")
+    assert "'t7'" in text
+    assert "adam" in text
+    desk.reply(a, push_rows(a, {7: {1: (3, 3)}}))
+    assert table_rows(desk, [1], clock=1) == [[3, 3]]  # nothing has changed
+
+
+def test_a_table_is_refused_when_the_optimizer_has_no_rule_for_its_rows():
+    desk = Desk(1, values={1: floats(0)})
+    optimized(desk, "rmsprop")
+    (a,) = desk.workers
+    assert "'t7'" in text_of(desk.reply(a, init_tables(a, {7: Table(dim=2)})), "UsageError")
+    assert "no value" in text_of(desk.reply(a, pull_rows(a, {7: [1]})), "KeyNotInitialized")
+
+
+def test_union_needs_rounds_of_all_workers():
+    desk = with_tables(2, "async")
+    optimized(desk, lr=1.0)
+    a = desk.workers[0]
+    text = text_of(desk.reply(a, push_rows(a, {7: {1: (1, 0)}}, union=True)), "UsageError")
+    assert "only a store has whose rounds are of all workers: this one is async" in text
+
+
+def test_rows_that_are_not_admitted_give_zeros_and_a_pull_makes_none():
+    desk = with_tables(1, tables={7: Table(dim=2, init="constant", scale=0.5, admit=MinCount(2))})
+    optimized(desk, lr=1.0)
+    (a,) = desk.workers
+    assert table_rows(desk, [5]) == [[0, 0]]
+    desk.reply(a, push_rows(a, {7: {5: (1, 1)}}))
+    assert table_rows(desk, [5], clock=1) == [[0, 0]]
+    desk.reply(a, push_rows(a, {7: {5: (1, 1)}}, 2))
+    assert table_rows(desk, [5], clock=2) == [[-0.5, -0.5]]
+    counts = desk.reply(a, describe(a, 7))
+    assert isinstance(counts, TableCounts)
+    assert dict(zip(counts.names, counts.counts, strict=True))["rows"] == 1
+
+
+def test_evict_waits_for_its_round():
+    desk = with_tables(2, tables={7: Table(dim=2, evict=Capacity(1))})
+    optimized(desk, lr=1.0)
+    a, b = desk.workers
+    desk.ask(a, push_rows(a, {7: {5: (1, 1)}}))
+    due = evict(a, 7, clock=1)
+    assert desk.ask(a, due) == {}
+    assert desk.ask(b, push_rows(b, {7: {6: (1, 1)}}))[0, due.seq] == Ack(due.seq)
+    assert text_of(desk.reply(b, evict(b, 7)), "UsageError") == "only worker 0 may send EvictRows, and worker 1 did"
+
+
+def test_an_interrupted_init_may_come_again_until_the_table_is_used():
+    desk = with_tables(1)
+    (a,) = desk.workers
+    ask(desk, init_tables(a, {7: Table(shape=(3, 2), init="constant", scale=2.0)}))
+    assert table_rows(desk, [2]) == [[2, 2]]
+    desk.reply(a, push_rows(a, {7: {1: (1, 1)}}))
+    assert "'t7'" in text_of(desk.reply(a, init_tables(a, {7: Table(dim=2)})), "AlreadyInitialized")
+
+
+def test_arrays_and_tables_are_not_asked_for_alike():
+    desk = with_tables(1)
+    (a,) = desk.workers
+    ask(desk, a.init({1: floats(0)}))
+    said = "key 't7' is a table of float32[10, 2]: its rows are pushed and pulled by their ids"
+    for message in (
+        a.pull([7]),
+        a.push({7: floats(1)}),
+        a.push({1: floats(1), 7: floats(1)}),
+        a.put_states({(7, "m"): floats(1)}),
+    ):
+        text_of(desk.reply(a, message), "UsageError")
+    assert text_of(desk.reply(a, a.pull([7])), "UsageError") == said
+    assert "already initialized" in text_of(desk.reply(a, a.init({7: floats(1)})), "AlreadyInitialized")
+    assert "already initialized" in text_of(desk.reply(a, init_tables(a, {1: Table(dim=2)})), "AlreadyInitialized")
+    assert "'k1' is an array" in text_of(desk.reply(a, pull_rows(a, {1: [1]})), "UsageError")
+
+
+def test_a_table_cannot_be_in_a_store_with_delay_compensation():
+    desk = Desk(1, "async", compensation=0.5)
+    (a,) = desk.workers
+    assert "delay_compensation" in text_of(desk.reply(a, init_tables(a, {7: Table(dim=2)})), "UsageError")
+
+
+def test_rows_that_are_put_are_checked():
+    desk = with_tables(1, stripes=2)
+    (a,) = desk.workers
+    assert "position 0" in text_of(desk.reply(a, put_rows(a, 7, {1: (1, 1)})), "UsageError")
+    short = put_rows(a, 7, {2: (1, 1)})
+    short = type(short)(**{**vars(short), "count": 2})
+    assert "2 ids are 16 bytes, not 8" in text_of(desk.reply(a, short), "WireError")
+    seen = {"names": ["seen"], "dtypes": ["float32"], "columns": [0], "parts": [bytes(4)]}
+    said = text_of(desk.reply(a, put_rows(a, 7, {2: (1, 1)}, **seen)), "Mismatch")
+    assert said == "'seen' of the rows of 't7' is 1 int64 a row here, not 1 float32"
+    assert table_rows(desk, [2]) == [[0, 0]]
