@@ -8,14 +8,14 @@ from typing import Protocol
 from kvstore import DeadlineExceeded
 
 
-class Joins(Protocol):
+class Joinable(Protocol):
     """A trainer, or a store."""
 
     def join(self, timeout: float | None = None) -> int | None:
         """See ``KVStore.join``."""
 
 
-def join(*things: Joins, timeout: float | None = None) -> int:
+def join(*things: Joinable, timeout: float | None = None) -> int:
     """Say that this worker has run out of batches, to all ``things`` at once; return when all workers have.
 
         for batch in my_batches:  # as many as this worker has

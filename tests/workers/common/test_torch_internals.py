@@ -10,7 +10,14 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
 import kvstore as kv
-from workers.common.torch_internals import after_backward, current_backward, is_compiled, multiply, note_step, write_count
+from workers.common.torch_internals import (
+    after_backward,
+    current_backward,
+    is_compiled,
+    multiply,
+    note_step,
+    write_count,
+)
 
 
 def test_writes_are_counted_but_for_those_around_torch() -> None:
