@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -17,16 +16,15 @@ import torch
 from kvstore.errors import DeadlineExceeded, KeyNotInitialized, Mismatch, UsageError
 from kvstore.job.config import Config
 from kvstore.reading.held import HeldValue, ReadSegment, reads_of
-from kvstore.reading.held_rows import HeldRows, reads_of_rows
+from kvstore.reading.row_pull import RowPull
 from kvstore.reading.session import Ask, ReaderSession
-from kvstore.rows.wanted import Wanted
 from kvstore.spec import Key, Spec, check_key, require_same
 from kvstore.table import Table, TableSpec
 from kvstore.transport import Transport
 from kvstore.transport.choose import links
 from kvstore.transport.shm.transport import sharing
 from kvstore.values import as_output, from_host, spec_of
-from kvstore.wire import FindKeys, KeysFound, KeysListed, ListKeys, ReadRows, ReadValues
+from kvstore.wire import FindKeys, KeysFound, KeysListed, ListKeys, ReadValues
 
 AT_ONCE = 4  # messages to one server
 AGAIN_S = 0.2  # between two questions whether a key has a value
@@ -207,7 +205,7 @@ class Reader:
         slack = self._slack if max_staleness is None else _slack(max_staleness)
         with self._lock:
             values = self._find(keys, deadline)
-            pulls = [_RowPull(value, ids, each) for value, ids, each in zip(values, wishes, outs, strict=True)]
+            pulls = [RowPull(value, ids, each) for value, ids, each in zip(values, wishes, outs, strict=True)]
             self._forget_if_moved()
             self._all("row_sparse_pull", keys, [ask for pull in pulls for ask in pull.asks(slack)], deadline)
             results = [pull.result() for pull in pulls]
@@ -273,51 +271,6 @@ class Reader:
             batch = [ask for listed in waiting.values() for ask in listed[:AT_ONCE]]
             waiting = {server: listed[AT_ONCE:] for server, listed in waiting.items() if len(listed) > AT_ONCE}
             self._ask(what, keys, batch, deadline)
-
-
-class _RowPull:
-    """One table's part of a pull of rows.
-
-    Raises:
-        UsageError: the value is no table, or cannot have one of the ids.
-        Mismatch: ``out`` does not fit.
-    """
-
-    def __init__(self, value: HeldValue, row_ids: Any, out: Any) -> None:
-        self._value = value
-        what = f"row_sparse_pull of key {value.key!r} by a reader"
-        if not isinstance(value.spec, TableSpec):
-            raise UsageError(f"{what}: it is {value.spec}, not a table; pull it")
-        if row_ids is None:
-            raise UsageError(f"{what}: row_ids is missing; pass the ids of rows")
-        self._table = value.spec.table
-        self._wanted = Wanted(what, self._table)
-        self._out = self._wanted.add(row_ids, out)
-        self._rows = self._wanted.destination()
-
-    def asks(self, slack: int) -> list[Ask]:
-        """Return what to ask the servers for."""
-        value, ids, table = self._value, self._wanted.ids, self._table
-        if slack and value.rows is None:
-            value.rows = HeldRows(table)
-        held = value.rows if slack else None
-        versions = held.look_up(ids, self._rows) if held is not None and len(held) else None
-        wide = table.rows is None or table.rows > 2**31
-        numbers = {segment.server: segment.id for segment in value.segments}
-        return [
-            (
-                read.server,
-                ReadRows,
-                {"store": value.store, "id": numbers[read.server], "slack": slack, **read.fields(wide)},
-                partial(read.take, out=self._rows, held=held),
-            )
-            for read in reads_of_rows(table, ids, versions, len(numbers))
-        ]
-
-    def result(self) -> Any:
-        """Return the rows, written."""
-        self._wanted.write(self._rows)
-        return self._out
 
 
 def _slack(max_staleness: int) -> int:

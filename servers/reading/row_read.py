@@ -85,7 +85,7 @@ class RowRead:
             return None
         buffers: list[Buffer] = [self._buffer[: self._rows.nbytes]]
         if self._positions is not None:
-            buffers.append(np.ascontiguousarray(self._positions, np.int64).data.cast("B"))
+            buffers.append(self._positions.astype(np.int64).tobytes())
         return RowsRead(self._message.seq, self._version, count, buffers)
 
 
