@@ -10,7 +10,7 @@ import numpy as np
 from kvstore.checkpoint.reader import CheckpointReader
 from kvstore.checkpoint.tensors import TensorHeader
 from kvstore.rows.beginnings import write_beginnings
-from kvstore.rows.row_table import STATE
+from kvstore.rows.stripe import STATE
 from kvstore.spec import Key
 from kvstore.table import Table
 

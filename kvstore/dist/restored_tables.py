@@ -12,7 +12,7 @@ from kvstore.dist.rows.plan import RowPlan
 from kvstore.dist.rows.stored import StoredRows, StoredTables
 from kvstore.optim.states_file import require_optimizer
 from kvstore.rows.ids import stripes_of
-from kvstore.rows.row_table import STATE
+from kvstore.rows.stripe import STATE
 from kvstore.spec import Key
 
 

@@ -11,7 +11,7 @@ import torch
 from kvstore.errors import UsageError
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_table import STATE
+from kvstore.rows.stripe import STATE
 from kvstore.spec import Key
 
 _PREFIX = "rows."  # no name of an array's state begins so: those begin with the optimizer's own names

@@ -14,7 +14,7 @@ from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError
 from kvstore.rows.frozen_rows import FrozenRows, Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.open_table import OpenTable, open_table, require_known
-from kvstore.rows.row_table import STATE
+from kvstore.rows.stripe import STATE
 from kvstore.rows.table_files import FrozenState, Save, base_of, write_save
 from kvstore.spec import Key
 from kvstore.table import Table

@@ -36,8 +36,8 @@ from kvstore.job.files import sync_directory
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.index import SlotIndex
-from kvstore.rows.row_table import PartSpec
 from kvstore.rows.slabs import Array
+from kvstore.rows.stripe import PartSpec
 from kvstore.rows.table_manifest import (
     GONE,
     IDS,

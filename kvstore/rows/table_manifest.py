@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from kvstore.errors import CheckpointError, UsageError
 from kvstore.job.files import replacing
-from kvstore.rows.row_table import PartSpec
+from kvstore.rows.stripe import PartSpec
 from kvstore.spec import ITEMSIZE, Key, check_key
 from kvstore.table import DTYPES, Table
 

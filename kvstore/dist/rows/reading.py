@@ -15,7 +15,7 @@ from kvstore.member.outstanding import Question, ready
 from kvstore.member.session import Session
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_table import PartSpec
+from kvstore.rows.stripe import PartSpec
 from kvstore.rows.table_files import FrozenState
 from kvstore.spec import ITEMSIZE
 from kvstore.table import Table

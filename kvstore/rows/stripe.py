@@ -1,0 +1,203 @@
+"""One stripe of a table in memory: its slots, its slabs, and how rows are made and go. ``RowTable`` does the rest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from kvstore.errors import Mismatch, UsageError
+from kvstore.optim.rows.rule import RowState
+from kvstore.rows.admission import AdmissionRule
+from kvstore.rows.eviction import EvictionRule
+from kvstore.rows.fixed_slots import FixedSlots
+from kvstore.rows.frozen_rows import SEEN, FrozenRows
+from kvstore.rows.gone import GoneIds
+from kvstore.rows.ids import Ids
+from kvstore.rows.index import SlotIndex
+from kvstore.rows.slabs import Array, Slab, Slots
+from kvstore.table import Table
+
+COUNT, STATE = "count", "state."  # names of what a row has beside ``SEEN``; states have a prefix
+
+
+class PartSpec(NamedTuple):
+    """What else a row has, under one name: ``columns`` numbers of ``dtype``; 0 columns: one number, in a 1-D array."""
+
+    dtype: str
+    columns: int
+
+
+class TableStripe:
+    """See the module. For the arguments and attributes, see ``RowTable``."""
+
+    def __init__(
+        self, table: Table, stripe: int = 0, stripes: int = 1, states: Mapping[str, RowState] | None = None
+    ) -> None:
+        self.table, self.stripe, self.stripes = table, stripe, stripes
+        self.version = self.steps = 0
+        self._slots: SlotIndex | FixedSlots = (
+            SlotIndex() if table.rows is None else FixedSlots(table.rows, stripe, stripes)
+        )
+        self._most = None if table.rows is None else self._slots.top
+        self._admission, self._eviction = AdmissionRule(table), EvictionRule(table, stripes)
+        self._rows = Slab(table.width, table.dtype, self._most)
+        self._seen = Slab(None, np.int64, self._most)
+        self._counts = Slab(None, np.int64) if self._eviction.by_count else None
+        self._gone = GoneIds()
+        self._made = self._evicted = self._refused = 0
+        self._swept = 0  # the slot at which the next sweep begins
+        self._frozen: tuple[FrozenRows, ...] = ()  # replaced as a whole, for another thread may thaw one
+        self._freezing = threading.Lock()
+        self._rule: str | None = None
+        self._columns: dict[str, RowState] = {}
+        self._states: dict[str, Slab] = {}
+        if states:
+            self._keep_states("", states)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def parts(self) -> dict[str, PartSpec]:
+        """What each row has beside its values, in the order of ``FrozenRows.names``.
+
+        ``seen`` is 1 + the update that touched it last; ``count``, where rows go by it, how often it was touched;
+        ``state.NAME`` what the optimizer keeps.
+        """
+        specs = {}
+        for name, slab in self._slabs().items():
+            if name:
+                specs[name] = PartSpec(slab.dtype.name, slab.items.shape[1] if slab.items.ndim > 1 else 0)
+        return specs
+
+    def _nbytes(self) -> int:
+        used = len(self._slots) if self.table.rows is not None else self._slots.top
+        row_bytes: int = sum(slab.item_bytes for slab in self._slabs().values())
+        others: int = self._slots.nbytes + self._admission.nbytes + self._gone.nbytes
+        return used * row_bytes + others + sum(frozen.nbytes for frozen in self._frozen)
+
+    def _thaw(self, frozen: FrozenRows) -> None:
+        with self._freezing:
+            self._frozen = tuple(each for each in self._frozen if each is not frozen)
+
+    def _slabs(self) -> dict[str, Slab]:
+        slabs = {"": self._rows, SEEN: self._seen}
+        if self._counts is not None:
+            slabs[COUNT] = self._counts
+        return slabs | {STATE + name: slab for name, slab in self._states.items()}
+
+    def _keep_states(
+        self, rule: str | None, states: Mapping[str, RowState], old: Mapping[str, Slab] | None = None
+    ) -> None:
+        """Have a slab for each of ``states``: that of the same name in ``old``, which is of the same rule; else new."""
+        if old is None:
+            old, self.steps = {}, 0
+        self._rule, self._columns, self._states = rule, dict(states), {}
+        for name, columns in states.items():
+            width = self.table.width if columns.columns is None else columns.columns
+            slab = self._states[name] = Slab(width, columns.dtype, self._most)
+            if name in old and (old[name].dtype, old[name].item_bytes) == (slab.dtype, slab.item_bytes):
+                self._states[name] = old[name]
+                continue
+            slab.reserve(self._slots.top)
+            if columns.initial:
+                slab.items[self._slots.slots()] = columns.initial
+
+    def _live(self, ids: Ids) -> Slots:
+        """Return the slot of each id, below 0 where it has no row, or one that counts as gone."""
+        slots: Slots = self._slots.find(ids)
+        if self._eviction.rounds is not None:
+            there = np.flatnonzero(slots >= 0)
+            stale = self._seen.items[slots[there]] <= self._eviction.oldest(self.version)
+            slots[there[stale]] = -1
+        return slots
+
+    def _release_stale(self, slots: Slots) -> None:
+        """Free the rows among ``slots`` that count as gone, and mark them as absent there."""
+        if self._eviction.rounds is None:
+            return
+        there = np.flatnonzero(slots >= 0)
+        stale = there[self._seen.items[slots[there]] <= self._eviction.oldest(self.version)]
+        if len(stale):
+            self._remove(slots[stale], self.version)
+            slots[stale] = -1
+
+    def _claim(self, ids: Ids, slots: Slots, new: Slots) -> Slots:
+        """Return the slots of ``ids``, which are all about to change, with slots for those at ``new``."""
+        if len(new):
+            slots[new] = self._slots.insert(ids[new])
+            for slab in self._slabs().values():
+                slab.reserve(self._slots.top)
+            self._made += len(new)
+        for frozen in self._frozen:
+            frozen.keep(slots)
+        return slots
+
+    def _touch(self, slots: Slots, new: Slots) -> None:
+        self._seen.items[slots] = self.version + 1
+        if self._counts is not None:
+            counts = self._counts.items.take(slots)
+            counts[new] = 0
+            self._counts.items[slots] = counts + 1
+
+    def _evict_after(self, ids: Ids) -> Ids:
+        """Let rows go after an update; return those of ``ids`` that are still there."""
+        if not self.table.evict:
+            return ids
+        top, rounds = self._slots.top, self._eviction.rounds
+        if rounds is not None and top:
+            # All slots are swept in half of the rounds in which a row becomes stale: at most half too many are there.
+            start = self._swept if self._swept < top else 0
+            stop = min(top, start + -(-2 * top // rounds))
+            self._remove(self._stale_slots(start, stop), self.version)
+            self._swept = stop
+        if self._eviction.surplus(len(self._slots)):
+            self._remove(self._stale_slots(0, top), self.version)
+            if self._remove_surplus(self.version):
+                return ids[self._slots.find(ids) >= 0]
+        return ids
+
+    def _stale_slots(self, start: int, stop: int) -> Slots:
+        if self._eviction.rounds is None:
+            return np.empty(0, np.int64)
+        seen = self._seen.items[start:stop]
+        return start + np.flatnonzero((seen > 0) & (seen <= self._eviction.oldest(self.version)))
+
+    def _remove_surplus(self, version: int) -> int:
+        count = self._eviction.surplus(len(self._slots))
+        if count:
+            slots = self._slots.slots()
+            counts = None if self._counts is None else self._counts.items[slots]
+            chosen = self._eviction.chosen(count, self._slots.ids_of(slots), self._seen.items[slots], counts)
+            self._remove(slots[chosen], version)
+        return count
+
+    def _remove(self, slots: Slots, version: int) -> None:
+        """Free the rows of ``slots``; ``version`` is the update in which they have gone."""
+        if not len(slots):
+            return
+        for frozen in self._frozen:
+            frozen.keep(slots)
+        self._gone.add(self._slots.ids_of(slots), version, len(self._slots))
+        self._slots.remove(slots.astype(np.int32))
+        self._seen.items[slots] = 0
+        self._evicted += len(slots)
+
+    def _require_parts(self, ids: Ids, rows: Array, parts: Mapping[str, Array]) -> None:
+        known = {COUNT: PartSpec("int64", 0), **self.parts}
+        for name, part in parts.items():
+            if name not in known:
+                raise UsageError(
+                    f"there is no place for {name!r} in {self.table}, whose rows have {', '.join(known)}: set the "
+                    f"optimizer that it is of first, or load without states"
+                )
+            columns = known[name].columns
+            if part.shape != ((len(ids), columns) if columns else (len(ids),)):
+                raise Mismatch(f"{name!r} of {len(ids)} rows of {self.table} has the shape {part.shape}")
+        if rows.shape != (len(ids), self.table.width):
+            raise Mismatch(f"{len(ids)} rows of {self.table} have the shape {rows.shape}")
+        if len(np.unique(ids)) < len(ids):
+            raise UsageError(f"an id comes twice among {len(ids)} rows of {self.table}")
