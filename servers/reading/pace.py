@@ -19,7 +19,7 @@ BURST_S = 0.02  # what may be saved up
 LEAST_S = 0.0005  # when all is spent, so much is saved up before the next piece
 ARRIVAL_S = 0.00005  # what receiving one message of a reader is charged, since nobody measures it
 IDLE_SHARE = 0.1  # of the time, in addition, while the host has time to spare
-LOOK_S = 0.25  # between two looks at the cores
+LOOK_S = 1.0  # between two looks at the cores
 # So many cores must be idle, and half of all: where there are few, they are idle while workers and servers wait for
 # each other, and each is needed at once when that is over.
 IDLE_CORES, IDLE_PART = 1.75, 0.5
@@ -83,7 +83,9 @@ class ReaderPace:
         now = self._clock()
         if now >= self._look_at:
             self._look_at = now + LOOK_S
+            before = self._spent()
             idle, cores = self._idle()
+            self._saved_s -= self._spent() - before
             self._rate = self._share + (IDLE_SHARE if idle >= max(IDLE_CORES, IDLE_PART * cores) else 0.0)
         self._saved_s = min(BURST_S, self._saved_s + self._rate * (now - self._at))
         self._at = now
