@@ -11,7 +11,7 @@ import torch
 from kvstore.errors import UsageError
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
-from kvstore.rows.stripe import STATE
+from kvstore.rows.stripe import STATE, PartSpec
 from kvstore.spec import Key
 
 _PREFIX = "rows."  # no name of an array's state begins so: those begin with the optimizer's own names
@@ -47,6 +47,25 @@ class RowStates(NamedTuple):
         """Return them as a file has them; see ``split``."""
         named = {_IDS: self.ids, **{f"{_PREFIX}{name}": part for name, part in self.parts.items()}}
         return {_STEPS: torch.tensor(self.steps)} | {name: torch.from_numpy(part) for name, part in named.items()}
+
+    def require(self, parts: Mapping[str, PartSpec], key: Key, where: object) -> None:
+        """Raise ``UsageError`` unless rows that have ``parts`` can take these states.
+
+        Args:
+            parts: of the rows; see ``RowTable.parts``.
+            key: of their table, for the message.
+            where: the states come from, for the message.
+        """
+        given = {
+            name: PartSpec(part.dtype.name, part.shape[1] if part.ndim > 1 else 0) for name, part in self.parts.items()
+        }
+        for name, part in given.items():
+            if parts.get(name) != part:
+                known = [each.removeprefix(STATE) for each in parts if each.startswith(STATE)]
+                raise UsageError(
+                    f"{where} holds {name.removeprefix(STATE)} of {part.columns} {part.dtype} for each row of table "
+                    f"{key!r}, but its optimizer keeps {', '.join(known) or 'nothing'} there"
+                )
 
     def replacing(self, page: Page) -> tuple[Page, Ids]:
         """Return those rows of ``page`` that have states here, with these, and where these are in ``ids``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -142,7 +143,10 @@ class LocalTables:
 
     def pages(self, key: Key) -> Iterator[RowSparse]:
         """See ``KVStore.table_rows``."""
-        return self._pages(key, self._tables[key].freeze())
+        frozen = self._tables[key].freeze()
+        pages = self._pages(key, frozen)
+        weakref.finalize(pages, frozen.thaw)  # nobody may ever ask for the first page
+        return pages
 
     def states(self) -> dict[tuple[Key, str], torch.Tensor]:
         """Return the optimizer's states of all rows, as files have them."""
@@ -156,10 +160,11 @@ class LocalTables:
         return states
 
     def require_keys(self, states: Mapping[Key, RowStates], where: object) -> None:
-        """Raise ``UsageError`` unless all keys with ``states``, which come from ``where``, have tables."""
-        for key in states:
+        """Raise ``UsageError`` unless all keys with ``states``, which come from ``where``, have such tables."""
+        for key, of_key in states.items():
             if key not in self.specs:
                 raise UsageError(f"{where} holds states of table {key!r}, which has not been initialized")
+            of_key.require(self._tables[key].parts, key, where)
 
     def load_states(self, states: Mapping[Key, RowStates]) -> None:
         """Take the states of rows. In tables that grow, only rows that are there take them."""

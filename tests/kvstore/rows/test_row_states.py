@@ -9,6 +9,7 @@ import torch
 import kvstore as kv
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.row_states import RowStates, split
+from kvstore.rows.stripe import PartSpec
 
 
 def page(*ids: int) -> Page:
@@ -37,6 +38,16 @@ def test_rows_that_are_there_take_their_states() -> None:
     assert {name: part.tolist() for name, part in replaced.parts.items()} == {"seen": [50], "state.m": [[6, 6]]}
     nothing, places = RowStates.of([], 0).replacing(there)
     assert len(nothing.ids) == len(places) == 0
+
+
+def test_states_that_rows_do_not_have() -> None:
+    states = RowStates.of([page(1)], 7)
+    states.require({"seen": PartSpec("int64", 0), "state.m": PartSpec("float32", 2)}, "t", "file")
+    for parts in ({"state.m": PartSpec("float32", 3)}, {"state.m": PartSpec("float64", 2)}, {}):
+        with pytest.raises(
+            kv.UsageError, match=r"file holds m of 2 float32 for each row of table 't'.*keeps (m|nothing)"
+        ):
+            states.require(parts, "t", "file")
 
 
 @pytest.mark.parametrize("name", ["rows.ids", "rows.steps", "rows.state.m"])

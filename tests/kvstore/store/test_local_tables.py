@@ -39,6 +39,18 @@ def test_states_of_rows_that_are_not_there_yet() -> None:
         tables.require_keys({"other": states}, "file")
 
 
+def test_a_reading_that_is_given_up_keeps_nothing() -> None:
+    store = kv.create()
+    store.init("t", kv.Table(dim=2))
+    store.push("t", kv.RowSparse(torch.arange(100), torch.ones(100, 2)))
+    before = store.table_statistics("t")["bytes"]
+    readings = [store.table_rows("t") for _ in range(2)]
+    next(readings[0])
+    assert store.table_statistics("t")["bytes"] > before
+    readings.clear()
+    assert store.table_statistics("t")["bytes"] == before
+
+
 def test_an_update_leaves_the_sums_as_they_are() -> None:
     store = kv.create()
     store.set_optimizer("sgd", learning_rate=1.0, rescale_grad=3.0)
