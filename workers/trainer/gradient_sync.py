@@ -116,7 +116,7 @@ class GradientSync:
         if self._overlap is not None:
             self._overlap.finish(left_out=skipped)
         else:
-            self._pushpull(skipped, self._lists.gradients(skipped))
+            self._pushpull(skipped)
         if rows is not None:
             rows.write_gradients()
 
@@ -184,6 +184,6 @@ class GradientSync:
             self._rates.apply()
         self._store.set_hyperparameters(rescale_grad=scale)
 
-    def _pushpull(self, skipped: Sequence[int], outs: list[Any], **share: bool) -> None:
+    def _pushpull(self, skipped: Sequence[int], outs: list[Any] | None = None, **share: bool) -> None:
         if grads := self._lists.gradients(skipped):
-            self._store.pushpull(self._lists.keys(skipped), grads, outs, **share)
+            self._store.pushpull(self._lists.keys(skipped), grads, grads if outs is None else outs, **share)
