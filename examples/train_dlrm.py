@@ -68,7 +68,7 @@ def train(args: Namespace, clicks: Clicks, tables: kv.KVStore, store: kv.KVStore
 
     batches: Iterable[Batch] = clicks.batches(range(args.steps), args.batch_size, **part)
     if not args.no_lookahead:
-        batches = workers.lookahead(batches, {bag: ids_of(field) for field, bag in enumerate(bags)})
+        batches = workers.lookahead(batches, ids_of_all(bags))
     start = began = time.perf_counter()
     scores, labels = [], []
     for step, batch in enumerate(batches, 1):
@@ -119,6 +119,11 @@ def table(args: Namespace, tables: kv.KVStore, field: int) -> workers.EmbeddingB
     )
 
 
+def ids_of_all(bags: list[workers.EmbeddingBag]) -> dict[workers.EmbeddingBag, Callable[[Batch], Tensor]]:
+    """Return for each field's embeddings the function that gives their ids."""
+    return {bag: ids_of(field) for field, bag in enumerate(bags)}
+
+
 def ids_of(field: int) -> Callable[[Batch], Tensor]:
     """Return the function that gives the ids of one field."""
     return lambda batch: batch.ids[:, field : field + 1]
@@ -142,7 +147,8 @@ def evaluate(
     """Return how good the predictions are of the clicks that follow. Each worker predicts its part of them."""
     later = range(args.steps, args.steps + args.test_steps)
     found = torch.zeros(3, args.test_steps, args.batch_size, dtype=torch.float64)
-    for number, batch in enumerate(clicks.batches(later, args.batch_size, part, parts)):
+    batches = clicks.batches(later, args.batch_size, part, parts)
+    for number, batch in enumerate(workers.lookahead(batches, ids_of_all(bags))):
         predicted = network(batch.dense, embedded(bags, batch)).double().sigmoid()
         mine = torch.stack([predicted, torch.from_numpy(batch.chances), batch.labels.double()])
         found[:, number, part::parts] = mine
