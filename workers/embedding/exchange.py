@@ -107,7 +107,7 @@ class RowExchange:
             KVStoreError: the rows did not come.
         """
         fetch = self._ahead[-1].ready.get(key) if self._ahead else None
-        lookup: Lookup = fetch.lookup if fetch is not None and fetch.matches(given) else look_up(given)
+        lookup: Lookup = fetch.lookup if fetch is not None and fetch.lookup.matches(given) else look_up(given)
         if fetch is None or not fetch.covers(lookup):
             fetch = self.pull({key: lookup})[key]
         return lookup, fetch.take(lookup)

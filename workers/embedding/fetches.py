@@ -33,14 +33,6 @@ class Fetch:
         self.out = self._block[:count]
         self.ticket: Ticket | None = None
 
-    def matches(self, given: torch.Tensor) -> bool:
-        """Whether this is for just these ids, in this order."""
-        mine = self.lookup.given
-        if mine is given:
-            return True
-        same = mine.shape == given.shape and mine.device == given.device and mine.dtype == given.dtype
-        return same and torch.equal(mine, given)
-
     def covers(self, lookup: Lookup) -> bool:
         """Whether the rows of ``lookup`` are among these."""
         return lookup is self.lookup or contains(self.lookup.ids, lookup.ids)

@@ -37,8 +37,7 @@ def lookahead(loader: Iterable[Any], ids_of_batch: Mapping[Any, Callable[[Any], 
     Args:
         loader: an iterable of batches, such as a ``DataLoader``; it may be iterated again for each epoch. One batch is
             read ahead, and ``stale`` more.
-        ids_of_batch: for each module a function from a batch to the ids that its forward pass will be given; they do
-            not change after that.
+        ids_of_batch: for each module a function from a batch to the ids that its forward pass will be given.
         stale: how many pushes before that of the batch before a batch's rows are asked for. They then lack so many
             updates, and the wait is hidden behind as many whole steps.
 

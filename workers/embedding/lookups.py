@@ -12,6 +12,7 @@ from kvstore import UsageError
 from kvstore.rows.row_sparse import integers
 from kvstore.table import Table
 from workers.common.tensors import to_tensor
+from workers.common.torch_internals import write_count
 
 
 @dataclass(frozen=True)
@@ -24,12 +25,22 @@ class Lookup:
         inverse: for each position of ``given`` that of its id in ``ids``, or ``len(ids)`` for the padding; of the same
             shape and device.
         padded: whether there is padding.
+        writes: how often ``given`` had been written to.
     """
 
     given: torch.Tensor
     ids: torch.Tensor
     inverse: torch.Tensor
     padded: bool
+    writes: int
+
+    def matches(self, given: torch.Tensor) -> bool:
+        """Whether this is for just these ids, in this order."""
+        mine = self.given
+        if _writes(mine) != self.writes:
+            return False
+        same = mine.shape == given.shape and mine.device == given.device and mine.dtype == given.dtype
+        return mine is given or (same and torch.equal(mine, given))
 
 
 def look_up(key: Any, table: Table, given: Any, padding: int | None = None) -> Lookup:
@@ -44,7 +55,8 @@ def look_up(key: Any, table: Table, given: Any, padding: int | None = None) -> L
     Raises:
         UsageError: these are no integers, or one of them cannot be in the table.
     """
-    tensor = to_tensor(given)
+    tensor = given if isinstance(given, torch.Tensor) else to_tensor(given).clone()  # for nobody tells of its writes
+    writes = _writes(tensor)
     array = integers(f"ids of {key!r}", tensor)
     unique, inverse = np.unique(array.reshape(-1), return_inverse=True)
     padded = False
@@ -57,7 +69,7 @@ def look_up(key: Any, table: Table, given: Any, padding: int | None = None) -> L
     if table.rows is not None and len(unique) and not (unique[0] >= 0 and unique[-1] < table.rows):
         _refuse(key, table.rows, array)
     positions = torch.from_numpy(inverse.astype(np.int64, copy=False).reshape(array.shape))
-    return Lookup(tensor, torch.from_numpy(unique), positions.to(tensor.device), padded)
+    return Lookup(tensor, torch.from_numpy(unique), positions.to(tensor.device), padded, writes)
 
 
 def contains(ids: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -65,6 +77,10 @@ def contains(ids: torch.Tensor, wanted: torch.Tensor) -> bool:
     if not len(ids):
         return not len(wanted)
     return torch.equal(ids[torch.searchsorted(ids, wanted).clamp_(max=len(ids) - 1)], wanted)
+
+
+def _writes(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else write_count(tensor)
 
 
 def _refuse(key: Any, rows: int, array: np.ndarray[Any, np.dtype[np.int64]]) -> None:

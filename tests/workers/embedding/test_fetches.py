@@ -20,13 +20,3 @@ def test_rows_with_one_of_zeros_below_them() -> None:
     assert fetch.covers(part)
     assert fetch.take(part).tolist() == [[5, 5], [0, 0]]
     assert not fetch.covers(look_up("t", TABLE, [5, 4]))
-
-
-def test_ids_that_are_the_same() -> None:
-    given = torch.tensor([[1, 2]])
-    fetch = Fetch(TABLE, look_up("t", TABLE, given))
-    assert fetch.matches(given)
-    assert fetch.matches(given.clone())
-    assert not fetch.matches(given[0])
-    assert not fetch.matches(given + 1)
-    assert not fetch.matches(given.int())

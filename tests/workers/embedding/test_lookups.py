@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -36,3 +37,26 @@ def test_ids_that_are_not_in_the_table() -> None:
 def test_contains(ids: set[int], wanted: set[int]) -> None:
     tensors = [torch.tensor(sorted(each), dtype=torch.int64) for each in (ids, wanted)]
     assert contains(*tensors) == (wanted <= ids)
+
+
+def test_ids_that_are_the_same() -> None:
+    given_ids = torch.tensor([[1, 2]])
+    found = look_up("t", GROWING, given_ids)
+    assert found.matches(given_ids)
+    assert found.matches(given_ids.clone())
+    assert not found.matches(given_ids[0])
+    assert not found.matches(given_ids + 1)
+    assert not found.matches(given_ids.int())
+
+
+def test_ids_that_have_changed() -> None:
+    given_ids = torch.tensor([1, 2])
+    found = look_up("t", GROWING, given_ids)
+    given_ids += 1
+    assert not found.matches(given_ids)
+    array = np.array([1, 2])
+    found = look_up("t", GROWING, array)
+    array += 1
+    assert not found.matches(torch.from_numpy(array))
+    with torch.inference_mode():
+        assert look_up("t", GROWING, torch.tensor([3])).matches(torch.tensor([3]))
