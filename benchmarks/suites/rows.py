@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks import dmlc
-from benchmarks.contenders import Contender, Limit, Samples, launched
+from benchmarks.contenders import Contender, Limit, Samples, launched, ranks, threads_at
 from benchmarks.dmlc import Layout
 from benchmarks.jobs import HERE, run, scratch
 from benchmarks.peers import Peers
@@ -77,8 +77,37 @@ class MxnetRows:
             return {self.name: run(members, path)["times"]}
 
 
+@dataclass(frozen=True)
+class EmbeddingSteps:
+    """Training steps of DLRM with 26 tables.
+
+    Attributes:
+        who: ``ours``: tables on servers; ``ahead``: the same with ``lookahead``; ``ddp``: whole tables in each process,
+            and torch's ``DistributedDataParallel``, by which gloo sums their sparse gradients.
+        rounds: how many steps are counted.
+        name: the name of its row.
+    """
+
+    who: str
+    rounds: int
+    name: str
+
+    def run(self) -> Samples:
+        """See ``Contender``."""
+        with scratch() as folder:
+            path = folder / "report"
+            words = ["--who", self.who, "--rounds", str(self.rounds), "--report", str(path)]
+            command = [sys.executable, "-m", "benchmarks.programs.embeddings", *words]
+            if self.who == "ddp":
+                places = [HERE] * 2
+                members = ranks([*command, "--meet", str(folder / "meet")], places, threads_at("worker", places))
+            else:
+                members = [launched(2, 2, command, {})]
+            return {self.name: run(members, path)["times"]}
+
+
 def rows(session: Session) -> None:
-    """Measure rounds of 8,160 rows and of 95,200, and of many tables beside one of the same bytes."""
+    """Measure rounds of 8,160 rows and of 95,200, many tables beside one of the same bytes, and training."""
     for case in cases(session):
         session.measure(case)
 
@@ -104,5 +133,15 @@ def cases(session: Session) -> Sequence[Case]:
             f"{size}, SGD: in 26 tables, and in one",
             [OurRows(replace(work, tables=26), "26 tables"), OurRows(work, "one table")],
             ["one table"],
+        ),
+        Case(
+            "rows-dlrm",
+            "A training step of DLRM, 26 tables of 40,000 rows of 16, batch 2,048, 2 workers, 2 servers",
+            [
+                EmbeddingSteps("ahead", work.rounds, "kvstore"),
+                EmbeddingSteps("ours", work.rounds, "kvstore, no lookahead"),
+                *([EmbeddingSteps("ddp", work.rounds, "ddp")] if "gloo" in peers else []),
+            ],
+            ["ddp"],
         ),
     ]
