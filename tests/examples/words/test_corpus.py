@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
+
 import pytest
 import torch
 from words.corpus import CANDIDATES, NEGATIVES, Corpus, CorpusError, hashed, standard_library
@@ -44,6 +47,12 @@ def test_too_little_source_is_an_error() -> None:
         Corpus(["some words"] * 20)
 
 
-def test_the_standard_library_is_there() -> None:
-    texts = standard_library()
-    assert any("class HTTPConnection" in text for text in texts)
+def test_the_standard_library_without_its_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("json/decoder.py", "abc.py", "test/test_abc.py", "site-packages/other.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    assert standard_library() == ["abc.py", "json/decoder.py"]
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "zipped")})
+    with pytest.raises(CorpusError, match="there is no source in"):
+        standard_library()
