@@ -21,7 +21,7 @@ from kvstore.table import Table
 from kvstore.ticket import Operation, Ticket
 
 PAGE_SLOTS = 1 << 14
-SHARE = 0.1  # of the time that a save takes up which nobody waits for
+SHARE = 0.05  # of the time that a save takes up which nobody waits for
 
 
 class Reading(Protocol):

@@ -127,7 +127,7 @@ class TableInterface(Named):
             state: save the optimizer's state of each row, too.
             since: the version of a save in ``dir``: save only what has changed since. None saves all.
             wait: return when it is written. If False, return when the servers have noted what is to be saved. It is
-                then written in a tenth of the time, so that training hardly slows down, until the ticket is waited
+                then written in a twentieth of the time, so that training hardly slows down, until the ticket is waited
                 for.
 
         Returns:
