@@ -205,7 +205,7 @@ READERS = Setting(
 READER_SHARE = Setting(
     "KVSTORE_READER_SHARE",
     Fraction(),
-    0.005,
+    0.0025,
     "the part of a server's time that all readers together get, however busy its host is",
 )
 READ_FROM = Setting(

@@ -15,7 +15,7 @@ from typing import Protocol
 from servers.requests.replies import Outbox
 
 PIECE_BYTES = 128 << 10  # copied in some 20 to 50 us
-BURST_S = 0.02  # what may be saved up
+BURST_S = 0.005  # what may be saved up
 LEAST_S = 0.0005  # when all is spent, so much is saved up before the next piece
 ARRIVAL_S = 0.00005  # what receiving one message of a reader is charged, since nobody measures it
 IDLE_SHARE = 0.1  # of the time, in addition, while the host has time to spare
