@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import replace
 
 from faults import killing, launched
-from faults.counting import STORES
+from faults.counting import SAME_BITS, STORES
 from faults.killing import Kills
 from faults.plan import KINDS, Plan
 from faults.runs import carry_out
@@ -74,11 +74,7 @@ def _kill(options: argparse.Namespace) -> int:
             for mode in options.modes.split(","):
                 kills = Kills(seed, kind, mode, options.kills, whom, options.stop)
                 result = launched.carry_out(kills) if options.launch else killing.carry_out(kills)
-                if (
-                    not result.wrong
-                    and mode in ("sync", "coded")
-                    and killing.undisturbed(kills, result.rounds) != result.bits
-                ):
+                if not result.wrong and mode in SAME_BITS and killing.undisturbed(kills, result.rounds) != result.bits:
                     result.wrong = "other bits than in the undisturbed run"
                 runs += 1
                 after_s += result.after_s

@@ -14,6 +14,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import kvstore as kv
@@ -27,7 +28,11 @@ STORES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "ssp": ("dist_ssp", {"staleness": 3}, None),
     "keep": ("dist_sync", {"quorum": 1, "late": "keep"}, None),
     "coded": ("dist_sync", {}, {"type": "2bit", "threshold": 0.5, "pull": "fp16"}),
+    "rows": ("dist_sync", {}, None),
+    "rows-async": ("dist_async", {}, None),
+    "rows-coded": ("dist_sync", {}, None),
 }
+SAME_BITS = ("sync", "coded", "rows", "rows-coded")  # those that end with the bits of an undisturbed run
 RING = 64  # rounds after which the gradients of ``coded`` are repeated
 
 
@@ -54,6 +59,10 @@ class Counting:
         self._own = self._all = 0  # what this worker, and all, have pushed so far
         if compression is not None:
             self.store.set_gradient_compression(compression)
+        self._begin(mode)
+        self.store.barrier()
+
+    def _begin(self, mode: str) -> None:
         if mode == "coded":
             self.store.set_optimizer("adam", learning_rate=0.001)
             dice = torch.Generator().manual_seed(self.store.rank)
@@ -61,7 +70,6 @@ class Counting:
         else:
             self.store.set_optimizer("sgd", learning_rate=1.0)
         self.store.init(KEYS, self._outs)
-        self.store.barrier()
 
     def run(self) -> None:
         """Train until ``stop`` says that it is enough.
@@ -74,20 +82,27 @@ class Counting:
         while not self._over(made):
             made += 1
             began = time.monotonic()
-            self.store.pushpull(KEYS, self._gradient(made), self._outs)
+            self._round(made)
             self._times.extend((began, time.monotonic()))
             os.pwrite(self._progress, b"%20d" % made, 0)
             self._check(made)
             if self._pause_s:
                 time.sleep(self._pause_s)
         self.store.barrier()
-        self.store.pull(KEYS, self._outs)
-        if self._mode in ("sync", "async", "ssp"):
-            self._require({float(self._all)}, made)
+        self._end(made)
         bits = hashlib.sha256(b"".join(out.numpy().tobytes() for out in self._outs)).hexdigest()
         self._times_path.write_bytes(self._times.tobytes())
         print(f"exact after {made} rounds: {bits} and {self.store.statistics()}", flush=True)
         self.store.close()
+
+    def _round(self, made: int) -> None:
+        self.store.pushpull(KEYS, self._gradient(made), self._outs)
+
+    def _end(self, made: int) -> None:
+        """Read everything, and hold it to what it must be."""
+        self.store.pull(KEYS, self._outs)
+        if self._mode in ("sync", "async", "ssp"):
+            self._require({float(self._all)}, made)
 
     def _over(self, made: int) -> bool:
         try:
@@ -121,6 +136,64 @@ class Counting:
                 raise Wrong(f"{key!r} after round {made} in {self._mode}: {sorted(values)[:5]} instead of {right}")
 
 
+class RowCounting(Counting):
+    """One worker with tables. In each round some rows are pushed, and all rows count how often.
+
+    With ``rows-coded`` rows also come and go, have an optimizer with states, and travel encoded.
+    """
+
+    def _begin(self, mode: str) -> None:
+        self._exact = mode != "rows-coded"
+        self._ids = {"fixed": np.arange(5000), "grows": np.arange(3000) * 2**40 - 2**50}
+        self._counts = {key: np.zeros(len(ids)) for key, ids in self._ids.items()}  # what all have pushed to each row
+        widths = {"fixed": 8, "grows": 4}
+        self._outs = [torch.zeros(len(self._ids[key]), width) for key, width in widths.items()]
+        if self._exact:
+            self.store.set_optimizer("sgd", learning_rate=1.0)
+            tables = [kv.Table(shape=(5000, 8)), kv.Table(dim=4)]
+        else:
+            self.store.set_optimizer("adam", learning_rate=0.001)
+            evict: list[Any] = [kv.Unseen(rounds=20), kv.Capacity(2500, by="count")]
+            grows = kv.Table(dim=4, init="normal", admit=kv.MinCount(2), evict=evict, codec="int8")
+            tables = [kv.Table(shape=(5000, 8), init="uniform", codec="fp16"), grows]
+        self.store.init(list(self._ids), tables)
+
+    def _round(self, made: int) -> None:
+        gradients = []
+        for key, out in zip(self._ids, self._outs, strict=True):
+            for rank in range(self.store.num_workers):
+                noise = np.random.default_rng([rank, made % RING, len(key)])
+                chosen = noise.random(len(self._ids[key])) < 0.2
+                if rank == self.store.rank:
+                    shape = int(chosen.sum()), out.shape[1]
+                    rows = np.full(shape, pushed(rank, made)) if self._exact else noise.standard_normal(shape)
+                    gradients.append(kv.RowSparse(self._ids[key][chosen], rows.astype(np.float32)))
+                self._counts[key][chosen] += pushed(rank, made)
+        self.store.pushpull(list(self._ids), gradients, self._outs, row_ids=list(self._ids.values()))
+
+    def _check(self, made: int) -> None:
+        if self._mode == "rows":
+            self._require_rows(made)
+
+    def _end(self, made: int) -> None:
+        for (key, ids), out in zip(self._ids.items(), self._outs, strict=True):
+            self.store.row_sparse_pull(key, out, row_ids=ids)
+        if self._exact:
+            self._require_rows(made)
+
+    def _require_rows(self, made: int) -> None:
+        for (key, counts), out in zip(self._counts.items(), self._outs, strict=True):
+            wrong = (-out.numpy() != counts[:, None]).any(axis=1)
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise Wrong(f"row {at} of {key!r} after round {made}: {out[at].tolist()} instead of {-counts[at]}")
+
+
+def counting(directory: Path, mode: str, pause_s: float = 0.0) -> Counting:
+    """Return a worker for a kind of store; see ``Counting``."""
+    return (RowCounting if mode.startswith("rows") else Counting)(directory, mode, pause_s)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    Counting(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else 0.0).run()
+    counting(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else 0.0).run()

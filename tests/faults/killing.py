@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from faults.counting import Counting
+from faults.counting import counting
 from faults.plan import Plan
 from faults.processes import running
 
@@ -125,7 +125,7 @@ def undisturbed(kills: Kills, rounds: int) -> set[str]:
 
 
 def _work(mode: str, directory: Path) -> None:
-    Counting(directory, mode).run()
+    counting(directory, mode).run()
 
 
 def drive(job: Job, kills: Kills, workers: int = 2, servers: int = 2) -> Result:
