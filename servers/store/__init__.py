@@ -4,6 +4,8 @@ served_stores    the open stores, and who has opened and closed them
 served_store     what requests do to one store
 buckets          the store's segments, grouped into buckets as workers push them
 served_tables    what requests do to its tables
+row_service      requests about tables, each to what does it
+value_replies    answers that bring the values of segments
 contributions    what a push contributes to which buckets
 bucket           segments that are pushed together: one piece of memory, one set of rounds
 target           what contributions go to and requests wait for; a bucket is one

@@ -146,10 +146,17 @@ class RowUpdates:
     def _make(
         self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
     ) -> dict[RowTarget, Exception]:
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for afterwards
-            batch = _summed_together(members)
-            sums = _parts(batch) if batch is not None else [_summed(update) for update in members]
-        errors = self._not_finite(members, sums, batch)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for afterwards
+                batch = _summed_together(members)
+                sums = _parts(batch) if batch is not None else [_summed(update) for update in members]
+            errors = self._not_finite(members, sums, batch)
+        except Exception as exc:  # no memory, for one: the rounds are over all the same
+            every = [update.target for update in members]
+            errors = dict.fromkeys(every, _none_made(exc, every))
+            if recording is not None:
+                recording.row_sums([], [], hyper, errors)
+            return errors
         targets = [update.target for update in members if update.target not in errors]
         if errors:
             batch = None

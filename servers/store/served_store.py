@@ -9,10 +9,8 @@ updated by one call of the optimizer.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
-from kvstore.codecs.description import described
 from kvstore.errors import UsageError
 from kvstore.optim.optimizer import Optimizer
 from kvstore.rule import Rule
@@ -21,10 +19,8 @@ from kvstore.transport.memory import Heap, Memory
 from kvstore.values import ranges_of
 from kvstore.wire import (
     Ack,
-    Buffer,
     ClosedRounds,
     ClosedRowRounds,
-    EncodedAnswer,
     EvictRows,
     FreezeTable,
     GetStates,
@@ -39,14 +35,12 @@ from kvstore.wire import (
     PutStates,
     Reply,
     Resume,
-    Values,
 )
 from servers.requests.replies import Answer, refuse
 from servers.store.bucket import Bucket
 from servers.store.buckets import Buckets
 from servers.store.capture import Captures
 from servers.store.clocks import WorkerClocks
-from servers.store.compression import CompressedReplies
 from servers.store.contributions import contribute, require_mergeable, updates_of
 from servers.store.joins import Pauses
 from servers.store.recording import Recording
@@ -56,6 +50,7 @@ from servers.store.served_tables import ServedTables
 from servers.store.states import get_states, put_states
 from servers.store.target import AnyTarget, ParkedRequest, PushRequest, WaitingRequest
 from servers.store.updates import Update, Updates, is_late
+from servers.store.value_replies import ValueReplies
 from servers.store.waiting import Waiting
 
 
@@ -74,7 +69,7 @@ class ServedStore:
         captures: those for checkpoints that are under way.
         updates: what contributions do to them.
         tables: those of its segments that are of tables, and what requests do to these.
-        compressed_replies: what is kept for answers that are compressed.
+        values: makes the answers that bring values.
         recording: tells a standby, if there is one.
     """
 
@@ -93,7 +88,7 @@ class ServedStore:
         self.updates = Updates(rule, self.buckets, memory, self.recording)
         self.tables = ServedTables(rule, self.buckets, self.updates, memory, self.recording, self._progress)
         self.captures = Captures(self.buckets, self.updates)
-        self.compressed_replies = CompressedReplies(lambda number: self.buckets.segment(number).key, self.recording)
+        self.values = ValueReplies(rule, self.buckets, self.updates, self.recording)
         self._workers = frozenset(workers)
         self._waiting = Waiting(rule, self._workers, self.buckets)
 
@@ -262,25 +257,9 @@ class ServedStore:
                 target.rounds.pause(message.node.rank, clocks[target.ids[0]])
         return self._advance(targets) + self._answer(self._waiting.give_up_hopeless()) + self._resume()
 
-    def remember(self, ids: Sequence[int], ranks: Sequence[int]) -> None:
-        """Keep the values of segments ``ids``, which workers ``ranks`` read now, for delay compensation."""
-        if self.recording.on:
-            self.recording.read(ids, ranks)
-        for bucket in self.buckets.of(ids):
-            for rank in ranks:
-                bucket.remember(rank)
-
     def explain(self, node: Node, about: int) -> str:
         """Say what request ``about`` of ``node`` waits for; empty if it does not wait."""
         return self._waiting.explain(node, about)
-
-    def follow_answer(self, message: EncodedAnswer) -> None:
-        """Encode values as another server has, so that the same residual stays."""
-        back = described(message.back)
-        if back is None:
-            raise ValueError("values were encoded without a compression")
-        with suppress(UsageError):  # NaN, which the other server has told who asked
-            self.compressed_replies.payloads(self.buckets.segment_ranges(message.ids), back, feedback=True)
 
     def _updates_of(self, message: Push, buckets: Sequence[Bucket]) -> list[Update]:
         self.updates.require(buckets)
@@ -342,44 +321,15 @@ class ServedStore:
         ]
 
     def _reply(self, message: WaitingRequest, late: int = 0) -> Reply:
+        ahead = self._ahead(message) if self.rule.mode == "async" else 0
         if isinstance(message, PushRows | PullRows):
-            return self.tables.reply(message, late, self._ahead(message) if self.rule.mode == "async" else 0)
+            return self.tables.reply(message, late, ahead)
         if isinstance(message, FreezeTable):
             return self.tables.freezes.freeze(message, self.buckets.table(message.id))
         if isinstance(message, EvictRows):
             self.tables.evict(message)
             return Ack(message.seq)
-        return self._values(message, late)
-
-    def _values(self, message: Push | Pull, late: int) -> Reply:
-        if isinstance(message, Push) and not message.want:
-            return Ack(message.seq, late)
-        if self.rule.compensation:
-            self.remember(message.ids, message.workers)
-        back = described(message.back)
-        lengths: list[int] = []
-        segment_counts: list[int] = []
-        ranges: list[tuple[Bucket, int, int]] = []
-        if back is None:
-            ranges = self.buckets.element_ranges(message.ids)
-            buffers: Sequence[Buffer] = [bucket.readable(start, stop) for bucket, start, stop in ranges]
-        else:
-            lengths, segment_counts, buffers = self.compressed_replies.payloads(
-                self.buckets.segment_ranges(message.ids), back, feedback=self.updates.updater is None
-            )
-        reply = Values(
-            message.seq,
-            self.buckets.versions(message.ids) if self.rule.quorum is not None else [],
-            self._ahead(message) if self.rule.mode == "async" else 0,
-            late,
-            lengths,
-            segment_counts,
-            message.priority if isinstance(message, Push) else None,
-            buffers,
-        )
-        for bucket in {bucket for bucket, _, _ in ranges}:
-            bucket.lend(reply)
-        return reply
+        return self.values.reply(message, late, ahead)
 
     def _ahead(self, message: WaitingRequest) -> int:
         """Return how many pushes the asker is ahead of the slowest worker."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from typing import TypeAlias
 
 from kvstore.errors import Mismatch, NodeLost, UsageError, rebuild
 from kvstore.optim.optimizer import Optimizer, describe
@@ -14,13 +15,10 @@ from kvstore.wire import (
     Close,
     ClosedRounds,
     ClosedRowRounds,
-    DescribeTable,
     Drawn,
     EncodedAnswer,
     EncoderState,
-    EvictRows,
     Explain,
-    FreezeTable,
     GetStates,
     Grouped,
     Init,
@@ -30,14 +28,11 @@ from kvstore.wire import (
     OptimizerCalls,
     Pause,
     Pull,
-    PullRows,
     Push,
-    PushRows,
     PutRows,
     PutStates,
     PutTableRest,
     ReadBy,
-    ReadFrozen,
     Request,
     Roster,
     SetOptimizer,
@@ -46,7 +41,6 @@ from kvstore.wire import (
     StripeState,
     TablePage,
     TableRest,
-    Thaw,
     decode,
     encode,
 )
@@ -55,12 +49,14 @@ from servers.requests.replies import Answer, described_error, refuse
 from servers.requests.reply_links import NOWHERE
 from servers.store.hyperparameters import UpdateHyperparameters, changed
 from servers.store.recording import Recorder, Recording, grouped_record
+from servers.store.row_service import RowRequest, serve_rows
 from servers.store.served_store import ServedStore
 from servers.store.snapshot import restore, snapshot
 from servers.store.table_snapshot import restore_table, table_snapshot
 
 Asker = tuple[bytes, SetOptimizer]
 
+SERVED: TypeAlias = Init | Push | Pull | Pause | SetOptimizer | GetStates | PutStates
 WHOLE = (
     Open,
     Close,
@@ -138,9 +134,9 @@ class ServedStores:
         elif isinstance(message, Drawn):
             served.updates.follow_drawn(message)
         elif isinstance(message, ReadBy):
-            served.remember(message.ids, message.ranks)
+            served.values.remember(message.ids, message.ranks)
         elif isinstance(message, EncodedAnswer):
-            served.follow_answer(message)
+            served.values.follow(message)
         elif isinstance(message, OptimizerCalls):
             self._restore_calls(served, message)
         elif isinstance(message, StripeState | TablePage | TableRest):
@@ -228,24 +224,13 @@ class ServedStores:
             return [Answer(peer, message, Ack(message.seq))]
         if isinstance(message, Close):
             return [Answer(peer, message, Ack(message.seq)), *self._close(message)]
-        if not isinstance(message, SERVED):
+        if not isinstance(message, SERVED | RowRequest):
             raise UsageError(f"servers do not handle a {type(message).__name__}")
         served = self.require(message.store)
+        if isinstance(message, RowRequest):
+            return serve_rows(served, peer, message)
         if isinstance(message, Push):
             return served.push(peer, message)
-        if isinstance(message, PushRows):
-            return served.push_rows(peer, message)
-        if isinstance(message, PullRows):
-            return served.pull_rows(peer, message)
-        if isinstance(message, FreezeTable):
-            return served.when_due(peer, message)
-        if isinstance(message, ReadFrozen):
-            return [Answer(peer, message, served.tables.freezes.read(message))]
-        if isinstance(message, DescribeTable):
-            return [Answer(peer, message, served.tables.describe(message))]
-        if isinstance(message, Thaw):
-            served.tables.freezes.thaw(message.node, message.number)
-            return [Answer(peer, message, Ack(message.seq))]
         if isinstance(message, Pull):
             return served.pull(peer, message)
         if isinstance(message, Pause):
@@ -256,16 +241,8 @@ class ServedStores:
             return self._set_optimizer(peer, message, served)
         if message.node.rank != 0:
             raise UsageError(f"only worker 0 may send {type(message).__name__}, and {message.node} did")
-        if isinstance(message, EvictRows):
-            return served.when_due(peer, message)
         if isinstance(message, Init):
             served.init(message)
-        elif isinstance(message, InitTables):
-            served.tables.init(message)
-        elif isinstance(message, PutRows):
-            served.tables.put(message)
-        elif isinstance(message, PutTableRest):
-            served.tables.put_rest(message)
         else:
             served.put_states(message)
         return [Answer(peer, message, Ack(message.seq))]
@@ -368,24 +345,4 @@ FOLLOWED = (
     StripeState,
     TablePage,
     TableRest,
-)
-
-SERVED = (
-    Init,
-    InitTables,
-    Push,
-    PushRows,
-    Pull,
-    PullRows,
-    Pause,
-    SetOptimizer,
-    GetStates,
-    PutStates,
-    PutRows,
-    PutTableRest,
-    EvictRows,
-    DescribeTable,
-    FreezeTable,
-    ReadFrozen,
-    Thaw,
 )

@@ -39,7 +39,7 @@ def snapshot(store: int, served: ServedStore) -> Iterator[Message]:
         if states:
             yield states_record(store, states)
         return  # weights are encoded without residuals
-    for compression, encoder in served.compressed_replies.encoders.items():
+    for compression, encoder in served.values.compressed.encoders.items():
         tensors, plain = encoder.compressor.state()
         kept = dict(sorted(encoder.kept(buckets).items()))
         tensors |= {f"payload.{place}": payload for place, (_, payload) in enumerate(kept.values())}
@@ -77,7 +77,7 @@ def restore(served: ServedStore, message: BucketState | StatesState | EncoderSta
         compression = described(message.back)
         if compression is None:
             raise ValueError("what is kept for compressed answers, without a compression")
-        _restore_encoder(served, served.compressed_replies.encoder(compression), message)
+        _restore_encoder(served, served.values.compressed.encoder(compression), message)
 
 
 def _bucket(store: int, bucket: Bucket) -> BucketState:

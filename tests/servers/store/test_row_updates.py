@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from asking import optimized, text_of
 from asking_rows import (
     ask,
@@ -16,6 +17,7 @@ from asking_rows import (
     with_tables,
 )
 
+from kvstore.errors import WeightsInDoubt
 from kvstore.table import MinCount, Table
 
 
@@ -145,3 +147,39 @@ def test_a_sum_that_overflows_is_not_finite_either():
     desk.ask(a, push_rows(a, {7: {1: (3e38, 1)}}))
     replies = desk.ask(b, push_rows(b, {7: {1: (3e38, 1)}}))
     assert all("their sum is not in float32" in text_of(reply, "NotFinite") for reply in replies.values())
+
+
+class Broken:
+    """In place of an optimizer on rows: it fails before, or after, it has changed something."""
+
+    lazy = True
+    rule, states = "broken", {}
+
+    def step(self, *_: Any) -> None:
+        raise RuntimeError("no")
+
+
+def test_if_the_optimizer_fails_before_a_row_has_changed_the_round_is_over_with_an_error():
+    desk = with_tables(2)
+    a, b = desk.workers
+    target = desk.shard.stores[0].buckets.table(7)
+    target.use(Broken())  # type: ignore[arg-type]
+    desk.ask(a, push_rows(a, {7: {1: (1, 1)}}))
+    replies = desk.ask(b, push_rows(b, {7: {1: (1, 1)}}))
+    assert [text_of(reply, "ServerError") for reply in replies.values()] == [
+        "RuntimeError: no; no row of this update of 't7' has changed"
+    ] * 2
+    target.use(None)
+    for worker in desk.workers:
+        desk.ask(worker, push_rows(worker, {7: {1: (1, 1)}}, 2))
+    assert table_rows(desk, [1], clock=2) == [[2, 2]]
+
+
+def test_if_it_fails_in_the_middle_of_all_rows_nothing_can_go_on():
+    desk = with_tables(1)
+    (a,) = desk.workers
+    broken = Broken()
+    broken.lazy = False
+    desk.shard.stores[0].buckets.table(7).use(broken)  # type: ignore[arg-type]
+    with pytest.raises(WeightsInDoubt, match="RuntimeError: no, in the middle of an update of 't7'"):
+        desk.ask(a, push_rows(a, {7: {1: (1, 1)}}))
