@@ -76,6 +76,7 @@ def test_no_rows_are_a_push_too(run: Run) -> None:
         nothing = kv.RowSparse.zeros((ROWS, WIDTH))
         settle(store, store.push("t", nothing))  # of all workers
         assert firsts(store) == [1.0] * ROWS
+        store.barrier()
         settle(store, store.push("t", grads([3]) if store.rank == 0 else nothing))
         assert firsts(store) == [0.0 if row == 3 else 1.0 for row in range(ROWS)]
         pushes = 2 if "async" not in store.type and "ssp" not in store.type else 2 * store.num_workers
