@@ -23,7 +23,7 @@ class KeyedJob(ThreadedJob):
     """
 
     def __init__(self, workers: int = 1, servers: int = 2, readers: int = 4) -> None:
-        super().__init__(workers, servers, kind="curve", readers=readers)
+        super().__init__(workers, servers, kind="curve", readers=readers, reader_share=1.0)
         self.reader = pair()
 
     def config(self, role: str, rank: int = -1) -> Config:
@@ -45,4 +45,4 @@ def reader_of(job: ThreadedJob, max_staleness: int = 0, timeout: float = LONG, s
 
 
 def job_with_readers(workers: int = 1, servers: int = 2, readers: int = 4, **more: Any) -> ThreadedJob:
-    return ThreadedJob(workers, servers, readers=readers, **more)
+    return ThreadedJob(workers, servers, readers=readers, reader_share=1.0, **more)
