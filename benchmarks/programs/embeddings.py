@@ -106,7 +106,7 @@ def ddp(meet: str) -> tuple[Callable[[], None], int]:
 
 
 def ours(ahead: bool) -> tuple[Callable[[], None], int]:
-    """Return the step with tables and updates on the servers, and the rank; with ``ahead``, rows are asked for early."""
+    """Return the step with tables on servers, and the rank; with ``ahead``, rows are asked for early."""
     import kvstore as kv
     import workers
 

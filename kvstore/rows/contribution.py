@@ -12,7 +12,7 @@ from kvstore.rows.ids import Ids, require_ids
 from kvstore.rows.row_sparse import RowSparse, is_row_sparse
 from kvstore.rows.sums import Rows, coalesce, sum_rows
 from kvstore.table import Table
-from kvstore.values import all_finite, as_dtype
+from kvstore.values import all_finite
 
 
 def contribution(what: str, table: Table, values: Sequence[Any], finite: bool = False) -> tuple[Ids, Rows]:
@@ -52,11 +52,11 @@ def row_sparse(what: str, value: Any, table: Table) -> RowSparse:
         given = RowSparse.of(value)
     except UsageError as exc:
         raise UsageError(f"{what}: {exc}") from None
-    if given.row != table.row or given.rows.dtype != as_dtype(table.dtype):
+    if given.row != table.row or given.rows.dtype != getattr(torch, table.dtype):
         raise Mismatch(f"{what} is of {table}, but this call has {given!r}")
     if given.shape is not None and not table.grows and given.shape[0] != table.rows:
         raise Mismatch(f"{what} is of {table}, but this call has {given!r}")
-    if given.ids.dim() != 1 or len(given.ids) != len(given.rows):
+    if given.ids.dim() != 1 or given.ids.shape[0] != given.rows.shape[0]:
         raise UsageError(f"{what}: {len(given.ids)} ids need as many rows, not {len(given.rows)}")
     return given
 

@@ -26,10 +26,13 @@ def require_ids(what: str, given: Any, table: Table) -> Ids:
     Raises:
         UsageError: an id is no integer or can be none of the table's. The message has the first such, and its position.
     """
-    if isinstance(given, torch.Tensor):
+    array: Any
+    if isinstance(given, torch.Tensor) and given.dtype == torch.int64 and given.is_cpu and not given.is_sparse:
+        array = given.numpy()  # the common case, which is to cost little: a call may have many tables
+    elif isinstance(given, torch.Tensor):
         if given.dtype == torch.bool or given.is_floating_point() or given.is_complex() or given.is_sparse:
             raise UsageError(f"{what} must be integers, not {_kind(given)}")
-        array: Any = given.detach().cpu().numpy()
+        array = given.detach().cpu().numpy()
     else:
         try:
             array = np.asarray(given)
@@ -42,7 +45,9 @@ def require_ids(what: str, given: Any, table: Table) -> Ids:
     if array.dtype.kind == "u" and array.dtype.itemsize == 8:
         _require(what, array, array > np.uint64(2**63 - 1), "ids are int64: pass a uint64 hash as ids.view('int64')")
     ids: Ids = array.astype(np.int64, copy=False)
-    if table.rows is not None and ids.size and (ids.min() < 0 or ids.max() >= table.rows):
+    if table.rows is None or not ids.size:
+        return ids
+    if ids.view(np.uint64).max() >= table.rows:  # negative ids are large numbers there
         _require(what, ids, (ids < 0) | (ids >= table.rows), f"{table} has the ids 0 to {table.rows - 1}")
     return ids
 

@@ -15,7 +15,7 @@ from kvstore.rows.ids import Ids, require_ids
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.sums import Rows
 from kvstore.table import Table
-from kvstore.values import as_dtype, as_output, spec_of
+from kvstore.values import as_output, spec_of
 
 
 class Wanted:
@@ -70,13 +70,14 @@ class Wanted:
             unique, _ = _unique(flat)
             self._note(unique, lambda rows: self._become(out, unique, rows))
             return out
-        shape = (*numbers.shape, *self._table.row)
+        shape, dtype = (*numbers.shape, *self._table.row), getattr(torch, self._table.dtype)
         if out is None:
-            out = torch.empty(shape, dtype=as_dtype(self._table.dtype))
+            out = torch.empty(shape, dtype=dtype)
         target = as_output(out)
-        spec = spec_of(target)
-        if spec.shape != shape or spec.dtype != self._table.dtype:
-            raise Mismatch(f"{self._what}: rows of {self._table} need an out of {list(shape)}, but this is {spec}")
+        if target.shape != shape or target.dtype != dtype:
+            raise Mismatch(
+                f"{self._what}: rows of {self._table} need an out of {list(shape)}, but this is {spec_of(target)}"
+            )
         self.targets.append(target)
         self._note(flat, lambda rows: _copy(rows, target))
         return out
