@@ -96,8 +96,8 @@ class RowsOfServer(NamedTuple):
             buffers.append(self.versions.data.cast("B"))
         return {"count": len(self.ids), "wide": wide, "held": self.versions is not None, "buffers": buffers}
 
-    def take(self, reply: RowsRead, out: Rows, held: HeldRows | None) -> None:
-        """Take the answer: write its rows to ``out``, and hold them.
+    def take(self, reply: RowsRead, out: Rows, held: HeldRows | None) -> list[int]:
+        """Take the answer: write its rows to ``out``, and hold them; return the versions that the rows now have.
 
         Raises:
             WireError: it is not one to this request.
@@ -110,12 +110,16 @@ class RowsOfServer(NamedTuple):
         wrong = len(buffers) not in (1, 2) or buffers[0].nbytes != nbytes or len(positions) != reply.count
         if wrong or bool(((positions < 0) | (positions >= len(self.ids))).any()):
             raise WireError(f"an answer of {reply.count} rows where {len(self.ids)} were asked for")
+        kept = np.ones(len(self.ids), bool)
+        kept[positions] = False
+        versions = [] if self.versions is None else np.unique(self.versions[kept]).tolist()
         if not reply.count:
-            return
+            return versions
         rows = np.frombuffer(buffers[0], out.dtype).reshape(reply.count, out.shape[1])
         out[self.positions[positions]] = rows
         if held is not None:
             held.note(self.ids[positions], rows, reply.version)
+        return [*versions, reply.version]
 
 
 def reads_of_rows(table: Table, ids: Ids, versions: Versions | None, servers: int) -> Iterator[RowsOfServer]:

@@ -214,6 +214,8 @@ class Reader:
     def rounds(self, key: Key) -> tuple[int, int]:
         """Return after which rounds the value of ``key`` is that was pulled last: of its oldest and newest segment.
 
+        For a table it is of the oldest and the newest row that was pulled.
+
         Raises:
             UsageError: it has not been pulled.
         """

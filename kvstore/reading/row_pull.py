@@ -7,11 +7,11 @@ from typing import Any
 
 from kvstore.errors import UsageError
 from kvstore.reading.held import HeldValue
-from kvstore.reading.held_rows import HeldRows, reads_of_rows
+from kvstore.reading.held_rows import HeldRows, RowsOfServer, reads_of_rows
 from kvstore.reading.session import Ask
 from kvstore.rows.wanted import Wanted
 from kvstore.table import TableSpec
-from kvstore.wire import ReadRows
+from kvstore.wire import ReadRows, RowsRead
 
 
 class RowPull:
@@ -37,6 +37,7 @@ class RowPull:
         self._wanted = Wanted(what, self._table)
         self._out = self._wanted.add(row_ids, out)
         self._rows = self._wanted.destination()
+        self._versions: set[int] = set()
 
     def asks(self, slack: int) -> list[Ask]:
         """Return what to ask the servers for."""
@@ -52,12 +53,17 @@ class RowPull:
                 read.server,
                 ReadRows,
                 {"store": value.store, "id": numbers[read.server], "slack": slack, **read.fields(wide)},
-                partial(read.take, out=self._rows, held=held),
+                partial(self._take, read, held),
             )
             for read in reads_of_rows(table, ids, versions, len(numbers))
         ]
 
+    def _take(self, read: RowsOfServer, held: HeldRows | None, reply: RowsRead) -> None:
+        self._versions.update(read.take(reply, self._rows, held))
+
     def result(self) -> Any:
-        """Return the rows, written."""
+        """Return the rows, written, and note of which rounds they are."""
+        if self._versions:
+            self._value.pulled = min(self._versions), max(self._versions)
         self._wanted.write(self._rows)
         return self._out

@@ -75,10 +75,10 @@ def test_each_server_is_asked_for_its_rows(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_answer_goes_where_its_rows_belong() -> None:
     (read,) = reads_of_rows(TABLE, ids_of(4, 5, 6), ids_of(1, NOT_HELD, 1), 1)
     held, out = HeldRows(TABLE), np.zeros((3, 2), np.float32)
-    read.take(answer([[1, 2], [3, 4]], [1, 2]), out, held)
+    assert read.take(answer([[1, 2], [3, 4]], [1, 2]), out, held) == [1, 5]
     assert out.tolist() == [[0, 0], [1, 2], [3, 4]]
     assert held.look_up(ids_of(4, 5, 6), out).tolist() == [NOT_HELD, 5, 5]
-    read.take(answer([], []), out, held)
+    assert read.take(answer([], []), out, held) == [NOT_HELD, 1]
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,15 @@ def test_each_server_is_asked_for_its_rows_once() -> None:
 
 def test_rows_are_held_if_they_may_be_old() -> None:
     value = table()
-    answered(RowPull(value, [2, 3], None), 2, 5)
+    first = RowPull(value, [2, 3], None)
+    answered(first, 2, 5)
+    first.result()
+    assert value.pulled == (5, 5)
     second = RowPull(value, [3, 4], None)
     asked = answered(second, 2, 7)
     assert [fields["held"] for fields in asked] == [True, True]
     assert second.result()[:, 0].tolist() == [5, 7]
+    assert value.pulled == (5, 7)
     third = RowPull(value, [3, 4], None)
     assert [fields["held"] for fields in answered(third, 0, 9)] == [False, False]
     assert third.result()[:, 0].tolist() == [9, 9]
