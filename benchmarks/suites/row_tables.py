@@ -17,7 +17,7 @@ from kvstore.optim.row_updater import RowUpdater
 from kvstore.rows.index import SlotIndex
 from kvstore.rows.open_table import OpenTable, open_table
 from kvstore.rows.row_table import RowTable
-from kvstore.rows.saving import FrozenReading, save_table
+from kvstore.rows.saving import FrozenReading, OpenSaves, save_table
 from kvstore.rows.table_files import FrozenState
 from kvstore.table import Capacity, Table
 
@@ -86,7 +86,7 @@ def _saved(session: Session) -> None:
         session.add(Result("table-rows", title, [Row(name, samples) for name, samples in work.items()]))
         path = Path(folder)
         began = time.perf_counter()
-        save_table(path, "t", table.table, 1, None, True, lambda _: _frozen(table), wait=True)
+        save_table(path, "t", table.table, 1, None, True, lambda _: _frozen(table), True, OpenSaves())
         took = time.perf_counter() - began
         served = _served(open_table(path), ids, rng)
         nbytes = sum(file.stat().st_size for file in path.glob("*/*"))

@@ -40,6 +40,7 @@ from kvstore.member.shared_session import shared
 from kvstore.optim import states_file
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
+from kvstore.rows.saving import OpenSaves
 from kvstore.rule import Rule
 from kvstore.spec import Key, as_shape
 from kvstore.store.arguments import requests_of
@@ -99,6 +100,7 @@ class DistStore(TableCalls, KVStore):
         )
         ordinal = session.stores + 1
         self._requests = Requests(session, ordinal, self.rule, limits)
+        self._saves = OpenSaves()
         self._stored = StoredTables(session, self._requests, self._entries.tables)
         self._barriers = WorkerBarriers(self._requests)
         states = StoredStates(self._stored, self._entries, self._row_plans, self._clocks, self._row_array)

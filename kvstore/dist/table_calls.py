@@ -18,7 +18,7 @@ from kvstore.rows.first_rows import given_rows
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import RowSparse
-from kvstore.rows.saving import load_table, save_table
+from kvstore.rows.saving import OpenSaves, load_table, save_table
 from kvstore.rows.sums import Rows
 from kvstore.rows.table_files import FrozenState
 from kvstore.spec import Key, check_key
@@ -37,6 +37,7 @@ class TableCalls(TableInterface):
     _optimizing: Optimizing
     _pushes: Pushes
     _row_plans: RowPlans
+    _saves: OpenSaves
     _stored: StoredTables
 
     def row_sparse_pull(
@@ -86,7 +87,7 @@ class TableCalls(TableInterface):
             reading = self._stored.freeze(entry.segments, self._clock(entry), versions)
             return reading, reading.state(self._optimizing.rule())
 
-        return save_table(dir, key, table, len(entry.segments), since, state, freeze, wait)
+        return save_table(dir, key, table, len(entry.segments), since, state, freeze, wait, self._saves)
 
     def load_table(self, key: Any, dir: str | os.PathLike[str]) -> None:
         """See ``KVStore``."""

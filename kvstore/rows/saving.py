@@ -21,6 +21,7 @@ from kvstore.table import Table
 from kvstore.ticket import Operation, Ticket
 
 PAGE_SLOTS = 1 << 14
+MOST_OPEN = 2
 SHARE = 0.05  # of the time that a save takes up which nobody waits for
 
 
@@ -104,14 +105,36 @@ class TableSaving(Operation):
         finally:
             self.open.clear()
 
-    def wait(self, timeout: float | None = None) -> int:
-        """See ``Ticket``."""
+    def end(self, timeout: float | None = None) -> None:
+        """Hurry, and return when it has ended or failed, or after ``timeout`` seconds."""
         self._pace.hurry()
         self._thread.join(timeout)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See ``Ticket``."""
+        self.end(timeout)
         if self._thread.is_alive():
             raise DeadlineExceeded(f"{self} goes on, after {timeout} seconds")
         version: int = super().wait(timeout)
         return version
+
+
+class OpenSaves:
+    """The saves of one store that go on in threads: few at a time, since servers keep few frozen tables for a worker."""
+
+    def __init__(self) -> None:
+        self._going: list[TableSaving] = []
+
+    def make_room(self) -> None:
+        """Return when another may begin; the oldest is hurried if there are too many."""
+        self._going = [saving for saving in self._going if not saving.done()]
+        while len(self._going) >= MOST_OPEN:
+            self._going.pop(0).end()
+
+    def start(self, saving: TableSaving) -> None:
+        """Begin ``saving``."""
+        self._going.append(saving)
+        saving.start()
 
 
 def save_table(
@@ -123,6 +146,7 @@ def save_table(
     state: bool,
     freeze: Freeze,
     wait: bool,
+    others: OpenSaves,
 ) -> Ticket:
     """Save a table; see ``TableInterface.save_table``.
 
@@ -134,9 +158,11 @@ def save_table(
         state: save states, too.
         freeze: given a version of each stripe, or None, returns what reads the frozen table, and what it is.
         wait: return when it is written. If False, it is written slowly, in a thread; see ``SavePace``.
+        others: of the same store.
     """
     directory = Path(path)
     base = None if since is None else base_of(directory, since, key, table, stripes)
+    others.make_room()
     reading, frozen = freeze(None if base is None else base.manifest.versions)
     if not state:
         frozen = frozen._replace(parts={}, rule=None)
@@ -152,7 +178,7 @@ def save_table(
         done.take(write())
         return Ticket(done)
     saving = TableSaving(key, write, pace)
-    saving.start()
+    others.start(saving)
     return Ticket(saving)
 
 

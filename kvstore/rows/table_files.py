@@ -150,7 +150,7 @@ def write_save(
     """Write a save of a table; it counts once all of it is on the disk.
 
     Args:
-        directory: made if it is missing. Only one process may write to it at a time.
+        directory: made if it is missing.
         key, table: what is saved.
         state: of the frozen table.
         pages: its rows, in any order, each once.
@@ -224,10 +224,14 @@ def _write_pages(files: dict[str, _File], table: Table, state: FrozenState, page
 def _begun(directory: Path) -> Path:
     """Make the folder of a new save."""
     directory.mkdir(parents=True, exist_ok=True)
-    numbers = [int(match[1]) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
-    folder = directory / f"save-{max(numbers, default=0) + 1:08d}"
-    folder.mkdir()
-    return folder
+    while True:
+        numbers = [int(match[1]) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
+        folder = directory / f"save-{max(numbers, default=0) + 1:08d}"
+        try:
+            folder.mkdir()
+        except FileExistsError:  # by another thread of this process
+            continue
+        return folder
 
 
 def _remove(folder: Path) -> None:

@@ -20,7 +20,7 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.row_sparse import RowSparse
 from kvstore.rows.row_states import RowStates
 from kvstore.rows.row_table import RowTable
-from kvstore.rows.saving import FrozenReading, load_table, save_table
+from kvstore.rows.saving import FrozenReading, OpenSaves, load_table, save_table
 from kvstore.rows.sums import Rows
 from kvstore.rows.table_files import FrozenState
 from kvstore.rows.wanted import Wanted
@@ -46,6 +46,7 @@ class LocalTables:
         self._tables: dict[Key, RowTable] = {}
         self._updaters: dict[Key, RowUpdater] = {}
         self._optimizer: Optimizer | None = None
+        self._saves = OpenSaves()
         self.specs: dict[Key, Table] = {}  # what each table is
 
     def __contains__(self, key: Key) -> bool:
@@ -195,7 +196,7 @@ class LocalTables:
             rule = None if updater is None else updater.rule
             return FrozenReading([frozen]), FrozenState([frozen.version], [frozen.steps], rows.parts, rule)
 
-        return save_table(path, key, self.specs[key], 1, since, state, freeze, wait)
+        return save_table(path, key, self.specs[key], 1, since, state, freeze, wait, self._saves)
 
     def load(self, key: Key, path: str | os.PathLike[str]) -> None:
         """See ``KVStore.load_table``."""

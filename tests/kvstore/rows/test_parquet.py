@@ -6,7 +6,7 @@ from kvstore.errors import UsageError
 from kvstore.rows.open_table import open_table
 from kvstore.rows.parquet import export_parquet
 from kvstore.rows.row_table import RowTable
-from kvstore.rows.saving import FrozenReading, save_table
+from kvstore.rows.saving import FrozenReading, OpenSaves, save_table
 from kvstore.rows.table_files import FrozenState
 from kvstore.table import Table
 
@@ -16,7 +16,7 @@ def _save(rows, directory, since=None):
         frozen = rows.freeze(None if versions is None else versions[0])
         return FrozenReading([frozen]), FrozenState([frozen.version], [frozen.steps], rows.parts, "momentum")
 
-    return save_table(directory, "t", rows.table, 1, since, True, freeze, wait=True).result
+    return save_table(directory, "t", rows.table, 1, since, True, freeze, True, OpenSaves()).result
 
 
 def test_a_table_is_exported_with_its_states(tmp_path):

@@ -9,8 +9,8 @@ from kvstore.errors import CheckpointError, DeadlineExceeded, UsageError
 from kvstore.rows import saving
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.open_table import open_table
-from kvstore.rows.saving import SavePace, load_table, save_table
-from kvstore.rows.table_files import FrozenState
+from kvstore.rows.saving import OpenSaves, SavePace, load_table, save_table
+from kvstore.rows.table_files import FrozenState, folders
 from kvstore.table import Table
 
 TABLE = Table(dim=2)
@@ -37,10 +37,11 @@ class _Reading:
         return iter(())
 
 
-def _save(directory, reading, wait):
+def _save(directory, reading, wait, others=None):
+    others = others or OpenSaves()
     return save_table(
-        directory, "t", TABLE, 1, None, True, lambda _: (reading, FrozenState([3], [3], {})), wait
-    )  # fmt: skip
+        directory, "t", TABLE, 1, None, True, lambda _: (reading, FrozenState([3], [3], {})), wait, others
+    )
 
 
 def test_a_save_in_a_thread_ends_when_it_is_waited_for_however_slow_it_is(tmp_path, monkeypatch):
@@ -85,6 +86,16 @@ def test_an_unforeseen_error_in_the_thread_is_not_lost(tmp_path):
 
     with pytest.raises(Exception, match="ZeroDivisionError: really"):
         _save(tmp_path, _Reading(pages), wait=False).wait(60)
+
+
+def test_of_many_saves_the_oldest_is_ended_before_another_table_is_frozen(tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "SHARE", 1e-9)
+    others = OpenSaves()
+    tickets = [_save(tmp_path, _Reading([_page(1), _page(2)]), False, others) for _ in range(5)]
+    assert all(ticket.done() for ticket in tickets[:3])
+    assert not any(ticket.done() for ticket in tickets[3:])
+    assert [ticket.wait(60) for ticket in tickets] == [3] * 5
+    assert len(folders(tmp_path)) == 5
 
 
 def test_pages_pass_through_a_pace():
