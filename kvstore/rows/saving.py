@@ -120,7 +120,7 @@ class TableSaving(Operation):
 
 
 class OpenSaves:
-    """The saves of one store that go on in threads: few at a time, since servers keep few frozen tables for a worker."""
+    """The saves of one store that go on in threads: few at a time, since servers keep few frozen tables."""
 
     def __init__(self) -> None:
         self._going: list[TableSaving] = []
