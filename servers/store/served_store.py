@@ -131,7 +131,9 @@ class ServedStore:
         """Take a worker's contributions to tables, and answer the requests that need not wait any more."""
         self.pauses.require_before(message)
         updates = self.tables.contributions(message)
-        late = sum(is_late(target, part.ranks, part.clock, self.rule) for target, (part,), *_ in updates)
+        late = 0
+        if self.rule.quorum is not None:
+            late = sum(is_late(target, part.ranks, part.clock, self.rule) for target, (part,), *_ in updates)
         if self.recording.on and (self.rule.mode == "async" or (late and self.rule.late == "keep")):
             self.recording.note(message)
         for target, (part,), *_ in updates:
@@ -291,7 +293,8 @@ class ServedStore:
                 errors.update(self.tables.updates.close(striped))
             if self.captures:
                 self.captures.reached([target for target, _ in wave])
-            answers += self._answer(self._waiting.release([target for target, _ in wave], errors))
+            touched = [target for target, _ in wave]  # no other has a round that is complete now
+            answers += self._answer(self._waiting.release(touched, errors))
         return answers
 
     def _answer(self, ready: Iterable[ParkedRequest]) -> list[Answer]:
