@@ -31,14 +31,33 @@ from kvstore.dist.plans.entries import Entries, SegmentColumns
 from kvstore.dist.saving import CheckpointInProgress, SavedStore
 from kvstore.errors import CheckpointError, ServerError
 from kvstore.spec import Spec
+from kvstore.table import Table, TableSpec
 from kvstore.values import to_buffer
-from kvstore.wire import Ack, AwaitCapture, Capture, Captured, Init, Node, Open, Push, Request, Sender, SetOptimizer
+from kvstore.wire import (
+    Ack,
+    AwaitCapture,
+    Buffer,
+    Capture,
+    Captured,
+    Init,
+    InitTables,
+    Node,
+    Open,
+    Push,
+    PushRows,
+    PutRows,
+    Request,
+    Sender,
+    SetOptimizer,
+)
 from servers.saving import Saver
 from servers.shard import Shard
 from servers.store.capture import StoreCapture
 
 SIZE = 400_000  # elements of each server's segment
 SERVERS = 2
+TABLE = Table(shape=(20_000, 16))
+STRIPE = 10  # the number of server 0's segment of the table; the next server has the next
 LONGEST_S = 0.06  # until a kill, at first; then about half of all kills are to leave a new checkpoint
 
 
@@ -69,9 +88,15 @@ class CheckpointingJob:
             part = to_buffer(value[rank * SIZE : (rank + 1) * SIZE])
             self._ask(rank, Open(self._me(), 0, "sync"))
             self._ask(rank, Init(self._me(), 0, [rank], ["w"], [0], [[SIZE]], "float32", [part]))
+            self._ask(rank, InitTables(self._me(), 0, [STRIPE + rank], ["t"], [TABLE.described], rank, SERVERS))
             assert isinstance(
                 self._ask(rank, SetOptimizer(self._me(), 0, 1, "sgd", [["momentum", 0.5]], None, [], [], 1.0, 1.0)), Ack
             )
+            ids = np.arange(rank, 20_000, SERVERS)
+            rows = np.full((len(ids), TABLE.width), self.base, np.float32)
+            buffers = [to_buffer(torch.from_numpy(ids)), to_buffer(torch.from_numpy(rows))]
+            put = PutRows(self._me(), 0, STRIPE + rank, len(ids), None, None, [], [], [], buffers)
+            assert isinstance(self._ask(rank, put), Ack)
         self.clock = 0
 
     def round(self) -> None:
@@ -81,6 +106,14 @@ class CheckpointingJob:
         for rank in range(SERVERS):
             push = Push(self._me(), 0, [rank], [self.clock], False, None, None, buffers=[to_buffer(gradient)])
             assert isinstance(self._ask(rank, push), Ack)
+            ids = torch.arange(rank, 20_000, SERVERS)
+            rows = torch.full((len(ids), TABLE.width), float(gradient[0]))
+            buffers: list[Buffer] = [to_buffer(ids), to_buffer(rows), b""]
+            own = [STRIPE + rank], [self.clock], [len(ids)], [0]
+            of_rows = PushRows(
+                self._me(), 0, *own, True, False, False, None, None, [], codecs=["none"], buffers=buffers
+            )
+            assert isinstance(self._ask(rank, of_rows), Ack)
 
     def checkpoint(self) -> bool:
         """Make a checkpoint, while another round is made; return whether there is one."""
@@ -89,17 +122,20 @@ class CheckpointingJob:
             folder = begin(self._directory, self.number)
         except OSError:
             return False
-        columns = SegmentColumns(
-            *(np.array(column, np.int64) for column in ([SERVERS], [0, 1], [0, 1], [0, SIZE], [SIZE, 2 * SIZE]))
-        )
-        entries = Entries.of(["w"], [0], [Spec((SIZE * SERVERS,), "float32")], columns)
+        half = 10_000 * TABLE.width
+        given = [SERVERS, SERVERS], [0, 1, 10, 11], [0, 1, 0, 1], [0, SIZE, 0, half], [SIZE, 2 * SIZE, half, 2 * half]
+        columns = SegmentColumns(*(np.array(column, np.int64) for column in given))
+        specs = [Spec((SIZE * SERVERS,), "float32"), TableSpec.of(TABLE)]
+        entries = Entries.of(["w", "t"], [0, 1], specs, columns)
         outcome: list[bool] = []
-        store = SavedStore(0, 1, "sync", entries, [self.clock])
+        store = SavedStore(0, 1, "sync", entries, [self.clock, self.clock])
         rounds = self.base + self.clock
         progress = CheckpointInProgress(folder, self.number, rounds, 1, SERVERS, [store], [], 2, 5.0, outcome.append)
         waits = {}
         for rank in range(SERVERS):
-            assert isinstance(self._ask(rank, Capture(self._me(), 0, self.number, [rank], [self.clock])), Ack)
+            assert isinstance(
+                self._ask(rank, Capture(self._me(), 0, self.number, [rank, STRIPE + rank], [self.clock] * 2)), Ack
+            )
             wait = AwaitCapture(self._me(), 0, self.number)
             self._ask(rank, wait)
             waits[wait.seq] = rank
@@ -141,7 +177,10 @@ def require_whole(directory: Path, least: int) -> int:
         manifest = verify(folder.path)
         with CheckpointReader(folder.path) as reader:
             value, states = reader.value(0, "w"), reader.states(0, ["w"])
+            rows = np.concatenate([page.rows for page in reader.pages(0, "t")])
         assert torch.equal(value, torch.full_like(value, float(manifest.rounds))), folder
+        assert len(rows) == TABLE.rows, folder
+        assert (rows == manifest.rounds).all(), folder
         assert torch.equal(states["w", "momentum_buffer"], -torch.ones_like(value)), folder
         newest = manifest.number
     assert newest >= least, f"checkpoint {least} was complete, and the newest is {newest}"
