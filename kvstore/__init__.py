@@ -117,7 +117,7 @@ _LATER = {
 }
 
 if not TYPE_CHECKING:  # type checkers would take every name for one of the module's
-    _former = renamed(__name__, OLD_NAMES)
+    _former = renamed(__name__, OLD_NAMES, stacklevel=4)
 
     def __getattr__(name: str) -> object:
         if name not in _LATER:

@@ -152,19 +152,20 @@ def choices(valid: object) -> str:
     return ", ".join(sorted(map(str, valid)))  # type: ignore[call-overload]
 
 
-def renamed(module: str, old_names: Mapping[str, tuple[str, Any]]) -> Callable[[str], Any]:
+def renamed(module: str, old_names: Mapping[str, tuple[str, Any]], stacklevel: int = 3) -> Callable[[str], Any]:
     """Return a ``__getattr__`` for ``module`` that still gives ``old_names``, with a ``DeprecationWarning``.
 
     Args:
         module: its name, for messages.
         old_names: the new name and the thing itself, by old name.
+        stacklevel: of the warning: 3 if Python calls what is returned, 4 if a function of the module does.
     """
 
     def __getattr__(name: str) -> Any:  # noqa: N807
         if name not in old_names:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         new_name, value = old_names[name]
-        warn_renamed(f"{module}.{name}", f"{module}.{new_name}", stacklevel=3)
+        warn_renamed(f"{module}.{name}", f"{module}.{new_name}", stacklevel)
         return value
 
     return __getattr__

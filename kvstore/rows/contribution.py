@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvstore.errors import Mismatch, NotFinite, UsageError
@@ -24,14 +25,15 @@ def contribution(what: str, table: Table, values: Sequence[Any], finite: bool = 
         what: the push, with its key and worker, for messages.
         table: what is pushed to.
         values: one for each device: a ``RowSparse``, or a ``torch.sparse_coo`` tensor.
-        finite: refuse rows with NaN or infinite elements.
+        finite: refuse rows with infinite elements, too; those with NaN are refused always, for one would spoil its row
+            for good.
 
     Returns:
         Ids, and rows of shape (ids, width) on the CPU; perhaps over the caller's memory.
 
     Raises:
         Mismatch: a value is not row-sparse, or its rows are not those of the table.
-        NotFinite: see ``finite``.
+        NotFinite: see ``finite``. The message has the first such row, and its position.
         UsageError: an id cannot be in the table. The message has the first such, and its position.
     """
     parts = [_part(what, table, value, finite) for value in values]
@@ -68,10 +70,25 @@ def _part(what: str, table: Table, value: Any, finite: bool) -> tuple[Ids, Rows]
     if not rows.is_cpu:
         rows = rows.cpu()
     rows = rows.reshape(len(ids), table.width).contiguous()
-    if finite and not all_finite(rows):
-        position = int(torch.nonzero(~torch.isfinite(rows).all(1))[0])
-        raise NotFinite(
-            f"{what}: the row of id {int(ids[position])} at position {position} has NaN or infinite elements; "
-            "nothing has been updated"
-        )
+    if finite or _may_have_nan(rows):
+        _require_finite(what, ids, rows, finite)
     return coalesce(ids, rows.numpy())
+
+
+def _may_have_nan(rows: torch.Tensor) -> bool:
+    """Whether an element may be NaN: a sum, which NaN makes NaN, costs less than a look at each."""
+    with np.errstate(all="ignore"):  # infinities of both signs have no sum, either
+        return bool(np.isnan(rows.numpy().sum()))
+
+
+def _require_finite(what: str, ids: Ids, rows: torch.Tensor, finite: bool) -> None:
+    if finite and all_finite(rows):
+        return
+    wrong = ~torch.isfinite(rows) if finite else rows.isnan()
+    if not wrong.any():
+        return
+    position = int(torch.nonzero(wrong.any(1))[0])
+    elements = "NaN or infinite elements" if finite else "elements that are NaN"
+    raise NotFinite(
+        f"{what}: the row of id {int(ids[position])} at position {position} has {elements}; nothing has been updated"
+    )

@@ -92,7 +92,8 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface):
             KeyNotInitialized: this worker has not passed a key to ``init``.
             Mismatch: a value has another shape or dtype than its key.
             NotFinite: the store checks, and some elements are NaN or infinite. In dist stores the ticket raises it, on
-                every worker of the round; other segments of the same push may have been updated.
+                every worker of the round; other segments of the same push may have been updated. Rows of a table with
+                NaN are refused in any store, by the call itself, and nothing is sent.
         """
         return finish(self._push(self._pairs(key, value), priority), wait)
 

@@ -52,3 +52,13 @@ def test_the_first_row_that_is_not_finite_is_named() -> None:
     contribution(WHAT, TABLE, [value])
     with pytest.raises(kv.NotFinite, match=f"{WHAT}: the row of id 7 at position 2"):
         contribution(WHAT, TABLE, [value], finite=True)
+
+
+def test_rows_with_nan_are_refused_though_nobody_checks() -> None:
+    rows = torch.ones(4, 2)
+    rows[0] = torch.tensor([torch.inf, -torch.inf])
+    value = kv.RowSparse([9, 8, 7, 6], rows)
+    contribution(WHAT, TABLE, [value])
+    rows[3, 0] = torch.nan
+    with pytest.raises(kv.NotFinite, match=f"{WHAT}: the row of id 6 at position 3 has elements that are NaN"):
+        contribution(WHAT, TABLE, [value])

@@ -141,12 +141,21 @@ def test_row_ids_and_outs_that_are_refused(run: Run) -> None:
     run(work)
 
 
+@every
+def test_rows_with_nan(run: Run) -> None:
+    _refused(run, float("nan"))
+
+
 @each_of([replace(kind, finite=True) for kind in (*ROUNDS, ASYNC)])
 def test_rows_that_are_not_finite(run: Run) -> None:
+    _refused(run, float("inf"))
+
+
+def _refused(run: Run, element: float) -> None:
     def work(store: kv.KVStore) -> None:
         begin(store)
         value = grads([4, 2, 7])
-        value.rows[1, 2] = float("nan")
+        value.rows[1, 2] = element
         with pytest.raises(kv.NotFinite, match=rf"'t' by worker {store.rank}.* id 2 at position 1"):
             store.push("t", value)
         settle(store, store.push("t", grads([2])))
