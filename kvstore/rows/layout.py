@@ -69,7 +69,7 @@ def _quantize(rows: Array, scales: Array, small: Array) -> None:
         # A scale that is zero, or so small that it is not a normal number, cannot be divided by.
         tiny = scales < np.finfo(np.float32).tiny
         scales[tiny] = 0
-        factors = (1 / np.where(tiny, np.inf, scales)).astype(rows.dtype)
+        factors = np.divide(1, scales, out=np.zeros_like(scales), where=~tiny)
         scaled = rows * factors[:, None]
         np.rint(scaled, out=scaled)
         broken = ~np.isfinite(greatest)

@@ -29,15 +29,15 @@ def export_parquet(directory: str | os.PathLike[str], path: str | os.PathLike[st
         The number of rows.
 
     Raises:
-        UsageError: pyarrow is not installed.
+        UsageError: pyarrow is not installed, or not one for this numpy.
         CheckpointError: there is no whole table, or it is damaged.
         OSError: the file cannot be written.
     """
     try:
         import pyarrow
         import pyarrow.parquet
-    except ImportError:
-        raise UsageError("export_parquet needs pyarrow: pip install 'torch-kvstore[parquet]'") from None
+    except ImportError as exc:
+        raise UsageError(f"export_parquet needs pyarrow: pip install 'torch-kvstore[parquet]' ({exc})") from None
     opened = open_table(directory, verify=True)
     parts = opened.manifest.parts if state else {}
     described = {"id": ("int64", 0), "row": (opened.table.dtype, opened.table.width), **parts}

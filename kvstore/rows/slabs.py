@@ -7,6 +7,7 @@ item's number, its *slot*, is the same in each.
 from __future__ import annotations
 
 import mmap
+import sys
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,8 +16,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 Slots: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # of int64 or int32
 
 RESERVED = 1 << 36  # bytes of virtual memory for a slab whose final size is unknown
-# Not to be counted against the limit of memory that the system promises; Python names it from 3.13 on.
-_NORESERVE = 0x4000
+# Not to be counted against the limit of memory that the system promises. Python names it from 3.13 on; this is Linux's.
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 PAGE = mmap.PAGESIZE
 
 
