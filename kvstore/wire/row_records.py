@@ -31,7 +31,7 @@ class ClosedRowRounds(Message):
         lr, rescale, changes: what the optimizer updates with; see ``Push``.
         failures: the places of the segments that the round has left unchanged, and why.
         counts: how many rows each segment that did not fail is updated with.
-        buffers: for each of these segments, the ids (int64; they rise), and the sums of their rows.
+        buffers: for each of these segments, the ids (int64; they rise), and the sums of their rows; see ``arrays``.
     """
 
     store: Store

@@ -28,6 +28,7 @@ from kvstore.wire import (
     Message,
     ReadBy,
     StatesState,
+    pack_arrays,
 )
 from servers.requests.replies import described_error
 from servers.store.bucket import Bucket
@@ -120,7 +121,7 @@ class Recording:
             changes=hyper.listed(),
             failures=[[place, *described_error(error)] for place, error in enumerate(failures.values(), len(targets))],
             counts=[len(ids) for ids, _ in sums],
-            buffers=[self._copied(array) for part in sums for array in part],
+            buffers=pack_arrays([self._copied(array) for part in sums for array in part]),
         )
         self.note(record)
 

@@ -17,9 +17,9 @@ from kvstore.rows.ids import Ids
 from kvstore.rows.sums import RowBatch, Rows, sum_batches, sum_rows
 from kvstore.rows.updates import can_step_together, update_together
 from kvstore.rule import Rule
-from kvstore.spec import shorten
+from kvstore.spec import ITEMSIZE, shorten
 from kvstore.values import all_finite
-from kvstore.wire import ClosedRowRounds
+from kvstore.wire import ClosedRowRounds, unpack_arrays
 from servers.store.finite import not_finite_rows
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
@@ -125,11 +125,18 @@ class RowUpdates:
             WeightsInDoubt: see ``make``.
         """
         failures = {place: rebuild(kind, text) for place, kind, text in message.failures}
-        if len(message.counts) + len(failures) != len(targets) or len(message.buffers) != 2 * len(message.counts):
-            raise ValueError(f"{len(message.buffers)} buffers for {len(targets)} tables, {len(failures)} without")
+        updated = [target.description for place, target in enumerate(targets) if place not in failures]
+        if len(message.counts) != len(updated):
+            raise ValueError(f"{len(message.counts)} sums for {len(targets)} tables, {len(failures)} without")
+        sizes = [
+            nbytes
+            for table, count in zip(updated, message.counts, strict=True)
+            for nbytes in (count * ITEMSIZE["int64"], count * table.row_bytes)
+        ]
+        buffers = unpack_arrays(message.buffers, sizes)
         hyper = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
         numbers = self._numbers(hyper)
-        parts = zip(message.counts, message.buffers[::2], message.buffers[1::2], strict=True)
+        parts = zip(message.counts, buffers[::2], buffers[1::2], strict=True)
         for place, (target, version) in enumerate(zip(targets, message.versions, strict=True)):
             if not isinstance(target.rounds, Rounds):
                 raise ValueError("a closed round of a store without rounds")
