@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvstore.errors import UsageError, WireError
+from kvstore.errors import NotFinite, UsageError, WireError
 from kvstore.rows.ids import Ids, stripes_of
 from kvstore.rows.layout import ALIGNED, part_bytes, read_rows, write_rows
 from kvstore.rows.sums import RowBatch, Rows
@@ -44,6 +44,7 @@ def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> list[RowPart
 
     Raises:
         UsageError: ids that do not rise, or are not of the tables and stripes that are here.
+        NotFinite: a row has NaN.
         WireError: the buffers have not the lengths that the message says.
     """
     if len(message.buffers) != _PUSH_BUFFERS:
@@ -58,12 +59,33 @@ def pushed_rows(message: PushRows, targets: Sequence[RowTarget]) -> list[RowPart
             f"are {sum(sizes)}"
         )
     if len(whole) and len(targets) > 1 and _of_one_width(targets, message.codecs):
-        return _batch(targets[0], whole, ids, view)
+        batch, parts = _batch(targets[0], whole, ids, view)
+        _require_numbers(message, targets, parts, [batch.rows])
+        return parts
     starts = itertools.accumulate(sizes, initial=0)
-    return [
+    parts = [
         RowPart(own, read_rows(view[start : start + size], len(own), target.width, target.dtype, codec))
         for target, own, codec, start, size in zip(targets, ids, message.codecs, starts, sizes, strict=False)
     ]
+    _require_numbers(message, targets, parts, [part.rows for part in parts])
+    return parts
+
+
+def _require_numbers(
+    message: PushRows, targets: Sequence[RowTarget], parts: Sequence[RowPart], arrays: Sequence[Rows]
+) -> None:
+    """Raise ``NotFinite`` if one of ``arrays``, which have all rows of ``parts``, has NaN: it would spoil its row."""
+    with np.errstate(invalid="ignore"):
+        if not any(np.isnan(array.min()) for array in arrays if array.size):  # the least of them is NaN if one is
+            return
+    for target, part in zip(targets, parts, strict=True):
+        broken = np.flatnonzero(np.isnan(part.rows).any(axis=1))
+        if len(broken):
+            position = int(broken[0])
+            raise NotFinite(
+                f"{message.node} pushed NaN in row {part.ids[position]} (position {position}) of {target.key!r}; "
+                "nothing has been updated"
+            )
 
 
 def _of_one_width(targets: Sequence[RowTarget], codecs: Sequence[str]) -> bool:
@@ -76,12 +98,13 @@ def _of_one_width(targets: Sequence[RowTarget], codecs: Sequence[str]) -> bool:
     )
 
 
-def _batch(like: RowTarget, whole: Ids, ids: Sequence[Ids], view: memoryview) -> list[RowPart]:
+def _batch(like: RowTarget, whole: Ids, ids: Sequence[Ids], view: memoryview) -> tuple[RowBatch, list[RowPart]]:
+    """Return all rows of a message, and the part of each table."""
     rows = np.frombuffer(view, like.dtype).reshape(len(whole), like.width)
     starts = list(itertools.accumulate(map(len, ids), initial=0))
     batch = RowBatch(whole, rows, starts)
     ranges = itertools.pairwise(starts)
-    return [
+    return batch, [
         RowPart(own, rows[start:stop], (batch, place))
         for place, (own, (start, stop)) in enumerate(zip(ids, ranges, strict=True))
     ]

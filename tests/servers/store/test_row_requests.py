@@ -87,3 +87,17 @@ def test_rows_are_encoded_both_ways(codec: str, expected: list[list[float]]):
     (a,) = desk.workers
     reply = desk.reply(a, push_rows(a, {7: {1: (1.5, -2)}}, wanted={7: [1]}, codec=codec))
     np.testing.assert_allclose(rows_in(reply, codec=codec)[0], expected, rtol=0.02)
+
+
+@pytest.mark.parametrize("codec", ["none", "fp16", "int8"])
+@pytest.mark.parametrize("width", [2, 4])  # rows of 16 bytes are one array for all tables
+def test_nan_is_refused_before_it_counts_and_names_worker_key_row_and_position(codec: str, width: int):
+    desk = with_tables(2, tables={number: Table(dim=width) for number in (7, 8)})
+    a, b = desk.workers
+    row = [1.0] * width
+    wrong = push_rows(b, {7: {1: row}, 8: {4: row, 6: [float("nan"), *row[1:]]}}, codec=codec)
+    said = "worker 1 pushed NaN in row 6 (position 1) of 't8'; nothing has been updated"
+    assert text_of(desk.reply(b, wrong), "NotFinite") == said
+    for worker in (a, b):  # the round is open still
+        desk.ask(worker, push_rows(worker, {7: {1: row}, 8: {4: row}}))
+    assert rows_in(desk.reply(a, pull_rows(a, {8: [4, 6]}, 1)), width) == [[[2.0] * width, [0.0] * width]]

@@ -133,7 +133,7 @@ def test_check_finite_names_key_row_position_and_worker_and_every_worker_of_the_
     a, b = desk.workers
     mine = push_rows(a, {7: {1: (1, 1)}})
     desk.ask(a, mine)
-    replies = desk.ask(b, push_rows(b, {7: {1: (1, 1), 3: (float("nan"), 0)}}))
+    replies = desk.ask(b, push_rows(b, {7: {1: (1, 1), 3: (float("inf"), 0)}}))
     assert [text_of(reply, "NotFinite") for reply in replies.values()] == [
         "push 1 of 't7' by worker 1 has NaN or infinite elements in row 3 (position 1); no row of this update has been "
         "changed"
