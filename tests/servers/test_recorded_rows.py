@@ -94,7 +94,7 @@ def requests(draw: st.DrawFn, asked: Asked, full: bool) -> Message:
     return freeze(worker, number, clock)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data(), RULES, st.integers(1, 3))
 def test_after_each_record_the_rows_are_the_primarys(data: st.DataObject, rule: dict[str, Any], count: int) -> None:
     workers = [Worker(rank) for rank in range(count)]
