@@ -1,7 +1,7 @@
 """Modules whose rows a store has: embedding tables that no worker holds whole.
 
 modules      ``Embedding`` and ``EmbeddingBag``, in the place of torch's
-lookahead    ``lookahead``: asks for the next batch's rows while this one is trained
+prefetching  ``lookahead``: asks for the next batch's rows while this one is trained
 exchange     what the modules of one store push and pull together
 gradients    the gradients of a step, until they are pushed
 fetches      rows that have been asked for
@@ -9,7 +9,7 @@ lookups      which rows a batch needs. Pure
 whole        whole tables, chunk by chunk, for ``state_dict``
 """
 
-from workers.embedding.lookahead import lookahead
+from workers.embedding.prefetching import lookahead
 from workers.embedding.modules import Embedding, EmbeddingBag
 
 __all__ = ["Embedding", "EmbeddingBag", "lookahead"]
