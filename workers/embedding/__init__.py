@@ -9,7 +9,7 @@ lookups      which rows a batch needs. Pure
 whole        whole tables, chunk by chunk, for ``state_dict``
 """
 
-from workers.embedding.prefetching import lookahead
 from workers.embedding.modules import Embedding, EmbeddingBag
+from workers.embedding.prefetching import lookahead
 
 __all__ = ["Embedding", "EmbeddingBag", "lookahead"]
