@@ -3,6 +3,8 @@
 store        DistStore: the calls
 calls        their arguments, checked
 table_calls  the calls that are about tables alone
+update_calls  those about the optimizer that servers update with, and its states
+checkpoint_calls those about the job's checkpoints
 rows         tables: their rows out and in, by their ids
 first_values the arguments of init, checked
 plans        what a list of keys means: checks of its arrays, and the messages it takes

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from kvstore.dist.barriers import WorkerBarriers
 from kvstore.dist.calls import ABSENT, Arguments, StoreCall
+from kvstore.dist.checkpoint_calls import CheckpointCalls
 from kvstore.dist.checkpointing import checkpointing
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.compression import Compressing
@@ -19,8 +19,7 @@ from kvstore.dist.compression import describe as describe_compression
 from kvstore.dist.delegation import Delegated, compressing
 from kvstore.dist.first_values import distinct, new_arrays, tables_among
 from kvstore.dist.join import Joining
-from kvstore.dist.momentum import advice, warn
-from kvstore.dist.optimizer import Optimizing, described
+from kvstore.dist.optimizer import Optimizing
 from kvstore.dist.options import parse
 from kvstore.dist.plans.entries import Entries
 from kvstore.dist.plans.plan import Plan, Plans
@@ -32,29 +31,24 @@ from kvstore.dist.rows.stored import StoredTables
 from kvstore.dist.rows.stored_states import StoredStates
 from kvstore.dist.table_calls import TableCalls
 from kvstore.dist.trained import TrainedStore
-from kvstore.dist.worker_part import Stateful
-from kvstore.errors import Unsupported, UsageError
+from kvstore.dist.update_calls import UpdateCalls
+from kvstore.errors import UsageError
 from kvstore.job.config import Config
 from kvstore.member.session import Session
 from kvstore.member.shared_session import shared
-from kvstore.optim import states_file
 from kvstore.optim.optimizer import require_shapes
 from kvstore.placement import WHOLE
 from kvstore.rows.saving import OpenSaves
 from kvstore.rule import Rule
-from kvstore.spec import Key, as_shape
+from kvstore.spec import as_shape
 from kvstore.store.arguments import requests_of
 from kvstore.store.base import KVStore
 from kvstore.store.statistics import Statistics
 from kvstore.ticket import Ticket, WaitLimits
-from kvstore.values import (
-    Leaving,
-    as_dtype,
-    tensors_of,
-)
+from kvstore.values import Leaving, as_dtype, tensors_of
 
 
-class DistStore(TableCalls, KVStore):
+class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
     """One worker's end of a store; see ``KVStore``. Workers that make their stores in the same order share them.
 
     Args:
@@ -213,24 +207,7 @@ class DistStore(TableCalls, KVStore):
         """See ``KVStore``."""
         return self._session.client.alone(self._requests.packer.empty, as_shape(shape), as_dtype(dtype))
 
-    # ---- updates
-
-    def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
-        """See ``KVStore``."""
-        self._check()
-        new = described(optimizer, hyperparameters, self._entries)
-        self._pushes.flush()  # what was pushed before is updated as before
-        self._optimizing.set(new)
-        if self._checkpoints is not None:
-            self._trained.optimizer_set()
-            if self.rank == 0:
-                self._checkpoints.give_states(self._trained, self._entries)
-        if self.rank == 0 and (text := advice(new, self.rule, self._name, self.num_workers)):
-            warn(text)
-
-    def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
-        """Raise ``Unsupported``: an updater is code, and nothing on the wire is code."""
-        raise Unsupported("servers take no function; use set_optimizer with a name and numbers")
+    # ---- compression
 
     def set_gradient_compression(self, compression: Mapping[str, object] | None) -> None:
         """See ``KVStore``."""
@@ -247,66 +224,6 @@ class DistStore(TableCalls, KVStore):
     def _compress(self, how: Compressing | Delegated | None) -> None:
         self._plans.fold(*((1, 0) if how is None else (how.fold, how.small)))
         self._pushes.compressing = how
-
-    def save_checkpoint(self, *, if_due: bool = False, wait: bool = False) -> int | None:
-        """See ``KVStore``."""
-        self._check()
-        if self._checkpoints is None:
-            if if_due:
-                return None
-            raise UsageError(
-                "this job has no directory for checkpoints: set KVSTORE_CHECKPOINT_DIR for all its processes, or start "
-                "it with launch.py --checkpoint-dir DIR"
-            )
-        number = (self._checkpoints.step_over if if_due else self._checkpoints.save)(self._trained)
-        if wait:
-            self._checkpoints.finish()
-        return number
-
-    def attach(self, name: str, thing: Stateful, *, shared: bool = False) -> bool:
-        """See ``KVStore``."""
-        self._check()
-        return self._checkpoints is not None and self._checkpoints.attach(name, thing, shared)
-
-    @property
-    def learning_rate(self) -> float:
-        """See ``KVStore``."""
-        return self._optimizing.learning_rate
-
-    def set_hyperparameters(
-        self,
-        *,
-        learning_rate: float | None = None,
-        rescale_grad: float | None = None,
-        groups: Sequence[Mapping[str, Any]] = (),
-        **others: Any,
-    ) -> None:
-        """See ``KVStore``."""
-        self._check()
-        self._optimizing.change(learning_rate, rescale_grad, groups, others)
-
-    def save_optimizer_states(self, path: str | os.PathLike[str], *, note: str | None = None) -> None:
-        """See ``KVStore``."""
-        self._check()
-        self._pushes.flush()
-        squeezed = self._pushes.compressing
-        residuals = None if squeezed is None else states_file.Residuals(self.rank, *squeezed.state())
-        self._optimizing.save(path, self._entries, residuals, note)
-
-    def load_optimizer_states(self, path: str | os.PathLike[str]) -> None:
-        """See ``KVStore``."""
-        self._check()
-        if self._pushes.compressing is not None:
-            residuals = states_file.read_residuals(path)
-            if residuals is not None and residuals.rank == self.rank:
-                self._pushes.flush()
-                tables = self._entries.tables
-                shapes = {key: entry.spec.shape for key, entry in self._entries.items() if key not in tables}
-                self._pushes.compressing.load_state(residuals.tensors, residuals.plain, shapes)
-        if self.rank != 0:
-            return
-        self._pushes.flush()
-        self._optimizing.load(path, self._entries)
 
     # ---- the job
 

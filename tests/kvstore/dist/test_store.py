@@ -227,15 +227,7 @@ def test_a_worker_may_be_rounds_ahead(cluster: ThreadedJob) -> None:
     assert cluster.run(work) == [[8], [8]]
 
 
-# ---- what is refused, and errors of pushes
-
-
-def test_servers_take_no_function(cluster: ThreadedJob) -> None:
-    def work(store: DistStore) -> None:
-        with pytest.raises(kv.Unsupported, match="use set_optimizer"):
-            store.set_updater(lambda key, pushed, stored: None)
-
-    cluster.run(work)
+# ---- errors of pushes
 
 
 def test_an_error_nobody_waited_for_is_raised_by_the_next_call(cluster: ThreadedJob) -> None:
