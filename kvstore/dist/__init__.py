@@ -9,6 +9,7 @@ rows         tables: their rows out and in, by their ids
 first_values the arguments of init, checked
 plans        what a list of keys means: checks of its arrays, and the messages it takes
 pushes       contributions out, values in, and who waits for which
+pending      the requests that push and pull arrays, until they are answered
 checkpointing  this worker's part in the job's checkpoints: when they are due, and what they have
 trained      a store as the checkpoints see it: what they save of it, and what it gets from one
 worker_part  what this worker adds to the checkpoints

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import cast
 
 from kvstore.dist.calls import StoreCall
 from kvstore.dist.clocks import Carried, PushClocks
 from kvstore.dist.compression import Compressing
 from kvstore.dist.counts import Counts
 from kvstore.dist.delegation import Delegated
-from kvstore.dist.incoming import Decode, Writer
+from kvstore.dist.incoming import Writer
 from kvstore.dist.join import Joining
-from kvstore.dist.optimizer import Optimizing, PushHyperparameters
+from kvstore.dist.optimizer import Optimizing
 from kvstore.dist.outgoing import Load, Plain
+from kvstore.dist.pending import ArrayAsker, IncomingParcel, PullOfArrays, PushedValues, PushOfArrays
 from kvstore.dist.plans.parcels import Parcel
 from kvstore.dist.requests import Requests
 from kvstore.dist.rows.pending import PushOfRows, RowAsker, RowNumbers, pulls_of_rows, pushes_of_rows
@@ -30,7 +31,7 @@ from kvstore.spec import require_floats
 from kvstore.ticket import Operation
 from kvstore.values import Leaving
 from kvstore.values.addresses import Column
-from kvstore.wire import MAX_PRIORITY, Ack, CodecDescription, Pull, Push, Rows, Sender, Values
+from kvstore.wire import MAX_PRIORITY, Ack, Rows, Values
 
 
 class Pushes:
@@ -73,6 +74,7 @@ class Pushes:
         self._number = 0  # of the last push
         self._pushed: dict[int, Operation] = {}  # by number, those that may not have taken effect yet
         self._failed: dict[Operation, None] = {}
+        self._arrays = ArrayAsker(self.store, session, clocks, self.noted)
         self._rows = RowAsker(self.store, session.servers, clocks, session.client, self.noted)
 
     @property
@@ -83,7 +85,7 @@ class Pushes:
     @property
     def bytes_pushed(self) -> int:
         """Bytes of gradients that have been sent."""
-        arrays = sum(request.sent for request in self._client.of(_Push) if request.pushes is self)
+        arrays = sum(request.sent for request in self._client.of(PushOfArrays) if request.asker is self._arrays)
         rows = sum(request.sent for request in self._client.of(PushOfRows) if request.asker is self._rows)
         return self.counts.bytes_pushed + arrays + rows
 
@@ -153,9 +155,9 @@ class Pushes:
         turn = priority if wait else None
         pushes: list[PendingRequest] = []
         if call.plan is not None and load is not None:
-            outgoing = _Contribution(load, hyper, order)
+            outgoing = PushedValues(load, hyper, order)
             pushes += [
-                _Push(self, operation, parcel, self._incoming(parcel, call.writer, turn), outgoing)
+                PushOfArrays(self._arrays, operation, parcel, self._incoming(parcel, call.writer, turn), outgoing)
                 for parcel in call.plan.parcels
             ]
         numbers = RowNumbers(hyper.lr, hyper.rescale, hyper.changes, order)
@@ -170,7 +172,7 @@ class Pushes:
         pulls: list[PendingRequest] = []
         if call.plan is not None:
             pulls += [
-                _Pull(self, operation, parcel, self._incoming(parcel, call.writer, priority))
+                PullOfArrays(self._arrays, operation, parcel, self._incoming(parcel, call.writer, priority))
                 for parcel in call.plan.parcels
             ]
         pulls += pulls_of_rows(self._rows, operation, call.rows, priority)
@@ -199,7 +201,7 @@ class Pushes:
                 return
             self._pushed.pop(number, None)
 
-    def _incoming(self, parcel: Parcel, writer: Writer | None, priority: int | None) -> _Incoming | None:
+    def _incoming(self, parcel: Parcel, writer: Writer | None, priority: int | None) -> IncomingParcel | None:
         """Return how the values of ``parcel`` come; their request waits for its turn if it has a ``priority``.
 
         To an aggregator it goes at once. The link is within the host; which of its messages to servers goes next, the
@@ -214,7 +216,7 @@ class Pushes:
             decode, codec, nbytes = None, None, parcel.nbytes
         else:
             decode, codec, nbytes = how.decoder(parcel), how.asked(parcel), parcel.nbytes // how.fold
-        return _Incoming(writer, decode, codec, None if priority is None else Turn(nbytes, priority))
+        return IncomingParcel(writer, decode, codec, None if priority is None else Turn(nbytes, priority))
 
     def noted(self, parcel: Carried, reply: Ack | Rows | Values, pushed: int, pulled: bool) -> Effect:
         """Return the effect of an answer on the counters and clocks.
@@ -242,124 +244,3 @@ class Pushes:
 
     def _fail(self, operation: Operation) -> None:
         self._failed[operation] = None
-
-
-class _Incoming(NamedTuple):
-    """How the values of a parcel come: into what, in which encoding, and when they may be asked for."""
-
-    writer: Writer
-    decode: Decode | None
-    codec: CodecDescription
-    turn: Turn | None
-
-
-class _Contribution(NamedTuple):
-    """What all messages of a push have in common: values, hyper-parameters, and the order among other messages."""
-
-    load: Load
-    hyper: PushHyperparameters
-    order: int | None
-
-
-class _ParcelRequest(PendingRequest):
-    """A request about a parcel's segments; ``incoming`` is None where their values are not wanted, or no longer."""
-
-    __slots__ = ("clocks", "codec", "incoming", "parcel", "pushes")
-
-    def __init__(
-        self,
-        pushes: Pushes,
-        operation: Operation,
-        parcel: Parcel,
-        clocks: list[int],
-        incoming: _Incoming | None,
-        order: int | None,
-    ) -> None:
-        turn = None if incoming is None else incoming.turn
-        super().__init__(pushes.session.carrier(parcel.server), operation, order if turn is None else None, turn)
-        self.pushes = pushes
-        self.parcel = parcel
-        self.clocks = clocks
-        self.incoming = incoming
-        self.codec = None if incoming is None else incoming.codec
-
-    def take(self, reply: Any) -> Effect:
-        """See ``PendingRequest``."""
-        incoming = self.incoming
-        if incoming is not None:
-            incoming.writer.take(self.parcel, reply, incoming.decode)
-        return self.pushes.noted(self.parcel, reply, self._sent, incoming is not None)
-
-    def forsake(self) -> None:
-        """See ``PendingRequest``."""
-        self.incoming = None
-
-    @property
-    def _sent(self) -> int:
-        return 0
-
-
-class _Pull(_ParcelRequest):
-    """The values that include this worker's contributions so far."""
-
-    __slots__ = ()
-
-    def __init__(self, pushes: Pushes, operation: Operation, parcel: Parcel, incoming: _Incoming | None) -> None:
-        super().__init__(pushes, operation, parcel, pushes.clocks.of(parcel), incoming, None)
-
-    def message(self, sender: Sender) -> Pull:
-        """See ``PendingRequest``."""
-        return Pull(sender, self.pushes.store, self.parcel.ids, self.clocks, self.codec)
-
-    def forsake(self) -> None:
-        """See ``PendingRequest``. Whether the pull fails does not matter any more, either."""
-        super().forsake()
-        self.operation.raised = True
-
-
-class _Push(_ParcelRequest):
-    """This worker's contribution to a parcel's segments. Its values are packed, or encoded, when it is sent."""
-
-    __slots__ = ("contribution", "sent", "want")
-    early = False
-
-    def __init__(
-        self,
-        pushes: Pushes,
-        operation: Operation,
-        parcel: Parcel,
-        incoming: _Incoming | None,
-        contribution: _Contribution,
-    ) -> None:
-        super().__init__(pushes, operation, parcel, pushes.clocks.after(parcel), incoming, contribution.order)
-        self.contribution = contribution
-        self.want = incoming is not None
-        self.sent = 0  # bytes of gradients
-
-    def message(self, sender: Sender) -> Push:
-        """See ``PendingRequest``."""
-        gather = self.turn is not None and self.pushes.session.client.gathers(self.peer)
-        load, hyper, order = self.contribution
-        buffers, codec, lengths, segment_counts, encode = load.pack(self.parcel, gather)
-        self.sent = self.parcel.nbytes if codec is None else sum(lengths)
-        return Push(
-            sender,
-            store=self.pushes.store,
-            ids=self.parcel.ids,
-            clocks=self.clocks,
-            want=self.want,
-            lr=hyper.lr,
-            rescale=hyper.rescale,
-            codec=codec,
-            lengths=list(lengths),
-            segment_counts=list(segment_counts),
-            back=self.codec,
-            changes=hyper.changes,
-            priority=order,
-            encode=encode,
-            buffers=buffers,
-        )
-
-    @property
-    def _sent(self) -> int:
-        return self.sent

@@ -1,0 +1,162 @@
+"""The requests that push and pull arrays, until they are answered."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from kvstore.dist.clocks import PushClocks
+from kvstore.dist.incoming import Decode, Writer
+from kvstore.dist.optimizer import PushHyperparameters
+from kvstore.dist.outgoing import Load
+from kvstore.dist.plans.parcels import Parcel
+from kvstore.member.outstanding import Effect, PendingRequest, Turn
+from kvstore.member.session import Session
+from kvstore.ticket import Operation
+from kvstore.wire import Ack, CodecDescription, Pull, Push, Sender, Values
+
+
+class ParcelNoted(Protocol):
+    """Returns the effect of an answer on the counters and clocks."""
+
+    def __call__(self, parcel: Parcel, reply: Ack | Values, pushed: int, pulled: bool) -> Effect:
+        """See ``Pushes.noted``."""
+        ...
+
+
+class ArrayAsker(NamedTuple):
+    """What all requests for arrays of a store have in common.
+
+    Attributes:
+        store: its number.
+        session: of this process: who is asked, and whose links carry the messages.
+        clocks: of this worker's keys.
+        noted: see ``ParcelNoted``.
+    """
+
+    store: int
+    session: Session
+    clocks: PushClocks
+    noted: ParcelNoted
+
+
+class IncomingParcel(NamedTuple):
+    """How the values of a parcel come: into what, in which encoding, and when they may be asked for."""
+
+    writer: Writer
+    decode: Decode | None
+    codec: CodecDescription
+    turn: Turn | None
+
+
+class PushedValues(NamedTuple):
+    """What all messages of a push have in common: values, hyper-parameters, and the order among other messages."""
+
+    load: Load
+    hyper: PushHyperparameters
+    order: int | None
+
+
+class _ArrayRequest(PendingRequest):
+    """A request about a parcel's segments; ``incoming`` is None where their values are not wanted, or no longer."""
+
+    __slots__ = ("asker", "clocks", "codec", "incoming", "parcel")
+
+    def __init__(
+        self,
+        asker: ArrayAsker,
+        operation: Operation,
+        parcel: Parcel,
+        clocks: list[int],
+        incoming: IncomingParcel | None,
+        order: int | None,
+    ) -> None:
+        turn = None if incoming is None else incoming.turn
+        super().__init__(asker.session.carrier(parcel.server), operation, order if turn is None else None, turn)
+        self.asker = asker
+        self.parcel = parcel
+        self.clocks = clocks
+        self.incoming = incoming
+        self.codec = None if incoming is None else incoming.codec
+
+    def take(self, reply: Any) -> Effect:
+        """See ``PendingRequest``."""
+        incoming = self.incoming
+        if incoming is not None:
+            incoming.writer.take(self.parcel, reply, incoming.decode)
+        return self.asker.noted(self.parcel, reply, self._sent, incoming is not None)
+
+    def forsake(self) -> None:
+        """See ``PendingRequest``."""
+        self.incoming = None
+
+    @property
+    def _sent(self) -> int:
+        return 0
+
+
+class PullOfArrays(_ArrayRequest):
+    """The values that include this worker's contributions so far."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, asker: ArrayAsker, operation: Operation, parcel: Parcel, incoming: IncomingParcel | None
+    ) -> None:
+        super().__init__(asker, operation, parcel, asker.clocks.of(parcel), incoming, None)
+
+    def message(self, sender: Sender) -> Pull:
+        """See ``PendingRequest``."""
+        return Pull(sender, self.asker.store, self.parcel.ids, self.clocks, self.codec)
+
+    def forsake(self) -> None:
+        """See ``PendingRequest``. Whether the pull fails does not matter any more, either."""
+        super().forsake()
+        self.operation.raised = True
+
+
+class PushOfArrays(_ArrayRequest):
+    """This worker's contribution to a parcel's segments. Its values are packed, or encoded, when it is sent."""
+
+    __slots__ = ("contribution", "sent", "want")
+    early = False
+
+    def __init__(
+        self,
+        asker: ArrayAsker,
+        operation: Operation,
+        parcel: Parcel,
+        incoming: IncomingParcel | None,
+        contribution: PushedValues,
+    ) -> None:
+        super().__init__(asker, operation, parcel, asker.clocks.after(parcel), incoming, contribution.order)
+        self.contribution = contribution
+        self.want = incoming is not None
+        self.sent = 0  # bytes of gradients
+
+    def message(self, sender: Sender) -> Push:
+        """See ``PendingRequest``."""
+        gather = self.turn is not None and self.asker.session.client.gathers(self.peer)
+        load, hyper, order = self.contribution
+        buffers, codec, lengths, segment_counts, encode = load.pack(self.parcel, gather)
+        self.sent = self.parcel.nbytes if codec is None else sum(lengths)
+        return Push(
+            sender,
+            store=self.asker.store,
+            ids=self.parcel.ids,
+            clocks=self.clocks,
+            want=self.want,
+            lr=hyper.lr,
+            rescale=hyper.rescale,
+            codec=codec,
+            lengths=list(lengths),
+            segment_counts=list(segment_counts),
+            back=self.codec,
+            changes=hyper.changes,
+            priority=order,
+            encode=encode,
+            buffers=buffers,
+        )
+
+    @property
+    def _sent(self) -> int:
+        return self.sent
