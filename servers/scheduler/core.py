@@ -12,7 +12,6 @@ from kvstore.transport.base import Admission
 from kvstore.wire import (
     MAX_REASON,
     Ack,
-    Alive,
     Beat,
     Census,
     Counted,
@@ -31,11 +30,11 @@ from kvstore.wire import (
     Request,
     Sender,
     Standing,
-    Stop,
 )
 from servers.requests.ledger import Ledger, Verdict
 from servers.requests.replies import Answer, Outbox, refuse
 from servers.requests.reply_links import ReplyLinks, turn_away
+from servers.scheduler.beats import Beats
 from servers.scheduler.departures import Departures, Rosters
 from servers.scheduler.failover import Failover
 from servers.scheduler.joining import JoinRequests
@@ -98,7 +97,9 @@ class Scheduler:
         self._losses = Losses(
             self.members, self._reply_links, self._failover, key, self._fail, lambda: self.failure is not None
         )
-
+        self._beats = Beats(
+            self.members, self._reply_links, self._failover, self._rosters, self._send, lambda: self.failure
+        )
         self._readers = (
             Readers(readers, reader_key, admission, self._stores, lambda: self._joining.servers, self._over)
             if readers
@@ -111,10 +112,10 @@ class Scheduler:
         if self._readers is not None and self._readers.links.concerns(peer, message):
             return self._readers.handle(peer, message, now)
         if isinstance(message, Beat):
-            self._beat(peer, message)
+            self._beats.beat(peer, message, now)
             return self._flush([])
         if isinstance(message, ProcessAlive):
-            self._pulse(peer, message)
+            self._beats.pulse(peer, message, now)
             return []
         if isinstance(message, Standing):
             self._losses.stand(peer, message, now)
@@ -216,40 +217,6 @@ class Scheduler:
             answers = self._leave(member, message)
         return [(peer, Ack(message.seq)), *self._flush(answers)]
 
-    def _beat(self, peer: bytes, message: Beat) -> None:
-        member = self.members.identify(message.node)
-        if member is None or member.state is MemberState.LOST or not self._reply_links.admit(peer, message, member.key):
-            self._disown(peer, message.node)
-            return
-        if peer != member.peer:  # a new link; notices that went over the old one may be lost
-            member.peer, member.epoch, member.viewed = peer, 0, 0
-        self.members.hear(member, self._now)
-        if self.failure is not None and member.state is MemberState.READY:
-            self._notices.append((peer, JobFailed(self.failure)))
-        self._notices.append((peer, Alive()))
-        self._tell(member)
-        if self.failure is None:
-            self._failover.show(member)
-            if member.role != "worker":
-                self._rosters.inform(member)
-
-    def _disown(self, peer: bytes, node: Node) -> None:
-        """Tell a process that it is no member: of a server's seat, by a view that does not name it."""
-        seat = self.members.find(node.role, node.rank) if self.members.restarts(node.role) else None
-        view = self._failover.view(node.rank)
-        if seat is None or view is None or self.failure is not None or self._reply_links.key(peer) != seat.key:
-            self._notices.append((peer, JobFailed(f"{node} is not a member of this job, or was given up")))
-        else:
-            self._notices.append((peer, Stop() if self._rosters.over else view))
-
-    def _pulse(self, peer: bytes, message: ProcessAlive) -> None:
-        """Take a sign of life from beside a member's process."""
-        member = self.members.identify(message.node)
-        if member is None or not self._reply_links.admit(peer, message, member.key):
-            return
-        if member.state is MemberState.READY:
-            self.members.hear(member, self._now)
-
     def _over(self) -> NodeLost | None:
         """Return why there is nothing more to read; None if there may be."""
         if self.failure is not None:
@@ -311,12 +278,7 @@ class Scheduler:
         if owner is not None:
             self._faults += 1
             owner.notices.append(replace(fault, number=self._faults))
-            self._tell(owner)
-
-    def _tell(self, member: JobMember) -> None:
-        if member.peer is not None and member.notices:  # else at its first beat
-            self._notices += [(member.peer, notice) for notice in member.notices]
-            member.notices.clear()
+            self._beats.tell(owner)
 
     def _send(self, peer: bytes, notice: Message) -> None:
         self._notices.append((peer, notice))

@@ -1,0 +1,86 @@
+"""Signs of life, and what members are told in return. Pure.
+
+At its first beat over a new link a member is told again what it may have missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.wire import Alive, Beat, JobFailed, Message, Node, ProcessAlive, Stop
+from servers.requests.reply_links import ReplyLinks
+from servers.scheduler.departures import Rosters
+from servers.scheduler.failover import Failover
+from servers.scheduler.members import JobMember, Members, MemberState
+
+
+class Beats:
+    """The signs of life of one job's members.
+
+    Args:
+        members: of the job.
+        reply_links: of the members.
+        failover: has the views of servers with standbys.
+        rosters: has the news of workers that have left.
+        send: sends a message over a link.
+        failure: returns why the job has failed; None if it has not.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        reply_links: ReplyLinks,
+        failover: Failover,
+        rosters: Rosters,
+        send: Callable[[bytes, Message], None],
+        failure: Callable[[], str | None],
+    ) -> None:
+        self._members = members
+        self._reply_links = reply_links
+        self._failover = failover
+        self._rosters = rosters
+        self._send = send
+        self._failure = failure
+
+    def beat(self, peer: bytes, message: Beat, now: float) -> None:
+        """Take a member's beat, and send what it may have missed; a beat of nobody is answered with why."""
+        member = self._members.identify(message.node)
+        if member is None or member.state is MemberState.LOST or not self._reply_links.admit(peer, message, member.key):
+            self._disown(peer, message.node)
+            return
+        if peer != member.peer:  # a new link; notices that went over the old one may be lost
+            member.peer, member.epoch, member.viewed = peer, 0, 0
+        self._members.hear(member, now)
+        failure = self._failure()
+        if failure is not None and member.state is MemberState.READY:
+            self._send(peer, JobFailed(failure))
+        self._send(peer, Alive())
+        self.tell(member)
+        if failure is None:
+            self._failover.show(member)
+            if member.role != "worker":
+                self._rosters.inform(member)
+
+    def pulse(self, peer: bytes, message: ProcessAlive, now: float) -> None:
+        """Take a sign of life from beside a member's process."""
+        member = self._members.identify(message.node)
+        if member is None or not self._reply_links.admit(peer, message, member.key):
+            return
+        if member.state is MemberState.READY:
+            self._members.hear(member, now)
+
+    def tell(self, member: JobMember) -> None:
+        """Send the notices that wait for a member; if there is no link to it yet, they go at its first beat."""
+        if member.peer is not None:
+            for notice in member.notices:
+                self._send(member.peer, notice)
+            member.notices.clear()
+
+    def _disown(self, peer: bytes, node: Node) -> None:
+        """Tell a process that it is no member: of a server's seat, by a view that does not name it."""
+        seat = self._members.find(node.role, node.rank) if self._members.restarts(node.role) else None
+        view = self._failover.view(node.rank)
+        if seat is None or view is None or self._failure() is not None or self._reply_links.key(peer) != seat.key:
+            self._send(peer, JobFailed(f"{node} is not a member of this job, or was given up"))
+        else:
+            self._send(peer, Stop() if self._rosters.over else view)
