@@ -6,6 +6,7 @@ base                 ``KVStore``, the interface
 optimizer_interface  the part of it that is about updates
 table_interface      the part of it that is about tables of rows
 checkpoint_interface the part of it that is about checkpoints
+job_interface        the part of it that is about the workers of the job
 named                what these have in common
 arguments            (key, value) arguments in any of their forms, as keys with lists of values
 wanted_rows          which rows of one table a call wants

@@ -9,6 +9,7 @@ from kvstore.errors import Unsupported, UsageError
 from kvstore.spec import Key, as_shape
 from kvstore.store.arguments import group, one_kind, requests_of
 from kvstore.store.checkpoint_interface import CheckpointInterface
+from kvstore.store.job_interface import JobInterface
 from kvstore.store.optimizer_interface import OptimizerInterface
 from kvstore.store.registry import register
 from kvstore.store.statistics import Statistics
@@ -18,7 +19,7 @@ from kvstore.ticket import Ticket, claim, finish
 T = TypeVar("T", bound="type[KVStore]")
 
 
-class KVStore(OptimizerInterface, TableInterface, CheckpointInterface):
+class KVStore(OptimizerInterface, TableInterface, CheckpointInterface, JobInterface):
     """Arrays by key: pushed values are summed, and assigned or handed to an optimizer; pulled ones are the result.
 
     A key is an ``int`` from ``-2**63`` to ``2**64 - 1`` or a ``str``; one store has keys of one kind. A value is a
@@ -224,7 +225,7 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface):
         """
         raise self._unsupported("set_gradient_compression")
 
-    # ---- the job
+    # ---- the store itself
 
     def companion(self) -> KVStore:
         """Return a new store of the same workers and devices that sums what is pushed, whatever this one does with it.
@@ -239,62 +240,9 @@ class KVStore(OptimizerInterface, TableInterface, CheckpointInterface):
         return self._name
 
     @property
-    def rank(self) -> int:
-        """This worker's number, from 0."""
-        return 0
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers there are."""
-        return 1
-
-    def barrier(self) -> None:
-        """Return when all workers have come to this call.
-
-        Raises:
-            DeadlineExceeded: they have not, in time; the message names the missing.
-        """
-
-    def join(self, timeout: float | None = None) -> int:
-        """Say that this worker has run out of batches, and return when all workers have: Horovod's ``join``.
-
-            for batch in my_batches:  # as many as this worker has
-                ...
-            store.join()
-
-        Rounds go on without it: from its last push of each key on, sums are over the workers that still push, as if it
-        pushed zeros. So gradients that are divided by ``num_workers``, or by the size of the whole batch, go on
-        counting each sample the same, and the last rounds of an epoch are small steps. Which rounds a worker is in
-        depends on what it has pushed, never on when it calls this. With a quorum, a round is over when so many of
-        those who still push are there, and stands for these. In ``dist_async`` and ``dist_ssp`` nobody waits for a
-        worker that has joined, which it has once its pushes are answered: a ``pushpull`` with ``wait=False`` too.
-
-        When it returns everybody contributes to the next round again, and a ``pull`` gives what the last round left:
-        those who had joined need one. ``barrier`` and ``init`` that need a worker which has joined raise
-        ``UsageError``. If nobody has run out early it is a barrier after the last push.
-
-        Args:
-            timeout: in seconds; by default the store's deadline, which others' remaining batches may need longer than.
-
-        Returns:
-            The rank that joined last: the worker that has pushed most, of several the highest.
-
-        Raises:
-            DeadlineExceeded: others have more to do; the message names them. Another call waits on.
-            NodeLost: a worker has died, or left without joining.
-        """
-        if self.num_workers > 1:
-            raise self._unsupported("join")
-        return self.rank
-
-    @property
     def check_finite(self) -> bool:
         """Whether a push of NaN or infinite values raises ``NotFinite`` instead of changing values; see ``create``."""
         return False
-
-    def num_dead_nodes(self) -> int:
-        """How many members of the job are lost; once that has ended the job, this too raises ``NodeLost``."""
-        return 0
 
     def statistics(self) -> Statistics:
         """What the store has done so far."""

@@ -145,12 +145,6 @@ def test_leaving_its_block_closes_a_store_unless_an_error_does() -> None:
     assert store.closed == 1  # type: ignore[attr-defined]
 
 
-def test_a_barrier_of_one_worker_is_passed_and_join_returns_its_rank() -> None:
-    store = Counting()
-    store.barrier()
-    assert (store.join(), store.num_dead_nodes(), store.check_finite) == (0, 0, False)
-
-
 def test_a_capability_that_there_is_not() -> None:
     with pytest.raises(kv.UnknownName, match="choose from optimizer"):
         Counting().is_capable("flying")

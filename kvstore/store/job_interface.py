@@ -1,0 +1,62 @@
+"""The part of KVStore, the interface, that is about the job: its workers, and how they wait for each other."""
+
+from __future__ import annotations
+
+from kvstore.store.named import Named
+
+
+class JobInterface(Named):
+    """A store as one worker's end of a job; by default of the only one."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, from 0."""
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return 1
+
+    def barrier(self) -> None:
+        """Return when all workers have come to this call.
+
+        Raises:
+            DeadlineExceeded: they have not, in time; the message names the missing.
+        """
+
+    def join(self, timeout: float | None = None) -> int:
+        """Say that this worker has run out of batches, and return when all workers have: Horovod's ``join``.
+
+            for batch in my_batches:  # as many as this worker has
+                ...
+            store.join()
+
+        Rounds go on without it: from its last push of each key on, sums are over the workers that still push, as if it
+        pushed zeros. So gradients that are divided by ``num_workers``, or by the size of the whole batch, go on
+        counting each sample the same, and the last rounds of an epoch are small steps. Which rounds a worker is in
+        depends on what it has pushed, never on when it calls this. With a quorum, a round is over when so many of
+        those who still push are there, and stands for these. In ``dist_async`` and ``dist_ssp`` nobody waits for a
+        worker that has joined, which it has once its pushes are answered: a ``pushpull`` with ``wait=False`` too.
+
+        When it returns everybody contributes to the next round again, and a ``pull`` gives what the last round left:
+        those who had joined need one. ``barrier`` and ``init`` that need a worker which has joined raise
+        ``UsageError``. If nobody has run out early it is a barrier after the last push.
+
+        Args:
+            timeout: in seconds; by default the store's deadline, which others' remaining batches may need longer than.
+
+        Returns:
+            The rank that joined last: the worker that has pushed most, of several the highest.
+
+        Raises:
+            DeadlineExceeded: others have more to do; the message names them. Another call waits on.
+            NodeLost: a worker has died, or left without joining.
+        """
+        if self.num_workers > 1:
+            raise self._unsupported("join")
+        return self.rank
+
+    def num_dead_nodes(self) -> int:
+        """How many members of the job are lost; once that has ended the job, this too raises ``NodeLost``."""
+        return 0
