@@ -3,6 +3,7 @@
 shared_session  the session that all stores of a worker process share; it leaves when the process ends
 session         joining, and leaving in order
 client          sends requests and waits for replies, for any thread
+explanations    what peers say a late answer waits for
 links           the links to the scheduler and the servers, and how they are mended
 outstanding     the requests that have not been answered
 window          the send window: which request goes next, while the bytes in flight are bounded

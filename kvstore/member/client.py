@@ -18,12 +18,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from kvstore.errors import DeadlineExceeded, KVStoreError, UsageError, again
+from kvstore.member.explanations import Explanations
 from kvstore.member.io_lock import IOLock, under_way
 from kvstore.member.links import Links, Prepare
 from kvstore.member.outstanding import Question, ready
 from kvstore.ticket import Operation, WaitLimits
 from kvstore.transport import Peer, Transport
-from kvstore.wire import Buffer, Explain, Explanation, Node, Request
+from kvstore.wire import Buffer, Explain, Node, Request
 
 log = logging.getLogger(__name__)
 
@@ -252,20 +253,14 @@ class Client:
         Returns:
             Their answers in words, and the names of the peers that have not even answered this.
         """
-        missing = self.alone(self.links.outstanding.of, operation)
-        answers: dict[Peer, str | None] = {}
-        question = Operation("explanation", (), self)
-
-        def take(peer: Peer, reply: Explanation) -> None:
-            answers[peer] = reply.text or "has not answered yet"
-
-        for seq, peer in missing.items():
-            if peer not in answers:
-                answers[peer] = None
-                self.ask(question, Question(peer, question, Explain, {"about": seq}, partial(take, peer)))
+        first: dict[Peer, int] = {}  # request of each peer
+        for seq, peer in self.alone(self.links.outstanding.of, operation).items():
+            first.setdefault(peer, seq)
+        explanations, question = Explanations(first), Operation("explanation", (), self)
+        for peer, seq in first.items():
+            self.ask(question, Question(peer, question, Explain, {"about": seq}, partial(explanations.take, peer)))
         self._wait_until(lambda: not question.open, EXPLAIN_S)
-        silent = tuple(peer.decode() for peer, text in answers.items() if text is None)
-        return "; ".join(f"{peer.decode()} {text or 'does not answer'}" for peer, text in answers.items()), silent
+        return explanations.known
 
     # ---- alone at the links
 
