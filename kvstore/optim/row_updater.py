@@ -64,7 +64,7 @@ class RowUpdater:
         self._groups = ParamGroups(optimizer)
         (self._rates,) = self._groups.rates([key])
         self._width = width
-        self._scratch = torch.empty(0, dtype=getattr(torch, dtype))
+        self._scratch = self._kept = torch.empty(0, dtype=getattr(torch, dtype))
         self._hyper = OWN
         self._settings = self._settings_of(OWN)
         self.rule = optimizer.rule
@@ -82,6 +82,7 @@ class RowUpdater:
         grads: torch.Tensor,
         states: Mapping[str, torch.Tensor],
         hyper: RowHyperparameters = OWN,
+        keep: bool = False,
     ) -> None:
         """Update rows and their states in place.
 
@@ -91,6 +92,7 @@ class RowUpdater:
             grads: of the same shape and dtype; overwritten.
             states: of these rows, by the names of ``states``, each of shape (n, columns).
             hyper: of this update.
+            keep: whether the gradients must stay as they are.
         """
         if hyper is not self._hyper and hyper != self._hyper:
             self._settings = self._settings_of(hyper)
@@ -99,11 +101,17 @@ class RowUpdater:
         block = max(1, min(number, BLOCK // self._width))
         if self._scratch.numel() < block * self._width:
             self._scratch = torch.empty(block * self._width, dtype=rows.dtype)
+        keep = keep and not self._reads_only(hyper)
+        if keep and self._kept.numel() < block * self._width:
+            self._kept = torch.empty(block * self._width, dtype=rows.dtype)
         with torch.no_grad():
             for start in range(0, number, block):
                 part = slice(start, min(start + block, number))
                 own = {name: states[name][part] for name in self.states}
-                self._update(count, rows[part], grads[part], own, hyper.rescale)
+                given = grads[part]
+                if keep:
+                    given = self._kept[: given.numel()].view(given.shape).copy_(given)
+                self._update(count, rows[part], given, own, hyper.rescale)
 
     def _update(
         self,
@@ -120,6 +128,11 @@ class RowUpdater:
             grads.clamp_(-bound, bound)
         scratch = self._scratch[: rows.numel()].view(rows.shape)
         self._rule.step(rows, grads, states, self._settings, count, scratch)
+
+    def _reads_only(self, hyper: RowHyperparameters) -> bool:
+        """Return whether an update with ``hyper``, whose settings are there, leaves gradients as they are."""
+        rescale = self._optimizer.rescale_grad if hyper.rescale is None else hyper.rescale
+        return rescale == 1.0 and self._optimizer.clip_gradient is None and self._rule.reads_only(self._settings)
 
     def _settings_of(self, hyper: RowHyperparameters) -> dict[str, Any]:
         lr = self._optimizer.lr if hyper.lr is None else hyper.lr

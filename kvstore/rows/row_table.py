@@ -110,7 +110,14 @@ class RowTable(TableStripe):
 
     # --- what changes it
 
-    def update(self, ids: Ids, sums: Array, updater: RowUpdater | None, hyper: RowHyperparameters = OWN) -> Ids:
+    def update(
+        self,
+        ids: Ids,
+        sums: Array,
+        updater: RowUpdater | None,
+        hyper: RowHyperparameters = OWN,
+        keep: bool = False,
+    ) -> Ids:
         """Make one update of the rows of ``ids``; return the ids whose rows are there now and have changed.
 
         New ids get rows as the table admits them; what it does not is dropped. Then rows go as its rules say. If
@@ -121,6 +128,7 @@ class RowTable(TableStripe):
             sums: of the gradients, of shape (n, width), in the table's dtype; it may be overwritten.
             updater: the optimizer; None assigns ``sums`` to the rows.
             hyper: see ``RowUpdater.step``.
+            keep: whether ``sums`` must stay as it is.
         """
         if updater is not None and not updater.lazy:
             return self._update_all(ids, sums, updater, hyper)
@@ -134,7 +142,7 @@ class RowTable(TableStripe):
         }
         self.gather(pending, rows, states)
         tensors = {name: torch.from_numpy(value) for name, value in states.items()}
-        updater.step(self.steps + 1, torch.from_numpy(rows), _tensor(sums), tensors, hyper)
+        updater.step(self.steps + 1, torch.from_numpy(rows), tensor_of(sums), tensors, hyper, keep)
         return self.finish(pending, rows, states, stepped=True)
 
     def begin(self, ids: Ids) -> PendingUpdate:
@@ -333,6 +341,6 @@ class RowTable(TableStripe):
                 self._states[name].items[slots] = columns.initial
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def tensor_of(array: Array) -> torch.Tensor:
     """Return ``array``, or a copy of one that must not be written to, as a tensor."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from kvstore.rows.slabs import scatter
 
 Rows: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # of shape (n, width)
 Positions: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+Room: TypeAlias = "Callable[[tuple[int, int], np.dtype[Any]], Rows]"  # makes memory for rows of a shape and a dtype
 LEVELS = 16  # up to so many rows of an id are summed with the others' in the same rank; the rest one id at a time
 
 
@@ -83,25 +84,27 @@ def _summed(rows: Rows, order: Positions, starts: Positions) -> Rows:
     return sums
 
 
-def sum_rows(parts: Sequence[tuple[Ids, Rows]]) -> tuple[Ids, Rows]:
+def sum_rows(parts: Sequence[tuple[Ids, Rows]], room: Room = np.empty) -> tuple[Ids, Rows]:
     """Return all ids of ``parts``, sorted, and for each the sum of its rows, in the order of the parts.
 
     Args:
         parts: at least one; in each the ids rise. They are not changed.
+        room: makes the memory of the sums.
 
     Returns:
         Rows in new memory.
     """
     first_ids, first = parts[0]
     if len(parts) == 1:
-        return first_ids, first.copy()
+        return first_ids, _copied(first, room)
     if all(len(ids) == len(first_ids) and np.array_equal(ids, first_ids) for ids, _ in parts[1:]):
-        sums = first + parts[1][1]
+        sums = np.add(first, parts[1][1], out=room(first.shape, first.dtype))
         for _, rows in parts[2:]:
             sums += rows
         return first_ids, sums
     if len(parts) == 2:
-        merged = _merged(*(RowBatch(ids, rows, [0, len(ids)]) for ids, rows in parts))
+        one, other = (RowBatch(ids, rows, [0, len(ids)]) for ids, rows in parts)
+        merged = _merged(one, other, room)
         return merged.ids, merged.rows
     union = np.concatenate([ids for ids, _ in parts])
     union.sort()  # np.unique would hash them first
@@ -109,7 +112,7 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]]) -> tuple[Ids, Rows]:
     new[:1] = True
     np.not_equal(union[1:], union[:-1], out=new[1:])
     union = union[new]
-    sums = np.empty((len(union), first.shape[1]), first.dtype)
+    sums = room((len(union), first.shape[1]), first.dtype)
     there = np.zeros(len(union), bool)
     for ids, rows in parts:
         at = np.searchsorted(union, ids)
@@ -123,24 +126,31 @@ def sum_rows(parts: Sequence[tuple[Ids, Rows]]) -> tuple[Ids, Rows]:
     return union, sums
 
 
-def sum_batches(parts: Sequence[RowBatch]) -> RowBatch:
+def sum_batches(parts: Sequence[RowBatch], room: Room = np.empty) -> RowBatch:
     """Return what ``sum_rows`` does for each of several tables, with as many calls as for one.
 
     Args:
         parts: at least one, all of the same tables, whose rows are of one width.
+        room: makes the memory of the sums.
 
     Returns:
         Rows in new memory.
     """
     summed = parts[0]
     if len(parts) == 1:
-        return summed._replace(rows=summed.rows.copy())
-    for part in parts[1:]:
-        summed = _merged(summed, part)
-    return summed
+        return summed._replace(rows=_copied(summed.rows, room))
+    for part in parts[1:-1]:
+        summed = _merged(summed, part, np.empty)
+    return _merged(summed, parts[-1], room)
 
 
-def _merged(first: RowBatch, second: RowBatch) -> RowBatch:
+def _copied(rows: Rows, room: Room) -> Rows:
+    copy = room(rows.shape, rows.dtype)
+    np.copyto(copy, rows)
+    return copy
+
+
+def _merged(first: RowBatch, second: RowBatch, room: Room) -> RowBatch:
     """Return the sums of two parts, without sorting: the ids of a table rise."""
     ids, other_ids = first.ids, second.ids
     at = _places(first, second)  # before which of the first
@@ -162,7 +172,7 @@ def _merged(first: RowBatch, second: RowBatch) -> RowBatch:
     at_first = np.flatnonzero(own)
     union = np.empty(starts[-1], np.int64)
     union[at_first], union[at] = ids, other_ids
-    sums = np.empty((starts[-1], first.rows.shape[1]), first.rows.dtype)
+    sums = room((starts[-1], first.rows.shape[1]), first.rows.dtype)
     scatter(sums, at, second.rows)
     scatter(sums, at_first, first.rows)
     added = first.rows.take(pairs, axis=0)

@@ -13,7 +13,7 @@ import torch
 
 from kvstore.optim.row_updater import RowHyperparameters, RowUpdater
 from kvstore.rows.ids import Ids
-from kvstore.rows.row_table import RowTable
+from kvstore.rows.row_table import RowTable, tensor_of
 from kvstore.rows.sums import RowBatch
 
 
@@ -28,7 +28,11 @@ def can_step_together(tables: Sequence[RowTable], updaters: Sequence[RowUpdater 
 
 
 def update_together(
-    tables: Sequence[RowTable], sums: RowBatch, updater: RowUpdater | None, hyper: RowHyperparameters
+    tables: Sequence[RowTable],
+    sums: RowBatch,
+    updater: RowUpdater | None,
+    hyper: RowHyperparameters,
+    keep: bool = False,
 ) -> list[Ids]:
     """Make one update of each of ``tables``; see ``RowTable.update``. If ``updater`` fails, no row has changed.
 
@@ -37,6 +41,7 @@ def update_together(
         sums: of their gradients; the rows may be overwritten.
         updater: that of the first table.
         hyper: see ``RowUpdater.step``.
+        keep: whether the rows of ``sums`` must stay as they are.
     """
     ranges = list(itertools.pairwise(sums.starts))
     pending = [table.begin(sums.ids[start:stop]) for table, (start, stop) in zip(tables, ranges, strict=True)]
@@ -61,7 +66,7 @@ def update_together(
     for table, each, part, values in zip(tables, pending, parts, own, strict=True):
         table.gather(each, rows[part], values)
     tensors = {name: torch.from_numpy(value) for name, value in states.items()}
-    updater.step(tables[0].steps + 1, torch.from_numpy(rows), torch.from_numpy(grads), tensors, hyper)
+    updater.step(tables[0].steps + 1, torch.from_numpy(rows), tensor_of(grads), tensors, hyper, keep)
     return [
         table.finish(each, rows[part], values, stepped=True)
         for table, each, part, values in zip(tables, pending, parts, own, strict=True)

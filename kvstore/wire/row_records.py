@@ -31,7 +31,9 @@ class ClosedRowRounds(Message):
         lr, rescale, changes: what the optimizer updates with; see ``Push``.
         failures: the places of the segments that the round has left unchanged, and why.
         counts: how many rows each segment that did not fail is updated with.
-        buffers: for each of these segments, the ids (int64; they rise), and the sums of their rows; see ``arrays``.
+        together: whether the rows of all these segments, which are of one width and dtype, are one array.
+        buffers: the ids of all these segments (int64; those of a segment rise), and the sums of the rows: one array, or
+            one for each segment; see ``arrays``.
     """
 
     store: Store
@@ -43,6 +45,7 @@ class ClosedRowRounds(Message):
     changes: Changes
     failures: Failures
     counts: Counts
+    together: Annotated[bool, f.flag]
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ recorded when it is closed: its sum before the optimizer steps with it, or its v
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ from servers.requests.replies import described_error
 from servers.store.bucket import Bucket
 from servers.store.hyperparameters import UpdateHyperparameters
 from servers.store.rounds import Rounds
+from servers.store.row_arrays import bytes_of
 from servers.store.row_target import RowTarget
 
 Recorder = Callable[[Message], None]
@@ -101,15 +103,18 @@ class Recording:
         sums: Sequence[tuple[Ids, Rows]],
         hyper: UpdateHyperparameters,
         failures: Mapping[RowTarget, Exception],
+        together: Rows | None = None,
     ) -> None:
         """Record closed rounds of tables; see ``sums``.
 
         Args:
             targets: those that are updated.
-            sums: the ids and rows for each, which may change after this call.
+            sums: the ids and rows for each. The rows must not change while the record exists.
             hyper: what to update with.
             failures: the tables whose round has failed, and why.
+            together: the rows of all ``sums``, if they are one array.
         """
+        rows = [rows for _, rows in sums] if together is None else [together]
         every = [*targets, *failures]
         record = ClosedRowRounds(
             self._store,
@@ -121,9 +126,15 @@ class Recording:
             changes=hyper.listed(),
             failures=[[place, *described_error(error)] for place, error in enumerate(failures.values(), len(targets))],
             counts=[len(ids) for ids, _ in sums],
-            buffers=pack_arrays([self._copied(array) for part in sums for array in part]),
+            together=together is not None,
+            buffers=pack_arrays(list(map(bytes_of, [self._ids([ids for ids, _ in sums]), *rows]))),
         )
         self.note(record)
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Rows:
+        """Return memory for sums of rows that are to be recorded, from which they can be sent."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        return np.frombuffer(self._memory.allocate(nbytes), dtype).reshape(shape) if nbytes else np.empty(shape, dtype)
 
     def drawn(self, buckets: Sequence[Bucket], states: StateTensors) -> None:
         """Record the values, and the states, that a random update has made."""
@@ -165,10 +176,10 @@ class Recording:
         )
         self.note(record)
 
-    def _copied(self, array: Any) -> memoryview:
-        buffer = self._memory.allocate(array.nbytes)
-        np.copyto(np.frombuffer(buffer, array.dtype).reshape(array.shape), array)
-        return buffer
+    def _ids(self, parts: Sequence[Ids]) -> Ids:
+        """Return a copy of all ``parts``: they may be a message's."""
+        whole = self.room((sum(map(len, parts)),), np.dtype(np.int64))
+        return np.concatenate(parts, out=whole) if parts else whole
 
 
 def grouped_record(store: int, buckets: Sequence[Bucket]) -> Grouped:

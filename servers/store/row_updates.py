@@ -14,17 +14,17 @@ from kvstore.optim.optimizer import Optimizer
 from kvstore.optim.row_updater import NO_CHANGES, RowHyperparameters, RowUpdater
 from kvstore.optim.updater import refusals
 from kvstore.rows.ids import Ids
-from kvstore.rows.sums import RowBatch, Rows, sum_batches, sum_rows
+from kvstore.rows.sums import Room, RowBatch, Rows, sum_batches, sum_rows
 from kvstore.rows.updates import can_step_together, update_together
 from kvstore.rule import Rule
 from kvstore.spec import ITEMSIZE, shorten
+from kvstore.table import Table
 from kvstore.values import all_finite
 from kvstore.wire import ClosedRowRounds, unpack_arrays
 from servers.store.finite import not_finite_rows
 from servers.store.hyperparameters import UpdateHyperparameters, agreed_by, changed
 from servers.store.recording import Recording
 from servers.store.rounds import Rounds
-from servers.store.row_arrays import array_of
 from servers.store.row_target import RowContribution, RowTarget
 from servers.store.updates import Updates
 
@@ -108,14 +108,6 @@ class RowUpdates:
             errors |= self._make(hyper, members, recording)
         return errors
 
-    def step(self, target: RowTarget, ids: Ids, sums: Rows, hyper: UpdateHyperparameters) -> None:
-        """Make one update of ``target`` with ``sums``, which may be overwritten: as when a round is closed.
-
-        Raises:
-            WeightsInDoubt: see ``make``.
-        """
-        self._step(target, ids, sums, self._numbers(hyper))
-
     def follow(self, message: ClosedRowRounds, targets: Sequence[RowTarget]) -> None:
         """Close rounds of ``targets`` as another server has, which has recorded them.
 
@@ -125,38 +117,28 @@ class RowUpdates:
             WeightsInDoubt: see ``make``.
         """
         failures = {place: rebuild(kind, text) for place, kind, text in message.failures}
-        updated = [target.description for place, target in enumerate(targets) if place not in failures]
+        updated = [target for place, target in enumerate(targets) if place not in failures]
         if len(message.counts) != len(updated):
             raise ValueError(f"{len(message.counts)} sums for {len(targets)} tables, {len(failures)} without")
-        sizes = [
-            nbytes
-            for table, count in zip(updated, message.counts, strict=True)
-            for nbytes in (count * ITEMSIZE["int64"], count * table.row_bytes)
-        ]
-        buffers = unpack_arrays(message.buffers, sizes)
+        sums, batch = _recorded(message, [target.description for target in updated])
         hyper = UpdateHyperparameters(message.lr, message.rescale, tuple(changed(message.changes).items()))
-        numbers = self._numbers(hyper)
-        parts = zip(message.counts, buffers[::2], buffers[1::2], strict=True)
         for place, (target, version) in enumerate(zip(targets, message.versions, strict=True)):
             if not isinstance(target.rounds, Rounds):
                 raise ValueError("a closed round of a store without rounds")
             target.rounds.follow(version, message.contributors[place] if message.contributors else ())
-            error: Exception | None = failures.get(place)
-            if error is None:
-                count, ids, rows = next(parts)
-                table = target.description
-                sums = array_of(rows, count, table.width, table.dtype, "rows")
-                error = self._made(target, array_of(ids, count, 0, "int64", "ids"), sums, numbers)
-            if error is not None:
-                target.fail(version, error)
+            if place in failures:
+                target.fail(version, failures[place])
+        for target, error in self._made_all(updated, sums, batch, self._numbers(hyper), keep=True).items():
+            target.fail(target.rounds.version, error)
 
     def _make(
         self, hyper: UpdateHyperparameters, members: Sequence[RowUpdate], recording: Recording | None
     ) -> dict[RowTarget, Exception]:
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked for afterwards
-                batch = _summed_together(members)
-                sums = _parts(batch) if batch is not None else [_summed(update) for update in members]
+                room = np.empty if recording is None else recording.room
+                batch = _summed_together(members, room)
+                sums = _parts(batch) if batch is not None else [_summed(update, room) for update in members]
             errors = self._not_finite(members, sums, batch)
         except Exception as exc:  # no memory, for one: the rounds are over all the same
             every = [update.target for update in members]
@@ -169,12 +151,31 @@ class RowUpdates:
             batch = None
             sums = [part for update, part in zip(members, sums, strict=True) if update.target not in errors]
         if recording is not None:
-            recording.row_sums(targets, sums, hyper, errors)
-        numbers = self._numbers(hyper)
+            recording.row_sums(targets, sums, hyper, errors, None if batch is None else batch.rows)
+        return errors | self._made_all(targets, sums, batch, self._numbers(hyper), keep=recording is not None)
+
+    def _made_all(
+        self,
+        targets: Sequence[RowTarget],
+        sums: Sequence[tuple[Ids, Rows]],
+        batch: RowBatch | None,
+        numbers: RowHyperparameters,
+        keep: bool,
+    ) -> dict[RowTarget, Exception]:
+        """Make one update of each of ``targets``; return why no row of some has changed.
+
+        Args:
+            targets: what to update.
+            sums: the ids and rows for each.
+            batch: all of ``sums``, if they are one array.
+            numbers: what to update with.
+            keep: whether the rows of ``sums`` must stay as they are.
+        """
         if batch is not None and can_step_together([t.table for t in targets], [t.updater for t in targets]):
-            return self._made_together(targets, batch, numbers)
+            return self._made_together(targets, batch, numbers, keep)
+        errors: dict[RowTarget, Exception] = {}
         for target, (ids, rows) in zip(targets, sums, strict=True):
-            error = self._made(target, ids, rows, numbers)
+            error = self._made(target, ids, rows, numbers, keep)
             if error is not None:
                 errors[target] = error
         return errors
@@ -192,13 +193,13 @@ class RowUpdates:
         return errors
 
     def _made_together(
-        self, targets: Sequence[RowTarget], batch: RowBatch, numbers: RowHyperparameters
+        self, targets: Sequence[RowTarget], batch: RowBatch, numbers: RowHyperparameters, keep: bool
     ) -> dict[RowTarget, Exception]:
         """Make one update of each of ``targets``, with one step; return why no row has changed, if it has failed."""
         tables = [target.table for target in targets]
         versions = [table.version for table in tables]
         try:
-            changed = update_together(tables, batch, targets[0].updater, numbers)
+            changed = update_together(tables, batch, targets[0].updater, numbers, keep)
         except Exception as exc:
             if any(table.version != version for table, version in zip(tables, versions, strict=True)):
                 raise _in_doubt(exc, targets) from exc
@@ -207,11 +208,13 @@ class RowUpdates:
             target.note_changed(ids)
         return {}
 
-    def _made(self, target: RowTarget, ids: Ids, sums: Rows, numbers: RowHyperparameters) -> Exception | None:
+    def _made(
+        self, target: RowTarget, ids: Ids, sums: Rows, numbers: RowHyperparameters, keep: bool
+    ) -> Exception | None:
         """Make one update; return why no row has changed, if it has failed."""
         version = target.table.version
         try:
-            self._step(target, ids, sums, numbers)
+            target.note_changed(target.table.update(ids, sums, target.updater, numbers, keep))
         except WeightsInDoubt:
             raise
         except Exception as exc:
@@ -219,9 +222,6 @@ class RowUpdates:
                 raise _in_doubt(exc, [target]) from exc
             return _none_made(exc, [target])
         return None
-
-    def _step(self, target: RowTarget, ids: Ids, sums: Rows, numbers: RowHyperparameters) -> None:
-        target.note_changed(target.table.update(ids, sums, target.updater, numbers))
 
     def _numbers(self, hyper: UpdateHyperparameters) -> RowHyperparameters:
         """Return the hyper-parameters of an update. In an async store, None takes the last ones that were given."""
@@ -233,15 +233,41 @@ class RowUpdates:
         return RowHyperparameters(updater.lr, updater.rescale_grad, changes)
 
 
-def _summed(update: RowUpdate) -> tuple[Ids, Rows]:
+def _recorded(message: ClosedRowRounds, tables: Sequence[Table]) -> tuple[list[tuple[Ids, Rows]], RowBatch | None]:
+    """Return the sums in a record for each of ``tables``, and all of them if they are one array.
+
+    Raises:
+        ValueError: rows of different tables in one array.
+        WireError: the buffers do not fit.
+    """
+    sizes = [count * table.row_bytes for count, table in zip(message.counts, tables, strict=True)]
+    if message.together:
+        if len({(table.width, table.dtype) for table in tables}) != 1:
+            raise ValueError("rows of tables of several widths or dtypes in one array")
+        sizes = [sum(sizes)]
+    ids_buffer, *buffers = unpack_arrays(message.buffers, [sum(message.counts) * ITEMSIZE["int64"], *sizes])
+    ids = _array(ids_buffer, "int64")
+    starts = list(itertools.accumulate(message.counts, initial=0))
+    if message.together:
+        batch = RowBatch(ids, _array(buffers[0], tables[0].dtype).reshape(-1, tables[0].width), starts)
+        return _parts(batch), batch
+    rows = [_array(buffer, table.dtype).reshape(-1, table.width) for buffer, table in zip(buffers, tables, strict=True)]
+    return list(zip((ids[start:stop] for start, stop in itertools.pairwise(starts)), rows, strict=True)), None
+
+
+def _array(buffer: memoryview, dtype: str) -> Rows:
+    return np.frombuffer(buffer, dtype) if len(buffer) else np.empty(0, dtype)
+
+
+def _summed(update: RowUpdate, room: Room) -> tuple[Ids, Rows]:
     """Return the sums of one update."""
-    ids, rows = sum_rows([(item.ids, item.rows) for item in update.items])
+    ids, rows = sum_rows([(item.ids, item.rows) for item in update.items], room)
     if update.scale != 1:
         rows *= update.scale
     return ids, rows
 
 
-def _summed_together(updates: Sequence[RowUpdate]) -> RowBatch | None:
+def _summed_together(updates: Sequence[RowUpdate], room: Room) -> RowBatch | None:
     """Return the sums of all ``updates``, if each worker has pushed just these tables in one message; else None."""
     if len(updates) < 2:
         return None
@@ -257,7 +283,7 @@ def _summed_together(updates: Sequence[RowUpdate]) -> RowBatch | None:
             if of is None or of[0] is not batch or of[1] != place:
                 return None
         batches.append(batch)
-    summed = sum_batches(batches)
+    summed = sum_batches(batches, room)
     if updates[0].scale != 1:
         np.multiply(summed.rows, updates[0].scale, out=summed.rows)
     return summed

@@ -39,6 +39,10 @@ class RowRule(ABC):
             dtype: of the rows.
         """
 
+    def reads_only(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether ``step`` leaves gradients as they are."""
+        return False
+
     @abstractmethod
     def step(
         self,

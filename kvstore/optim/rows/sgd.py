@@ -22,6 +22,12 @@ class SGDRows(RowRule):
         """See ``RowRule``."""
         return {"momentum_buffer": RowState(None, dtype)} if settings["momentum"] else {}
 
+    def reads_only(self, settings: Mapping[str, Any]) -> bool:
+        """See ``RowRule``."""
+        if settings["maximize"] or settings["weight_decay"]:
+            return False
+        return not settings["momentum"] or not (settings["nesterov"] or settings.get("momentum_style") == "mxnet")
+
     def step(
         self,
         rows: torch.Tensor,

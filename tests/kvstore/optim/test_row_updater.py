@@ -49,6 +49,30 @@ def test_hyper_parameters_with_a_push_are_of_this_push_alone() -> None:
     assert _stepped_once(describe("sgd", {"lr": 0.5}), RowHyperparameters(None, None, changes)) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("name", "hyper"),
+    [
+        *((name, {}) for name in names_for_rows()),
+        *(("sgd", {one: value}) for one, value in [("wd", 0.1), ("clip_gradient", 0.5), ("rescale_grad", 0.5)]),
+        *(("sgd", {"momentum": 0.9, one: True}) for one in ("maximize", "nesterov")),
+        ("sgd", {"momentum": 0.9, "momentum_style": "mxnet"}),
+    ],
+)
+def test_gradients_can_be_kept(name: str, hyper: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_updater, "BLOCK", 12)
+    torch.manual_seed(3)
+    first, grads = torch.randn(10, 3), torch.randn(10, 3)
+    results = []
+    for keep in (False, True):
+        stepped = Stepped(name, first, **hyper)
+        for count in (1, 2):
+            given = grads.clone()
+            stepped.updater.step(count, stepped.weight, given, stepped.states, keep=keep)
+        results.append([stepped.weight, *stepped.states.values()])
+    assert torch.equal(given, grads)
+    assert all(map(torch.equal, *results))
+
+
 @pytest.mark.parametrize("name", names_for_rows())
 @pytest.mark.parametrize("width", [3, 64])
 def test_bits_of_a_row_do_not_depend_on_the_others(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:

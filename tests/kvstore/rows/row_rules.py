@@ -12,7 +12,7 @@ class Momentum:
         self.rule, self.lazy = rule, lazy
         self.states = {"moment": RowState(None, "float32", 0.5)}
 
-    def step(self, count: int, rows: Any, grads: Any, states: Any, hyper: Any) -> None:
+    def step(self, count: int, rows: Any, grads: Any, states: Any, hyper: Any, keep: bool = False) -> None:
         moment = states["moment"]
         moment.mul_(0.5).add_(grads)
         rows.sub_(moment)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 from asking import floats, optimized, read, text_of
+from asking_rows import init_tables, push_rows
 from pairs import Pair, state
 
-from kvstore.wire import Ack, ClosedRounds, Grouped
+from kvstore.table import MinCount, Table
+from kvstore.wire import Ack, ClosedRounds, ClosedRowRounds, Grouped
+
+WIDTH = 1 << 12  # so large that a row is a frame of its own
 
 
 def test_a_round_is_one_record_whose_sum_the_step_leaves_alone():
@@ -101,3 +108,36 @@ def test_a_late_push_counts_once(late: str):
     pair.ask(b, slow)
     pair.ask(a, a.push({1: floats(4)}, 2))
     assert torch.equal(pair.value(), floats(12 if late == "drop" else 9))
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_rows_of_tables_of_one_width_are_one_array_that_the_step_leaves_alone(name: str):
+    pair = Pair(2)
+    optimized(pair, name, lr=0.5, wd=0.5)
+    first = pair.workers[0]
+    tables = {1: Table(dim=WIDTH, init="normal", admit=MinCount(2)), 2: Table(shape=(9, WIDTH))}
+    pair.ask(first, init_tables(first, tables))
+    for clock in (1, 2, 3):
+        for worker in pair.workers:
+            gradients = {1: {clock % 2: [3] * WIDTH}, 2: {worker.rank: [1] * WIDTH, 5: [clock] * WIDTH}}
+            pair.ask(worker, push_rows(worker, gradients, clock, rescale=0.5))
+    records = [record for record in pair.records if isinstance(record, ClosedRowRounds)]
+    assert [(record.together, record.counts) for record in records] == [(True, [1, 3])] * 3
+    ids, rows = (np.frombuffer(buffer, dtype) for buffer, dtype in zip(records[-1].buffers, ("i8", "f4"), strict=True))
+    assert ids.tolist() == [1, 0, 1, 5]
+    assert rows.reshape(4, -1)[:, 0].tolist() == [6, 1, 1, 6], "neither rescaled nor decayed"
+    pair.catch_up()
+    assert state(pair.standby) == state(pair.shard)
+
+
+def test_rows_of_several_widths_are_not_taken_for_one_array():
+    pair = Pair(2)
+    first = pair.workers[0]
+    pair.ask(first, init_tables(first, {1: Table(dim=4), 2: Table(dim=2)}))
+    for worker in pair.workers:
+        pair.ask(worker, push_rows(worker, {1: {1: (1, 1, 1, 1)}}))
+    pair.catch_up()
+    record = next(record for record in pair.records if isinstance(record, ClosedRowRounds))
+    broken = dataclasses.replace(record, ids=[1, 2], versions=[2, 1], counts=[1, 1], together=True)
+    with pytest.raises(ValueError, match="several widths"):
+        pair.standby.apply(broken)
