@@ -89,6 +89,7 @@ def test_a_worker_that_is_busy_in_c_is_not_lost_and_one_that_is_stopped_is(tmp_p
         assert not running.members()
 
 
+@pytest.mark.faults
 @pytest.mark.long
 def test_with_keys_a_worker_that_is_busy_in_c_is_not_lost_either(tmp_path: Path) -> None:
     with job(tmp_path, BUSY, servers=1, keys=True, **LIMITS) as running:
@@ -96,6 +97,7 @@ def test_with_keys_a_worker_that_is_busy_in_c_is_not_lost_either(tmp_path: Path)
     assert running.output.count("is done") == 2
 
 
+@pytest.mark.faults
 @pytest.mark.long
 def test_without_a_pulse_it_is(tmp_path: Path) -> None:
     """So the test before this one can fail."""

@@ -113,7 +113,7 @@ def test_torchrun_and_a_worker_that_fails(script: str, env: dict[str, str]) -> N
     nothing_left(env)
 
 
-@pytest.mark.parametrize(("kind", "how"), [("openmpi", ""), ("mpich", "kill")])
+@pytest.mark.parametrize(("kind", "how"), [("openmpi", ""), pytest.param("mpich", "kill", marks=pytest.mark.faults)])
 def test_mpirun(kind: str, how: str, script: str, env: dict[str, str]) -> None:
     mpirun = shutil.which(f"mpirun.{kind}")
     if mpirun is None:
@@ -140,6 +140,7 @@ def aggregators(env: dict[str, str]) -> list[int]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
+@pytest.mark.faults
 def test_torchrun_on_two_hosts_with_two_workers_each(
     hosts: Hosts, script: str, env: dict[str, str], tmp_path: Path
 ) -> None:

@@ -29,7 +29,7 @@ from kvstore.member.session import Session
 from kvstore.rule import Rule
 
 KINDS = ("unix", "tcp", "curve", "shm")
-STEP = int(os.environ.get("KVSTORE_TESTS_LINES", "16"))  # 1 interrupts at every line, which takes 20 minutes
+STEP = int(os.environ.get("KVSTORE_TESTS_LINES", "24"))  # 1 interrupts at every line, which takes 20 minutes
 TABLE_STEP = STEP if STEP == 1 else 5 * STEP + 1  # their calls have many lines
 LIMIT_S = LONG + 10.0 + 600.0 / STEP  # for one test
 

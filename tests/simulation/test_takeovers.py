@@ -45,7 +45,7 @@ def test_a_server_that_dies_costs_nothing_but_time() -> None:
 @pytest.mark.long
 def test_whoever_dies_costs_nothing_but_time() -> None:
     for base in short(1):
-        for plan in exhaustive(base, (*SEATS, "scheduler"), step=53):
+        for plan in exhaustive(base, (*SEATS, "scheduler"), step=101):
             require(plan, "exact")
 
 
@@ -64,7 +64,7 @@ def test_rows_survive_whatever_happens() -> None:
 @pytest.mark.long
 def test_a_server_with_tables_that_dies_at_any_moment_costs_nothing_but_time() -> None:
     for base in short(0):
-        for plan in exhaustive(with_tables(base), SEATS, step=113):
+        for plan in exhaustive(with_tables(base), SEATS, step=211):
             require(plan, "exact")
 
 
