@@ -2,6 +2,7 @@
 
 store        DistStore: the calls
 calls        their arguments, checked
+store_calls  what all calls need: who this worker is, and what has gone wrong
 table_calls  the calls that are about tables alone
 update_calls  those about the optimizer that servers update with, and its states
 checkpoint_calls those about the job's checkpoints

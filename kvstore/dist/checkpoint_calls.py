@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from kvstore.dist.checkpointing import Checkpointing
+from kvstore.dist.store_calls import StoreCalls
 from kvstore.dist.trained import TrainedStore
 from kvstore.dist.worker_part import Stateful
 from kvstore.errors import UsageError
 from kvstore.store.checkpoint_interface import CheckpointInterface
 
 
-class CheckpointCalls(CheckpointInterface):
+class CheckpointCalls(StoreCalls, CheckpointInterface):
     """Has these calls; what they need is a ``DistStore``'s."""
 
     _checkpoints: Checkpointing | None
@@ -34,6 +35,3 @@ class CheckpointCalls(CheckpointInterface):
         """See ``KVStore``."""
         self._check()
         return self._checkpoints is not None and self._checkpoints.attach(name, thing, shared)
-
-    def _check(self) -> None:
-        raise NotImplementedError

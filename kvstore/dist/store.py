@@ -234,16 +234,6 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
         return type(self)(self._session, name, None, self._on_device, self._timeout, self._bound, checkpoints=False)
 
     @property
-    def rank(self) -> int:
-        """See ``KVStore``."""
-        return self._session.rank
-
-    @property
-    def num_workers(self) -> int:
-        """See ``KVStore``."""
-        return self._session.num_workers
-
-    @property
     def limits(self) -> WaitLimits:
         """How long a wait of this store may take. May be set; waits that begin later then have the new limits."""
         return self._requests.limits
@@ -326,12 +316,6 @@ class DistStore(UpdateCalls, TableCalls, CheckpointCalls, KVStore):
             self._session.flushes.remove(self._pushes.flush)
 
     # ---- helpers
-
-    def _check(self) -> None:
-        """Raise what has gone wrong since the last call."""
-        if self._closed:
-            raise UsageError("this store is closed")
-        self._pushes.check()
 
     def _prepare(self, key: Any, value: Any = ABSENT, out: Any = ABSENT, copy: bool = True) -> StoreCall:
         """Return the call that pushes ``value`` and pulls into ``out``; nothing has changed yet."""

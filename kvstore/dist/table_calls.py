@@ -10,10 +10,10 @@ from kvstore.dist.calls import Arguments
 from kvstore.dist.clocks import PushClocks
 from kvstore.dist.optimizer import Optimizing
 from kvstore.dist.plans.entries import Entries, Entry
-from kvstore.dist.pushes import Pushes
 from kvstore.dist.rows.plan import RowPlans
 from kvstore.dist.rows.reading import TableReading
 from kvstore.dist.rows.stored import StoredRows, StoredTables
+from kvstore.dist.store_calls import StoreCalls
 from kvstore.rows.first_rows import given_rows
 from kvstore.rows.frozen_rows import Page
 from kvstore.rows.ids import Ids
@@ -28,14 +28,13 @@ from kvstore.store.wanted_rows import described
 from kvstore.ticket import Ticket
 
 
-class TableCalls(TableInterface):
+class TableCalls(StoreCalls, TableInterface):
     """Has these calls; what they need is a ``DistStore``'s."""
 
     _arguments: Arguments
     _clocks: PushClocks
     _entries: Entries
     _optimizing: Optimizing
-    _pushes: Pushes
     _row_plans: RowPlans
     _saves: OpenSaves
     _stored: StoredTables
@@ -127,11 +126,3 @@ class TableCalls(TableInterface):
 
     def _clock(self, entry: Entry) -> int:
         return int(self._clocks.pushed[entry.place])
-
-    @property
-    def rank(self) -> int:
-        """See ``KVStore``."""
-        raise NotImplementedError
-
-    def _check(self) -> None:
-        raise NotImplementedError

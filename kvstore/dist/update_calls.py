@@ -10,7 +10,7 @@ from kvstore.dist.checkpointing import Checkpointing
 from kvstore.dist.momentum import advice, warn
 from kvstore.dist.optimizer import Optimizing, described
 from kvstore.dist.plans.entries import Entries
-from kvstore.dist.pushes import Pushes
+from kvstore.dist.store_calls import StoreCalls
 from kvstore.dist.trained import TrainedStore
 from kvstore.errors import Unsupported
 from kvstore.optim import states_file
@@ -19,14 +19,13 @@ from kvstore.spec import Key
 from kvstore.store.optimizer_interface import OptimizerInterface
 
 
-class UpdateCalls(OptimizerInterface):
+class UpdateCalls(StoreCalls, OptimizerInterface):
     """Has these calls; what they need is a ``DistStore``'s."""
 
     rule: Rule
     _checkpoints: Checkpointing | None
     _entries: Entries
     _optimizing: Optimizing
-    _pushes: Pushes
     _trained: TrainedStore
 
     def set_optimizer(self, optimizer: Any, **hyperparameters: Any) -> None:
@@ -85,18 +84,3 @@ class UpdateCalls(OptimizerInterface):
             return
         self._pushes.flush()
         self._optimizing.load(path, self._entries)
-
-    # ---- helpers
-
-    @property
-    def rank(self) -> int:
-        """See ``KVStore``."""
-        raise NotImplementedError
-
-    @property
-    def num_workers(self) -> int:
-        """See ``KVStore``."""
-        raise NotImplementedError
-
-    def _check(self) -> None:
-        raise NotImplementedError
