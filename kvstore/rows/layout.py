@@ -17,6 +17,7 @@ import torch
 from kvstore.errors import WireError
 from kvstore.rows.slabs import Array
 from kvstore.spec import ITEMSIZE
+from kvstore.wire.arrays import padded
 from kvstore.wire.frames import Buffer
 
 ALIGNED = 16
@@ -25,7 +26,7 @@ _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 def aligned(nbytes: int) -> int:
     """Return ``nbytes`` with the padding after it."""
-    return -(-nbytes // ALIGNED) * ALIGNED
+    return padded(nbytes, ALIGNED)
 
 
 def part_bytes(count: int, width: int, dtype: str, codec: str) -> int:

@@ -29,7 +29,7 @@ def frame_groups(sizes: Sequence[int]) -> list[list[int]]:
             shared, filled = [], 0
             frames.append(shared)
         shared.append(position)
-        filled += _aligned(size)
+        filled += padded(size)
     return frames
 
 
@@ -40,11 +40,11 @@ def pack_arrays(parts: Sequence[memoryview]) -> list[Buffer]:
         if len(group) == 1:
             frames.append(parts[group[0]])
             continue
-        shared = bytearray(sum(_aligned(parts[position].nbytes) for position in group))
+        shared = bytearray(sum(padded(parts[position].nbytes) for position in group))
         offset = 0
         for position in group:
             shared[offset : offset + parts[position].nbytes] = parts[position]
-            offset += _aligned(parts[position].nbytes)
+            offset += padded(parts[position].nbytes)
         frames.append(shared)
     return frames
 
@@ -61,15 +61,16 @@ def unpack_arrays(frames: Sequence[Buffer], sizes: Sequence[int]) -> list[memory
     parts: list[memoryview] = [memoryview(b"")] * len(sizes)
     for frame, group in zip(frames, layout, strict=True):
         view = memoryview(frame)
-        wanted = sizes[group[0]] if len(group) == 1 else sum(_aligned(sizes[position]) for position in group)
+        wanted = sizes[group[0]] if len(group) == 1 else sum(padded(sizes[position]) for position in group)
         if view.nbytes != wanted:
             raise WireError(f"expected a frame of {wanted} bytes, got {view.nbytes}")
         offset = 0
         for position in group:
             parts[position] = view[offset : offset + sizes[position]]
-            offset += _aligned(sizes[position])
+            offset += padded(sizes[position])
     return parts
 
 
-def _aligned(size: int) -> int:
-    return -(-size // ALIGN) * ALIGN
+def padded(nbytes: int, align: int = ALIGN) -> int:
+    """Return ``nbytes``, rounded up to a multiple of ``align``."""
+    return -(-nbytes // align) * align

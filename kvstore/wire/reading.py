@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
-from kvstore.errors import WireError
 from kvstore.job.settings import MAX_NODES
 from kvstore.spec import MAX_SEGMENTS
 from kvstore.wire import fields as f
+from kvstore.wire.arrays import padded
 from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import (
     Dtypes,
@@ -25,14 +25,13 @@ from kvstore.wire.messages import (
     require_known,
     same_length,
 )
-from kvstore.wire.rendezvous import Elements
-from kvstore.wire.rows import MAX_ROWS, Wide, table
+from kvstore.wire.rendezvous import Elements, require_counted
+from kvstore.wire.rows import Count, MaybeTables, SegmentId, Wide
 
 NOT_HELD = -1  # the version of what a reader does not hold
 
 Versions = Annotated[list[int], f.integers(NOT_HELD, 2**62 - 1)]
 Slack = Annotated[int, f.integer(0, 2**62)]
-MaybeTables = Annotated[list[Any], f.list_of(f.optional(table))]
 
 
 @message(140)
@@ -89,8 +88,7 @@ class KeysFound(Reply):
         same_length(self.shapes, self.dtypes, self.tables)
         same_length(self.ids, self.servers, self.starts, self.stops)
         require_known(self.kinds, self.shapes)
-        if sum(self.counts) != len(self.ids):
-            raise WireError(f"expected {sum(self.counts)} segments, as ``counts`` says, got {len(self.ids)}")
+        require_counted(self.counts, self.ids)
 
 
 @message(144)
@@ -157,8 +155,8 @@ class ReadRows(Request):
     """
 
     store: Store
-    id: Annotated[int, f.integer(0, 2**32 - 1)]
-    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    id: SegmentId
+    count: Count
     wide: Wide
     held: Annotated[bool, f.flag]
     slack: Slack
@@ -175,7 +173,7 @@ class RowsRead(Reply):
     """
 
     version: Annotated[int, f.integer()]
-    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    count: Count
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 
@@ -184,7 +182,7 @@ ALIGN = 64  # bytes
 
 def aligned(nbytes: int) -> int:
     """Return how many bytes a value takes where several are in one buffer."""
-    return -(-nbytes // ALIGN) * ALIGN
+    return padded(nbytes, ALIGN)
 
 
 READS = (Connect, FindKeys, ListKeys, ReadValues, ReadRows)  # the requests that readers make, beside Explain and Leave

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 from kvstore.errors import WireError
 from kvstore.job.curve_keys import LENGTH
@@ -30,11 +31,17 @@ from kvstore.wire.messages import (
     require_known,
     same_length,
 )
-from kvstore.wire.rows import table
+from kvstore.wire.rows import MaybeTables
 
 Elements = Annotated[list[int], f.integers(0, MAX_ELEMENTS)]
 PublicKeys = Annotated[list[str], f.list_of(f.text(LENGTH), MAX_NODES)]
 Start = Annotated[int, f.integer(1)]  # how often a member's process has been started
+
+
+def require_counted(counts: Sequence[int], ids: Sequence[int]) -> None:
+    """Raise ``WireError`` unless ``ids`` are as many segments as ``counts``, of each key, say."""
+    if sum(counts) != len(ids):
+        raise WireError(f"expected {sum(counts)} segments, as ``counts`` says, got {len(ids)}")
 
 
 @message(10)
@@ -142,7 +149,7 @@ class Declare(Request):
     dtypes: Dtypes
     bound: Annotated[int, f.integer(1)]
     longest: Annotated[int, f.integer(1)]
-    tables: Annotated[list[Any], f.list_of(f.optional(table))] = field(default_factory=list)
+    tables: MaybeTables = field(default_factory=list)
 
     def __post_init__(self) -> None:
         same_length(self.keys, self.kinds)
@@ -165,8 +172,7 @@ class Placed(Reply):
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.servers, self.starts, self.stops)
-        if sum(self.counts) != len(self.ids):
-            raise WireError(f"expected {sum(self.counts)} segments, as ``counts`` says, got {len(self.ids)}")
+        require_counted(self.counts, self.ids)
 
 
 @message(27)
@@ -195,8 +201,7 @@ class Describe(Request):
         same_length(self.shapes, self.dtypes)
         same_length(self.ids, self.servers, self.sizes)
         require_known(self.kinds, self.shapes)
-        if sum(self.counts) != len(self.ids):
-            raise WireError(f"expected {sum(self.counts)} segments, as ``counts`` says, got {len(self.ids)}")
+        require_counted(self.counts, self.ids)
 
 
 @message(17)

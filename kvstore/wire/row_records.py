@@ -15,9 +15,7 @@ from kvstore.wire.frames import Buffer, message
 from kvstore.wire.messages import Clocks, Dtypes, Ids, Message, Number, Seq, Store, same_length
 from kvstore.wire.parameters import Changes, Names
 from kvstore.wire.records import Failures, Members, RankClocks
-from kvstore.wire.rows import MAX_ROWS, Counts, table
-
-Columns = Annotated[list[int], f.integers(0, 2**20)]  # numbers of each row; 0: one, in an array of one dimension
+from kvstore.wire.rows import Columns, Count, Counts, SegmentId, table
 
 
 @message(75)
@@ -69,7 +67,7 @@ class StripeState(Message):
     """
 
     store: Store
-    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    id: SegmentId
     key: Annotated[Any, f.key]
     table: Annotated[list[Any], table]
     stripe: Annotated[int, f.integer()]
@@ -97,8 +95,8 @@ class TablePage(Message):
     """
 
     store: Store
-    id: Annotated[int, f.integer(0, 2**32 - 1)]
-    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    id: SegmentId
+    count: Count
     names: Names
     dtypes: Dtypes
     columns: Columns
@@ -119,6 +117,6 @@ class TableRest(Message):
     """
 
     store: Store
-    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    id: SegmentId
     names: Names
     buffers: Sequence[Buffer] = field(repr=False, default=())

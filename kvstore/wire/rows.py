@@ -20,6 +20,8 @@ from kvstore.wire.parameters import Changes, Names, Priority
 MAX_ROWS = 1 << 32  # of one table in one message
 Counts = Annotated[list[int], f.integers(0, MAX_ROWS)]
 RowCodecs = Annotated[list[str], f.list_of(f.choice(*CODECS))]  # how each table's rows are encoded
+Count = Annotated[int, f.integer(0, MAX_ROWS)]
+SegmentId = Annotated[int, f.integer(0, 2**32 - 1)]
 Wide = Annotated[bool, f.flag]
 Version = Annotated[int, f.integer(0, 1 << 61)]  # how many updates a table has had
 MaybeVersion = Annotated["int | None", f.optional(f.integer(0, 1 << 61))]
@@ -44,6 +46,36 @@ table = f.tuple_of(
     f.choice(*CODECS),
 )  # see ``kvstore.table.Table.described``
 TableList = Annotated[list[list[Any]], f.list_of(table)]
+MaybeTables = Annotated[list[Any], f.list_of(f.optional(table))]  # of kinds of keys; None for those of arrays
+
+
+@dataclass(frozen=True)
+class WorkersOwn(Request):
+    """A request that a worker makes for itself alone, for no aggregator knows tables."""
+
+    @property
+    def workers(self) -> Sequence[int]:
+        """The rank of the worker."""
+        return (self.sender.node.rank,)
+
+
+@dataclass(frozen=True)
+class OnceDue(WorkersOwn):
+    """A request about table segment ``id`` that waits until round ``clock`` is over."""
+
+    store: Store
+    id: SegmentId
+    clock: Seq
+
+    @property
+    def ids(self) -> list[int]:
+        """The segment, as other requests that wait for rounds list theirs."""
+        return [self.id]
+
+    @property
+    def clocks(self) -> list[int]:
+        """The round, as other requests that wait for rounds list theirs."""
+        return [self.clock]
 
 
 @message(120)
@@ -64,7 +96,7 @@ class InitTables(Request):
 
 @message(121)
 @dataclass(frozen=True)
-class PushRows(Request):
+class PushRows(WorkersOwn):
     """My contribution ``clocks[i]`` to table segment ``ids[i]``: ``counts[i]`` rows of it, perhaps none.
 
     Attributes:
@@ -95,15 +127,10 @@ class PushRows(Request):
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks, self.counts, self.wanted, self.codecs)
 
-    @property
-    def workers(self) -> Sequence[int]:
-        """The rank of the worker whose contribution this is."""
-        return (self.sender.node.rank,)
-
 
 @message(122)
 @dataclass(frozen=True)
-class PullRows(Request):
+class PullRows(WorkersOwn):
     """``wanted[i]`` rows of table segment ``ids[i]``, once they include contribution ``clocks[i]`` of every worker.
 
     Attributes:
@@ -121,11 +148,6 @@ class PullRows(Request):
 
     def __post_init__(self) -> None:
         same_length(self.ids, self.clocks, self.wanted, self.codecs)
-
-    @property
-    def workers(self) -> Sequence[int]:
-        """The rank of the worker that the rows are for."""
-        return (self.sender.node.rank,)
 
 
 @message(123)
@@ -167,8 +189,8 @@ class PutRows(Request):
     """
 
     store: Store
-    id: Annotated[int, f.integer(0, 2**32 - 1)]
-    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    id: SegmentId
+    count: Count
     version: MaybeVersion
     steps: MaybeVersion
     names: Names
@@ -191,39 +213,21 @@ class PutTableRest(Request):
     """
 
     store: Store
-    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    id: SegmentId
     names: Names
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 
 @message(125)
 @dataclass(frozen=True)
-class FreezeTable(Request):
+class FreezeTable(OnceDue):
     """Keep table segment ``id`` as it is once round ``clock`` is over, to be read page by page; training goes on.
 
     Attributes:
         since: only rows that have changed, or gone, since this version; None for all.
     """
 
-    store: Store
-    id: Annotated[int, f.integer(0, 2**32 - 1)]
-    clock: Seq
     since: MaybeVersion
-
-    @property
-    def ids(self) -> list[int]:
-        """The segment, as other requests that wait for rounds list theirs."""
-        return [self.id]
-
-    @property
-    def clocks(self) -> list[int]:
-        """The round, as other requests that wait for rounds list theirs."""
-        return [self.clock]
-
-    @property
-    def workers(self) -> Sequence[int]:
-        """The rank of the worker that asks."""
-        return (self.sender.node.rank,)
 
 
 @message(126)
@@ -259,7 +263,7 @@ class ReadFrozen(Request):
     store: Store
     number: Seq
     start: Annotated[int, f.integer()]
-    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    count: Count
     gone: Annotated[bool, f.flag]
     state: Annotated[bool, f.flag]
 
@@ -269,7 +273,7 @@ class ReadFrozen(Request):
 class FrozenPage(Reply):
     """``count`` rows: their ids (int64), values, and what else each has, in the order of ``Frozen.names``."""
 
-    count: Annotated[int, f.integer(0, MAX_ROWS)]
+    count: Count
     buffers: Sequence[Buffer] = field(repr=False, default=())
 
 
@@ -284,27 +288,8 @@ class Thaw(Request):
 
 @message(130)
 @dataclass(frozen=True)
-class EvictRows(Request):
+class EvictRows(OnceDue):
     """From rank 0: let rows of table segment ``id`` go now, as its rules say, once round ``clock`` is over."""
-
-    store: Store
-    id: Annotated[int, f.integer(0, 2**32 - 1)]
-    clock: Seq
-
-    @property
-    def ids(self) -> list[int]:
-        """The segment, as other requests that wait for rounds list theirs."""
-        return [self.id]
-
-    @property
-    def clocks(self) -> list[int]:
-        """The round, as other requests that wait for rounds list theirs."""
-        return [self.clock]
-
-    @property
-    def workers(self) -> Sequence[int]:
-        """The rank of the worker that asks."""
-        return (self.sender.node.rank,)
 
 
 @message(131)
@@ -313,7 +298,7 @@ class DescribeTable(Request):
     """What are the statistics of table segment ``id``?"""
 
     store: Store
-    id: Annotated[int, f.integer(0, 2**32 - 1)]
+    id: SegmentId
 
 
 @message(132)
