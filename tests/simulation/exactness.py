@@ -35,6 +35,9 @@ class Counting:
         armed: the ranks whose calls may be interrupted now.
     """
 
+    keys = KEYS  # that are pushed
+    parts = 1  # of a segment that may have digits of their own
+
     def __init__(self, seed: int, rule: str = "sync", uneven: bool = False, rounds: int = PUSHES) -> None:
         self.armed: set[int] = set()
         self._seed = seed
@@ -50,61 +53,76 @@ class Counting:
             Wrong: a push counts twice, or not at all.
         """
         dice = random.Random(f"{self._seed} {store.rank}")
-        outs = [torch.zeros(size) for size in SIZES.values()]
         store.set_optimizer("sgd", learning_rate=1.0)
-        store.init(KEYS, outs)
+        self._init(store)
         rounds = min(self._rounds, PUSHES // store.num_workers)
         own = rounds - (1 if self._uneven and store.rank == 0 else 0)
         made = 0
         while made < own:
-            self._push(store, dice, 4.0 ** (made * store.num_workers + store.rank), outs)
-            made = store.statistics().pushes // len(KEYS)
-            self._look(store, outs, made, "in the middle")
+            self._push(store, dice, 4.0 ** (made * store.num_workers + store.rank))
+            made = store.statistics().pushes // len(self.keys)
+            self._look(store, self._read(store, dice), made, "in the middle")
             if self._rule == "keep":  # of two late ones a round would make thirds
                 store.barrier()
         if self._uneven:
             store.join()
         else:
             store.barrier()
-        store.pull(KEYS, outs)
-        self._look(store, outs, made, "at the end")
-        self._all(store, outs, made, rounds)
-        return [out.tolist() for out in outs]
+        values = self._read(store, dice)
+        self._look(store, values, made, "at the end")
+        self._all(store, values, made, rounds)
+        return [value.reshape(-1).tolist() for value in values.values()]
 
-    def _push(self, store: DistStore, dice: random.Random, value: float, outs: list[torch.Tensor]) -> None:
-        gradients = [torch.full((size,), value) for size in SIZES.values()]
+    def _push(self, store: DistStore, dice: random.Random, value: float) -> None:
+        gradients = self._gradients(value)
         way = dice.randrange(3)
         self.armed.add(store.rank)
         try:
             if way == 0:
-                store.pushpull(KEYS, gradients, outs)
+                self._pushpull(store, gradients)
             elif way == 1:
-                store.push(KEYS, gradients)
+                store.push(self.keys, gradients)
             else:
-                for key, gradient in zip(KEYS, gradients, strict=True):
+                for key, gradient in zip(self.keys, gradients, strict=True):
                     store.push(key, gradient)
         except Interrupted:
             if way == 2:  # some keys were pushed
                 raise
         finally:
             self.armed.discard(store.rank)
-            for gradient in gradients:
-                gradient.fill_(1e6)
-        store.pull(KEYS, outs)
+            self._spoil(gradients)  # they have been copied
 
-    def _look(self, store: DistStore, outs: list[torch.Tensor], made: int, when: str) -> None:
+    def _init(self, store: DistStore) -> None:
+        store.init(KEYS, [torch.zeros(size) for size in SIZES.values()])
+
+    def _gradients(self, value: float) -> list[Any]:
+        return [torch.full((size,), value) for size in SIZES.values()]
+
+    def _pushpull(self, store: DistStore, gradients: list[Any]) -> None:
+        store.pushpull(KEYS, gradients, [torch.zeros(size) for size in SIZES.values()])
+
+    def _spoil(self, gradients: list[Any]) -> None:
+        for gradient in gradients:
+            gradient.fill_(1e6)
+
+    def _read(self, store: DistStore, dice: random.Random) -> dict[str, torch.Tensor]:
+        outs = [torch.zeros(size) for size in SIZES.values()]
+        store.pull(KEYS, outs)
+        return dict(zip(KEYS, outs, strict=True))
+
+    def _look(self, store: DistStore, values: dict[str, torch.Tensor], made: int, when: str) -> None:
         """Require that nothing counts twice, and that what this worker has been answered counts."""
-        for key, digits in self._digits(store, outs, when):
+        for key, digits in self._digits(values, when):
             if max(digits) > (1 if self._exact else 2) or (not self._exact and sum(digits) % 2):
                 raise Wrong(f"{key!r} {when} in {self._rule}: counted {digits}")
             own = digits[store.rank : made * store.num_workers : store.num_workers]
             if self._exact and not all(own):
                 raise Wrong(f"{key!r} {when} in {self._rule}: own pushes counted {own}")
 
-    def _all(self, store: DistStore, outs: list[torch.Tensor], made: int, rounds: int) -> None:
+    def _all(self, store: DistStore, values: dict[str, torch.Tensor], made: int, rounds: int) -> None:
         """Require that each push of each worker counts, or is known to have been late."""
         missing = 0
-        for key, digits in self._digits(store, outs, "at the end"):
+        for key, digits in self._digits(values, "at the end"):
             wanted = [1] * (rounds * store.num_workers)
             if self._uneven:
                 wanted[(rounds - 1) * store.num_workers] = 0
@@ -113,13 +131,13 @@ class Counting:
             own = digits[store.rank : made * store.num_workers : store.num_workers]
             missing += own.count(0)
         late = store.statistics().late
-        if missing > late:
+        if missing > late * self.parts:
             raise Wrong(f"{missing} own pushes do not count, and {late} segments were late")
 
-    def _digits(self, store: DistStore, outs: list[torch.Tensor], when: str) -> list[tuple[str, list[int]]]:
+    def _digits(self, values: dict[str, torch.Tensor], when: str) -> list[tuple[str, list[int]]]:
         found = []
-        for key, out in zip(KEYS, outs, strict=True):
-            for value in sorted(set((-out).tolist())):
+        for key, sums in values.items():
+            for value in sorted(set((-sums).reshape(-1).tolist())):
                 if not value.is_integer() or not 0 <= value < 4**PUSHES:
                     raise Wrong(f"{key!r} {when} in {self._rule}: {value}")
                 found.append((key, [int(value) >> (2 * place) & 3 for place in range(PUSHES)]))
