@@ -36,7 +36,7 @@ class HeldValue:
         segments: where it is.
         versions: of each segment, which one is held here, or ``NOT_HELD``.
         rows: of a table, the rows that are held; None if none are to be.
-        pulled: after which rounds the oldest and the newest segment of the last pull are, of a table: row; None before.
+        pulled: the rounds of the oldest and the newest segment of the last pull; for a table, of its rows. None before.
     """
 
     def __init__(self, key: Key, spec: Spec, store: int, segments: Sequence[ReadSegment]) -> None:
