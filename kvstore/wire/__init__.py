@@ -5,6 +5,7 @@ parameters  messages between workers, aggregators and servers: values, optimizer
 rows        messages between workers and servers about tables: rows by their ids
 reading     messages of readers, which take no part in training
 rendezvous  messages between members and the scheduler: joining, beating, keys, barriers, leaving
+observing   messages about how a job is: reports of members, stacks, what observers ask
 views       messages about which process serves a server's rank
 replication messages between a server and its standby
 records     what a server tells its standby: changes of its state, and the whole of it
@@ -29,6 +30,7 @@ from kvstore.wire.messages import (
     Request,
     Sender,
 )
+from kvstore.wire.observing import Locate, Located, Observe, Observed, ServerReport, Stacks, Where, WorkerReport
 from kvstore.wire.parameters import (
     MAX_PRIORITY,
     AwaitCapture,
@@ -167,10 +169,14 @@ __all__ = [
     "Leave",
     "LedgerPage",
     "ListKeys",
+    "Locate",
+    "Located",
     "Lost",
     "Message",
     "Moved",
     "Node",
+    "Observe",
+    "Observed",
     "Open",
     "OpenStore",
     "OptimizerCalls",
@@ -198,7 +204,9 @@ __all__ = [
     "Rows",
     "RowsRead",
     "Sender",
+    "ServerReport",
     "SetOptimizer",
+    "Stacks",
     "Standing",
     "StatesState",
     "Stop",
@@ -214,6 +222,8 @@ __all__ = [
     "ValuesRead",
     "View",
     "Welcome",
+    "Where",
+    "WorkerReport",
     "decode",
     "encode",
     "frame_groups",

@@ -7,7 +7,7 @@ are notices, of which those about one member carry its ``node``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 from kvstore.errors import WireError
@@ -19,7 +19,9 @@ from kvstore.wire.frames import message
 MAX_STORES = 256  # of one job
 MAX_REASON = 4000  # characters that an error is cut to, so that no message is refused for its length
 
-Role = Annotated[str, f.choice("worker", "server", "standby", "aggregator", "scheduler", "launcher", "reader")]
+Role = Annotated[
+    str, f.choice("worker", "server", "standby", "aggregator", "scheduler", "launcher", "reader", "observer")
+]
 Rank = Annotated[int, f.integer(-1, MAX_NODES)]
 Ranks = Annotated[list[int], f.rising(0, MAX_NODES)]  # of workers
 Seq = Annotated[int, f.integer()]
@@ -123,9 +125,10 @@ class Explain(Request):
 @message(4)
 @dataclass(frozen=True)
 class Explanation(Reply):
-    """It waits for this, in words; empty if it does not wait here."""
+    """It waits for this, in words; empty if it does not wait here. ``missing`` are workers that it waits for."""
 
     text: Text
+    missing: Ranks = field(default_factory=list)
 
 
 def same_length(*lists: Sequence[Any]) -> None:

@@ -95,7 +95,13 @@ class MemberNotice(Message):
 @message(12)
 @dataclass(frozen=True)
 class Beat(MemberNotice):
-    """The member is alive, and its heartbeat runs. The scheduler says ``Alive`` in return."""
+    """The member is alive, and its heartbeat runs. The scheduler says ``Alive`` in return.
+
+    Attributes:
+        sent: when, by the member's monotonic clock; 0 if it does not ask for the scheduler's time.
+    """
+
+    sent: Annotated[float, f.number] = 0.0
 
 
 @message(26)
@@ -272,7 +278,15 @@ class Here(MemberNotice):
 @message(30)
 @dataclass(frozen=True)
 class Alive(Message):
-    """I have heard you, and am alive, too."""
+    """I have heard you, and am alive, too.
+
+    Attributes:
+        sent: of the beat that this answers.
+        now: the scheduler's time when it answers, by its monotonic clock; 0 if it was not asked for.
+    """
+
+    sent: Annotated[float, f.number] = 0.0
+    now: Annotated[float, f.number] = 0.0
 
 
 @message(31)

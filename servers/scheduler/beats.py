@@ -54,7 +54,7 @@ class Beats:
         failure = self._failure()
         if failure is not None and member.state is MemberState.READY:
             self._send(peer, JobFailed(failure))
-        self._send(peer, Alive())
+        self._send(peer, Alive(message.sent, now) if message.sent else Alive())
         self.tell(member)
         if failure is None:
             self._failover.show(member)

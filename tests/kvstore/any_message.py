@@ -26,7 +26,7 @@ CONCRETE = [getattr(wire, name) for name in wire.__all__ if isinstance(getattr(w
 CLASSES = [cls for cls in CONCRETE if cls not in (wire.Message, wire.Request, wire.Reply, wire.Node, wire.Sender)]
 
 
-roles = st.sampled_from(["worker", "server", "standby", "aggregator", "scheduler", "launcher", "reader"])
+roles = st.sampled_from(["worker", "server", "standby", "aggregator", "scheduler", "launcher", "reader", "observer"])
 
 
 ranks = st.integers(-1, 4096)
@@ -162,6 +162,29 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         "version": st.integers(0, 2**61) | (st.none() if kind is not int else st.nothing()),
         "columns": some(st.integers(0, 1 << 20), size),
         "positions": some(st.integers(0, 1 << 19), size, unique=True).map(sorted),
+        "came_last": some(whole, size),
+        "alone_us": some(whole, size),
+        "sent": some(whole, size) if get_origin(kind) is list else (numbers if kind is float else whole),
+        "received": some(whole, size) if get_origin(kind) is list else whole,
+        "values": some(st.tuples(text, numbers).map(list), size),
+        "waiting": some(st.integers(0, 4096), size, unique=True).map(sorted),
+        "missing": some(st.integers(0, 4096), size, unique=True).map(sorted),
+        "threads": some(st.tuples(text, st.lists(text, max_size=3)).map(list), size),
+        "places": some(text, size),
+        "expected": some(st.integers(0, 4096), size),
+        "members": some(
+            st.tuples(
+                st.sampled_from(["worker", "server", "standby", "aggregator"]),
+                ranks,
+                whole,
+                st.sampled_from(["joined", "ready", "left", "lost"]),
+                numbers,
+                text,
+            ).map(list),
+            size,
+        ),
+        "events": some(st.tuples(numbers, text).map(list), size),
+        "owners": some(st.integers(0, 4096), size),
         "buffers": st.lists(st.binary(max_size=20), max_size=4),
     }
     if name in special:
@@ -170,6 +193,7 @@ def value_of(name: str, hint: Any, size: int) -> st.SearchStrategy[Any]:
         int: whole,
         str: text,
         bool: st.booleans(),
+        float: numbers,
         float | None: st.none() | numbers,
         str | None: st.none() | text,
     }

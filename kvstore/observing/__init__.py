@@ -1,0 +1,4 @@
+"""How a running job is: what an observer sees of it, and what follows from that.
+
+view        the job at one moment: members, their reports, what has happened
+"""

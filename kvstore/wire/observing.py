@@ -1,0 +1,212 @@
+"""The messages about how a job is: what members report of themselves, where they are in their code, who looks on.
+
+Members report with their beats, over the link of these. Observers take no part in the job: they ask the scheduler, and
+change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from kvstore.job.settings import MAX_NODES
+from kvstore.wire import fields as f
+from kvstore.wire.frames import Buffer, message
+from kvstore.wire.messages import Message, Ranks, Reply, Request, Role, Seq, Text, same_length
+from kvstore.wire.rendezvous import MemberNotice
+
+MOST_LOCATED = 64  # members that one question may be about
+MOST_VALUES = 32  # named values of a report
+MOST_EVENTS = 256  # lines of news in one answer
+MOST_THREADS = 64
+MOST_FRAMES = 64  # of a thread, the innermost
+MAX_PLACE = 512  # characters of a file, a line and a function
+
+Time = Annotated[float, f.number]  # seconds, by the sender's monotonic clock
+Count = Annotated[int, f.integer()]
+Counts = Annotated[list[int], f.list_of(f.integer(), MAX_NODES)]
+Short = Annotated[str, f.text(256)]
+NamedValues = Annotated[list[list[Any]], f.list_of(f.tuple_of(f.text(64), f.number), MOST_VALUES)]
+Place = Annotated[str, f.text(MAX_PLACE)]
+ThreadStacks = Annotated[
+    list[list[Any]],
+    f.list_of(f.tuple_of(f.text(128), f.list_of(f.text(MAX_PLACE), MOST_FRAMES)), MOST_THREADS),
+]
+MemberRecord = f.tuple_of(
+    f.choice("worker", "server", "standby", "aggregator"),
+    f.integer(-1, MAX_NODES),
+    f.integer(),
+    f.choice("joined", "ready", "left", "lost"),
+    f.number,
+    f.text(512),
+)
+
+
+@message(150)
+@dataclass(frozen=True)
+class WorkerReport(MemberNotice):
+    """What a worker has done since it joined. All counts only grow.
+
+    Attributes:
+        at: when.
+        rounds: how often it has pushed its most pushed key.
+        blocked_us: microseconds its callers have waited for answers.
+        input_us: microseconds it has waited for data, as far as ``fit``, ``Trainer`` or the program has said; -1 if
+            nobody has.
+        cpu_us: microseconds of processor time of the process.
+        memory: bytes that the process has in memory.
+        outstanding: requests without an answer.
+        ahead: how many pushes it was ahead of the slowest worker when it last read, in stores with a staleness.
+        sent, received: bytes to and from each server, or, where there is an aggregator, to and from it alone.
+        values: the latest of what the program logs: loss, accuracy, epoch.
+    """
+
+    at: Time
+    rounds: Count
+    blocked_us: Count
+    input_us: Annotated[int, f.integer(-1)]
+    cpu_us: Count
+    memory: Count
+    outstanding: Count
+    ahead: Count
+    sent: Counts
+    received: Counts
+    values: NamedValues = field(default_factory=list)
+
+
+@message(151)
+@dataclass(frozen=True)
+class ServerReport(MemberNotice):
+    """What a server, a standby or an aggregator has done since it joined. Counts only grow.
+
+    Attributes:
+        at: when.
+        rounds: the highest number of rounds that are over of any segment; where each push is an update, of updates.
+        busy_us: microseconds it has handled messages.
+        cpu_us, memory: see ``WorkerReport``.
+        held: bytes of parameters.
+        received, sent: bytes of gradients and of values.
+        waves: how many rounds have been judged by who came last; see ``came_last``.
+        came_last: for each worker, in how many of them it came last.
+        alone_us: for each worker, how long others have waited for it alone, in microseconds.
+        waiting, missing: the workers that wait at this moment, and those they wait for.
+        oldest_us: how long the request has waited that waits for longest; 0 for none.
+        why: what it waits for, in words.
+    """
+
+    at: Time
+    rounds: Count
+    busy_us: Count
+    cpu_us: Count
+    memory: Count
+    held: Count
+    received: Count
+    sent: Count
+    waves: Count
+    came_last: Counts
+    alone_us: Counts
+    waiting: Ranks
+    missing: Ranks
+    oldest_us: Count
+    why: Annotated[str, f.text(1024)] = ""
+
+    def __post_init__(self) -> None:
+        same_length(self.came_last, self.alone_us)
+
+
+@message(152)
+@dataclass(frozen=True)
+class Where(Message):
+    """From the scheduler, to a member: where are you in your code? It answers ``Stacks`` with the same ``number``."""
+
+    number: Seq
+
+
+@message(153)
+@dataclass(frozen=True)
+class Stacks(MemberNotice):
+    """Where the member is.
+
+    Attributes:
+        number: of the question.
+        place: of the thread that the program began in, the innermost frame of the program's own code: ``train.py:41
+            in load_batch``.
+        doing: what that thread does there, in the words of ``kvstore.member.stacks``.
+        threads: for each thread its name, and its frames as texts like ``place``, the innermost last.
+    """
+
+    number: Seq
+    place: Place
+    doing: Short
+    threads: ThreadStacks
+
+
+@message(154)
+@dataclass(frozen=True)
+class Locate(Request):
+    """To the scheduler: where are these members of ``role`` in their code?"""
+
+    role: Role
+    ranks: Annotated[list[int], f.rising(0, MAX_NODES)]
+
+
+@message(155)
+@dataclass(frozen=True)
+class Located(Reply):
+    """They are there.
+
+    Attributes:
+        ranks: of the members.
+        places: of each, in words that follow "worker 1 ": ``is at train.py:41 in load_batch``.
+        buffers: for each that has answered, in order, the encoded ``Stacks``.
+    """
+
+    ranks: Annotated[list[int], f.rising(0, MAX_NODES)]
+    places: Annotated[list[str], f.list_of(f.text(), MAX_NODES)]
+    buffers: Sequence[Buffer] = field(repr=False, default=())
+
+    def __post_init__(self) -> None:
+        same_length(self.ranks, self.places)
+
+
+@message(156)
+@dataclass(frozen=True)
+class Observe(Request):
+    """To the scheduler, from an observer: how is the job?
+
+    Attributes:
+        after: the number of the latest event that the observer has.
+    """
+
+    after: Seq
+
+
+@message(157)
+@dataclass(frozen=True)
+class Observed(Reply):
+    """It is like this.
+
+    Attributes:
+        at: the scheduler's time, by its monotonic clock.
+        started: when the scheduler began, by the same.
+        expected: how many workers, servers, standbys and aggregators the job has.
+        members: those that have joined: role, rank, incarnation, state, seconds since the last sign of life, address.
+        failure: why the job has failed; None if it has not.
+        waits: what the scheduler's own barriers and joins wait for, in words; empty for nothing.
+        first_event: the number of the first of ``events``.
+        events: what has happened: its time, and a line.
+        owners: for each of ``buffers``, the place of its member in ``members``.
+        buffers: encoded reports; of each member the one of some ten seconds ago, if there is one, then the latest.
+    """
+
+    at: Time
+    started: Time
+    expected: Annotated[list[int], f.integers(0, MAX_NODES)]
+    members: Annotated[list[list[Any]], f.list_of(MemberRecord, 4 * MAX_NODES)]
+    failure: Annotated[str | None, f.optional(f.text())]
+    waits: Text
+    first_event: Seq
+    events: Annotated[list[list[Any]], f.list_of(f.tuple_of(f.number, f.text()), MOST_EVENTS)]
+    owners: Annotated[list[int], f.integers(0, 4 * MAX_NODES)]
+    buffers: Sequence[Buffer] = field(repr=False, default=())

@@ -1,0 +1,40 @@
+"""The messages about how a job is: what is refused beside what each field's own check refuses."""
+
+from __future__ import annotations
+
+import pytest
+from any_message import with_shorter
+
+from kvstore.errors import WireError
+from kvstore.wire import Located, Node, Observed, ServerReport, decode, encode
+
+SERVER = Node("server", 0, 1)
+REPORT = ServerReport(SERVER, 1.5, 7, 1, 2, 3, 4, 5, 6, 3, [1, 2], [10, 20], [0], [1], 30, "waits")
+
+
+def test_a_report_comes_back_as_it_was() -> None:
+    assert decode(encode(REPORT)) == REPORT
+
+
+def test_a_report_has_both_counts_for_each_worker() -> None:
+    with pytest.raises(WireError, match="lists of one length"):
+        decode(with_shorter(REPORT, "alone_us"))
+
+
+def test_an_answer_has_a_place_for_each_member() -> None:
+    with pytest.raises(WireError, match="lists of one length"):
+        decode(with_shorter(Located(1, [0, 1], ["is at a.py:1 in f", "has left"]), "places"))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ["reader", 0, 1, "ready", 0.0, ""],
+        ["worker", 0, 1, "asleep", 0.0, ""],
+        ["worker", 0, 1, "ready", float("nan"), ""],
+        ["worker", 0, 1, "ready", 0.0],
+    ],
+)
+def test_a_record_of_a_member_is_checked(record: list[object]) -> None:
+    with pytest.raises(WireError, match=r"Observed\.members"):
+        decode(encode(Observed(1, 0.0, 0.0, [1, 1, 0, 0], [record], None, "", 0, [], [])))
