@@ -2,6 +2,7 @@
 
 launch       `launch.py`
 cli          its command line
+options/     the options by subject
 calls/       `launcher.run`: workers that call a Python function
 kinds/       the launchers: local, ssh, mpi, slurm, sge, yarn, kubernetes
 agents/      processes on other hosts, through an agent there

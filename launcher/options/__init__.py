@@ -1,0 +1,9 @@
+"""The options of launch.py by subject. Each file adds a group to the parser. No I/O.
+
+hosts        where processes run, and how they reach each other
+failures     what happens if a process dies
+checkpoints  what is saved while the job runs, and what a job continues from
+readers      who may read values while the job runs
+resources    what a cluster manager is asked for
+values       the values that options take
+"""
