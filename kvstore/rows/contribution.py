@@ -70,23 +70,21 @@ def _part(what: str, table: Table, value: Any, finite: bool) -> tuple[Ids, Rows]
     if not rows.is_cpu:
         rows = rows.cpu()
     rows = rows.reshape(len(ids), table.width).contiguous()
-    if finite or _may_have_nan(rows):
+    if finite or _has_nan(rows):
         _require_finite(what, ids, rows, finite)
     return coalesce(ids, rows.numpy())
 
 
-def _may_have_nan(rows: torch.Tensor) -> bool:
-    """Whether an element may be NaN: a sum, which NaN makes NaN, costs less than a look at each."""
-    with np.errstate(all="ignore"):  # infinities of both signs have no sum, either
-        return bool(np.isnan(rows.numpy().sum()))
+def _has_nan(rows: torch.Tensor) -> bool:
+    """Whether an element is NaN: then the least one is, which is found in a third of the time that a sum takes."""
+    with np.errstate(invalid="ignore"):
+        return rows.numel() > 0 and bool(np.isnan(rows.numpy().min()))
 
 
 def _require_finite(what: str, ids: Ids, rows: torch.Tensor, finite: bool) -> None:
     if finite and all_finite(rows):
         return
     wrong = ~torch.isfinite(rows) if finite else rows.isnan()
-    if not wrong.any():
-        return
     position = int(torch.nonzero(wrong.any(1))[0])
     elements = "NaN or infinite elements" if finite else "elements that are NaN"
     raise NotFinite(
