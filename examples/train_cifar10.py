@@ -62,6 +62,11 @@ def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reduc
     if args.monitor:
         after_batch.append(lines.Monitor(args.monitor))
     after_epoch = [summary, callbacks.LearningRateScheduler(lambda epoch: options.learning_rate(args, epoch))]
+    after_evaluation: list[Any] = [callbacks.EarlyStopping(patience=args.patience)] if args.patience else []
+    if args.log_to:
+        log = callbacks.Log(*args.log_to, frequent=args.disp_batches)
+        for moment in (after_batch, after_epoch, after_evaluation):
+            moment.append(log)
     if args.model_prefix:
         after_epoch.append(callbacks.do_checkpoint(args.model_prefix))
     if args.d2l:
@@ -78,7 +83,7 @@ def train(args: Namespace, devices: list[torch.device], store: kv.KVStore, reduc
         num_epoch=args.num_epochs,
         batch_end_callback=after_batch,
         epoch_end_callback=after_epoch,
-        eval_end_callback=callbacks.EarlyStopping(patience=args.patience) if args.patience else None,
+        eval_end_callback=after_evaluation,
         resume=Checkpoint(args.model_prefix, args.load_epoch) if args.load_epoch else None,
         devices=devices,
         reducer=reducer,

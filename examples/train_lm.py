@@ -28,7 +28,7 @@ from lm.transformer import Transformer
 from lm.updates import updates
 
 import kvstore as kv
-from workers import Reducer
+from workers import Reducer, callbacks
 
 
 class Result(NamedTuple):
@@ -69,6 +69,7 @@ def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Redu
     say("%d parameters, %d workers", sum(parameter.numel() for parameter in model.parameters()), store.num_workers)
     update = updates(model, args, store)
 
+    log = callbacks.Log(*args.log_to, rank=store.rank) if args.log_to else None
     seconds, bits = 0.0, math.inf
     for step in range(args.steps):
         began = time.perf_counter()
@@ -80,7 +81,8 @@ def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Redu
         loss.backward()
         if args.clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-        update.step(learning_rate(step, args.steps, args.warmup, args.lr, args.min_lr))
+        rate = learning_rate(step, args.steps, args.warmup, args.lr, args.min_lr)
+        update.step(rate)
         last = step + 1 == args.steps
         if last:
             update.finish()
@@ -88,6 +90,9 @@ def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Redu
         if (step + 1) % args.eval_every == 0 or last:
             with update.common_weights():
                 bits = validate(model, corpus, args, store, reducer)
+            if log:
+                values = {"train/loss": loss, "validation/bits": bits, "learning_rate": rate, "seconds": seconds}
+                log.log(values, step=step + 1)
             say(
                 "Step[%d] Train-bits=%.3f Validation-bits=%.3f Time cost=%.1f",
                 step + 1,
@@ -96,6 +101,8 @@ def train(args: Namespace, corpus: text.Corpus, store: kv.KVStore, reducer: Redu
                 seconds,
             )
 
+    if log:
+        log.close()
     moved = store.statistics()
     result = Result(bits, seconds, moved.bytes_pushed, moved.bytes_pulled)
     if result.sent:

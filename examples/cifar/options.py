@@ -123,6 +123,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     system.add_argument(
         "--monitor", type=natural, default=0, help="number of batches between logs of the parameters; 0: none"
     )
+    system.add_argument(
+        "--log-to",
+        metavar="PATH",
+        nargs="+",
+        default=[],
+        help="write losses, speed and metrics to a .jsonl or .csv file, or to a folder/ for TensorBoard",
+    )
     system.add_argument("--model-prefix", help="save a checkpoint under this name after each epoch")
     system.add_argument("--load-epoch", type=positive, help="continue from the checkpoint of this epoch")
 

@@ -50,6 +50,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     system = parser.add_argument_group("system")
     system.add_argument("--kv-store", default=default_store(), help="local, dist_sync, dist_async, ...")
     system.add_argument("--eval-every", type=positive, default=100, help="steps between evaluations on held-out text")
+    system.add_argument(
+        "--log-to",
+        metavar="PATH",
+        nargs="+",
+        default=[],
+        help="write the loss and more to a .jsonl or .csv file, or to a folder/ for TensorBoard, at each evaluation",
+    )
     system.add_argument("--sample", type=natural, default=200, help="characters to generate at the end")
     system.add_argument(
         "--temperature",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import re
 import shlex
@@ -77,8 +78,17 @@ def test_it_reads_cifar10_where_that_is(run, cifar10_folder):
 def test_going_on_from_a_checkpoint_is_as_never_having_stopped(run, tmp_path):
     common = (*SMALL, "--lr-step-epochs", 1)
     run(*common, "--num-epochs", 2, "--model-prefix", tmp_path / "whole")
-    run(*common, "--num-epochs", 1, "--model-prefix", tmp_path / "parts")
-    lines = run(*common, "--num-epochs", 2, "--model-prefix", tmp_path / "parts", "--load-epoch", 1)
+    parts = (*common, "--model-prefix", tmp_path / "parts", "--log-to", tmp_path / "run.csv")
+    run(*parts, "--num-epochs", 1)
+    lines = run(*parts, "--num-epochs", 2, "--load-epoch", 1)
+    with (tmp_path / "run.csv").open() as file:
+        logged = [
+            (row["step"], bool(row["batch/loss"]), bool(row["validation/accuracy"])) for row in csv.DictReader(file)
+        ]
+    assert logged == [
+        *[("2", True, False), ("4", True, False), ("4", False, True), ("4", False, False)],
+        *[("6", True, False), ("8", True, False), ("8", False, True), ("8", False, False)],
+    ]
     assert f'Saved checkpoint to "{tmp_path}/parts-0002.safetensors"' in lines
     assert not any("Epoch[0]" in line for line in lines)
     whole, parts = (load_file(tmp_path / f"{name}-0002.safetensors") for name in ("whole", "parts"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -24,11 +25,18 @@ def bits_of(lines):
     return [float(bits) for line in lines for bits in re.findall(r"^Step.* Validation-bits=(\S+) ", line)]
 
 
-def test_one_process_learns(song, monkeypatch, caplog):
+def test_one_process_learns(song, tmp_path, monkeypatch, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr(sys, "argv", ["train_lm.py", *TINY.split(), "--text", str(song), "--kv-store", "local"])
+    log = tmp_path / "run.jsonl"
+    words = [*TINY.split(), "--text", str(song), "--kv-store", "local", "--log-to", str(log)]
+    monkeypatch.setattr(sys, "argv", ["train_lm.py", *words])
     train_lm.main()
     before, after = bits_of(caplog.messages)
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(row["step"], f"{row['validation/bits']:.3f}") for row in logged] == [
+        (6, f"{before:.3f}"),
+        (12, f"{after:.3f}"),
+    ]
     assert after < before < math.log2(11)
     assert caplog.messages[-1].startswith("Sample: ")
 

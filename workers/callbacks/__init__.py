@@ -5,6 +5,8 @@ progress  a progress bar
 rates     learning rates by epoch, and torch's schedulers
 saving    checkpoints
 stopping  early stopping
+log       values to trackers: files, TensorBoard, W&B, MLflow, ...
+trackers  what a log writes to
 param     what a batch's callbacks are given
 
 A batch's callbacks are called with a ``BatchEndParam``. An epoch's are called with the epoch, the model, its parameters
@@ -19,23 +21,34 @@ Callbacks of one moment are called in the order given. Those that save checkpoin
 """
 
 from workers.callbacks.lines import LogValidationMetricsCallback, Speedometer, log_train_metric
+from workers.callbacks.log import Log
 from workers.callbacks.param import BatchEndParam
 from workers.callbacks.progress import ProgressBar
 from workers.callbacks.rates import LearningRateScheduler, TorchScheduler
 from workers.callbacks.saving import do_batch_checkpoint, do_checkpoint
 from workers.callbacks.stopping import EarlyStopping
+from workers.callbacks.trackers.csv_rows import CSVRows
+from workers.callbacks.trackers.json_lines import JSONLines
+from workers.callbacks.trackers.tensorboard import TensorBoard
+from workers.callbacks.trackers.tracker import Tracker, tracker_of
 
 __all__ = [
     "BatchEndParam",
+    "CSVRows",
     "EarlyStopping",
+    "JSONLines",
     "LearningRateScheduler",
+    "Log",
     "LogValidationMetricsCallback",
     "ProgressBar",
     "Speedometer",
+    "TensorBoard",
     "TorchScheduler",
+    "Tracker",
     "do_batch_checkpoint",
     "do_checkpoint",
     "log_train_metric",
+    "tracker_of",
 ]
 
 

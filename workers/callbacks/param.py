@@ -17,7 +17,8 @@ class BatchEndParam(NamedTuple):
         epoch: the epoch, from 0.
         nbatch: the batch's number in the epoch, from 0; at the end of an evaluation, the number of its batches.
         eval_metric: the metric of this worker's batches; at the end of an evaluation, of all workers' batches.
-        locals: by name: ``self`` (the run), its ``trainer`` and ``model``, and while training the batch's ``loss``.
+        locals: by name: ``self`` (the run), its ``trainer`` and ``model``, the ``moment`` (``batch``, ``eval batch`` or
+            ``eval``), and after a batch its ``loss``.
     """
 
     epoch: int

@@ -200,7 +200,7 @@ class TrainingRun:
     def _call(self, moment: str, number: int, metric: EvalMetric, **more: Any) -> None:
         callbacks = self._callbacks.at(moment)
         if callbacks:
-            local_values = {"self": self, "model": self.model, "trainer": self.trainer, **more}
+            local_values = {"self": self, "model": self.model, "trainer": self.trainer, "moment": moment, **more}
             param = BatchEndParam(self.epoch, number, metric, local_values)
             for callback in callbacks:
                 callback(param)

@@ -51,7 +51,7 @@ def test_who_is_called_when_and_with_what() -> None:
         eval_end_callback=evaluated,
         epoch_end_callback=epoch,
     )
-    names = ["loss", "model", "self", "trainer"]
+    names = ["loss", "model", "moment", "self", "trainer"]
     assert calls == [
         ("begin", 2),
         ("batch", 5, 0, names),

@@ -1,0 +1,251 @@
+"""``Log``: which values trackers get from ``fit`` and from loops, on which rank, and what becomes of errors."""
+
+from __future__ import annotations
+
+import atexit
+import csv
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from callback_runs import param, right
+from fitted import SGD, loader, network, run
+from threaded import ThreadedJob
+
+import kvstore as kv
+from workers import Checkpoint, Reducer, callbacks, fit, metrics
+from workers.callbacks import Log
+
+
+class Recorder:
+    """A tracker that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, dict[str, float]]] = []
+        self.made = self.closed = 0
+
+    def make(self) -> Recorder:
+        self.made += 1
+        return self
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self.calls.append((step, dict(values)))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Failing(Recorder):
+    """One whose service is down."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        super().log(values, step)
+        raise ConnectionError("the service is down")
+
+    def close(self) -> None:
+        super().close()
+        raise ConnectionError("the service is down")
+
+
+def test_a_loop_of_ones_own() -> None:
+    tracker = Recorder()
+    with Log(tracker.make) as log:
+        assert tracker.made == 0
+        log.log({"loss": torch.tensor([0.5]), "right": np.int64(3), "first": True}, step=0)
+        log.log({"loss": np.float32(0.25)}, step=np.int64(7))
+        assert tracker.closed == 0
+    assert tracker.calls == [(0, {"loss": 0.5, "right": 3, "first": 1.0}), (7, {"loss": 0.25})]
+    assert [type(value) for value in tracker.calls[0][1].values()] == [float, int, float]
+    assert (tracker.made, tracker.closed) == (1, 1)
+
+
+def test_the_next_value_opens_a_closed_log_again(tmp_path: Path) -> None:
+    log = Log(str(tmp_path / "run.jsonl"))
+    for step in range(2):
+        log.log({"loss": step}, step=step)
+        log.close()
+    log.close()
+    steps = [json.loads(line)["step"] for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert steps == [0, 1]
+
+
+@pytest.mark.parametrize("told", ["rank", "environment", "begin"])
+def test_ranks_above_zero_make_no_tracker_and_look_at_no_value(told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = Recorder()
+    log = Log(tracker.make, rank=1 if told == "rank" else None)
+    if told == "environment":
+        monkeypatch.setenv("DMLC_TASK_ID", "1")
+    if told == "begin":
+        log.begin(Ran(rank=1))
+    log.log({"loss": object()}, step=0)
+    log(param(49))
+    log.close()
+    assert (tracker.made, tracker.closed, tracker.calls) == (0, 0, [])
+
+
+class Ran:
+    """A run of ``fit``, as far as a log looks at it."""
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank, self.samples, self.trainer = rank, 0, None
+        self.history: list[dict[str, float]] = []
+
+
+@pytest.mark.parametrize(
+    ("values", "step", "message"),
+    [
+        ({"": 1.0}, 0, "'' cannot be the name of a value"),
+        ({"a\nb": 1.0}, 0, "cannot be the name of a value: it must be a text in one line"),
+        ({3: 1.0}, 0, "3 cannot be the name of a value"),
+        ({"step": 1.0}, 0, "'step' cannot be the name of a value: .*, and not step or wall_time"),
+        ({"loss": torch.zeros(2)}, 0, "the value of 'loss' must be a number, or have one element"),
+        ({"loss": "low"}, 0, "the value of 'loss' must be a number"),
+        ({"loss": None}, 0, "the value of 'loss' must be a number"),
+        ({"loss": 1.0}, -1, "step=-1 must be an integer, at least 0"),
+        ({"loss": 1.0}, 1.5, "step=1.5 must be an integer"),
+    ],
+)
+def test_what_cannot_be_logged(values: dict[Any, Any], step: Any, message: str) -> None:
+    tracker = Recorder()
+    with pytest.raises(kv.UsageError, match=message):
+        Log(tracker.make).log(values, step=step)
+    assert tracker.made == 0
+
+
+def test_logs_that_cannot_be() -> None:
+    with pytest.raises(kv.UsageError, match=r"a Log needs a tracker: a path such as 'run\.csv'"):
+        Log()
+    with pytest.raises(kv.UsageError, match=r"must be a path, or a function that makes a tracker, .* lambda: Recorder"):
+        Log(Recorder())  # type: ignore[arg-type]
+    with pytest.raises(kv.UnknownName, match=r"end it in \.jsonl"):
+        Log("run.txt")
+    with pytest.raises(kv.UsageError, match="frequent=0"):
+        Log("run.csv", frequent=0)
+    with pytest.raises(kv.UsageError, match="pass it as eval_end_callback"):
+        fit(network(), loader(4, 4), loader(4, 4), num_epoch=1, eval_batch_end_callback=Log("run.csv"), kvstore=None)
+
+
+def test_a_factory_that_fails_or_makes_no_tracker_is_an_error_and_closes_what_was_made() -> None:
+    tracker = Recorder()
+    with pytest.raises(kv.UsageError, match=r"returned None, which has no method log\(\); it must return a tracker"):
+        Log(tracker.make, lambda: None).log({"loss": 1.0}, step=0)  # type: ignore[arg-type, return-value]
+    with pytest.raises(ZeroDivisionError):
+        Log(tracker.make, lambda: 1 / 0).log({"loss": 1.0}, step=0)  # type: ignore[arg-type, return-value]
+    assert (tracker.made, tracker.closed, tracker.calls) == (2, 2, [])
+
+
+def test_training_goes_on_without_a_tracker_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    failing, tracker = Failing(), Recorder()
+    with Log(failing.make, tracker.make) as log:
+        for step in range(10):
+            log.log({"loss": 1.0}, step=step)
+    assert len(failing.calls) == len(tracker.calls) == 10
+    assert (failing.closed, tracker.closed) == (1, 1)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == [f"Failing failed, {count} times so far; training goes on" for count in (1, 10)]
+    assert caplog.records[0].exc_info is not None
+
+
+def test_the_end_of_the_program_closes_what_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks: list[Any] = []
+    monkeypatch.setattr(atexit, "register", hooks.append)
+    tracker = Recorder()
+    log = Log(tracker.make)
+    log.log({"loss": 1.0}, step=0)
+    hooks.pop()()
+    assert (tracker.closed, hooks) == (1, [])
+    log.log({"loss": 1.0}, step=1)
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as in a copy that the program has made of itself
+    hooks.pop()()
+    assert tracker.closed == 1
+
+
+def test_what_fit_logs(tmp_path: Path) -> None:
+    tracker, path = Recorder(), tmp_path / "run.csv"
+    log = Log(tracker.make, path, frequent=2)
+    history = fit(
+        network(),
+        loader(12, 4),
+        loader(8, 4),
+        ["acc", "ce"],
+        num_epoch=2,
+        kvstore=None,
+        optimizer_params=SGD,
+        batch_end_callback=log,
+        epoch_end_callback=log,
+        eval_end_callback=log,
+    )
+    batch = {"epoch", "batch/loss", "batch/accuracy", "batch/cross-entropy", "learning_rate"}
+    evaluation = {"epoch", "validation/accuracy", "validation/cross-entropy"}
+    epoch = {"epoch", "train/accuracy", "train/cross-entropy"}
+    assert [(step, set(values)) for step, values in tracker.calls] == [
+        (2, batch | {"batch/samples_per_s"}),
+        (3, evaluation),
+        (3, epoch),
+        (4, batch),  # the first of its epoch: its speed would count the evaluation
+        (6, batch | {"batch/samples_per_s"}),
+        (6, evaluation),
+        (6, epoch),
+    ]
+    logged = [{**tracker.calls[at][1], **tracker.calls[at + 1][1]} for at in (1, 5)]
+    assert [{name.replace("/", "-"): value for name, value in row.items() if name != "epoch"} for row in logged] == [
+        pytest.approx(row) for row in history
+    ]
+    assert tracker.calls[0][1]["learning_rate"] == 0.1
+    assert tracker.calls[4][1]["batch/samples_per_s"] > 0
+    assert math.isfinite(tracker.calls[0][1]["batch/loss"])
+    assert (tracker.made, tracker.closed) == (1, 1)
+    with path.open() as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [2, 3, 3, 4, 6, 6, 6]
+
+
+def test_an_epochs_callback_alone_has_the_evaluation_too() -> None:
+    tracker = Recorder()
+    log = Log(tracker.make)
+    fit(network(), loader(8, 4), loader(8, 4), num_epoch=1, kvstore=None, epoch_end_callback=log)
+    ((step, values),) = tracker.calls
+    assert step == 2
+    assert values.keys() == {"epoch", "train/accuracy", "validation/accuracy"}
+
+
+def test_rank_0_logs_for_all_workers(pair: ThreadedJob) -> None:
+    trackers = Recorder(), Recorder()
+
+    def work(store: kv.KVStore, reducer: Reducer) -> None:
+        log = Log(trackers[store.rank].make, frequent=1)
+        mine = loader(16, 4, 2, store.rank)
+        fit(network(), mine, num_epoch=1, kvstore=store, reducer=reducer, batch_end_callback=log)
+
+    run(pair, work)
+    assert [tracker.made for tracker in trackers] == [1, 0]
+    assert [step for step, _ in trackers[0].calls] == [1, 2]
+
+
+def test_a_resumed_run_continues_its_file(tmp_path: Path) -> None:
+    path, prefix = tmp_path / "run.jsonl", str(tmp_path / "model")
+
+    def train(epochs: int, resume: Checkpoint | None = None) -> None:
+        log = Log(path, frequent=1)
+        saving = callbacks.do_checkpoint(prefix)
+        options: Any = {"optimizer_params": SGD, "batch_end_callback": log, "epoch_end_callback": saving}
+        fit(network(), loader(12, 4), num_epoch=epochs, kvstore="local", resume=resume, **options)
+
+    train(1)
+    train(2, Checkpoint(prefix, 1))
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_callbacks_outside_of_fit_count_their_batches() -> None:
+    tracker = Recorder()
+    log = Log(tracker.make, frequent=2)
+    for number in range(4):
+        log(param(number, right(metrics.create("acc"), number, 4)))
+    log.close()
+    assert tracker.calls == [(2, {"epoch": 0, "batch/accuracy": 0.25}), (4, {"epoch": 0, "batch/accuracy": 0.75})]
