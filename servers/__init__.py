@@ -15,6 +15,7 @@ store      one store on one server: buckets, rounds, updates, waiting requests
 scheduler  the core of the scheduler: members, keys, barriers
 reading    readers on a server: what they ask is answered between the messages of workers
 aggregator a process for one host's workers: it sums what they push, and servers see it in their place
+observer   the process beside a job that shows how it is; no member
 replication a server's rank as a pair, of which one may die: records, the gate, taking over
 requests   what all cores do with requests: repeats, replies, links
 names      how messages to people name members

@@ -1,0 +1,139 @@
+"""What Prometheus reads: read back by prometheus-client's parser."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from job_views import job_view, member, server_report, worker_report
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvstore.errors import UsageError
+from kvstore.observing.view import JobView
+from servers.observer.metrics import MOST_PAIRS, STALE_S, JobDescription, exposition
+
+
+def scraped(view: JobView | None, age_s: float = 0.0, about: JobDescription | None = None) -> dict[str, Metric]:
+    """What a scrape finds, by name; no series is there twice."""
+    found = {metric.name: metric for metric in text_string_to_metric_families(exposition(view, age_s, about).decode())}
+    for metric in found.values():
+        series = [(sample.name, *sorted(sample.labels.items())) for sample in metric.samples]
+        assert len(series) == len(set(series)), "Prometheus refuses a scrape in which a series is twice"
+    return found
+
+
+def numbers(metric: Metric, *labels: str) -> dict[tuple[str, ...], float]:
+    """The numbers of a metric, by the values of these labels."""
+    return {tuple(sample.labels[label] for label in labels): sample.value for sample in metric.samples}
+
+
+def test_names_units_and_texts_follow_the_conventions() -> None:
+    for name, metric in scraped(job_view()).items():
+        assert name.startswith("kvstore_")
+        assert name == name.lower()
+        assert metric.type in ("counter", "gauge")
+        assert metric.documentation.endswith(".")
+        assert {sample.name for sample in metric.samples} == {name + ("_total" if metric.type == "counter" else "")}
+        assert not name.endswith(("_us", "_ms", "_kb", "_mb", "_count"))
+
+
+def test_what_members_report_is_there_in_seconds_and_bytes() -> None:
+    found = scraped(job_view())
+    assert numbers(found["kvstore_rounds"], "role", "rank") == {
+        (role, rank): 7 for role in ("worker", "server") for rank in "01"
+    }
+    assert numbers(found["kvstore_worker_blocked_seconds"], "role", "rank")["worker", "1"] == 2.5
+    assert numbers(found["kvstore_worker_input_seconds"], "rank")["0",] == 0.5
+    assert numbers(found["kvstore_resident_memory_bytes"], "role", "rank")["server", "0"] == 1 << 29
+    assert numbers(found["kvstore_worker_sent_bytes"], "rank", "server")["0", "1"] == 1001
+    assert numbers(found["kvstore_worker_received_bytes"], "rank", "server")["1", "0"] == 2000
+    assert numbers(found["kvstore_server_busy_seconds"], "rank")["1",] == 1.5
+    assert numbers(found["kvstore_server_last_arrivals"], "rank", "worker")["1", "0"] == 5
+    assert numbers(found["kvstore_server_alone_awaited_seconds"], "rank", "worker")["0", "0"] == 3.0
+    assert numbers(found["kvstore_server_oldest_wait_seconds"], "rank")["0",] == 0.25
+    assert numbers(found["kvstore_server_missing_workers"], "rank")["0",] == 1
+    assert numbers(found["kvstore_training_value"], "rank", "name")["1", "loss"] == 0.25
+
+
+def test_the_job_is_there() -> None:
+    found = scraped(job_view(failure="worker 1 was killed", waits="a barrier"), 1.0, JobDescription("job-1", 'a "b"\n'))
+    assert numbers(found["kvstore_job_info"], "name", "command") == {("job-1", 'a "b"\n'): 1}
+    assert numbers(found["kvstore_job_failed"]) == {(): 1}
+    assert numbers(found["kvstore_scheduler_waits"]) == {(): 1}
+    assert numbers(found["kvstore_job_running_seconds"]) == {(): 60}
+    assert numbers(found["kvstore_members_expected"], "role") == {("worker",): 2, ("server",): 2}
+    assert numbers(found["kvstore_members"], "role", "state")["server", "ready"] == 2
+
+
+@pytest.mark.parametrize("state", ["left", "lost"])
+def test_a_member_that_is_gone_has_its_state_and_nothing_else(state: str) -> None:
+    gone = member("worker", 1, worker_report(), state=state)
+    found = scraped(job_view(members=[member("worker", 0, worker_report()), gone]))
+    assert numbers(found["kvstore_members"], "role", "state")["worker", state] == 1
+    assert numbers(found["kvstore_member_state"], "rank", "state")["1", state] == 1
+    with_it = {name for name, metric in found.items() if any(s.labels.get("rank") == "1" for s in metric.samples)}
+    assert with_it == {"kvstore_member_state"}
+
+
+def test_of_two_processes_with_one_rank_the_latest_is_shown() -> None:
+    old = member("server", 0, server_report(rounds=90), state="lost", incarnation=1)
+    new = member("server", 0, server_report(rounds=2), incarnation=2)
+    for members in ([old, new], [new, old]):
+        found = scraped(job_view(members=members))
+        assert numbers(found["kvstore_rounds"], "role", "rank") == {("server", "0"): 2}
+        assert numbers(found["kvstore_members"], "role", "state")["server", "lost"] == 1
+
+
+def test_members_without_a_rank_are_counted() -> None:
+    found = scraped(job_view(members=[member("worker", -1, state="joined"), member("worker", -1, state="joined")]))
+    assert numbers(found["kvstore_members"], "role", "state")["worker", "joined"] == 2
+    assert "kvstore_member_state" not in found
+
+
+def test_members_that_have_not_reported_have_a_state() -> None:
+    found = scraped(job_view(members=[member("worker", 0)]))
+    assert numbers(found["kvstore_member_silence_seconds"], "role", "rank") == {("worker", "0"): 0.5}
+    assert "kvstore_rounds" not in found
+
+
+def test_time_for_input_that_nobody_measures_is_absent() -> None:
+    found = scraped(job_view(members=[member("worker", 0, worker_report(input_us=-1))]))
+    assert "kvstore_worker_input_seconds" not in found
+
+
+@pytest.mark.parametrize(("view", "age_s"), [(None, 0.0), (job_view(), STALE_S + 1)])
+def test_without_news_of_the_scheduler_no_member_is_shown(view: JobView | None, age_s: float) -> None:
+    found = scraped(view, age_s)
+    assert numbers(found["kvstore_scheduler_up"]) == {(): 0}
+    assert set(found) == {"kvstore_scheduler_up", "kvstore_job_info"}
+
+
+def test_links_to_an_aggregator_are_called_so() -> None:
+    view = job_view(members=[member("worker", 0, worker_report(1)), member("worker", 1, worker_report(2))])
+    found = scraped(job_view(members=view.members, num_aggregators=1))
+    assert set(numbers(found["kvstore_worker_sent_bytes"], "rank", "server")) == {
+        ("0", "aggregator"),
+        ("1", "0"),
+        ("1", "1"),
+    }
+
+
+def test_in_huge_jobs_pairs_of_workers_and_servers_are_added_up() -> None:
+    few = [member("worker", 0, worker_report(2)), *(member("server", rank, server_report(2)) for rank in range(2))]
+    found = scraped(job_view(workers=MOST_PAIRS, servers=2, members=few))
+    assert numbers(found["kvstore_worker_sent_bytes"], "rank", "server") == {("0", "all"): 2001}
+    assert numbers(found["kvstore_server_last_arrivals"], "rank", "worker") == {("all", "0"): 10, ("all", "1"): 2}
+    assert numbers(found["kvstore_server_alone_awaited_seconds"], "worker")["0",] == 6.0
+
+
+def test_a_name_that_is_logged_twice_is_there_once() -> None:
+    twice = worker_report(values=[["loss", 1.0], ["loss", 2.0]])
+    found = scraped(job_view(members=[member("worker", 0, twice)]))
+    assert numbers(found["kvstore_training_value"], "name") == {("loss",): 2.0}
+
+
+def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client.core", None)
+    with pytest.raises(UsageError, match=r"pip install 'torch-kvstore\[dashboard\]'"):
+        exposition(job_view())
