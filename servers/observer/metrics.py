@@ -14,7 +14,7 @@ import kvstore
 from kvstore.errors import UsageError
 from kvstore.observing.view import AnyReport, JobView, MemberView
 from kvstore.wire import ServerReport, WorkerReport
-from servers.observer.series import MICRO, OF_MEMBERS, OF_SERVERS, OF_WORKERS, PREFIX, Family, Kind, Series
+from servers.observer.series import MICRO, OF_MEMBERS, OF_SERVERS, OF_WORKERS, PREFIX, Kind, MetricFamily, Series
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ROLES = ("worker", "server", "standby", "aggregator")
@@ -76,7 +76,7 @@ class _Collected:
         return self.metrics
 
 
-def families(view: JobView | None, age_s: float, about: JobDescription) -> Iterator[Family]:
+def families(view: JobView | None, age_s: float, about: JobDescription) -> Iterator[MetricFamily]:
     """Return every metric that has a number.
 
     A member that has left or is lost keeps the series of its state, and no other: what it did last is not what it does
@@ -92,7 +92,7 @@ def families(view: JobView | None, age_s: float, about: JobDescription) -> Itera
         yield from (family for family in made if family.samples)
 
 
-def _job(view: JobView) -> Iterator[Family]:
+def _job(view: JobView) -> Iterator[MetricFamily]:
     yield _single("job_running_seconds", "gauge", "Seconds since the scheduler began.", view.at - view.started)
     yield _single("job_failed", "gauge", "1 if the job has failed, else 0.", view.failure is not None)
     yield _single(
@@ -111,7 +111,7 @@ def _job(view: JobView) -> Iterator[Family]:
     yield counted
 
 
-def _members(view: JobView) -> Iterator[Family]:
+def _members(view: JobView) -> Iterator[MetricFamily]:
     state = _family("member_state", "gauge", "1 for the state that the member is in, 0 for the others.")
     silence = _family("member_silence_seconds", "gauge", "Seconds since the member's last sign of life.")
     for member in _ranked(view):
@@ -124,7 +124,7 @@ def _members(view: JobView) -> Iterator[Family]:
     yield silence
 
 
-def _reports(view: JobView) -> Iterator[Family]:
+def _reports(view: JobView) -> Iterator[MetricFamily]:
     present = [member for member in _ranked(view) if member.state not in GONE]
     workers = [(member, member.worker.latest) for member in present if member.worker is not None]
     others = [(member, member.server.latest) for member in present if member.server is not None]
@@ -145,7 +145,7 @@ def _reports(view: JobView) -> Iterator[Family]:
     yield values
 
 
-def _numbers(table: Sequence[Series[R]], reports: Sequence[tuple[MemberView, R]]) -> Iterator[Family]:
+def _numbers(table: Sequence[Series[R]], reports: Sequence[tuple[MemberView, R]]) -> Iterator[MetricFamily]:
     for series in table:
         family = series.family()
         for member, report in reports:
@@ -154,7 +154,9 @@ def _numbers(table: Sequence[Series[R]], reports: Sequence[tuple[MemberView, R]]
         yield family
 
 
-def _links(workers: Sequence[tuple[MemberView, WorkerReport]], aggregated: bool, in_pairs: bool) -> Iterator[Family]:
+def _links(
+    workers: Sequence[tuple[MemberView, WorkerReport]], aggregated: bool, in_pairs: bool
+) -> Iterator[MetricFamily]:
     """Bytes of each worker's links; without ``in_pairs``, of all of its links together."""
     to = "The label server has the server's rank, aggregator, or all."
     for name, words in ("sent", "has sent to"), ("received", "has received from"):
@@ -171,7 +173,7 @@ def _links(workers: Sequence[tuple[MemberView, WorkerReport]], aggregated: bool,
         yield family
 
 
-def _lateness(others: Sequence[tuple[MemberView, ServerReport]], in_pairs: bool) -> Iterator[Family]:
+def _lateness(others: Sequence[tuple[MemberView, ServerReport]], in_pairs: bool) -> Iterator[MetricFamily]:
     """For each worker, how often it came last at a server; without ``in_pairs``, at all of a role together."""
     last = _family("server_last_arrivals", "counter", "Rounds in which the worker's push came last at the server.")
     alone = _family(
@@ -203,11 +205,11 @@ def _labels(member: MemberView) -> dict[str, str]:
     return {"role": member.role, "rank": str(member.rank)}
 
 
-def _family(name: str, kind: Kind, meaning: str) -> Family:
-    return Family(PREFIX + name, kind, meaning)
+def _family(name: str, kind: Kind, meaning: str) -> MetricFamily:
+    return MetricFamily(PREFIX + name, kind, meaning)
 
 
-def _single(name: str, kind: Kind, meaning: str, number: float) -> Family:
+def _single(name: str, kind: Kind, meaning: str, number: float) -> MetricFamily:
     family = _family(name, kind, meaning)
     family.add(number)
     return family

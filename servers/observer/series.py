@@ -22,7 +22,7 @@ MICRO = 1e-6
 
 
 @dataclass
-class Family:
+class MetricFamily:
     """A metric and its numbers.
 
     Attributes:
@@ -58,9 +58,9 @@ class Series(Generic[R_contra]):
     meaning: str
     read: Callable[[R_contra], float | None]
 
-    def family(self) -> Family:
+    def family(self) -> MetricFamily:
         """Return the metric without numbers."""
-        return Family(PREFIX + self.name, self.kind, self.meaning)
+        return MetricFamily(PREFIX + self.name, self.kind, self.meaning)
 
 
 OF_MEMBERS: Sequence[Series[AnyReport]] = (
